@@ -1,0 +1,91 @@
+"""Time, sizes and how people write them.
+
+The database clock decides everything in SQL; the monotonic clock decides everything in a process. The wall clock
+of a host decides nothing: it is only printed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from pgworkers.errors import UsageError
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_SIZES = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?B)?", re.IGNORECASE)
+MAX_SECONDS = 100 * 365 * 86400.0
+
+monotonic = time.monotonic
+
+
+def boottime() -> float:
+    """Seconds since boot, suspended time included: the clock of deadlines and fences."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def seconds(value: float | str, *, what: str = "duration") -> float:
+    """Read `30s`, `5m`, `1h30m`, `250ms` or a number of seconds."""
+    if isinstance(value, bool):
+        raise UsageError(f"{what}: {value!r} is not a duration; write 30s, 5m, 1h30m or a number of seconds")
+    if isinstance(value, (int, float)):
+        result = float(value)
+    else:
+        text = value.strip()
+        parts = _DURATION.findall(text)
+        if parts and "".join(n + u for n, u in parts) == text.replace(" ", ""):
+            result = sum(float(n) * _UNITS[u] for n, u in parts)
+        else:
+            try:
+                result = float(text)
+            except ValueError:
+                raise UsageError(
+                    f"{what}: {value!r} is not a duration; write 30s, 5m, 1h30m or a number of seconds"
+                ) from None
+    if not 0 <= result <= MAX_SECONDS:
+        raise UsageError(f"{what}: {value!r} is out of range (0 to 100 years)")
+    return result
+
+
+def size(value: int | str, *, what: str = "size") -> int:
+    """Read `512MB`, `2GB` or a number of bytes; units are powers of 1024."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        result = value
+    else:
+        match = _SIZE.fullmatch(str(value).strip())
+        if match is None:
+            raise UsageError(f"{what}: {value!r} is not a size; write 512MB, 2GB or a number of bytes")
+        unit = match[2].upper()
+        result = int(float(match[1]) * _SIZES[unit + "B" if unit else ""])
+    if not 0 <= result < 1 << 60:
+        raise UsageError(f"{what}: {value!r} is out of range")
+    return result
+
+
+def show_seconds(value: float) -> str:
+    """How a duration reads: 0.4s, 42s, 3m12s, 2h05m, 3d4h."""
+    if value < 0:
+        value = 0.0
+    if value < 0.01:
+        return f"{value * 1000:.1f}ms"
+    if value < 10:
+        return f"{value:.2f}".rstrip("0").rstrip(".") + "s"
+    whole = round(value)
+    if whole < 60:
+        return f"{value:.1f}".rstrip("0").rstrip(".") + "s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600}h"
+
+
+def show_size(value: int) -> str:
+    """How a size reads: 812B, 64KB, 312MB, 1.5GB."""
+    amount = float(value)
+    for unit in ("B", "KB", "MB"):
+        if amount < 1024:
+            return f"{amount:.0f}{unit}"
+        amount /= 1024
+    return f"{amount:.1f}GB"

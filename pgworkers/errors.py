@@ -1,0 +1,122 @@
+"""Every error a user of pgworkers can meet, and the exceptions a handler raises to steer its job.
+
+An error's text says three things: what happened, what was not done, and what to do. `exit_code` is what the
+command line returns for it.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PgworkersError(Exception):
+    """The root of all errors that pgworkers raises on purpose."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(PgworkersError):
+    """A declaration, setting or argument that cannot work; refused where it was made."""
+
+    exit_code = 2
+
+
+class ArgumentError(UsageError):
+    """Arguments that do not fit the task; nothing was enqueued."""
+
+
+class NotFound(PgworkersError):
+    """The job, queue, task or host that was named does not exist."""
+
+    exit_code = 3
+
+
+class DatabaseUnreachable(PgworkersError):
+    """Postgres did not answer. A configured database never falls back to another one."""
+
+    exit_code = 4
+
+
+class SchemaOutOfDate(PgworkersError):
+    """The schema in the database is not the one this code speaks."""
+
+    exit_code = 5
+
+
+class AppNotLoaded(PgworkersError):
+    """The user's app could not be imported or described."""
+
+    exit_code = 6
+
+
+class DuplicateJob(PgworkersError):
+    """A live job holds the unique key and `on_conflict="raise"` was asked for; nothing was enqueued."""
+
+    def __init__(self, unique: str, job_id: int) -> None:
+        super().__init__(f"a live job (#{job_id}) already holds the unique key {unique!r}; nothing was enqueued")
+        self.unique = unique
+        self.job_id = job_id
+
+
+class JobFailed(PgworkersError):
+    """`Job.result()` of a job that ended dead or cancelled."""
+
+    def __init__(self, job_id: int, state: str, error: str | None) -> None:
+        super().__init__(f"job #{job_id} is {state}" + (f": {error}" if error else ""))
+        self.job_id = job_id
+        self.state = state
+        self.error = error
+
+
+class ResultTimeout(PgworkersError, TimeoutError):
+    """`Job.result(timeout=...)` gave up waiting; the job itself goes on."""
+
+
+class Control(Exception):  # noqa: N818 - raised to steer, not to report an error
+    """What a handler raises to say how its attempt ends."""
+
+
+class Retry(Control):
+    """Run this job again, after `after` seconds (or by the task's back-off); costs an attempt."""
+
+    def __init__(self, reason: str = "", *, after: float | str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.after = after
+
+
+class Snooze(Control):
+    """Run this job again after `after`; costs no attempt."""
+
+    def __init__(self, after: float | str, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.after = after
+
+
+class Discard(Control):
+    """This job is dead now; no retries."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Throttled(Control):
+    """The service behind this queue said no: the whole queue cools down, the job costs no attempt."""
+
+    def __init__(self, reason: str = "", *, after: float | str | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.after = after
+
+
+class JobStopped(BaseException):
+    """Raised inside a handler that must end: cancel, deadline, memory, drain, lost lease.
+
+    A BaseException, so that `except Exception` in a handler does not swallow it.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason

@@ -1,0 +1,169 @@
+"""All settings, each declared once: unit, default, environment name and one line of documentation.
+
+Everything else is derived: the environment variable is `PGWORKERS_` and the name in capitals, the reference page
+and `pgworkers config show` read the declarations. A value comes from, in this order: the command line, the
+environment, the app (`App(drain="1m")`), the default.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from pgworkers.clock import seconds, show_seconds, show_size, size
+from pgworkers.errors import UsageError
+
+PREFIX = "PGWORKERS_"
+
+
+def _duration(default: float, doc: str) -> Any:
+    return field(default=default, metadata={"kind": "duration", "doc": doc})
+
+
+def _size(default: int, doc: str) -> Any:
+    return field(default=default, metadata={"kind": "size", "doc": doc})
+
+
+def _count(default: int, doc: str) -> Any:
+    return field(default=default, metadata={"kind": "count", "doc": doc})
+
+
+def _text(default: str, doc: str, *, secret: bool = False) -> Any:
+    return field(default=default, metadata={"kind": "text", "doc": doc, "secret": secret})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one process. Durations are seconds, sizes are bytes."""
+
+    dsn: str = _text("", "Postgres to use; DATABASE_URL counts too, then PG* variables, then the embedded server.", secret=True)
+    direct_dsn: str = _text("", "A direct address of the same database when dsn goes through a transaction pooler.", secret=True)
+    schema: str = _text("pgworkers", "The schema that holds the tables.")
+    home: str = _text("", "Where the embedded server keeps its data; by default .pgworkers beside the config file.")
+
+    renew: float = _duration(5.0, "How often a host renews its row, and with it the lease of all its jobs.")
+    lease: float = _duration(30.0, "A host that has not renewed for this long has lost its jobs.")
+    rescue: float = _duration(5.0, "How often jobs of lost hosts are looked for.")
+    promote: float = _duration(1.0, "How often scheduled jobs that are due are made ready.")
+    poll: float = _duration(1.0, "How often a queue is looked at when no notification arrives.")
+    upkeep: float = _duration(3600.0, "How often partitions are made ahead and old ones dropped.")
+    statement_timeout: float = _duration(5.0, "The longest any control statement may take.")
+    connect_timeout: float = _duration(5.0, "The longest an attempt to connect may take.")
+    tcp_timeout: float = _duration(10.0, "After this long without an acknowledgement a connection counts as cut.")
+    reconnect: float = _duration(2.0, "The longest pause between two attempts to reconnect.")
+
+    drain: float = _duration(25.0, "How long running jobs may go on after SIGTERM.")
+    ask_grace: float = _duration(5.0, "Stop ladder: from asking (ctx.cancelled) to raising JobStopped.")
+    raise_grace: float = _duration(5.0, "Stop ladder: from raising JobStopped to dumping the stacks and SIGKILL.")
+    heartbeat: float = _duration(1.0, "How often a worker beats, and how often progress and checkpoint are flushed.")
+    boot: float = _duration(60.0, "How long importing the app may take.")
+    restart_intensity: int = _count(5, "Starts that may fail within restart_period before the back-off grows.")
+    restart_period: float = _duration(30.0, "The period of restart_intensity.")
+    restart_cap: float = _duration(30.0, "The longest pause before a failing process is started again.")
+
+    max_workers: int = _count(64, "The most workers one queue may have on one host.")
+    claim_batch: int = _count(100, "The most jobs claimed in one statement.")
+    finish_batch: int = _count(200, "The most jobs finished in one statement.")
+    payload_limit: int = _size(1 << 20, "The largest JSON text of a job's arguments.")
+    result_limit: int = _size(16 << 10, "The largest JSON text of a result.")
+    error_limit: int = _size(16 << 10, "The longest error text that is kept.")
+    output_limit: int = _size(16 << 10, "How much of the end of a handler's output is kept.")
+    retention: float = _duration(14 * 86400.0, "How long finished jobs are kept.")
+
+    metrics: str = _text("127.0.0.1:9911", "Address of /metrics, /livez and /readyz, or off.")
+    log: str = _text("text", "How log lines look: text or json.")
+    label: str = _text("", "A label for people: shown in titles, hosts and metrics.")
+
+    def check(self) -> None:
+        """Refuse what cannot hold."""
+        if 3 * self.renew + self.statement_timeout > self.lease:
+            raise UsageError(
+                f"lease={show_seconds(self.lease)} is too short: three renewals ({show_seconds(self.renew)} each) and one "
+                f"statement timeout ({show_seconds(self.statement_timeout)}) must fit into it; "
+                f"raise lease to {show_seconds(3 * self.renew + self.statement_timeout)} or lower renew"
+            )
+        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema):
+            raise UsageError(f"schema={self.schema!r}: use lower-case letters, digits and _, at most 40 characters")
+        if self.log not in ("text", "json"):
+            raise UsageError(f"log={self.log!r}: use text or json")
+        if not 1 <= self.max_workers <= 1024:
+            raise UsageError(f"max_workers={self.max_workers}: use a number from 1 to 1024")
+        for name in ("renew", "poll", "promote", "rescue", "statement_timeout", "connect_timeout", "heartbeat"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"{name} must be longer than 0")
+        for name in ("claim_batch", "finish_batch", "restart_intensity"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 1")
+
+
+def names() -> list[str]:
+    return [f.name for f in fields(Settings)]
+
+
+def parse(name: str, value: Any) -> Any:
+    """One value as its setting's kind, or a UsageError that names the setting."""
+    declared = {f.name: f for f in fields(Settings)}.get(name)
+    if declared is None:
+        raise UsageError(f"there is no setting {name!r}; `pgworkers config show` lists them")
+    match declared.metadata["kind"]:
+        case "duration":
+            return seconds(value, what=name)
+        case "size":
+            return size(value, what=name)
+        case "count":
+            try:
+                return int(value)
+            except (TypeError, ValueError):
+                raise UsageError(f"{name}: {value!r} is not a whole number") from None
+        case _:
+            return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The settings together with where each value came from."""
+
+    settings: Settings
+    sources: dict[str, str]
+
+
+def load(
+    flags: Mapping[str, Any] | None = None,
+    app: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Loaded:
+    """Settings from the command line, the environment, the app and the defaults, first one wins."""
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name, value in (app or {}).items():
+        values[name], sources[name] = parse(name, value), "app"
+    for name in names():
+        variable = PREFIX + name.upper()
+        if environ.get(variable):
+            values[name], sources[name] = parse(name, environ[variable]), variable
+    for name, value in (flags or {}).items():
+        if value is not None:
+            values[name], sources[name] = parse(name, value), "command line"
+    if not values.get("dsn") and environ.get("DATABASE_URL"):
+        values["dsn"], sources["dsn"] = environ["DATABASE_URL"], "DATABASE_URL"
+    settings = Settings(**values)
+    settings.check()
+    return Loaded(settings, {name: sources.get(name, "default") for name in names()})
+
+
+def show(name: str, value: Any) -> str:
+    """A value as a person writes it; secrets are hidden."""
+    declared = {f.name: f for f in fields(Settings)}[name]
+    if declared.metadata.get("secret") and value:
+        return "(set)"
+    match declared.metadata["kind"]:
+        case "duration":
+            return show_seconds(value)
+        case "size":
+            return show_size(value)
+        case _:
+            return str(value)

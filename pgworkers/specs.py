@@ -1,0 +1,70 @@
+"""What an app declares, as data: the message the `describe` child prints for the master.
+
+The master never imports the user's code; these structs are all it knows of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class BackoffSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long to wait before the next attempt. `kind`: exponential, fixed, list or function."""
+
+    kind: str = "exponential"
+    base: float = 2.0
+    factor: float = 2.0
+    cap: float = 3600.0
+    jitter: float = 0.1
+    delays: tuple[float, ...] = ()
+
+
+class TaskSpec(msgspec.Struct, frozen=True):
+    name: str
+    queue: str
+    priority: int = 0
+    max_attempts: int = 10
+    max_crashes: int = 3
+    backoff: BackoffSpec = BackoffSpec()
+    timeout: float | None = None  # seconds for one attempt
+    deadline: float | None = None  # seconds for the whole job
+    memory: int | None = None  # bytes
+    expires: float | None = None  # seconds
+    exclusive: bool = False
+    stall_timeout: float | None = None
+    result_limit: int | None = None
+    doc: str = ""
+    signature: str = ""  # "(report_id: int, *, fmt: str = 'pdf')", for people
+
+
+class QueueSpec(msgspec.Struct, frozen=True):
+    name: str
+    workers: int = 1
+    cluster_workers: int | None = None
+    memory: int | None = None
+    nice: int = 0
+    threads: int | None = 1
+    max_jobs: int | None = None
+    max_rss: int | None = None
+    preload: tuple[str, ...] = ()
+    batch: bool = True
+
+
+class ScheduleSpec(msgspec.Struct, frozen=True):
+    name: str
+    task: str
+    cron: str | None = None
+    every: float | None = None
+    tz: str = "UTC"
+    options: dict[str, Any] = {}
+
+
+class AppSpec(msgspec.Struct, frozen=True):
+    name: str  # "app.py" as shown in titles
+    version: str
+    queues: tuple[QueueSpec, ...]
+    tasks: tuple[TaskSpec, ...]
+    schedules: tuple[ScheduleSpec, ...] = ()
+    settings: dict[str, Any] = {}

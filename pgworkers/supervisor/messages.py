@@ -1,0 +1,112 @@
+"""What the master and a supervisor say to each other over their control socket (SOCK_SEQPACKET, one JSON a packet).
+
+Orders go down, facts come up; a fact is in the past tense. `Forked` carries one descriptor: the master's end of
+the new worker's socketpair.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pgworkers.specs import QueueSpec
+
+
+class Boot(msgspec.Struct, tag="boot", tag_field="is"):
+    """The first packet: all a supervisor needs to know. Secrets travel here, never in argv or environ."""
+
+    config: str
+    queue: QueueSpec
+    workers: int
+    settings: dict[str, object]  # the master's Settings as a dict
+    host: str  # the boot id
+    label: str = ""
+
+
+class Scale(msgspec.Struct, tag="scale", tag_field="is"):
+    """How many workers there should be; fewer: fork no replacements (the master closes idle workers' sockets)."""
+
+    workers: int
+
+
+class Stop(msgspec.Struct, tag="stop", tag_field="is"):
+    """Climb the ladder for this job and lease. `reason`: cancel, drain, lease, kill. Graces in seconds."""
+
+    slot: int
+    job: int
+    lease: int
+    reason: str
+    ask_grace: float
+    raise_grace: float
+
+
+class Dump(msgspec.Struct, tag="dump", tag_field="is"):
+    """Write all stacks of a worker now and send them up as `Stack`, without stopping it."""
+
+    slot: int
+    token: int
+
+
+class Exit(msgspec.Struct, tag="exit", tag_field="is"):
+    """Kill every worker group, sweep, leave."""
+
+
+class Booted(msgspec.Struct, tag="booted", tag_field="is"):
+    seconds: float
+    modules: int
+
+
+class BootFailed(msgspec.Struct, tag="boot_failed", tag_field="is"):
+    error: str
+    traceback: str = ""
+
+
+class Forked(msgspec.Struct, tag="forked", tag_field="is"):
+    slot: int
+    pid: int
+
+
+class Died(msgspec.Struct, tag="died", tag_field="is"):
+    """A worker is gone: reaped, its group killed, its orphans swept. `job` is 0 when it was idle."""
+
+    slot: int
+    pid: int
+    job: int
+    lease: int
+    status: str  # "exit 0", "exit 3", "SIGKILL"
+    signal: int  # 0: it exited
+    ready: bool  # had it come as far as READY
+    reason: str | None = None  # the wish whose ladder ended it: cancel, deadline, memory, drain, lease, kill
+    rungs: list[tuple[str, float]] = []
+    oom: bool = False
+    stack: str | None = None
+    output: str | None = None
+    duration: float = 0.0
+    cpu: float = 0.0
+    peak_rss: int = 0
+    swept: int = 0
+
+
+class Stalled(msgspec.Struct, tag="stalled", tag_field="is"):
+    """Alive, no CPU, no beat (or again beating)."""
+
+    slot: int
+    job: int
+    lease: int
+    stalled: bool
+
+
+class Stack(msgspec.Struct, tag="stack", tag_field="is"):
+    slot: int
+    token: int
+    text: str
+
+
+class Resting(msgspec.Struct, tag="resting", tag_field="is"):
+    """Workers die before they are ready; the next is started after `seconds`."""
+
+    seconds: float
+    deaths: int
+
+
+Command = Boot | Scale | Stop | Dump | Exit
+Fact = Booted | BootFailed | Forked | Died | Stalled | Stack | Resting

@@ -1,0 +1,63 @@
+"""What the master and a worker say to each other over their socketpair.
+
+Frames are a fixed binary header (`process/frames.py`) and a JSON body. Argument, result and checkpoint texts pass
+through unparsed as `msgspec.Raw`: the master never looks inside them.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import msgspec
+from msgspec import Raw
+
+
+class Kind(IntEnum):
+    """The type byte of a frame."""
+
+    ORDER = 1  #: master -> worker: run this
+    READY = 2  #: worker -> master: hooks have run, orders may come (job and lease are 0, empty body)
+    REPORT = 3  #: worker -> master: how it ended
+    PROGRESS = 4  #: worker -> master, from the heartbeat thread
+
+
+class Order(msgspec.Struct, array_like=True):
+    """One job for one worker; job id and lease are in the frame's header."""
+
+    task: str
+    args: Raw
+    queue: str
+    attempt: int  # the first is 1
+    crashes: int
+    timeout: float | None  # seconds from now until the deadline
+    memory: int | None
+    checkpoint: Raw  # JSON text, `null` when there is none
+    meta: Raw  # likewise
+    errors: list[str]
+
+
+class Progress(msgspec.Struct, array_like=True):
+    """What changed since the last beat. None: unchanged."""
+
+    progress: Raw | None
+    checkpoint: Raw | None
+
+
+class Report(msgspec.Struct, array_like=True):
+    """How an attempt ended, as the worker saw it. A worker that dies sends none: its supervisor tells."""
+
+    outcome: str  # done, error, retry, snooze, throttled, discard, exit, stopped
+    duration: float
+    cpu: float  # seconds, children included
+    peak_rss: int  # bytes
+    result: Raw | None = None  # done: JSON text
+    error: str | None = None  # one line: "ValueError: no such file"
+    traceback: str | None = None
+    after: float | None = None  # retry, snooze, throttled, or computed by a back-off function
+    reason: str | None = None  # stopped: cancel, deadline, memory, drain, lease, kill
+    rungs: list[tuple[str, float]] = []  # stopped: (rung, seconds after the wish)
+    output: str | None = None  # the end of stdout and stderr, unless done
+    progress: Raw | None = None
+    checkpoint: Raw | None = None
+    started: bool = True  # False: stopped before the handler began
+    last: bool = False  # the worker leaves after this job (max_jobs, max_rss)
