@@ -1,0 +1,93 @@
+"""`pgworkers config show`: every setting, its value and where it came from."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import click
+
+from pgworkers import settings
+from pgworkers.cli import output, place
+from pgworkers.cli.invocation import Group, Invocation, said
+from pgworkers.errors import AppNotLoaded
+
+
+@click.group(cls=Group)
+def config() -> None:
+    """Every setting, its value and where it came from."""
+
+
+@config.command("show")
+@click.option(
+    "--defaults", is_flag=True, help="The declarations: defaults and what each setting does, nothing read."
+)
+@click.pass_context
+def show(ctx: click.Context, defaults: bool) -> None:
+    """Every setting, its value and where it came from.
+
+    A value comes from the command line, else from its variable, else from the app, else it is the default.
+    Passwords are hidden.
+
+    \b
+    Examples:
+      pgworkers config show
+      pgworkers config show --defaults
+      PGWORKERS_DRAIN=1m pgworkers config show -o json
+    """
+    invocation = said(ctx)
+    if defaults:
+        output.rows(
+            invocation,
+            [_declared(name) for name in settings.names()],
+            [(name, lambda row, name=name: row[name]) for name in ("name", "default", "variable", "meaning")],
+            empty="",
+            key="name",
+        )
+        return
+    loaded = _loaded(invocation)
+    found = [
+        {"name": name, "value": _shown(name, getattr(loaded.settings, name)), "source": loaded.sources[name]}
+        for name in settings.names()
+    ]
+    output.rows(
+        invocation,
+        found,
+        [(name, lambda row, name=name: row[name]) for name in ("name", "value", "source")],
+        empty="",
+        key="name",
+    )
+
+
+def _declared(name: str) -> dict[str, Any]:
+    declared = next(f for f in fields(settings.Settings) if f.name == name)
+    return {
+        "name": name,
+        "default": settings.show(name, declared.default),
+        "variable": settings.PREFIX + name.upper(),
+        "meaning": declared.metadata["doc"],
+    }
+
+
+def _loaded(said: Invocation) -> settings.Loaded:
+    """The settings with those of the app; a broken app is a warning, since the rest is still true."""
+    app = place.config(said)
+    loaded = place.load(said)
+    if app is None:
+        return loaded
+    from pgworkers.supervisor.ask import describe
+
+    try:
+        spec = describe(app, loaded.settings.boot)
+    except AppNotLoaded as exc:
+        output.warn(said, f"{exc}; shown without what it sets")
+        return loaded
+    return settings.load(flags=said.flags(), app=spec.settings)
+
+
+def _shown(name: str, value: Any) -> str:
+    if name in ("dsn", "direct_dsn") and value:
+        from pgworkers.postgres.connect import shown
+
+        return shown(value)
+    return settings.show(name, value)

@@ -1,0 +1,110 @@
+"""The one place where an exception becomes one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from pgworkers.cli.invocation import Invocation
+from pgworkers.errors import PgworkersError
+
+INTERRUPTED = 130
+DATABASE = 4
+SCHEMA = 5
+
+#: A password in a URL or in a keyword/value dsn, wherever a driver may quote one.
+_SECRETS = (
+    (re.compile(r"(\w://[^\s:/@]*):[^\s/]*@"), r"\1@"),
+    (re.compile(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&'\"]+)", re.IGNORECASE), r"\1***"),
+)
+
+
+def guarded(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and answer its exit code."""
+    from pgworkers.cli.root import root
+
+    said = Invocation()
+    try:
+        code = root.main(
+            args=None if argv is None else list(argv), prog_name="pgworkers", standalone_mode=False, obj=said
+        )
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _let_go_of_stdout()
+        return 1
+    except SystemExit as exc:  # click: the reader of our pipe has left
+        return exc.code if isinstance(exc.code, int) else 1
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except Exception as exc:
+        return report(exc, traces=said.verbose or bool(os.environ.get("PGWORKERS_DEBUG")))
+    return code if isinstance(code, int) else 0
+
+
+def report(exc: Exception, *, traces: bool = False) -> int:
+    """Say what went wrong in one line; the traceback only when it is asked for."""
+    text, code = explain(exc)
+    if traces:
+        print(scrub("".join(traceback.format_exception(exc))), file=sys.stderr, end="")
+    elif code == 1 and not isinstance(exc, (PgworkersError, click.ClickException)):
+        text += " (-v shows the traceback)"
+    print("pgworkers: error: " + scrub(one_line(text)), file=sys.stderr)
+    return code
+
+
+def explain(exc: Exception) -> tuple[str, int]:
+    """The text for a person and the exit code."""
+    if isinstance(exc, PgworkersError):
+        return str(exc), exc.exit_code
+    if isinstance(exc, click.UsageError):
+        path = exc.ctx.command_path if exc.ctx is not None else "pgworkers"
+        text = exc.format_message().rstrip(".")
+        return f"{text}{'' if text.endswith('?') else ';'} try `{path} --help`", 2
+    if isinstance(exc, click.ClickException):
+        return exc.format_message(), exc.exit_code
+    if type(exc).__module__.partition(".")[0] == "psycopg":
+        return _explain_database(exc)
+    if isinstance(exc, OSError):
+        return f"{exc.strerror or exc}" + (f": {exc.filename}" if exc.filename else ""), 1
+    return f"{type(exc).__name__}: {exc}", 1
+
+
+def _explain_database(exc: Exception) -> tuple[str, int]:
+    import psycopg
+
+    text = one_line(str(exc)) or type(exc).__name__
+    if isinstance(exc, psycopg.errors.QueryCanceled):
+        return f"the database did not answer in time ({text}); is it overloaded, or a row locked?", DATABASE
+    if isinstance(
+        exc,
+        (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName),
+    ):
+        return f"the schema is not the one this version speaks ({text}); run pgworkers migrate up", SCHEMA
+    if isinstance(exc, psycopg.errors.InsufficientPrivilege):
+        return f"the database refused: {text}; use a role that may do this", 1
+    if isinstance(exc, (psycopg.OperationalError, psycopg.InterfaceError)):
+        return f"the database is not reachable: {text}", DATABASE
+    return f"the database refused: {text}", 1
+
+
+def one_line(text: str) -> str:
+    """A text as one line without control characters."""
+    line = " ".join(part.strip() for part in text.splitlines() if part.strip())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def scrub(text: str) -> str:
+    """A text without the passwords of connection strings."""
+    for pattern, instead in _SECRETS:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def _let_go_of_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush has nothing to complain about."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

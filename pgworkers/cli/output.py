@@ -1,0 +1,143 @@
+"""Rows as a table, as one JSON document, or as NDJSON.
+
+A table on a terminal is drawn by rich and fits its width. Anywhere else it is plain: aligned columns, no colours,
+nothing cut to a width, so that grep and awk see all of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+import click
+
+from pgworkers.cli.invocation import Invocation
+from pgworkers.cli.wording import plain
+
+#: A column: its heading and how a row's cell reads.
+Column = tuple[str, Callable[[Any], str]]
+_COLOURS = {
+    "succeeded": "green",
+    "dead": "red",
+    "cancelled": "magenta",
+    "running": "cyan",
+    "scheduled": "yellow",
+}
+_NUMBERS = frozenset({"id", "pid", "priority", "ready", "scheduled", "running", "dead", "workers", "jobs"})
+
+
+def rows(
+    said: Invocation, found: Sequence[Any], columns: Sequence[Column], *, empty: str, key: str | None = None
+) -> None:
+    """Print rows the way `-o` says; `-q` prints only the column `key` of each."""
+    if said.output == "json":
+        document([record(row) for row in found])
+    elif said.output == "ndjson":
+        for row in found:
+            line(row)
+    elif said.quiet and key is not None:
+        for row in found:
+            click.echo(plain(str(record(row)[key])))
+    elif not found:
+        note(said, empty)
+    else:
+        cells = [[plain(cell(row)) for _, cell in columns] for row in found]
+        headings = [heading for heading, _ in columns]
+        if sys.stdout.isatty():
+            _drawn(headings, cells)
+        else:
+            click.echo("\n".join(aligned(headings, cells)))
+
+
+def record(row: Any) -> dict[str, Any]:
+    """A row as JSON sees it."""
+    if is_dataclass(row) and not isinstance(row, type):
+        return asdict(row)
+    if isinstance(row, Mapping):
+        return dict(row)
+    import msgspec
+
+    found = msgspec.to_builtins(row)
+    assert isinstance(found, dict)
+    return found
+
+
+def document(value: Any) -> None:
+    """One JSON document."""
+    import msgspec
+
+    click.echo(msgspec.json.format(_encode(value), indent=2))
+
+
+def line(row: Any) -> None:
+    """One line of NDJSON."""
+    click.echo(_encode(record(row)))
+
+
+def _encode(value: Any) -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(value, enc_hook=str)
+
+
+def note(said: Invocation, text: str) -> None:
+    """Something worth knowing that is not data: to stderr, and silent with -q."""
+    if not said.quiet:
+        click.echo(text, err=True)
+
+
+def warn(said: Invocation, text: str) -> None:
+    note(said, f"pgworkers: warning: {text}")
+
+
+def aligned(headings: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
+    """Columns padded to their widest cell, two spaces apart, no trailing blanks."""
+    table = [[heading.upper() for heading in headings], *cells]
+    widths = [max(map(_width, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            " " * (width - _width(cell)) + cell
+            if heading in _NUMBERS
+            else cell + " " * (width - _width(cell))
+            for heading, cell, width in zip(headings, row, widths, strict=True)
+        ).rstrip()
+        for row in table
+    ]
+
+
+def _width(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text
+    )
+
+
+def _drawn(headings: Sequence[str], cells: Iterable[Sequence[str]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for heading in headings:
+        number = heading in _NUMBERS
+        table.add_column(
+            heading,
+            justify="right" if number else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            ratio=None,
+            min_width=6 if number else None,
+        )
+    for row in cells:
+        table.add_row(
+            *(
+                Text(cell, style=_COLOURS.get(cell, "") if at == "state" else "")
+                for at, cell in zip(headings, row, strict=True)
+            )
+        )
+    Console(highlight=False, markup=False).print(table)

@@ -1,0 +1,139 @@
+"""Where a command works: which app, which settings, which database.
+
+A command that needs only the database works without an app. The app is asked (by a `describe` child, never imported here)
+because it may name the dsn or the schema; when both are already known from the command line or the environment nobody
+asks it, and when it cannot be loaded but the dsn is known, that is a warning and not an end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pgworkers import settings
+from pgworkers.cli.invocation import Invocation
+from pgworkers.cli.output import warn
+from pgworkers.errors import AppNotLoaded, DatabaseUnreachable, SchemaOutOfDate, UsageError
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from pgworkers.postgres.connect import Chosen
+
+DEFAULT_CONFIG = "app.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """An open connection, and the names that belong to it."""
+
+    conn: psycopg.Connection[Any]
+    schema: str
+    settings: settings.Settings
+    chosen: Chosen
+    dsn: str
+
+
+def config(said: Invocation) -> str | None:
+    """The app that is meant: the one given, else app.py in this directory if there is one."""
+    if said.config:
+        return said.config
+    return DEFAULT_CONFIG if Path(DEFAULT_CONFIG).is_file() else None
+
+
+def required_config(said: Invocation) -> str:
+    found = config(said)
+    if found is None:
+        raise UsageError(
+            f"no app: there is no {DEFAULT_CONFIG} in {Path.cwd()}; give one with --config, or write one with pgworkers init"
+        )
+    return found
+
+
+def config_dir(said: Invocation) -> Path:
+    """The directory beside which an embedded server keeps its data."""
+    path = Path((config(said) or "").partition(":")[0])
+    return path.resolve().parent if path.suffix == ".py" else Path.cwd()
+
+
+def load(said: Invocation, extra: dict[str, Any] | None = None) -> settings.Loaded:
+    """The settings without asking the app."""
+    return settings.load(flags={**said.flags(), **(extra or {})})
+
+
+def load_with_app(said: Invocation) -> settings.Loaded:
+    """The settings, with those of the app when something about the database is still open."""
+    loaded = load(said)
+    app = config(said)
+    known = {name for name in ("dsn", "schema") if loaded.sources[name] != "default"}
+    if app is None or known == {"dsn", "schema"}:
+        return loaded
+    from pgworkers.supervisor.ask import describe
+
+    try:
+        spec = describe(app, loaded.settings.boot)
+    except AppNotLoaded as exc:
+        if "dsn" not in known:
+            raise
+        warn(said, f"{exc}; going on without what it says about the schema")
+        return loaded
+    return settings.load(flags=said.flags(), app=spec.settings)
+
+
+def choose(said: Invocation, loaded: settings.Loaded) -> Chosen:
+    from pgworkers.postgres import connect
+
+    return connect.choose(loaded.settings, loaded.sources, config_dir(said))
+
+
+@contextmanager
+def database(
+    said: Invocation, *, loaded: settings.Loaded | None = None, create: bool = False, check: bool = True
+) -> Iterator[Database]:
+    """A connection to the database that is meant; an embedded server is started for as long as it takes.
+
+    `create` allows making an embedded server that does not exist yet; `check` refuses a schema this code does not speak.
+    """
+    from pgworkers.postgres import connect, migrate
+
+    loaded = loaded or load_with_app(said)
+    chosen = choose(said, loaded)
+    server = None
+    dsn = chosen.dsn
+    if chosen.embedded:
+        from pgworkers.postgres.embedded import EmbeddedServer
+
+        home = embedded_home(said, loaded.settings)
+        if not create and not home.is_dir():
+            raise DatabaseUnreachable(
+                f"no database: none is configured, and there is no embedded server in {home}; "
+                "give --dsn, set DATABASE_URL, or start one with pgworkers run"
+            )
+        server = EmbeddedServer(home)
+        dsn = server.acquire()
+    try:
+        with connect.connect(loaded.settings, dsn, "cli") as conn:
+            if check:
+                _speaks(conn, loaded.settings.schema, chosen, migrate)
+            yield Database(conn, loaded.settings.schema, loaded.settings, chosen, dsn)
+    finally:
+        if server is not None:
+            server.release()
+
+
+def _speaks(conn: psycopg.Connection[Any], schema: str, chosen: Chosen, migrate: Any) -> None:
+    try:
+        migrate.check(conn, schema)
+    except SchemaOutOfDate as exc:
+        if "migrate up" in str(exc) or "newer" in str(exc):
+            raise
+        raise SchemaOutOfDate(f"{exc}; run pgworkers migrate up") from None
+
+
+def embedded_home(said: Invocation, found: settings.Settings) -> Path:
+    """Where the embedded server of this app keeps its data."""
+    return Path(found.home or os.fspath(config_dir(said) / ".pgworkers")).expanduser().absolute()

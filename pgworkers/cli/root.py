@@ -1,0 +1,103 @@
+"""`pgworkers`: the group that knows every command by name and imports one only when it is used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from pgworkers.cli.invocation import CONTEXT, Group, global_options
+
+#: section -> command -> (module:attribute, the line shown in --help); a law test compares the line with the command's own.
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Run": {
+        "init": ("pgworkers.cli.init:init", "Write a first app.py, Procfile and .env.example."),
+        "run": ("pgworkers.cli.run:run", "Start a host: one master, its supervisors and workers."),
+    },
+    "Jobs": {
+        "enqueue": ("pgworkers.cli.enqueue:enqueue", "Enqueue one job, or a file of them."),
+        "jobs": ("pgworkers.cli.jobs:jobs", "List, show, retry, cancel, discard and await jobs."),
+    },
+    "Cluster": {
+        "queues": ("pgworkers.cli.queues:queues", "List, pause and resume queues."),
+        "workers": ("pgworkers.cli.workers:workers", "The worker processes of all hosts."),
+        "hosts": ("pgworkers.cli.hosts:hosts", "The hosts that share this database."),
+    },
+    "Database": {
+        "migrate": ("pgworkers.cli.migrate:migrate", "Create the schema or bring it up to date."),
+        "pg": ("pgworkers.cli.pg:pg", "The embedded Postgres server."),
+    },
+    "About": {
+        "config": ("pgworkers.cli.config:config", "Every setting, its value and where it came from."),
+        "version": ("pgworkers.cli.version:version", "The versions of pgworkers and what it stands on."),
+    },
+}
+COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+
+EXAMPLES = """
+Examples:
+
+\b
+  pgworkers init                             a first app.py in this directory
+  pgworkers run                              serve app.py on the embedded Postgres, or on DATABASE_URL
+  pgworkers enqueue render report_id=7       in a second terminal
+  pgworkers enqueue render --file rows.ndjson
+  pgworkers jobs list --state dead
+  pgworkers jobs show 1042                   what happened to it, attempt by attempt
+  pgworkers jobs retry --state dead --task render
+
+\b
+Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 database unreachable, 5 schema out of date,
+6 app cannot be loaded. Global options may stand before or after the command.
+"""
+
+
+class Root(Group):
+    """Commands by name, loaded when used; help in sections."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, attribute = entry[0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, COMMANDS))
+        for section, commands in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), line) for name, (_, line) in commands.items()])
+
+
+def _version(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if value and not ctx.resilient_parsing:
+        from pgworkers.cli.version import own
+
+        click.echo(f"pgworkers {own()}")
+        ctx.exit()
+
+
+root = Root(
+    name="pgworkers",
+    help="A Postgres job queue whose jobs are real processes: it starts, measures, stops and explains them.",
+    epilog=EXAMPLES,
+    context_settings=CONTEXT,
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_version,
+            allow_from_autoenv=False,
+            help="Print the version and exit.",
+        )
+    ],
+)
+root.params[1:] = global_options(root=True)
