@@ -1,0 +1,285 @@
+"""A Postgres of our own, for people who have none running.
+
+`EmbeddedServer(home).acquire()` gives the address of a running server: the one that already serves this home, or a new
+one. Every process that acquired is a user; the last one to release stops the server, and the kernel releases for
+those that were killed. The reasons behind each step are in docs/adr/0002-embedded-server.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+
+from pgworkers.errors import DatabaseUnreachable, PgworkersError
+from pgworkers.postgres import embedded_account as accounts
+from pgworkers.postgres import embedded_binaries as binaries
+from pgworkers.postgres import embedded_locks as locks
+from pgworkers.postgres import embedded_place as places
+from pgworkers.postgres import embedded_process as process
+from pgworkers.postgres.embedded_account import Account
+from pgworkers.postgres.embedded_binaries import Binaries
+from pgworkers.postgres.embedded_place import PORT, Place
+
+DATABASE = "pgworkers"
+SUPERUSER = "postgres"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStatus:
+    """What `pgworkers pg status` tells."""
+
+    home: Path
+    data: Path
+    exists: bool  # there is data
+    version: int | None  # major version of the data
+    pid: int | None  # None: not running
+    ready: bool
+    dsn: str | None
+    users: list[int]  # processes that use it
+    kept: bool  # started by `pg start`: stays when the last user leaves
+    log: Path
+
+
+class EmbeddedServer:
+    """The server of one home, as one process sees it. Not for use by several threads at once."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        options: Mapping[str, str] | None = None,
+        bindir: Path | None = None,
+        say: Callable[[str], None] | None = None,
+        stores: tuple[Path, ...] = places.STORES,
+    ) -> None:
+        """`options` are Postgres settings of a server that this object starts; `say` is told what takes time."""
+        self.home = home.expanduser().absolute().resolve()
+        self._options = dict(options or {})
+        self._bindir = bindir
+        self._say = say or (lambda _: None)
+        self._stores = stores
+        self._membership: int | None = None
+        self._member = 0
+
+    def acquire(self) -> str:
+        """The address of the running server, started if needed; this process is a user from now on. Idempotent."""
+        locks.make_home(self.home)
+        with locks.starting(self.home, self._say_waiting):
+            try:
+                dsn = self._running()
+                if not self._is_member():
+                    self._membership, self._member = locks.use(self.home), os.getpid()
+            except BaseException:  # Ctrl-C too: what we started must not stay behind without a user
+                self._stop_if_unused()
+                raise
+        return dsn
+
+    def release(self) -> None:
+        """No longer a user; the last one stops the server. Idempotent."""
+        if self._membership is None:
+            return
+        descriptor, self._membership = self._membership, None
+        if self._member != os.getpid():  # a fork of the user: closing the copy leaves the user's lock alone
+            os.close(descriptor)
+            return
+        with locks.starting(self.home):
+            os.close(descriptor)
+            self._stop_if_unused()
+
+    def start(self) -> str:
+        """Start the server and let it run without users, until `stop`."""
+        locks.make_home(self.home)
+        with locks.starting(self.home, self._say_waiting):
+            dsn = self._running()
+            accounts.write_whole(self._place().root / "kept", self._incarnation())
+        return dsn
+
+    def stop(self, *, force: bool = False) -> bool:
+        """Stop the server; False if it did not run. Refused while others use it, unless forced."""
+        if not self.home.is_dir():
+            return False
+        with locks.starting(self.home, self._say_waiting):
+            if process.running(self._place().data) is None:
+                return False
+            if not force:
+                self._refuse_if_used("it was not stopped", "or use --force, which cuts them off")
+            return self._stop()
+
+    def reset(self) -> None:
+        """Stop the server and delete its data. Refused while anybody uses it."""
+        if not self.home.is_dir():
+            return
+        with locks.starting(self.home, self._say_waiting):
+            self._refuse_if_used("nothing was deleted", "then try again")
+            place = self._place()
+            self._stop()
+            if place.data.exists():
+                place.data.rename(place.root / f"data.old-{os.getpid()}")
+            self._sweep(place)
+            if place.root != self.home:
+                shutil.rmtree(place.root)
+                (self.home / "elsewhere").unlink()
+
+    def status(self) -> ServerStatus:
+        """What is there now; changes nothing, makes nothing, waits for nobody."""
+        place = self._place()
+        pid = process.running(place.data)
+        found = process.read(place.data) if pid else None
+        return ServerStatus(
+            home=self.home,
+            data=place.data,
+            exists=place.data.exists(),
+            version=_data_version(place),
+            pid=pid,
+            ready=found is not None and found.status == "ready",
+            dsn=address(found.socket_dir) if found else None,
+            users=locks.users(self.home),
+            kept=pid is not None and self._kept(place),
+            log=place.log,
+        )
+
+    def binaries(self) -> Binaries:
+        """The programs that belong to this server's data, for `psql`."""
+        place = self._place()
+        return self._binaries(place, self._account(place))
+
+    # -- under the start lock ------------------------------------------------------------------------------------
+
+    def _running(self) -> str:
+        place = self._place()
+        pid = process.running(place.data)
+        if pid is None or not process.await_ready(place.data, pid):
+            place = self._start()
+        found = process.read(place.data)
+        if found is None:
+            raise DatabaseUnreachable(
+                f"the embedded Postgres ended while it was looked at; its log is {place.log}"
+            )
+        dsn = address(found.socket_dir)
+        _make_database(found.socket_dir)
+        return dsn
+
+    def _start(self) -> Place:
+        account = self._account(self._place())
+        place = places.settle(self.home, account, self._stores)
+        self._sweep(place)
+        programs = self._binaries(place, account)
+        if not place.data.exists():
+            self._say(f"making a database with the embedded Postgres {programs.major} in {place.root}")
+            self._initialise(place, programs, account)
+        self._say(f"starting the embedded Postgres {programs.major} in {place.root}")
+        process.start(place, programs, account, places.socket_directory(place, account), self._options)
+        return place
+
+    def _initialise(self, place: Place, programs: Binaries, account: Account) -> None:
+        """initdb into a directory beside, then rename: data is either whole or not there."""
+        fresh = place.root / f"data.new-{os.getpid()}"
+        accounts.make_private(fresh, account)
+        argv: list[str | Path] = [programs.program("initdb"), "--pgdata", fresh, "--username", SUPERUSER]
+        argv += ["--auth=trust", "--encoding=UTF8", "--locale=C"]
+        if self._options.get("fsync") == "off":
+            argv.append("--no-sync")
+        with tempfile.TemporaryFile() as out:
+            if accounts.run(account, argv, out=out.fileno(), timeout=600) is None:
+                out.seek(0)
+                said = out.read()[-3000:].decode(errors="replace").strip()
+                shutil.rmtree(fresh, ignore_errors=True)
+                raise DatabaseUnreachable(
+                    f"the embedded Postgres could not make its data in {place.root}:\n{said}"
+                )
+        fresh.rename(place.data)
+
+    def _stop_if_unused(self) -> None:
+        place = self._place()
+        if locks.unused(self.home) and not self._kept(place):
+            self._stop()
+
+    def _stop(self) -> bool:
+        place = self._place()
+        found = process.read(place.data)
+        ended = process.end(place.data)
+        if found is not None and ended and found.socket_dir.parent != place.root:
+            with suppress(OSError):  # a short directory elsewhere; not empty, not there, not ours: leave it
+                found.socket_dir.rmdir()
+        with suppress(FileNotFoundError):
+            (place.root / "kept").unlink()
+        return ended
+
+    def _refuse_if_used(self, undone: str, otherwise: str) -> None:
+        if not locks.unused(self.home):
+            pids = ", ".join(map(str, locks.users(self.home)))
+            raise PgworkersError(
+                f"the embedded server in {self.home} is in use{f' by process {pids}' if pids else ''}; {undone}. "
+                f"Stop what uses it first, {otherwise}"
+            )
+
+    def _sweep(self, place: Place) -> None:
+        """Remove what an interrupted initdb or reset left."""
+        for leftover in [*place.root.glob("data.new-*"), *place.root.glob("data.old-*")]:
+            shutil.rmtree(leftover)
+
+    # -- facts ---------------------------------------------------------------------------------------------------
+
+    def _place(self) -> Place:
+        return places.known(self.home, self._stores)
+
+    def _account(self, place: Place) -> Account:
+        return accounts.choose(self.home, place.data if place.data.exists() else None)
+
+    def _binaries(self, place: Place, account: Account) -> Binaries:
+        return binaries.find(account, self._bindir, self._stores, _data_version(place))
+
+    def _is_member(self) -> bool:
+        return self._membership is not None and self._member == os.getpid()
+
+    def _incarnation(self) -> str:
+        found = process.read(self._place().data)
+        return f"{found.pid} {found.started}\n" if found else ""
+
+    def _kept(self, place: Place) -> bool:
+        try:
+            return (place.root / "kept").read_text() == self._incarnation() != ""
+        except FileNotFoundError:
+            return False
+
+    def _say_waiting(self) -> None:
+        self._say("waiting for another process that starts or stops the embedded Postgres")
+
+
+def address(socket_dir: Path) -> str:
+    """The address of the server's database; says everything, so that no PG* variable can change its meaning."""
+    return f"postgresql://{SUPERUSER}@/{DATABASE}?host={quote(str(socket_dir), safe='')}&port={PORT}"
+
+
+def _data_version(place: Place) -> int | None:
+    try:
+        return binaries.major((place.data / "PG_VERSION").read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _make_database(socket_dir: Path) -> None:
+    """Create our database unless it is there. Called under the start lock, so nobody else does so meanwhile."""
+    try:
+        with psycopg.connect(
+            host=str(socket_dir),
+            port=PORT,
+            user=SUPERUSER,
+            dbname="postgres",
+            autocommit=True,
+            connect_timeout=10,
+        ) as conn:
+            there = conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
+            if there is None:
+                conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
+    except psycopg.Error as error:
+        raise DatabaseUnreachable(f"the embedded Postgres runs but does not answer: {error}") from None

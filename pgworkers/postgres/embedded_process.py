@@ -1,0 +1,230 @@
+"""The server as a process: is it there, start it, end it.
+
+`postmaster.pid` is a hint, not a fact: it outlives a crash, and its process id may since belong to anybody. So a
+process counts as the server only if it is a `postgres` that works in this very data directory.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgworkers.errors import DatabaseUnreachable
+from pgworkers.postgres import embedded_account as accounts
+from pgworkers.postgres.embedded_account import Account
+from pgworkers.postgres.embedded_binaries import Binaries
+from pgworkers.postgres.embedded_place import PORT, Place
+
+STEP = 0.02
+START_TIMEOUT = (
+    300.0  # recovery after a crash takes as long as it takes; the process itself says when it fails
+)
+STOP_TIMEOUT = 60.0
+ORPHANS_TIMEOUT = 30.0
+_LOG_LIMIT = 8 << 20
+# In the background of a shell that ends at once, the server is nobody's child and has no pipe of ours; only its
+# process id comes back. Arguments are passed as such, so no path needs quoting.
+_DETACH = 'log=$1; shift; exec 2>>"$log"; "$@" </dev/null >&2 & echo $!'
+
+
+@dataclass(frozen=True, slots=True)
+class Postmaster:
+    """What postmaster.pid says."""
+
+    pid: int
+    started: int
+    socket_dir: Path
+    status: str
+
+
+def read(data: Path) -> Postmaster | None:
+    """The contents of postmaster.pid, or None when there is none or it is still being written."""
+    try:
+        lines = (data / "postmaster.pid").read_text().splitlines()
+        return Postmaster(int(lines[0]), int(lines[2]), Path(lines[4]), lines[7].strip())
+    except (FileNotFoundError, ValueError, IndexError):
+        return None
+
+
+def recorded_pid(data: Path) -> int | None:
+    """The process id in postmaster.pid, which is there before the rest of the file is."""
+    try:
+        return int((data / "postmaster.pid").read_text().splitlines()[0])
+    except (FileNotFoundError, ValueError, IndexError):
+        return None
+
+
+def running(data: Path) -> int | None:
+    """The process id of the server that works in this data directory, if there is one."""
+    pid = recorded_pid(data)
+    return pid if pid is not None and is_server(pid, data) else None
+
+
+def is_server(pid: int, data: Path) -> bool:
+    """Whether the process is a postmaster of this data directory; a zombie, a backend or a stranger is not."""
+    try:
+        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    if os.path.basename(argv[0]) != b"postgres":
+        return False
+    try:
+        return os.path.samestat(os.stat(f"/proc/{pid}/cwd"), data.stat())
+    except PermissionError:  # without the right to trace other accounts, even root may not look
+        return os.fsencode(data) in argv
+    except OSError:
+        return False
+
+
+def start(
+    place: Place, binaries: Binaries, account: Account, socket_dir: Path, options: Mapping[str, str]
+) -> None:
+    """Start the server and wait until it accepts connections; raise with the end of its log if it does not."""
+    give_up = time.monotonic() + ORPHANS_TIMEOUT
+    while True:
+        _forget_reused_pid(place.data)
+        position = _turn_log(place.log)
+        pid = _spawn(place, binaries, account, socket_dir, options)
+        if _wait_ready(place.data, pid):
+            return
+        said = _said_since(place.log, position)
+        # Backends of a server that was killed end by themselves; until then they keep the new one out.
+        if "shared memory block" in said and time.monotonic() < give_up:
+            time.sleep(10 * STEP)
+            continue
+        raise DatabaseUnreachable(
+            f"the embedded Postgres did not start; its log {place.log} ends with:\n{said.strip() or '(nothing)'}"
+        )
+
+
+def await_ready(data: Path, pid: int) -> bool:
+    """Wait for a server that somebody else started; False if it ended instead."""
+    return _wait_ready(data, pid)
+
+
+def end(data: Path, *, fast: bool = True) -> bool:
+    """End the server of this data directory and wait until it is gone; False if there was none."""
+    pid = running(data)
+    if pid is None:
+        return False
+    with _watch(pid) as gone:
+        if gone is None or not is_server(pid, data):  # checked again: the descriptor pins the process
+            return False
+        try:
+            signal.pidfd_send_signal(gone, signal.SIGINT if fast else signal.SIGQUIT)
+            if not _ended(gone, STOP_TIMEOUT):
+                signal.pidfd_send_signal(gone, signal.SIGQUIT)
+        except PermissionError:
+            raise DatabaseUnreachable(
+                f"the embedded Postgres (process {pid}) runs as another user; it was not stopped. Stop it as that user or as root"
+            ) from None
+        except ProcessLookupError:
+            return True
+        if not _ended(gone, STOP_TIMEOUT):
+            raise DatabaseUnreachable(
+                f"the embedded Postgres (process {pid}) did not end within {STOP_TIMEOUT:.0f} s; look at {data / 'server.log'}"
+            )
+    return True
+
+
+def _spawn(
+    place: Place, binaries: Binaries, account: Account, socket_dir: Path, options: Mapping[str, str]
+) -> int:
+    settings = {
+        "listen_addresses": "",
+        "unix_socket_directories": str(socket_dir),
+        "unix_socket_permissions": "0700",
+        "port": str(PORT),
+        "max_connections": "200",
+        **options,
+    }
+    argv: list[str | Path] = [
+        "/bin/sh",
+        "-c",
+        _DETACH,
+        "sh",
+        place.log,
+        binaries.program("postgres"),
+        "-D",
+        place.data,
+    ]
+    for name, value in settings.items():
+        argv += ["-c", f"{name}={value}"]
+    answer = accounts.run(account, argv)
+    if answer is None or not answer.strip().isdigit():
+        raise DatabaseUnreachable(
+            f"{binaries.program('postgres')} could not be run as {account.name}; nothing was started"
+        )
+    return int(answer)
+
+
+def _wait_ready(data: Path, pid: int) -> bool:
+    give_up = time.monotonic() + START_TIMEOUT
+    with _watch(pid) as gone:
+        while gone is not None and not _ended(gone, STEP):
+            found = read(data)
+            if found is not None and found.pid == pid and found.status == "ready":
+                return True
+            if time.monotonic() > give_up:
+                raise DatabaseUnreachable(
+                    f"the embedded Postgres (process {pid}) is not ready after {START_TIMEOUT:.0f} s; look at {data / 'server.log'}"
+                )
+    return False
+
+
+@contextmanager
+def _watch(pid: int) -> Iterator[int | None]:
+    """A descriptor that becomes readable when the process ends; None if it already has."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _ended(descriptor: int, timeout: float) -> bool:
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(timeout * 1000))
+
+
+def _forget_reused_pid(data: Path) -> None:
+    """Remove a postmaster.pid whose number now belongs to another process: Postgres would take it for a server.
+
+    A number that belongs to nobody is left to Postgres, which checks more than we do.
+    """
+    pid = recorded_pid(data)
+    if pid is not None and Path(f"/proc/{pid}").exists() and not is_server(pid, data):
+        with suppress(FileNotFoundError):
+            (data / "postmaster.pid").unlink()
+
+
+def _turn_log(log: Path) -> int:
+    """Keep the log from growing for ever; the position from which the next start writes."""
+    try:
+        written = log.stat().st_size
+    except FileNotFoundError:
+        return 0
+    if written <= _LOG_LIMIT:
+        return written
+    log.replace(log.with_name("server.log.1"))
+    return 0
+
+
+def _said_since(log: Path, position: int) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(position)
+            return file.read()[-3000:].decode(errors="replace")
+    except FileNotFoundError:
+        return ""

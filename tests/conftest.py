@@ -1,0 +1,151 @@
+"""What every test can ask for: a server, a database of its own, a directory, and proof that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from support import leftovers
+from support.server import OwnServer, Server, migrated, run_server
+
+WATCHED = {"process", "tree", "fault"}  # the directories whose tests start processes
+RUN = pytest.StashKey[str]()
+ROOT = pytest.StashKey[Path]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("postgres")
+    group.addoption(
+        "--pg-bindir", type=Path, help="run the test server with the Postgres programs in this directory"
+    )
+    group.addoption("--dsn", help="use this server (a role that may create databases) instead of an own one")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One directory for the whole run, gone at its end; the server's account must be able to enter it."""
+    run = uuid.uuid4().hex[:12]
+    root = Path(tempfile.mkdtemp(prefix="pgw-"))
+    root.chmod(0o711)
+    config.stash[RUN], config.stash[ROOT] = run, root
+    os.environ[leftovers.MARK] = run
+    for variable in [
+        name for name in os.environ if re.fullmatch(r"PG[A-Z]+|DATABASE_URL|PGWORKERS_\w+", name)
+    ]:
+        if variable != leftovers.MARK:  # the tests decide which Postgres is used, not who runs them
+            del os.environ[variable]
+    if config.option.basetemp is None:
+        config.option.basetemp = root / "pytest"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if ROOT in config.stash:
+        shutil.rmtree(config.stash[ROOT])
+
+
+@pytest.fixture(scope="session")
+def run_id(pytestconfig: pytest.Config) -> str:
+    """The value of PGWORKERS_TEST_RUN in the environment of every process of this run."""
+    return pytestconfig.stash[RUN]
+
+
+@pytest.fixture(scope="session")
+def run_root(pytestconfig: pytest.Config) -> Path:
+    return pytestconfig.stash[ROOT]
+
+
+@pytest.fixture(scope="session")
+def bindir(pytestconfig: pytest.Config) -> Path | None:
+    found: Path | None = pytestconfig.getoption("--pg-bindir")
+    return found
+
+
+@pytest.fixture(scope="session")
+def schema() -> str:
+    return "pgworkers"
+
+
+@pytest.fixture(scope="session")
+def server(pytestconfig: pytest.Config, run_id: str, run_root: Path, bindir: Path | None) -> Iterator[Server]:
+    """The server of this run. `server.create()` makes an empty database, `server.dsn(name)` is its address."""
+    with run_server(
+        run_root / leftovers.RUN_SERVER, run_id, bindir, pytestconfig.getoption("--dsn")
+    ) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def template(server: Server, schema: str) -> Iterator[str]:
+    """A migrated database; tests get clones of it."""
+    name = server.create()
+    migrated(server.dsn(name), schema)
+    yield name
+    server.drop(name)
+
+
+@pytest.fixture
+def dsn(server: Server, template: str) -> Iterator[str]:
+    """The address of a migrated database of this test's own. A connection that is left open fails the test."""
+    name = server.create(template=template)
+    yield server.dsn(name)
+    left = server.connections(name)
+    server.drop(name)
+    assert not left, f"the test left connections open: {left}"
+
+
+@pytest.fixture
+def empty_dsn(server: Server) -> Iterator[str]:
+    """The address of an empty database of this test's own, for tests of migrations."""
+    name = server.create()
+    yield server.dsn(name)
+    left = server.connections(name)
+    server.drop(name)
+    assert not left, f"the test left connections open: {left}"
+
+
+@pytest.fixture
+def db(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    """An autocommit connection to the test's database."""
+    with psycopg.connect(dsn, autocommit=True, application_name="test") as conn:
+        yield conn
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, run_root: Path) -> Iterator[Path]:
+    """A directory of the test's own that other accounts may enter, as the server's must; deleted afterwards."""
+    name = re.sub(r"\W", "_", request.node.name)[:24]
+    directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=run_root))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def own_server(tmp_path: Path, bindir: Path | None, schema: str) -> Iterator[OwnServer]:
+    """A migrated server that the test may crash and start again; `own_server.dsn` stays the same."""
+    own = OwnServer(tmp_path / "own", bindir)
+    try:
+        migrated(own.dsn, schema)
+        yield own
+    finally:
+        own.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest, run_id: str, run_root: Path) -> Iterator[None]:
+    """Fail a test of processes that leaves one behind."""
+    if not WATCHED & set(request.path.parent.parts):
+        yield
+        return
+    before = set(leftovers.marked(run_id, run_root))
+    yield
+    left = leftovers.await_none(run_id, run_root, before)
+    leftovers.end(list(left))
+    assert not left, f"the test left processes behind: {left}"

@@ -1,0 +1,118 @@
+"""Postgres for the tests: one server a run, one migrated template, a clone a test; and servers that a test may crash."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from pgworkers.postgres import embedded_process as process
+from pgworkers.postgres.embedded import EmbeddedServer
+
+FAST = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "shared_buffers": "64MB",
+    "max_connections": "300",
+    "autovacuum_naptime": "1h",
+}
+STEP = 0.02
+PATIENCE = 5.0  # how long a connection that was just closed may still be seen
+
+
+class Server:
+    """A running server on which databases are made and dropped."""
+
+    def __init__(self, admin: str, run: str) -> None:
+        self.admin = admin
+        self._run = run
+        self._numbers = itertools.count(1)
+
+    def dsn(self, database: str) -> str:
+        return make_conninfo(self.admin, dbname=database)
+
+    def create(self, *, template: str | None = None) -> str:
+        """Make a database, empty or a clone; its name."""
+        name = f"t{next(self._numbers)}_{self._run}"
+        command = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
+        self._execute(command.format(sql.Identifier(name), sql.Identifier(template or "template0")))
+        return name
+
+    def drop(self, database: str) -> None:
+        self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(database)))
+
+    def connections(self, database: str) -> list[str]:
+        """Who is still connected to a database, after those that are just leaving have left."""
+        give_up = time.monotonic() + PATIENCE
+        while True:
+            found = self._execute(
+                sql.SQL(
+                    "SELECT format('pid %%s %%s: %%s', pid, application_name, left(query, 80)) FROM pg_stat_activity"
+                    " WHERE datname = {} AND backend_type = 'client backend'"
+                ).format(sql.Literal(database))
+            )
+            if not found or time.monotonic() > give_up:
+                return [row[0] for row in found]
+            time.sleep(STEP)
+
+    def _execute(self, command: sql.Composed) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.admin, autocommit=True) as conn:
+            cursor = conn.execute(command)
+            return cursor.fetchall() if cursor.description else []
+
+
+class OwnServer:
+    """A server that belongs to one test, which may stop, crash and start it."""
+
+    def __init__(self, home: Path, bindir: Path | None) -> None:
+        self.embedded = EmbeddedServer(home, options=FAST, bindir=bindir)
+        self.dsn = self.embedded.acquire()
+
+    def crash(self) -> None:
+        """Like `pg_ctl stop -m immediate`: no goodbye, recovery at the next start."""
+        assert process.end(self.embedded.status().data, fast=False), (
+            "the server did not run: nothing was crashed"
+        )
+
+    def stop(self) -> None:
+        assert process.end(self.embedded.status().data), "the server did not run: nothing was stopped"
+
+    def start(self) -> None:
+        assert self.embedded.acquire() == self.dsn
+
+    def close(self) -> None:
+        self.embedded.release()
+
+
+@contextmanager
+def run_server(home: Path, run: str, bindir: Path | None, dsn: str | None) -> Iterator[Server]:
+    """The server of this test run: a given one, or one of our own that is gone afterwards."""
+    if dsn:
+        yield Server(dsn, run)
+        return
+    embedded = EmbeddedServer(home, options=FAST, bindir=bindir, stores=(home.parent / "store",))
+    try:
+        yield Server(embedded.acquire(), run)
+    finally:
+        embedded.release()
+        assert embedded.status().pid is None, "the test server outlived the tests"
+
+
+def migrated(dsn: str, schema: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        try:
+            from pgworkers.postgres.migrate import up
+        except ImportError:  # while the migrator is being written
+            import pgworkers.schema
+
+            conn.execute(Path(pgworkers.schema.__path__[0], "0001_spine.sql").read_text())
+        else:
+            up(conn, schema)
