@@ -25,6 +25,10 @@ class ArgumentError(UsageError):
     """Arguments that do not fit the task; nothing was enqueued."""
 
 
+class ResultError(UsageError):
+    """A handler's return value that cannot be kept as a result, or a kept one that does not fit the annotation."""
+
+
 class NotFound(PgworkersError):
     """The job, queue, task or host that was named does not exist."""
 
@@ -32,9 +36,20 @@ class NotFound(PgworkersError):
 
 
 class DatabaseUnreachable(PgworkersError):
-    """Postgres did not answer. A configured database never falls back to another one."""
+    """Postgres did not answer. A configured database never falls back to another one.
+
+    `transient`: it refused or is still starting, and may answer later; else the address or the password is wrong.
+    """
 
     exit_code = 4
+
+    def __init__(self, text: str, *, transient: bool = True) -> None:
+        super().__init__(text)
+        self.transient = transient
+
+
+class OutcomeUnknown(DatabaseUnreachable):
+    """The connection broke while an enqueue was on its way: it may or may not have been committed."""
 
 
 class SchemaOutOfDate(PgworkersError):
@@ -44,9 +59,13 @@ class SchemaOutOfDate(PgworkersError):
 
 
 class AppNotLoaded(PgworkersError):
-    """The user's app could not be imported or described."""
+    """The user's app could not be imported or described. `traceback` is the text of what its code raised."""
 
     exit_code = 6
+
+    def __init__(self, message: str, traceback: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
 
 
 class DuplicateJob(PgworkersError):

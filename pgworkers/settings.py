@@ -52,6 +52,7 @@ class Settings:
     upkeep: float = _duration(3600.0, "How often partitions are made ahead and old ones dropped.")
     statement_timeout: float = _duration(5.0, "The longest any control statement may take.")
     connect_timeout: float = _duration(5.0, "The longest an attempt to connect may take.")
+    connect_wait: float = _duration(30.0, "How long `run` waits at its start for a database that refuses connections.")
     tcp_timeout: float = _duration(10.0, "After this long without an acknowledgement a connection counts as cut.")
     reconnect: float = _duration(2.0, "The longest pause between two attempts to reconnect.")
 

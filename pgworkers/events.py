@@ -1,0 +1,236 @@
+"""The facts. Each is stated once, in the past tense; logs, metrics and tests listen to them.
+
+`Facts.tell` never raises and never waits: a listener that fails is reported once on stderr and left out for that
+fact, because a fact must not delay or break the job it is about.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    job: int
+    lease: int
+    queue: str
+    task: str
+    attempt: int
+    waited: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """An attempt ended and its end is written; `state` is where the job is now."""
+
+    job: int
+    lease: int
+    queue: str
+    task: str
+    args: str
+    attempt: int
+    max_attempts: int
+    verdict: str
+    state: str
+    duration: float
+    cpu: float
+    peak_rss: int
+    error: str | None
+    again_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobsReleased:
+    count: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost:
+    """Another host owns the job now; whatever this host still says about it is refused."""
+
+    job: int
+    lease: int
+    queue: str
+    running: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FinishRejected:
+    job: int
+    lease: int
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobRescued:
+    job: int
+    lease: int
+    queue: str
+    task: str
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopWished:
+    job: int
+    lease: int
+    queue: str
+    task: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobStalled:
+    job: int
+    lease: int
+    queue: str
+    stalled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerForked:
+    queue: str
+    slot: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    queue: str
+    slot: int
+    pid: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied:
+    queue: str
+    slot: int
+    pid: int
+    job: int
+    status: str
+    why: str  # recycled, drained, or the verdict
+    swept: int
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorStarted:
+    queue: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorBooted:
+    queue: str
+    pid: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorFailed:
+    """It could not import the app, or not fork."""
+
+    queue: str
+    error: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorDied:
+    queue: str
+    pid: int
+    status: str
+    restart_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersResting:
+    queue: str
+    seconds: float
+    deaths: int
+
+
+@dataclass(frozen=True, slots=True)
+class OrphansKilled:
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseLost:
+    role: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseBack:
+    role: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StatementRun:
+    op: str
+    seconds: float
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Notified:
+    payload: str
+
+
+@dataclass(frozen=True, slots=True)
+class DutyDone:
+    duty: str
+    count: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DutyFailed:
+    duty: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostChanged:
+    """running, draining, stopping, gone."""
+
+    state: str
+    why: str
+
+
+Fact = (
+    JobStarted | JobEnded | JobsReleased | LeaseLost | FinishRejected | JobRescued | StopWished | JobStalled
+    | WorkerForked | WorkerReady | WorkerDied
+    | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | WorkersResting | OrphansKilled
+    | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified | DutyDone | DutyFailed | HostChanged
+)  # fmt: skip
+
+Listener = Callable[[Fact], None]
+
+
+class Facts:
+    """Where facts are told and who listens."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def tell(self, fact: Fact) -> None:
+        for listener in self._listeners:
+            try:
+                listener(fact)
+            except Exception:
+                traceback.print_exc(file=sys.stderr)

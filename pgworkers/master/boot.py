@@ -1,0 +1,145 @@
+"""Before the loop: learn the app, choose and reach the database, bring the schema up, announce it all."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+
+from pgworkers import settings as settings_module
+from pgworkers.clock import monotonic, show_seconds
+from pgworkers.errors import DatabaseUnreachable, NotFound, UsageError
+from pgworkers.job import queue as queues
+from pgworkers.job.enqueue import NewJob, enqueue
+from pgworkers.master.options import RunOptions
+from pgworkers.postgres import migrate
+from pgworkers.postgres.connect import choose, connect, shown
+from pgworkers.postgres.embedded import EmbeddedServer
+from pgworkers.postgres.statements import run as ask
+from pgworkers.settings import Loaded, Settings
+from pgworkers.specs import AppSpec, QueueSpec
+from pgworkers.supervisor.ask import describe
+
+VERSION = package_version("pgworkers")
+
+
+@dataclass(slots=True)
+class Plan:
+    """All that is known before the first process is started."""
+
+    app: AppSpec
+    loaded: Loaded
+    dsn: str
+    queues: dict[str, QueueSpec]
+    database: str  # for the second line of the start
+    schema: str  # for the third
+    server: EmbeddedServer | None
+
+    @property
+    def settings(self) -> Settings:
+        return self.loaded.settings
+
+
+def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
+    app = describe(options.config, options.loaded.settings.boot)
+    loaded = settings_module.load(options.flags, app.settings)
+    served = choose_queues(app, options.queues, options.workers, loaded.settings.max_workers)
+    config_dir = Path(options.config.partition(":")[0]).resolve().parent
+    chosen = choose(loaded.settings, loaded.sources, config_dir)
+    server = None
+    dsn = chosen.dsn
+    if chosen.embedded:
+        server = EmbeddedServer(Path(loaded.settings.home) if loaded.settings.home else config_dir / ".pgworkers")
+        dsn = server.acquire()
+    try:
+        with reach(loaded.settings, dsn, say) as conn:
+            applied = migrate.up(conn, loaded.settings.schema)
+            ask(conn, loaded.settings.schema, queues.declare(list(served)))
+            ask(conn, loaded.settings.schema, queues.declare_tasks(list(app.tasks)))
+            for task in options.enqueue:
+                _enqueue(conn, loaded.settings.schema, app, task)
+            postgres = f"Postgres {conn.info.server_version // 10000}"
+    except BaseException:
+        if server is not None:
+            server.release()
+        raise
+    where = f"in {server.home}" if server is not None else shown(dsn)
+    return Plan(
+        app,
+        loaded,
+        dsn,
+        served,
+        f"{postgres}, {chosen.source} {where}",
+        f"{loaded.settings.schema}, " + (f"migrated ({', '.join(applied)})" if applied else "up to date"),
+        server,
+    )
+
+
+def choose_queues(
+    app: AppSpec, wanted: dict[str, int | None] | None, workers: int | None, most: int
+) -> dict[str, QueueSpec]:
+    """The queues this host serves, with their number of workers."""
+    declared = {queue.name: queue for queue in app.queues}
+    if not declared:
+        raise UsageError('the app declares no queue, so there is nothing to run; add app.queue("default", workers=2)')
+    for name in wanted or ():
+        if name not in declared:
+            raise NotFound(f"the app declares no queue {name!r}; it has {', '.join(declared)}")
+    served = {}
+    for name, spec in declared.items():
+        if wanted is not None and name not in wanted:
+            continue
+        count = (wanted or {}).get(name) or workers or spec.workers
+        if not 1 <= count <= most:
+            raise UsageError(f"queue {name}: {count} workers; use 1 to {most} (setting max_workers)")
+        served[name] = msgspec.structs.replace(spec, workers=count)
+    return served
+
+
+def reach(settings: Settings, dsn: str, say: Callable[[str], None]) -> psycopg.Connection[Any]:
+    """A first connection. A server that refuses or is still starting is waited for; a wrong address is not."""
+    give_up = monotonic() + settings.connect_wait
+    pause = 0.2
+    told = False
+    while True:
+        try:
+            return connect(settings, dsn, "boot")
+        except DatabaseUnreachable as error:
+            left = give_up - monotonic()
+            if left <= 0 or not error.transient:
+                raise
+            if not told:
+                say(f"{error}; trying for {show_seconds(left)}")
+                told = True
+        time.sleep(min(pause, left) * random.uniform(0.5, 1.0))
+        pause = min(pause * 2, settings.reconnect)
+
+
+def _enqueue(conn: psycopg.Connection[Any], schema: str, app: AppSpec, task: str) -> None:
+    spec = next((spec for spec in app.tasks if spec.name == task), None)
+    if spec is None:
+        raise NotFound(f"--enqueue {task}: the app has no such task; it has {', '.join(s.name for s in app.tasks)}")
+    job = NewJob(task=task, args_json="{}", queue=spec.queue, priority=spec.priority, max_attempts=spec.max_attempts)
+    ask(conn, schema, enqueue(job))
+
+
+def banner(plan: Plan, metrics: str) -> list[str]:
+    """The six lines of the start."""
+    served = " · ".join(f"{q.name} {q.workers} worker{'s' * (q.workers != 1)}" for q in plan.queues.values())
+    return [
+        f"pgworkers {VERSION} · {plan.app.name} (version {plan.app.version})",
+        f"database  {plan.database}",
+        f"schema    {plan.schema}",
+        f"queues    {served}",
+        f"metrics   {metrics}",
+        f"stop      Ctrl-C or kill -TERM {os.getpid()}: running jobs get {show_seconds(plan.settings.drain)}; "
+        "a second Ctrl-C or SIGQUIT: now",
+    ]

@@ -1,0 +1,311 @@
+"""Who runs what, on this host: claimed jobs wait in a small buffer per queue until a worker of it is idle.
+
+The buffer belongs to the queue and not to a worker, so no job waits behind a long one. It is deeper than the
+idle workers only while the queue's jobs are short, and what nobody took in time is given back to the other
+hosts. No SQL here and no waiting: claims come in through `take`, ends go out through `Ends`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+from msgspec import Raw
+
+from pgworkers.clock import monotonic
+from pgworkers.events import Facts, JobStarted, LeaseLost, StopWished, WorkerReady
+from pgworkers.job.claim import Claimed, Wants
+from pgworkers.job.progress import Saved
+from pgworkers.job.state import Verdict
+from pgworkers.master import verdict
+from pgworkers.master.crew import Worker
+from pgworkers.master.ends import Ends
+from pgworkers.master.held import Held
+from pgworkers.process.frames import Frame
+from pgworkers.settings import Settings
+from pgworkers.specs import TaskSpec
+from pgworkers.supervisor.messages import Died
+from pgworkers.worker.messages import Kind, Order, Progress, Report
+
+_order = msgspec.json.Encoder().encode
+_report = msgspec.json.Decoder(Report).decode
+_progress = msgspec.json.Decoder(Progress).decode
+_NULL = Raw(b"null")
+
+#: A buffered job that no worker took for this long goes back to the other hosts.
+PATIENCE = 0.05
+#: How much work, in seconds per worker, may wait in the buffer of a queue with short jobs.
+AHEAD = 0.02
+
+
+def ahead(workers: int, typical: float | None, cap: int) -> int:
+    """How many jobs to claim beyond the idle workers: none until the queue's jobs are known to be short."""
+    if typical is None or typical > AHEAD:
+        return 0
+    return min(cap, int(workers * AHEAD / max(typical, 1e-5)))
+
+
+class QueueDesk:
+    """The buffer and the workers of one queue."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.buffer: deque[Held] = deque()
+        self.idle: list[Worker] = []
+        self.workers: list[Worker] = []
+        self.typical: float | None = None  # a moving average of recent durations, seconds
+
+    def learn(self, duration: float) -> None:
+        self.typical = duration if self.typical is None else 0.9 * self.typical + 0.1 * duration
+
+    def busy(self) -> Iterator[Worker]:
+        return (w for w in self.workers if w.held is not None)
+
+
+class Dispatch:
+    def __init__(
+        self,
+        settings: Settings,
+        facts: Facts,
+        tasks: dict[str, TaskSpec],
+        queues: Iterable[str],
+        ends: Ends,
+        version: str,
+        want_claim: Callable[[], None],
+        stop: Callable[[Worker, Held, str], None],
+    ) -> None:
+        self.tasks = tasks
+        self.desks = {name: QueueDesk(name) for name in queues}
+        self.claiming = True
+        self.started = 0
+        self._watching = False
+        self._settings = settings
+        self._facts = facts
+        self._ends = ends
+        self._version = version
+        self._want_claim = want_claim
+        self._stop = stop
+
+    # -- what the claimer asks and brings ----------------------------------------------------------------------
+
+    def wants(self) -> list[Wants]:
+        """How many jobs of each queue this host could use now."""
+        if not self.claiming:
+            return []
+        wanted = []
+        for desk in self.desks.values():
+            room = len(desk.idle) - len(desk.buffer)
+            alive = len(desk.idle) + sum(1 for _ in desk.busy())
+            if alive:
+                room += ahead(alive, desk.typical, self._settings.claim_batch)
+            if room > 0:
+                wanted.append(Wants(desk.name, min(room, self._settings.claim_batch)))
+        return wanted
+
+    def take(self, claimed: Iterable[Claimed]) -> None:
+        for job in claimed:
+            held = Held(job, self.tasks[job.task])
+            if job.cancelled:
+                self._end_unstarted(held, "cancel")
+            elif not self.claiming:
+                self._ends.release([held.key], "the host is draining")
+            else:
+                self.desks[job.queue].buffer.append(held)
+        for desk in self.desks.values():
+            self._feed(desk)
+        self._watch_buffers()
+
+    def _watch_buffers(self) -> None:
+        if not self._watching and any(desk.buffer for desk in self.desks.values()):
+            self._watching = True
+            asyncio.get_running_loop().call_later(PATIENCE, self._give_back_waiting)
+
+    def _give_back_waiting(self) -> None:
+        """Release buffered jobs that no worker took in time; another host may have an idle one."""
+        self._watching = False
+        now = monotonic()
+        back: list[tuple[int, int]] = []
+        for desk in self.desks.values():
+            if desk.buffer and now - desk.buffer[0].since > PATIENCE:
+                back += [held.key for held in desk.buffer]
+                desk.buffer.clear()
+                desk.typical = max(desk.typical or 0.0, AHEAD * 2)  # it was not short after all
+        if back:
+            self._ends.release(back, "no worker was free for them")
+        self._watch_buffers()
+
+    def give_back_all(self, why: str) -> None:
+        back = [held.key for desk in self.desks.values() for held in desk.buffer]
+        for desk in self.desks.values():
+            desk.buffer.clear()
+        if back:
+            self._ends.release(back, why)
+
+    # -- what workers and supervisors say ------------------------------------------------------------------------
+
+    def joined(self, worker: Worker) -> None:
+        self.desks[worker.queue].workers.append(worker)
+
+    def heard(self, worker: Worker, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.READY:
+                self._facts.tell(WorkerReady(worker.queue, worker.slot, worker.pid, monotonic() - worker.since))
+                self._idle(worker)
+            case Kind.REPORT:
+                self._reported(worker, frame)
+            case Kind.PROGRESS:
+                held = worker.held
+                if held is not None and held.key == (frame.job, frame.lease):
+                    said = _progress(frame.body)
+                    self._ends.save(Saved(frame.job, frame.lease, verdict._text(said.progress), verdict._text(said.checkpoint)))
+
+    def died(self, worker: Worker, died: Died) -> Verdict | None:
+        """A worker is gone. What it had reported counts; otherwise its death is the end of its job."""
+        worker.drain_frames()
+        worker.hang_up()
+        desk = self.desks[worker.queue]
+        if worker in desk.workers:
+            desk.workers.remove(worker)
+        if worker in desk.idle:
+            desk.idle.remove(worker)
+        worker.become("gone")
+        held, worker.held = worker.held, None
+        if held is None:
+            return None
+        if died.job != held.claimed.id or died.lease != held.claimed.lease:
+            # The order was still in the socket: the handler never began.
+            self._ends.release([held.key], f"its worker ended by {died.status} before the job began")
+            return None
+        ending = verdict.of_death(died)
+        self._settle(worker, held, ending)
+        return ending.verdict
+
+    # -- wishes ----------------------------------------------------------------------------------------------------
+
+    def cancel(self, job: int) -> bool:
+        """A cancel for a job of this host: end it, running or not. False: it is not here."""
+        for desk in self.desks.values():
+            for held in desk.buffer:
+                if held.claimed.id == job:
+                    desk.buffer.remove(held)
+                    self._end_unstarted(held, "cancel")
+                    return True
+            for worker in desk.busy():
+                if worker.held is not None and worker.held.claimed.id == job:
+                    self.wish(worker, "cancel")
+                    return True
+        return False
+
+    def lost(self, key: tuple[int, int]) -> None:
+        """The database says another host owns it: whatever runs here is stopped, nothing of it is written."""
+        for desk in self.desks.values():
+            for held in list(desk.buffer):
+                if held.key == key:
+                    desk.buffer.remove(held)
+                    self._facts.tell(LeaseLost(*key, desk.name, running=False))
+            for worker in desk.busy():
+                if worker.held is not None and worker.held.key == key and worker.held.wish != "lease":
+                    self._facts.tell(LeaseLost(*key, desk.name, running=True))
+                    self.wish(worker, "lease")
+
+    def wish(self, worker: Worker, reason: str) -> None:
+        """Latched: the first wish is told and sent once; a harder one may follow."""
+        held = worker.held
+        if held is None or held.wish == reason:
+            return
+        if held.wish not in ("cancel", "lease"):
+            held.wish = reason
+        self._facts.tell(StopWished(*held.key, worker.queue, held.claimed.task, reason))
+        self._stop(worker, held, reason)
+
+    # -- for renewal and the process view ----------------------------------------------------------------------------
+
+    def busy(self) -> list[Worker]:
+        return [w for desk in self.desks.values() for w in desk.busy()]
+
+    def all_workers(self) -> list[Worker]:
+        return [w for desk in self.desks.values() for w in desk.workers]
+
+    def held_keys(self) -> list[tuple[int, int]]:
+        keys = [held.key for desk in self.desks.values() for held in desk.buffer]
+        keys += [w.held.key for w in self.busy() if w.held is not None]
+        return keys
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _idle(self, worker: Worker) -> None:
+        worker.become("idle")
+        desk = self.desks[worker.queue]
+        if not self.claiming:
+            worker.become("leaving")
+            worker.hang_up()
+            return
+        desk.idle.append(worker)
+        self._feed(desk)
+        if not desk.buffer:
+            self._want_claim()
+
+    def _feed(self, desk: QueueDesk) -> None:
+        while desk.buffer and desk.idle:
+            worker = desk.idle.pop()
+            if not worker.open:
+                continue
+            self._order(worker, desk.buffer.popleft())
+
+    def _order(self, worker: Worker, held: Held) -> None:
+        job = held.claimed
+        timeout = held.timeout()
+        if timeout is not None and timeout <= 0:
+            self._end_unstarted(held, "deadline")
+            self._idle(worker)
+            return
+        held.started = monotonic()
+        worker.held = held
+        worker.become("busy")
+        worker.jobs += 1
+        self.started += 1
+        order = Order(
+            task=job.task,
+            args=Raw(job.args.encode()),
+            queue=job.queue,
+            attempt=job.attempt,
+            crashes=job.crashes,
+            timeout=timeout,
+            memory=job.memory if job.memory is not None else held.spec.memory,
+            checkpoint=_NULL if job.checkpoint is None else Raw(job.checkpoint.encode()),
+            meta=_NULL if job.meta is None else Raw(job.meta.encode()),
+            errors=job.errors,
+        )
+        worker.send(Kind.ORDER, job.id, job.lease, _order(order))
+        waited = job.waited + held.started - held.since
+        self._facts.tell(JobStarted(job.id, job.lease, job.queue, job.task, job.attempt, waited))
+
+    def _reported(self, worker: Worker, frame: Frame) -> None:
+        held = worker.held
+        if held is None or held.key != (frame.job, frame.lease):
+            return  # a report for a lease this worker no longer has
+        report = _report(frame.body)
+        worker.held = None
+        self.desks[worker.queue].learn(report.duration)
+        self._settle(worker, held, verdict.of_report(report))
+        if report.last:
+            worker.become("leaving")
+        else:
+            self._idle(worker)
+
+    def _settle(self, worker: Worker, held: Held, ending: verdict.Ending) -> None:
+        if held.wish == "lease" or ending.verdict is Verdict.LEASE_LOST:
+            return  # not ours to write
+        if not ending.started and ending.verdict is Verdict.INTERRUPTED:
+            self._ends.release([held.key], "stopped before it began")
+            return
+        name = f"{worker.name} pid {worker.pid}"
+        self._ends.put(held, verdict.settle(held, ending, random.random(), name, self._version))
+
+    def _end_unstarted(self, held: Held, reason: str) -> None:
+        ending = verdict.of_report(Report("stopped", 0.0, 0.0, 0, reason=reason, started=False))
+        held.wish = reason if reason == "cancel" else held.wish
+        self._ends.put(held, verdict.settle(held, ending, random.random(), "", self._version))

@@ -1,0 +1,160 @@
+"""The ends of jobs on their way into the database, in batches, on the finish connection.
+
+Whatever waits here is kept through any outage: it is sent again until the database answers. Sending twice is
+harmless, because each write names its lease. Data that Postgres refuses never stops a job from finishing: the batch is
+halved until the guilty row stands alone, and that row is written without its texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+
+import psycopg
+
+from pgworkers.events import Facts, FinishRejected, JobEnded, JobsReleased
+from pgworkers.job.finish import End, finish
+from pgworkers.job.progress import Saved, save
+from pgworkers.job.release import release
+from pgworkers.job.retry import Again, retry
+from pgworkers.job.state import State, Verdict
+from pgworkers.master.held import Held
+from pgworkers.master.line import Line, LineDown
+
+Pending = tuple[Held, End | Again]
+
+
+class Ends:
+    def __init__(self, host: str, line: Line, facts: Facts, batch: int) -> None:
+        self._host = host
+        self._line = line
+        self._facts = facts
+        self._batch = batch
+        self._pending: deque[Pending] = deque()
+        self._sending: list[Pending] = []
+        self._releases: list[tuple[int, int]] = []
+        self._saves: dict[tuple[int, int], Saved] = {}
+        self._wake = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def __len__(self) -> int:
+        return len(self._pending) + len(self._sending) + len(self._releases)
+
+    def put(self, held: Held, end: End | Again) -> None:
+        # What the handler last said travels with its end; an older beat must not overwrite it.
+        saved = self._saves.pop(held.key, None)
+        if saved is not None:
+            end = replace(end, progress=end.progress or saved.progress, checkpoint=end.checkpoint or saved.checkpoint)
+        self._pending.append((held, end))
+        self._poke()
+
+    def release(self, keys: list[tuple[int, int]], why: str) -> None:
+        self._releases += keys
+        self._facts.tell(JobsReleased(len(keys), why))
+        self._poke()
+
+    def save(self, saved: Saved) -> None:
+        key = (saved.id, saved.lease)
+        old = self._saves.get(key)
+        if old is not None:
+            saved = Saved(*key, saved.progress or old.progress, saved.checkpoint or old.checkpoint)
+        self._saves[key] = saved
+        self._poke()
+
+    async def run(self) -> None:
+        """Send for as long as the host lives."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._pending or self._sending or self._releases or self._saves:
+                try:
+                    await self._send()
+                except LineDown:
+                    await self._line.rest()
+            self.idle.set()
+
+    def _poke(self) -> None:
+        self.idle.clear()
+        self._wake.set()
+
+    async def _send(self) -> None:
+        if not self._sending:
+            while self._pending and len(self._sending) < self._batch:
+                self._sending.append(self._pending.popleft())
+        if self._sending:
+            await self._write(self._sending)
+            self._sending = []
+        if self._releases:
+            releases = self._releases[:]
+            await self._line.ask(release(releases))
+            del self._releases[: len(releases)]
+        if self._saves:
+            saves, self._saves = self._saves, {}
+            try:
+                await self._line.ask(save(list(saves.values())))
+            except LineDown:
+                self._saves = saves | self._saves
+                raise
+            except psycopg.Error:
+                pass  # progress that cannot be stored is not worth a job
+
+    async def _write(self, batch: list[Pending]) -> None:
+        try:
+            ends = [end for _, end in batch if isinstance(end, End)]
+            agains = [end for _, end in batch if isinstance(end, Again)]
+            answers: dict[tuple[int, int], str] = {}
+            if ends:
+                answers |= await self._line.ask(finish(self._host, ends))
+            if agains:
+                answers |= await self._line.ask(retry(self._host, agains))
+        except psycopg.Error as error:
+            if len(batch) == 1:
+                held, end = batch[0]
+                await self._write_bare(held, end, error)
+                return
+            middle = len(batch) // 2
+            await self._write(batch[:middle])
+            await self._write(batch[middle:])
+            return
+        for held, end in batch:
+            self._written(held, end, answers.get(held.key, "lost"))
+
+    async def _write_bare(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
+        """The same end without anything that came from the handler."""
+        text = f"{type(error).__name__}: the database refused what the handler left; it was dropped"
+        bare = replace(end, error=text, traceback=None, stack=None, output=None, progress=None, checkpoint=None, rungs=None)
+        if isinstance(bare, End):
+            if bare.result is not None:
+                bare = replace(bare, result=None, state=State.DEAD, verdict=Verdict.ERROR)
+            answers = await self._line.ask(finish(self._host, [bare]))
+        else:
+            answers = await self._line.ask(retry(self._host, [bare]))
+        self._written(held, bare, answers.get(held.key, "lost"))
+
+    def _written(self, held: Held, end: End | Again, answer: str) -> None:
+        job = held.claimed
+        if answer == "lost":
+            self._facts.tell(FinishRejected(job.id, job.lease, job.queue))
+            return
+        again_in = end.after if isinstance(end, Again) else None
+        state = end.state if isinstance(end, End) else State.SCHEDULED if end.after > 0 else State.READY
+        self._facts.tell(
+            JobEnded(
+                job.id,
+                job.lease,
+                job.queue,
+                job.task,
+                job.args,
+                job.attempt,
+                job.max_attempts,
+                end.verdict,
+                state,
+                end.duration,
+                end.cpu,
+                end.peak_rss,
+                end.error,
+                again_in,
+            )
+        )

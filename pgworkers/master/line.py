@@ -1,0 +1,174 @@
+"""One database connection of the host, for one role, that comes back by itself.
+
+A statement either answers, or raises `LineDown`: the connection was lost, refused, cut, or did not answer in
+time. Whether a lost statement was committed is unknown; every verb is guarded by lease or idempotent, so callers send it
+again. The time limit is kept on this side too: behind a proxy or a silent partition both kernels go on acknowledging,
+so neither `statement_timeout` nor TCP would ever tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import psycopg
+
+from pgworkers import clock
+from pgworkers.errors import DatabaseUnreachable
+from pgworkers.events import DatabaseBack, DatabaseLost, Facts, StatementRun
+from pgworkers.postgres.connect import aconnect
+from pgworkers.postgres.statements import Query, arun
+from pgworkers.settings import Settings
+
+T = TypeVar("T")
+
+#: Errors that say something about the server or the way to it, never about the data that was sent.
+_TRANSIENT = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, psycopg.ProgrammingError)
+
+
+class LineDown(Exception):
+    """The statement got no answer."""
+
+
+class Line:
+    def __init__(self, role: str, dsn: str, settings: Settings, facts: Facts) -> None:
+        self.role = role
+        self.up = False
+        self._dsn = dsn
+        self._settings = settings
+        self._facts = facts
+        self._conn: psycopg.AsyncConnection[Any] | None = None
+        self._down_since: float | None = None
+        self._pause = 0.0
+        self._not_before = 0.0
+        self._closed = False
+        self.on_connect: Callable[[psycopg.AsyncConnection[Any]], Awaitable[None]] | None = None
+
+    async def ask(self, query: Query[T]) -> T:
+        """Run one statement; data errors pass through, everything else becomes `LineDown`."""
+        conn = await self.connection()
+        began = clock.monotonic()
+        name = query.statement.name
+        try:
+            answer = await self._bounded(arun(conn, self._settings.schema, query), conn)
+        except _TRANSIENT as error:
+            self._facts.tell(StatementRun(name, clock.monotonic() - began, type(error).__name__))
+            self.lose(error)
+            raise LineDown(str(error)) from error
+        except psycopg.Error as error:
+            self._facts.tell(StatementRun(name, clock.monotonic() - began, type(error).__name__))
+            raise
+        self._facts.tell(StatementRun(name, clock.monotonic() - began, None))
+        self._answered()
+        return answer
+
+    async def connection(self) -> psycopg.AsyncConnection[Any]:
+        """The open connection, after waiting out the back-off and connecting if need be."""
+        if self._conn is not None and not self._conn.closed:
+            return self._conn
+        wait = self._not_before - clock.monotonic()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        if self._closed:
+            raise LineDown("the host is leaving")
+        limit = self._settings.connect_timeout + self._settings.statement_timeout
+        try:
+            async with asyncio.timeout(limit):
+                conn = await aconnect(self._settings, self._dsn, self.role)
+                if self.on_connect is not None:
+                    await self.on_connect(conn)
+        except (DatabaseUnreachable, TimeoutError, *_TRANSIENT) as error:
+            self.lose(error)
+            raise LineDown(str(error)) from error
+        self._conn = conn
+        self._answered()
+        return conn
+
+    def _answered(self) -> None:
+        self.up = True
+        self._pause = 0.0
+        if self._down_since is not None:
+            self._facts.tell(DatabaseBack(self.role, clock.monotonic() - self._down_since))
+            self._down_since = None
+
+    async def _bounded(self, answer: Awaitable[T], conn: psycopg.AsyncConnection[Any]) -> T:
+        task = asyncio.ensure_future(answer)
+        limit = self._settings.statement_timeout + 1.0
+        try:
+            done, _ = await asyncio.wait({task}, timeout=limit)
+            if not done:
+                self.cut(conn)
+                await asyncio.wait({task}, timeout=1.0)
+                if not task.done():
+                    task.cancel()
+                elif not task.cancelled():
+                    task.exception()
+                raise psycopg.OperationalError(f"no answer within {clock.show_seconds(limit)}")
+            return task.result()
+        except asyncio.CancelledError:
+            # psycopg's own cancellation may wait for the server; a cut socket never does.
+            if not task.done():
+                self.cut(conn)
+                task.cancel()
+            raise
+
+    def cut(self, conn: psycopg.AsyncConnection[Any] | None = None) -> None:
+        """Shut the socket down: whoever waits on it gets an error at once."""
+        conn = conn or self._conn
+        if conn is None or conn.closed:
+            return
+        try:
+            with socket.socket(fileno=os.dup(conn.fileno())) as sock:
+                sock.shutdown(socket.SHUT_RDWR)
+        except (OSError, psycopg.Error):
+            pass
+
+    def lose(self, error: BaseException) -> None:
+        """Note the loss, drop a connection that cannot be used any more, and let the pause grow."""
+        conn = self._conn
+        unusable = conn is None or conn.closed or conn.broken or isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
+        if unusable and conn is not None:
+            self._conn = None
+            self.cut(conn)
+            _drop(conn)
+        if unusable:
+            self.up = False
+        now = clock.monotonic()
+        if self._down_since is None:
+            self._down_since = now
+            self._facts.tell(DatabaseLost(self.role, _first_line(error)))
+        self._pause = min(self._settings.reconnect, max(0.1, self._pause * 2))
+        self._not_before = now + self._pause * random.uniform(0.5, 1.0)
+
+    async def rest(self) -> None:
+        """Wait until the back-off allows the next try."""
+        wait = self._not_before - clock.monotonic()
+        if wait > 0:
+            await asyncio.sleep(wait)
+
+    async def close(self) -> None:
+        self._closed = True
+        conn, self._conn = self._conn, None
+        self.up = False
+        if conn is not None:
+            try:
+                async with asyncio.timeout(1.0):
+                    await conn.close()
+            except (TimeoutError, psycopg.Error):
+                self.cut(conn)
+
+
+def _drop(conn: psycopg.AsyncConnection[Any]) -> None:
+    try:
+        conn.pgconn.finish()
+    except psycopg.Error:
+        pass
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,69 @@
+"""`pgworkers run`: boot, serve, leave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from pgworkers.errors import UsageError
+from pgworkers.events import Facts
+from pgworkers.master import boot
+from pgworkers.master.host import Host, new_boot_id
+from pgworkers.master.http import Http, bind
+from pgworkers.master.options import RunOptions
+from pgworkers.observe.log import Log
+from pgworkers.observe.metrics import Metrics
+from pgworkers.observe.writer import LineWriter
+
+
+def run(options: RunOptions) -> int:
+    """Run a host until it is told to stop; the exit code."""
+    boot_id = new_boot_id()
+    os.environ["PGWORKERS_TREE"] = boot_id
+    plan = boot.prepare(options, lambda text: print(f"pgworkers: {text}", file=sys.stderr, flush=True))
+    try:
+        if options.check:
+            for line in boot.banner(plan, plan.settings.metrics):
+                print(line)
+            print("check     ok")
+            return 0
+        return _serve(plan, options, boot_id)
+    finally:
+        if plan.server is not None:
+            plan.server.release()
+
+
+def _serve(plan: boot.Plan, options: RunOptions, boot_id: str) -> int:
+    sock, address = None, "off"
+    if plan.settings.metrics != "off":
+        try:
+            sock = bind(plan.settings.metrics)
+            address = "http://{}:{}/metrics".format(*sock.getsockname()[:2])
+        except UsageError as error:
+            if plan.loaded.sources["metrics"] != "default":
+                raise
+            address = f"off: {error}"  # a second master on this machine is no reason to refuse the first address
+    writer = LineWriter(sys.stdout.fileno())
+    log = Log(writer.put, style=plan.settings.log, quiet=options.quiet)
+    for line in boot.banner(plan, address):
+        log.say(line)
+    facts = Facts()
+    facts.listen(log)
+    metrics = Metrics(((t.queue, t.name) for t in plan.app.tasks), plan.queues, boot.VERSION, plan.app.version)
+    facts.listen(metrics)
+
+    async def life() -> int:
+        host = Host(plan, options, facts, metrics, boot_id)
+        http = Http(sock, host.answer) if sock is not None else None
+        if http is not None:
+            await http.start()
+        await host.serve()
+        if http is not None:
+            await http.close()
+        return 1 if host.failed else 0
+
+    try:
+        return asyncio.run(life())
+    finally:
+        writer.close()

@@ -1,0 +1,276 @@
+"""The supervisors of this host: started, heard, buried and started again.
+
+The master execs them (it never forks itself), hears facts on their control sockets and receives each new worker's
+socket with `Forked`. When a supervisor dies, its workers die with it by PDEATHSIG; their ends are written only when each is
+really gone, so that no job runs twice at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import msgspec
+
+from pgworkers import events
+from pgworkers.clock import monotonic
+from pgworkers.events import Facts
+from pgworkers.master.crew import Worker
+from pgworkers.master.dispatch import Dispatch
+from pgworkers.master.held import Held
+from pgworkers.process import tree
+from pgworkers.process.budget import Budget
+from pgworkers.settings import Settings
+from pgworkers.supervisor.messages import (
+    Boot,
+    Booted,
+    BootFailed,
+    Command,
+    Died,
+    Fact,
+    Forked,
+    Resting,
+    Scale,
+    Stalled,
+    Stop,
+)
+
+MARKER = "PGWORKERS_TREE"
+_PACKET = 1 << 18
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Fact).decode
+
+
+class Supervisor:
+    """One running supervisor process, as the master sees it."""
+
+    def __init__(self, boot: Boot, on_fact: Callable[[Supervisor, Fact, list[int]], None], on_death: Callable[[Supervisor], None]) -> None:
+        self.queue = boot.queue.name
+        self.workers: dict[int, Worker] = {}
+        self.booted = False
+        self._on_fact = on_fact
+        self._on_death = on_death
+        self._unsent: list[bytes] = []
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PACKET * 2)
+        ours.setblocking(False)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pgworkers.supervisor", "--fd", str(theirs.fileno()), "--parent", str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+                env=os.environ | {MARKER: boot.host},
+            )
+        self.pid = self.process.pid
+        self._control: socket.socket | None = ours
+        self._pidfd = os.pidfd_open(self.pid)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(ours.fileno(), self._readable)
+        loop.add_reader(self._pidfd, self._exited)
+        self.send(boot)
+
+    def send(self, command: Command) -> None:
+        if self._control is None:
+            return
+        self._unsent.append(_encode(command))
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent and self._control is not None:
+            try:
+                self._control.send(self._unsent[0])
+            except (BlockingIOError, InterruptedError):
+                asyncio.get_running_loop().add_writer(self._control.fileno(), self._writable)
+                return
+            except OSError:
+                return  # it is dying; the pidfd will say so
+            self._unsent.pop(0)
+
+    def _writable(self) -> None:
+        if self._control is not None:
+            asyncio.get_running_loop().remove_writer(self._control.fileno())
+            self._flush()
+
+    def _readable(self) -> None:
+        while self._receive():
+            pass
+
+    def _receive(self) -> bool:
+        if self._control is None:
+            return False
+        try:
+            data, fds, _flags, _address = socket.recv_fds(self._control, _PACKET, 4)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data, fds = b"", []
+        if not data:
+            self.hang_up()
+            return False
+        self._on_fact(self, _decode(data), fds)
+        return True
+
+    def hang_up(self) -> None:
+        """Close the control socket; to the supervisor that means: kill your workers and leave."""
+        control, self._control = self._control, None
+        if control is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(control.fileno())
+            loop.remove_writer(control.fileno())
+            control.close()
+
+    def _exited(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        self._readable()  # what it said last
+        self.hang_up()
+        self.process.wait()
+        self._on_death(self)
+
+    @property
+    def status(self) -> str:
+        code = self.process.returncode
+        if code is not None and code < 0:
+            return signal.Signals(-code).name
+        return f"exit {code}"
+
+
+class Supervisors:
+    """All of them, one per queue, with a restart budget each."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        facts: Facts,
+        dispatch: Dispatch,
+        boots: dict[str, Boot],
+    ) -> None:
+        self._settings = settings
+        self._facts = facts
+        self._dispatch = dispatch
+        self._boots = boots
+        self._budgets = {
+            name: Budget(settings.restart_intensity, settings.restart_period, settings.restart_cap) for name in boots
+        }
+        self._running: dict[str, Supervisor] = {}
+        self._burying: set[asyncio.Task[None]] = set()
+        self._leaving = False
+        self.errors: dict[str, str] = {}  # why a queue has no workers
+
+    def start(self) -> None:
+        for name in self._boots:
+            self._spawn(name)
+
+    def scale(self, queue: str, workers: int) -> None:
+        self._boots[queue] = msgspec.structs.replace(self._boots[queue], workers=workers)
+        if queue in self._running:
+            self._running[queue].send(Scale(workers))
+
+    def target(self, queue: str) -> int:
+        return self._boots[queue].workers
+
+    def stop_job(self, worker: Worker, held: Held, reason: str, *, now: bool = False) -> None:
+        """Send a wish down, naming job and lease."""
+        supervisor = self._running.get(worker.queue)
+        if supervisor is None or supervisor.workers.get(worker.slot) is not worker:
+            return
+        ask, raise_ = (0.0, 0.0) if now else (self._settings.ask_grace, self._settings.raise_grace)
+        supervisor.send(Stop(worker.slot, *held.key, reason, ask, raise_))
+
+    def leave(self) -> None:
+        """Start nothing any more."""
+        self._leaving = True
+        for name in self._boots:
+            self.scale(name, 0)
+
+    def hang_up(self) -> None:
+        self._leaving = True
+        for supervisor in self._running.values():
+            supervisor.hang_up()
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._running or self._burying)
+
+    @property
+    def pids(self) -> set[int]:
+        return {supervisor.pid for supervisor in self._running.values()}
+
+    def all_ready(self) -> bool:
+        return all(name in self._running and self._running[name].booted for name in self._boots)
+
+    def _spawn(self, queue: str) -> None:
+        if self._leaving or queue in self._running:
+            return
+        supervisor = Supervisor(self._boots[queue], self._heard, self._died)
+        self._running[queue] = supervisor
+        self._facts.tell(events.SupervisorStarted(queue, supervisor.pid))
+
+    def _heard(self, supervisor: Supervisor, fact: Fact, fds: list[int]) -> None:
+        match fact:
+            case Booted():
+                supervisor.booted = True
+                self.errors.pop(supervisor.queue, None)
+                self._facts.tell(events.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))
+            case BootFailed():
+                self.errors[supervisor.queue] = fact.error
+                self._facts.tell(events.SupervisorFailed(supervisor.queue, fact.error, fact.traceback))
+            case Forked():
+                sock = socket.socket(fileno=fds.pop())
+                worker = Worker(supervisor.queue, fact.slot, fact.pid, sock, self._dispatch.heard)
+                supervisor.workers[fact.slot] = worker
+                self._dispatch.joined(worker)
+                self._facts.tell(events.WorkerForked(supervisor.queue, fact.slot, fact.pid))
+            case Died():
+                gone = supervisor.workers.pop(fact.slot, None)
+                if gone is not None:
+                    self._bury(gone, fact)
+            case Stalled():
+                stalled = supervisor.workers.get(fact.slot)
+                if stalled is not None and stalled.held is not None and stalled.held.key == (fact.job, fact.lease):
+                    stalled.held.stalled = fact.stalled
+                    self._facts.tell(events.JobStalled(fact.job, fact.lease, supervisor.queue, fact.stalled))
+            case Resting():
+                self._facts.tell(events.WorkersResting(supervisor.queue, fact.seconds, fact.deaths))
+        for fd in fds:
+            os.close(fd)
+
+    def _bury(self, worker: Worker, died: Died) -> None:
+        left = worker.state in ("leaving", "booting") and died.status == "exit 0"
+        verdict = self._dispatch.died(worker, died)
+        why = verdict or ("left" if left else "while idle")
+        self._facts.tell(events.WorkerDied(worker.queue, worker.slot, worker.pid, died.job, died.status, why, died.swept))
+
+    def _died(self, supervisor: Supervisor) -> None:
+        task = asyncio.get_running_loop().create_task(self._after_death(supervisor))
+        self._burying.add(task)
+        task.add_done_callback(self._burying.discard)
+
+    async def _after_death(self, supervisor: Supervisor) -> None:
+        """Wait until every worker of it is really gone, end their jobs, and start the next one."""
+        for worker in list(supervisor.workers.values()):
+            while tree.alive(worker.pid, marker=self._boots[supervisor.queue].host):
+                tree.kill_group(worker.pid)
+                await asyncio.sleep(0.01)
+        killed = tree.kill_orphans(self._boots[supervisor.queue].host, spare=self.pids)
+        if killed:
+            self._facts.tell(events.OrphansKilled(killed))
+        for worker in supervisor.workers.values():
+            worker.drain_frames()
+            job, lease = worker.held.key if worker.held is not None else (0, 0)
+            why = f"the death of its supervisor ({supervisor.status})"
+            duration = monotonic() - worker.since
+            self._bury(worker, Died(worker.slot, worker.pid, job, lease, why, int(signal.SIGKILL), ready=True, duration=duration))
+        self._running.pop(supervisor.queue, None)
+        pause = None if self._leaving else self._budgets[supervisor.queue].died(monotonic(), supervisor.booted)
+        self._facts.tell(events.SupervisorDied(supervisor.queue, supervisor.pid, supervisor.status, pause))
+        if pause is not None:
+            await asyncio.sleep(pause)
+            self._spawn(supervisor.queue)

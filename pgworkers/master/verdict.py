@@ -1,0 +1,194 @@
+"""From what a worker reported, or how it died, to what is written about the attempt. Pure.
+
+The worker says what its handler did; the supervisor says how a process died; this module is the only place that
+turns either into a verdict and into the next state of the job.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from pgworkers.job.clean import json_text
+from pgworkers.job.finish import End
+from pgworkers.job.retry import Again, Dead, decide
+from pgworkers.job.state import CRASHES, State, Verdict
+from pgworkers.master.held import Held
+from pgworkers.supervisor.messages import Died
+from pgworkers.worker.messages import Report
+
+#: Why a ladder was climbed -> the verdict of an attempt that it ended.
+OF_REASON = {
+    "cancel": Verdict.CANCELLED,
+    "deadline": Verdict.TIMEOUT,
+    "memory": Verdict.MEMORY_LIMIT,
+    "drain": Verdict.INTERRUPTED,
+    "kill": Verdict.INTERRUPTED,
+    "lease": Verdict.LEASE_LOST,
+    "stall": Verdict.TIMEOUT,
+}
+OF_OUTCOME = {
+    "done": Verdict.SUCCEEDED,
+    "error": Verdict.ERROR,
+    "retry": Verdict.ERROR,
+    "snooze": Verdict.SNOOZED,
+    "throttled": Verdict.THROTTLED,
+    "discard": Verdict.DISCARDED,
+    "exit": Verdict.EXIT,
+}
+_SENTENCES = {
+    Verdict.TIMEOUT: "stopped at its deadline",
+    Verdict.CANCELLED: "cancelled",
+    Verdict.MEMORY_LIMIT: "stopped over its memory limit",
+    Verdict.INTERRUPTED: "interrupted: the host was told to stop",
+    Verdict.LEASE_LOST: "stopped: another host holds the lease",
+    Verdict.OOM: "killed by the kernel: out of memory",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one attempt ended, told the same way whoever told it."""
+
+    verdict: Verdict
+    duration: float
+    cpu: float
+    peak_rss: int
+    error: str | None = None
+    result: str | None = None
+    traceback: str | None = None
+    stack: str | None = None
+    exit_status: str | None = None
+    output: str | None = None
+    progress: str | None = None
+    checkpoint: str | None = None
+    rungs: str | None = None
+    after: float | None = None
+    started: bool = True
+
+
+def of_report(report: Report) -> Ending:
+    """The ending a worker told itself."""
+    if report.outcome == "stopped":
+        verdict = OF_REASON.get(report.reason or "", Verdict.INTERRUPTED)
+    else:
+        verdict = OF_OUTCOME.get(report.outcome, Verdict.ERROR)
+    return Ending(
+        verdict,
+        report.duration,
+        report.cpu,
+        report.peak_rss,
+        error=report.error or _SENTENCES.get(verdict),
+        result=_text(report.result),
+        traceback=report.traceback,
+        output=report.output,
+        progress=_text(report.progress),
+        checkpoint=_text(report.checkpoint),
+        rungs=_rungs(report.rungs),
+        after=report.after,
+        started=report.started,
+    )
+
+
+def of_death(died: Died) -> Ending:
+    """The ending of a worker that died: the wish that killed it, else how it went."""
+    if died.reason is not None:
+        verdict = OF_REASON.get(died.reason, Verdict.INTERRUPTED)
+        error = _SENTENCES[verdict]
+    elif died.oom:
+        verdict, error = Verdict.OOM, _SENTENCES[Verdict.OOM]
+    elif died.signal:
+        verdict, error = Verdict.CRASH, f"the worker was ended by {died.status}"
+        if died.status == "SIGKILL":
+            error += " (nobody here sent it: possibly out of memory, or an operator)"
+    else:
+        verdict, error = Verdict.EXIT, f"the worker left with {died.status} in the middle of the job"
+    return Ending(
+        verdict,
+        died.duration,
+        died.cpu,
+        died.peak_rss,
+        error=error,
+        stack=died.stack,
+        exit_status=died.status,
+        output=died.output,
+        rungs=_rungs(died.rungs),
+    )
+
+
+def settle(held: Held, ending: Ending, rand: float, worker: str, version: str) -> End | Again:
+    """What to write: the job's terminal state, or when it runs again."""
+    job = held.claimed
+    verdict = ending.verdict
+    if verdict is Verdict.SUCCEEDED:
+        state = State.SUCCEEDED
+    elif verdict is Verdict.CANCELLED or held.wish == "cancel":
+        # A wish that met a failing handler is still a wish: it skips the retry curve.
+        state = State.CANCELLED
+    else:
+        decision = decide(
+            verdict,
+            attempt=job.attempt,
+            max_attempts=job.max_attempts,
+            crashes=job.crashes,
+            max_crashes=job.max_crashes,
+            backoff=held.spec.backoff,
+            after=ending.after,
+            rand=rand,
+            past_deadline=held.past_deadline(),
+        )
+        if not isinstance(decision, Dead):
+            return Again(
+                id=job.id,
+                lease=job.lease,
+                verdict=verdict,
+                after=decision.seconds,
+                free=decision.free,
+                crash=verdict in CRASHES,
+                duration=ending.duration,
+                cpu=ending.cpu,
+                peak_rss=ending.peak_rss,
+                error=ending.error,
+                traceback=ending.traceback,
+                stack=ending.stack,
+                exit_status=ending.exit_status,
+                output=ending.output,
+                progress=ending.progress,
+                checkpoint=ending.checkpoint,
+                rungs=ending.rungs,
+                worker=worker,
+                version=version,
+            )
+        state = State.DEAD
+    return End(
+        id=job.id,
+        lease=job.lease,
+        state=state,
+        verdict=verdict,
+        crash=verdict in CRASHES,
+        result=ending.result,
+        duration=ending.duration,
+        cpu=ending.cpu,
+        peak_rss=ending.peak_rss,
+        error=ending.error,
+        traceback=ending.traceback,
+        stack=ending.stack,
+        exit_status=ending.exit_status,
+        output=ending.output,
+        progress=ending.progress,
+        checkpoint=ending.checkpoint,
+        rungs=ending.rungs,
+        worker=worker,
+        version=version,
+    )
+
+
+def _text(raw: msgspec.Raw | None) -> str | None:
+    return None if raw is None else json_text(bytes(raw))
+
+
+def _rungs(rungs: list[tuple[str, float]]) -> str | None:
+    if not rungs:
+        return None
+    return msgspec.json.encode([{"rung": rung, "after": round(after, 3)} for rung, after in rungs]).decode()

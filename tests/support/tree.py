@@ -1,0 +1,218 @@
+"""Real masters for tests: start them, wait for facts, leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psycopg
+import psutil
+
+T = TypeVar("T")
+ZOO = Path(__file__).with_name("zoo.py")
+
+#: Short timings, the test profile of FAULTS.md.
+FAST = {
+    "PGWORKERS_RENEW": "0.5s",
+    "PGWORKERS_LEASE": "5s",
+    "PGWORKERS_RESCUE": "0.5s",
+    "PGWORKERS_STATEMENT_TIMEOUT": "1s",
+    "PGWORKERS_CONNECT_TIMEOUT": "1s",
+    "PGWORKERS_RECONNECT": "0.5s",
+    "PGWORKERS_PROMOTE": "0.2s",
+    "PGWORKERS_POLL": "0.5s",
+    "PGWORKERS_DRAIN": "6s",
+    "PGWORKERS_ASK_GRACE": "0.5s",
+    "PGWORKERS_RAISE_GRACE": "0.5s",
+    "PGWORKERS_HEARTBEAT": "0.2s",
+    "PGWORKERS_METRICS": "off",
+}
+
+
+def wait_for(fact: Callable[[], T], *, timeout: float = 30.0, what: str = "") -> T:
+    """Poll until the fact is true; what it returned."""
+    until = time.monotonic() + timeout
+    while True:
+        value = fact()
+        if value:
+            return value
+        if time.monotonic() > until:
+            raise AssertionError(f"not within {timeout} s: {what or fact}; last: {value!r}")
+        time.sleep(0.02)
+
+
+class Master:
+    """One `pgworkers run`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, marker: str) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.log_path = log
+        self.marker = marker
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace")
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def terminate(self, timeout: float = 30.0) -> int:
+        self.signal(signal.SIGTERM)
+        return self.wait(timeout)
+
+    def wait(self, timeout: float = 30.0) -> int:
+        return self.process.wait(timeout)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process of this master's tree, found by its marker in /proc."""
+        return marked(f"TREE_MARK={self.marker}")
+
+    def titles(self, contains: str) -> list[tuple[int, str]]:
+        found = []
+        for process in self.processes():
+            try:
+                title = " ".join(process.cmdline())
+            except psutil.Error:
+                continue
+            if contains in title:
+                found.append((process.pid, title))
+        return sorted(found)
+
+    def worker_pids(self, queue: str = "") -> list[int]:
+        return [pid for pid, _ in self.titles(f"pgworkers: worker {queue}")]
+
+    def supervisor_pids(self, queue: str = "") -> list[int]:
+        return [pid for pid, _ in self.titles(f"pgworkers: queue {queue}")]
+
+
+def marked(marker: str) -> list[psutil.Process]:
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            environ = Path(entry.path, "environ").read_bytes()
+            if marker.encode() in environ.split(b"\0"):
+                process = psutil.Process(int(entry.name))
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        except (OSError, psutil.Error):
+            continue
+    return found
+
+
+class Forest:
+    """The masters of one test, all on one database."""
+
+    def __init__(self, dsn: str, directory: Path) -> None:
+        self.dsn = dsn
+        self.directory = directory
+        self.ledger = directory / "ledger"
+        self.app = directory / "app.py"
+        shutil.copy(ZOO, self.app)
+        self.masters: list[Master] = []
+        self.db = psycopg.connect(dsn, autocommit=True)
+
+    def start(self, *args: str, queues: str = "default:2", dsn: str | None = None, wait: bool = True, **environ: str) -> Master:
+        marker = uuid.uuid4().hex
+        log = self.directory / f"master{len(self.masters)}.log"
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "DATABASE_URL")) or k == "PGWORKERS_TEST_RUN"}
+        env |= FAST | {
+            "PGWORKERS_LEDGER": str(self.ledger),
+            "PGWORKERS_DSN": dsn or self.dsn,
+            "ZOO_QUEUES": queues,
+            "TREE_MARK": marker,
+        } | environ
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pgworkers", "-c", str(self.app), "run", *args],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=env,
+                cwd=self.directory,
+            )
+        master = Master(process, log, marker)
+        self.masters.append(master)
+        if wait:
+            wanted = sum(int(part.split(":")[1]) for part in queues.split(","))
+            wait_for(
+                lambda: process.poll() is not None or len(master.titles("idle")) + len(master.titles("#")) >= wanted,
+                what=f"workers of {log.read_text(errors='replace')}",
+            )
+            assert process.poll() is None, master.log()
+        return master
+
+    def enqueue(self, task: str, count: int = 1, queue: str = "default", **options: Any) -> list[int]:
+        """Enqueue by SQL; the ids."""
+        args = psycopg.types.json.Jsonb(options.pop("args", {}))
+        names = "".join(f", {name} => %({name})s" for name in options)
+        rows = self.db.execute(
+            f"SELECT e.id FROM generate_series(1, %(count)s), LATERAL pgworkers.enqueue(%(task)s, %(args)s, %(queue)s{names}) e",
+            {"count": count, "task": task, "args": args, "queue": queue, **options},
+        ).fetchall()
+        return [row[0] for row in rows]
+
+    def state(self, job: int) -> str | None:
+        row = self.db.execute("SELECT state::text FROM pgworkers.jobs WHERE id = %s", (job,)).fetchone()
+        return row[0] if row else None
+
+    def row(self, job: int) -> dict[str, Any]:
+        cursor = self.db.cursor(row_factory=psycopg.rows.dict_row)
+        row = cursor.execute("SELECT * FROM pgworkers.jobs WHERE id = %s", (job,)).fetchone()
+        assert row is not None, f"job {job} is gone"
+        return row
+
+    def attempts(self, job: int) -> list[dict[str, Any]]:
+        cursor = self.db.cursor(row_factory=psycopg.rows.dict_row)
+        return cursor.execute("SELECT * FROM pgworkers.attempt WHERE job_id = %s ORDER BY lease", (job,)).fetchall()
+
+    def counts(self) -> dict[str, int]:
+        return dict(self.db.execute("SELECT state::text, count(*) FROM pgworkers.jobs GROUP BY 1").fetchall())
+
+    def until(self, job: int, state: str, timeout: float = 30.0) -> dict[str, Any]:
+        wait_for(lambda: self.state(job) == state, timeout=timeout, what=f"job {job} {state}")
+        return self.row(job)
+
+    def until_all_ended(self, timeout: float = 60.0) -> dict[str, int]:
+        wait_for(
+            lambda: self.db.execute("SELECT count(*) = 0 FROM pgworkers.job").fetchone() == (True,),
+            timeout=timeout,
+            what="all jobs ended",
+        )
+        return self.counts()
+
+    def close(self) -> None:
+        """End every master by pid and make sure nothing of its tree is left."""
+        left: list[str] = []
+        for master in self.masters:
+            if master.process.poll() is None:
+                master.signal(signal.SIGCONT)
+                master.signal(signal.SIGQUIT)
+                try:
+                    master.wait(20)
+                except subprocess.TimeoutExpired:
+                    left.append(f"master {master.pid} did not leave on SIGQUIT:\n{master.log()[-3000:]}")
+                    master.process.kill()
+                    master.wait(5)
+        for master in self.masters:
+            try:
+                wait_for(lambda m=master: not m.processes(), timeout=5)
+            except AssertionError:
+                for process in master.processes():
+                    left.append(f"left behind: {process.pid} {process.cmdline()}")
+                    process.kill()
+        self.db.close()
+        assert not left, "\n".join(left)
+
+
+def children(pid: int) -> Iterator[psutil.Process]:
+    yield from psutil.Process(pid).children(recursive=True)
