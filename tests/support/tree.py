@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psycopg
 import psutil
+import psycopg
 
 T = TypeVar("T")
 ZOO = Path(__file__).with_name("zoo.py")
@@ -121,16 +121,26 @@ class Forest:
         self.masters: list[Master] = []
         self.db = psycopg.connect(dsn, autocommit=True)
 
-    def start(self, *args: str, queues: str = "default:2", dsn: str | None = None, wait: bool = True, **environ: str) -> Master:
+    def start(
+        self, *args: str, queues: str = "default:2", dsn: str | None = None, wait: bool = True, **environ: str
+    ) -> Master:
         marker = uuid.uuid4().hex
         log = self.directory / f"master{len(self.masters)}.log"
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "DATABASE_URL")) or k == "PGWORKERS_TEST_RUN"}
-        env |= FAST | {
-            "PGWORKERS_LEDGER": str(self.ledger),
-            "PGWORKERS_DSN": dsn or self.dsn,
-            "ZOO_QUEUES": queues,
-            "TREE_MARK": marker,
-        } | environ
+        env = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("PG", "DATABASE_URL")) or k == "PGWORKERS_TEST_RUN"
+        }
+        env |= (
+            FAST
+            | {
+                "PGWORKERS_LEDGER": str(self.ledger),
+                "PGWORKERS_DSN": dsn or self.dsn,
+                "ZOO_QUEUES": queues,
+                "TREE_MARK": marker,
+            }
+            | environ
+        )
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pgworkers", "-c", str(self.app), "run", *args],
@@ -145,7 +155,10 @@ class Forest:
         if wait:
             wanted = sum(int(part.split(":")[1]) for part in queues.split(","))
             wait_for(
-                lambda: process.poll() is not None or len(master.titles("idle")) + len(master.titles("#")) >= wanted,
+                lambda: (
+                    process.poll() is not None
+                    or len(master.titles("idle")) + len(master.titles("#")) >= wanted
+                ),
                 what=f"workers of {log.read_text(errors='replace')}",
             )
             assert process.poll() is None, master.log()
@@ -173,7 +186,9 @@ class Forest:
 
     def attempts(self, job: int) -> list[dict[str, Any]]:
         cursor = self.db.cursor(row_factory=psycopg.rows.dict_row)
-        return cursor.execute("SELECT * FROM pgworkers.attempt WHERE job_id = %s ORDER BY lease", (job,)).fetchall()
+        return cursor.execute(
+            "SELECT * FROM pgworkers.attempt WHERE job_id = %s ORDER BY lease", (job,)
+        ).fetchall()
 
     def counts(self) -> dict[str, int]:
         return dict(self.db.execute("SELECT state::text, count(*) FROM pgworkers.jobs GROUP BY 1").fetchall())

@@ -1,0 +1,100 @@
+"""Postgres crashes, restarts, drops sessions: running jobs go on, results wait, nothing that finished runs again."""
+
+from __future__ import annotations
+
+import time
+
+from support.ledger import audit, read
+from support.server import OwnServer
+from support.tree import Forest, wait_for
+
+
+def _repeated(forest: Forest) -> list[int]:
+    """Jobs that started again after they had finished."""
+    ended: set[int] = set()
+    again = []
+    for entry in read(forest.ledger):
+        if entry.kind == "END":
+            ended.add(entry.job)
+        elif entry.job in ended:
+            again.append(entry.job)
+    return again
+
+
+def test_row_29_a_crash_of_postgres_loses_and_repeats_nothing(own_forest: Forest, own_server: OwnServer) -> None:
+    forest = own_forest
+    master = forest.start(queues="default:4")
+    jobs = []
+    for seconds in (1, 2, 4, 8):
+        jobs += forest.enqueue("work", args={"seconds": seconds})
+    jobs += forest.enqueue("work", 30, args={"seconds": 0.2})
+    wait_for(lambda: len(read(forest.ledger)) >= 4)
+    workers = master.worker_pids()
+    forest.db.close()
+    own_server.crash()
+    wait_for(lambda: "no answer" in master.log())
+    down = time.monotonic()
+    wait_for(lambda: time.monotonic() - down > 5 and len([e for e in read(forest.ledger) if e.kind == "END"]) >= 2)
+    own_server.start()
+    forest.reconnect()
+    counts = forest.until_all_ended()
+    assert counts == {"succeeded": len(jobs)}
+    assert _repeated(forest) == []
+    assert audit(forest.db, forest.ledger, jobs) == []
+    assert master.worker_pids() == workers, "an outage is no reason to replace workers"
+
+
+def test_row_29_ten_crashes_under_load(own_forest: Forest, own_server: OwnServer) -> None:
+    forest = own_forest
+    forest.start(queues="default:3")
+    jobs = forest.enqueue("work", 600, args={"seconds": 0.02}, max_crashes=100)
+    for _ in range(10):
+        seen = len(read(forest.ledger))
+        wait_for(lambda n=seen: len(read(forest.ledger)) > n + 20 or len(read(forest.ledger)) >= 1200)
+        forest.db.close()
+        own_server.crash()
+        own_server.start()
+        forest.reconnect()
+    forest.until_all_ended(timeout=90)
+    assert forest.counts() == {"succeeded": 600}
+    assert _repeated(forest) == []
+    assert audit(forest.db, forest.ledger, jobs) == []
+
+
+def test_row_32_every_backend_terminated_again_and_again(forest: Forest) -> None:
+    forest.start(queues="default:3")
+    jobs = forest.enqueue("work", 400, args={"seconds": 0.01}, max_crashes=100)
+    hits = 0
+    for _ in range(15):
+        row = forest.db.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name LIKE 'pgworkers%'"
+        ).fetchone()
+        hits += row[0] if row else 0
+        time.sleep(0.1)
+    assert hits > 10, "too few sessions were terminated: nothing was tested"
+    forest.until_all_ended()
+    assert _repeated(forest) == []
+    assert audit(forest.db, forest.ledger, jobs) == []
+
+
+def test_row_50_a_lost_notification_is_bounded_by_the_poll(forest: Forest) -> None:
+    forest.start(queues="default:1")
+    [first] = forest.enqueue("work")
+    forest.until(first, "succeeded")
+    forest.db.execute(
+        "INSERT INTO pgworkers.job (queue, task, args) VALUES ('default', 'work', '{}')"
+    )  # without any notification
+    wait_for(lambda: forest.counts() == {"succeeded": 2}, timeout=10)
+
+
+def test_row_42_a_master_that_starts_before_its_database_waits_for_it(own_forest: Forest, own_server: OwnServer) -> None:
+    own_forest.db.close()
+    own_server.stop()
+    master = own_forest.start(queues="default:1", wait=False)
+    wait_for(lambda: "trying for" in master.log(), what="it says that it waits")
+    assert master.process.poll() is None
+    own_server.start()
+    own_forest.reconnect()
+    [job] = own_forest.enqueue("work")
+    own_forest.until(job, "succeeded")

@@ -1,0 +1,168 @@
+"""Every kind of process killed, by every means, and what is left afterwards."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import psutil
+import pytest
+from support.ledger import audit, read
+from support.tree import Forest, wait_for
+
+
+@pytest.mark.parametrize(
+    ("how", "verdict", "status"),
+    [
+        ("kill", "crash", "SIGKILL"),
+        ("segv", "crash", "SIGSEGV"),
+        ("abort", "crash", "SIGABRT"),
+        ("exit0", "exit", "exit 0"),
+        ("exit3", "exit", "exit 3"),
+    ],
+)
+def test_a_job_that_ends_its_worker_costs_one_attempt(forest: Forest, how: str, verdict: str, status: str) -> None:
+    master = forest.start(queues="default:1")
+    [neighbour, job] = forest.enqueue("work") + forest.enqueue("die", args={"how": how, "times": 1})
+    row = forest.until(job, "succeeded")
+    assert row["attempt"] == 2
+    assert row["crashes"] == 1
+    [attempt] = forest.attempts(job)
+    assert (attempt["verdict"], attempt["exit_status"]) == (verdict, status)
+    if how in ("segv", "abort"):
+        assert "in die" in attempt["stack"]
+    assert forest.state(neighbour) == "succeeded"
+    assert len(master.worker_pids()) == 1
+    assert audit(forest.db, forest.ledger, [neighbour, job]) == []
+
+
+def test_sys_exit_in_a_handler_is_a_failure_of_the_job(forest: Forest) -> None:
+    forest.start(queues="default:1")
+    [job] = forest.enqueue("die", args={"how": "sysexit"}, max_attempts=1)
+    assert forest.until(job, "dead")["verdict"] == "exit"
+
+
+def test_a_poison_job_is_dead_after_max_crashes_and_the_queue_behind_it_finishes(forest: Forest) -> None:
+    forest.start(queues="default:1")
+    [poison] = forest.enqueue("die", max_crashes=2)
+    others = forest.enqueue("work", 20)
+    row = forest.until(poison, "dead")
+    assert row["crashes"] == 2
+    assert row["attempt"] == 2
+    for job in others:
+        forest.until(job, "succeeded")
+    assert audit(forest.db, forest.ledger, [poison, *others]) == []
+
+
+@pytest.mark.slow
+def test_five_thousand_jobs_while_workers_are_killed_fifty_times(forest: Forest) -> None:
+    master = forest.start(queues="default:2,images:2")
+    jobs = forest.enqueue("work", 2500, args={"seconds": 0.002}, max_crashes=100, max_attempts=100)
+    jobs += forest.enqueue("work", 2500, queue="images", args={"seconds": 0.002}, max_crashes=100, max_attempts=100)
+    rand = random.Random(7)
+    killed = 0
+    while killed < 50:
+        workers = master.worker_pids()
+        if workers:
+            try:
+                os.kill(rand.choice(workers), signal.SIGKILL)
+                killed += 1
+            except ProcessLookupError:
+                pass
+        time.sleep(0.02)
+    counts = forest.until_all_ended(timeout=100)
+    assert counts == {"succeeded": 5000}
+    assert audit(forest.db, forest.ledger, jobs) == []
+    crashes = forest.db.execute("SELECT count(*) FROM pgworkers.attempt WHERE verdict = 'crash'").fetchone()[0]
+    assert crashes == forest.db.execute("SELECT sum(crashes) FROM pgworkers.history").fetchone()[0]
+    assert crashes > 0, "no kill hit a running job: nothing was tested"
+    assert len(wait_for(lambda: len(master.worker_pids()) == 4 and master.worker_pids())) == 4
+
+
+def test_a_killed_supervisor_is_replaced_and_its_jobs_end_with_the_true_cause(forest: Forest) -> None:
+    master = forest.start(queues="default:2,images:1")
+    jobs = forest.enqueue("work", 2, args={"seconds": 1.0})
+    [other] = forest.enqueue("work", queue="images", args={"seconds": 1.0})
+    wait_for(lambda: len(read(forest.ledger)) == 3)
+    workers = master.worker_pids("default/")
+    [supervisor] = master.supervisor_pids("default")
+    os.kill(supervisor, signal.SIGKILL)
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in workers), timeout=2)
+    for job in jobs:
+        row = forest.until(job, "succeeded")
+        assert row["crashes"] == 1
+        [attempt] = forest.attempts(job)
+        assert "supervisor" in attempt["error"]
+        assert attempt["verdict"] == "crash"
+    assert forest.until(other, "succeeded")["attempt"] == 1, "another queue was hit"
+    assert audit(forest.db, forest.ledger, [*jobs, other]) == []
+
+
+def test_after_kill_9_of_the_master_nothing_is_left_and_another_host_finishes(forest: Forest) -> None:
+    first = forest.start(queues="default:3")
+    jobs = forest.enqueue("work", 12, args={"seconds": 0.7})
+    jobs += forest.enqueue("litter", 1, args={"seconds": 5}, priority=10)
+    wait_for(lambda: len(read(forest.ledger)) >= 3)
+    first.signal(signal.SIGKILL)
+    first.wait(5)
+    wait_for(lambda: not first.processes(), timeout=2, what="the tree is gone")
+    forest.start(queues="default:3")
+    forest.until_all_ended(timeout=60)
+    assert audit(forest.db, forest.ledger, jobs) == []
+    lost = forest.db.execute("SELECT DISTINCT verdict, error FROM pgworkers.attempt").fetchall()
+    assert lost
+    assert all(verdict == "host_lost" and "no heartbeat" in error for verdict, error in lost)
+
+
+def test_kill_9_of_the_whole_family_at_once(forest: Forest) -> None:
+    first = forest.start(queues="default:2,images:2")
+    jobs = forest.enqueue("work", 4, args={"seconds": 5}) + forest.enqueue("work", 4, args={"seconds": 0.5}, queue="images")
+    wait_for(lambda: len(read(forest.ledger)) >= 4)
+    for process in first.processes():
+        process.kill()
+    first.wait(5)
+    wait_for(lambda: not first.processes(), timeout=2)
+    forest.start(queues="default:4,images:2")
+    forest.until_all_ended(timeout=60)
+    assert audit(forest.db, forest.ledger, jobs) == []
+
+
+def test_grandchildren_in_their_own_session_do_not_outlive_their_job(forest: Forest) -> None:
+    master = forest.start(queues="default:1")
+    [job] = forest.enqueue("litter")
+    forest.until(job, "succeeded")
+    wait_for(lambda: len(master.processes()) == 3, what="master, supervisor and worker only")
+
+
+def test_a_host_that_was_stopped_longer_than_its_lease_cannot_finish_what_it_lost(forest: Forest) -> None:
+    first = forest.start(queues="default:1")
+    [job] = forest.enqueue("work", args={"seconds": 1.0})
+    wait_for(lambda: read(forest.ledger))
+    frozen = first.processes()
+    for process in frozen:
+        process.suspend()
+    forest.start(queues="default:1")
+    wait_for(lambda: forest.row(job)["lease"] == 2, timeout=20, what="rescued")
+    for process in frozen:
+        process.resume()
+    forest.until(job, "succeeded", timeout=20)
+    rows = forest.db.execute("SELECT lease, attempt, crashes FROM pgworkers.history WHERE id = %s", (job,)).fetchall()
+    assert rows == [(2, 2, 1)]
+    wait_for(lambda: "lease" in first.log())
+
+
+def test_c_code_that_holds_the_gil_longer_than_the_lease_is_not_rescued(forest: Forest) -> None:
+    forest.start(queues="default:1")
+    forest.start(queues="default:1")
+    began = time.monotonic()
+    import itertools
+
+    sum(itertools.repeat(1, 20_000_000))
+    per_turn = (time.monotonic() - began) / 20_000_000
+    [job] = forest.enqueue("hold_gil", args={"turns": int(7.0 / per_turn)})
+    row = forest.until(job, "succeeded", timeout=60)
+    assert (row["attempt"], row["crashes"], row["lease"]) == (1, 0, 1)
+    assert row["duration"] > 5.0, "shorter than the lease: nothing was tested"
+    assert audit(forest.db, forest.ledger, [job]) == []

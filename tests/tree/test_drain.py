@@ -1,0 +1,103 @@
+"""SIGTERM, SIGINT, SIGQUIT: what finishes, what is given back, and what is left."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from support.ledger import audit, read
+from support.tree import Forest, wait_for
+
+
+def _boottime() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def test_sigterm_lets_short_jobs_finish_and_hands_back_the_rest(forest: Forest) -> None:
+    master = forest.start(queues="default:4", PGWORKERS_DRAIN="4s")
+    [one, three, sixty, hung] = [
+        *forest.enqueue("work", args={"seconds": 1}),
+        *forest.enqueue("work", args={"seconds": 3}),
+        *forest.enqueue("work", args={"seconds": 60}),
+        *forest.enqueue("hang"),
+    ]
+    wait_for(lambda: len(read(forest.ledger)) == 4)
+    waiting = forest.enqueue("work", 1000)
+    began = _boottime()
+    assert master.terminate(timeout=20) == 0, master.log()
+    assert forest.state(one) == "succeeded"
+    assert forest.state(three) == "succeeded"
+    for job in (sixty, hung):
+        row = forest.row(job)
+        assert (row["state"], row["attempt"], row["crashes"]) == ("ready", 0, 0)
+        [attempt] = forest.attempts(job)
+        assert attempt["verdict"] == "interrupted"
+    assert forest.counts() == {"succeeded": 2, "ready": 1002}
+    assert not [e for e in read(forest.ledger) if e.kind == "START" and e.at > began], "claimed after the drain began"
+    assert not master.processes()
+    assert forest.db.execute("SELECT count(*) FROM pgworkers.host").fetchone() == (0,)
+    assert audit(forest.db, forest.ledger, [one, three, sixty, hung, *waiting]) == []
+
+
+def test_sigquit_kills_at_once_and_hands_back(forest: Forest) -> None:
+    master = forest.start(queues="default:2", PGWORKERS_DRAIN="60s", PGWORKERS_ASK_GRACE="30s", PGWORKERS_RAISE_GRACE="30s")
+    jobs = forest.enqueue("hang", 2)
+    wait_for(lambda: len(read(forest.ledger)) == 2)
+    master.signal(signal.SIGQUIT)
+    assert master.wait(10) == 0, master.log()
+    for job in jobs:
+        assert (forest.row(job)["state"], forest.row(job)["attempt"]) == ("ready", 0)
+    assert not master.processes()
+
+
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGQUIT])
+def test_a_second_signal_shortens_the_drain(forest: Forest, second: int) -> None:
+    master = forest.start(queues="default:1", PGWORKERS_DRAIN="60s")
+    [job] = forest.enqueue("work", args={"seconds": 50})
+    wait_for(lambda: read(forest.ledger))
+    master.signal(signal.SIGINT)
+    wait_for(lambda: "draining" in master.log())
+    assert forest.state(job) == "running"
+    master.signal(second)
+    assert master.wait(10) == 0, master.log()
+    assert forest.state(job) == "ready"
+
+
+def test_more_sigterms_change_nothing(forest: Forest) -> None:
+    master = forest.start(queues="default:1")
+    [job] = forest.enqueue("work", args={"seconds": 1.5})
+    wait_for(lambda: read(forest.ledger))
+    for _ in range(5):
+        master.signal(signal.SIGTERM)
+        time.sleep(0.02)
+    assert master.wait(15) == 0, master.log()
+    assert forest.state(job) == "succeeded"
+
+
+def test_a_drain_under_load_loses_and_repeats_nothing(forest: Forest) -> None:
+    jobs = forest.enqueue("work", 3000, args={"seconds": 0.001})
+    for _ in range(5):
+        master = forest.start(queues="default:3")
+        wait_for(lambda n=len(read(forest.ledger)): len(read(forest.ledger)) > n + 20 or not forest.counts().get("ready"))
+        assert master.terminate() == 0, master.log()
+        assert forest.db.execute("SELECT count(*) FROM pgworkers.job WHERE state = 'running'").fetchone() == (0,)
+    forest.start(queues="default:3")
+    forest.until_all_ended()
+    assert forest.counts() == {"succeeded": 3000}
+    starts = [e for e in read(forest.ledger) if e.kind == "START"]
+    assert len(starts) == 3000, "a drain repeated a job"
+    assert audit(forest.db, forest.ledger, jobs) == []
+
+
+def test_drain_while_the_database_is_down_ends_in_time(own_forest: Forest, own_server: object) -> None:
+    master = own_forest.start(queues="default:1")
+    [job] = own_forest.enqueue("work", args={"seconds": 0.5})
+    wait_for(lambda: read(own_forest.ledger))
+    own_forest.db.close()
+    own_server.crash()  # type: ignore[attr-defined]
+    assert master.terminate(timeout=30) == 0, master.log()
+    own_server.start()  # type: ignore[attr-defined]
+    own_forest.reconnect()
+    own_forest.start(queues="default:1")
+    own_forest.until(job, "succeeded")
