@@ -1,0 +1,256 @@
+"""`App`: where queues and tasks are declared, and where jobs are enqueued from.
+
+Importing a module that makes an App opens nothing: no connection, no thread, no psycopg. The first enqueue
+does. The `describe` child turns an App into data for the master; a supervisor imports it once and its workers
+inherit it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
+
+from pgworkers import settings as declared
+from pgworkers.client.address import Address
+from pgworkers.client.session import Client
+from pgworkers.context import Ctx
+from pgworkers.declare.arguments import takes_ctx
+from pgworkers.declare.loading import import_config, release_of
+from pgworkers.decorator import Anything, Declare, TaskOptions, queue_spec, task_spec
+from pgworkers.errors import AppNotLoaded, UsageError
+from pgworkers.specs import AppSpec, QueueSpec
+from pgworkers.task import CtxTask, PlainTask, Prepared, Task
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from pgworkers.handle import Job
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Hook = TypeVar("Hook", bound=Callable[[], Any])
+
+
+class App:
+    """Queues, tasks, hooks and settings of one application."""
+
+    def __init__(
+        self,
+        *,
+        dsn: str | None = None,
+        schema: str | None = None,
+        version: str | None = None,
+        name: str | None = None,
+        **settings: Any,
+    ) -> None:
+        given = {"dsn": dsn, "schema": schema, **settings}
+        self.settings = {key: declared.parse(key, value) for key, value in given.items() if value is not None}
+        self.origin = _origin(sys._getframe(1))
+        self.name = name or self.origin.name
+        self.version = version
+        self.tasks: dict[str, Task[..., Any]] = {}
+        self.queues: dict[str, QueueSpec] = {}
+        self.start_hooks: list[Callable[[], Any]] = []
+        self.stop_hooks: list[Callable[[], Any]] = []
+        self.client = Client(Address(self.settings, self.origin.parent))
+
+    def queue(
+        self,
+        name: str,
+        workers: int = 1,
+        *,
+        cluster_workers: int | None = None,
+        memory: int | str | None = None,
+        nice: int = 0,
+        threads: int | None = 1,
+        max_jobs: int | None = None,
+        max_rss: int | str | None = None,
+        preload: Sequence[str] = (),
+    ) -> None:
+        """Declare a queue: how many worker processes it has on each host, and what each may use.
+
+        `memory` is the limit of one job, `max_rss` the size at which a worker is replaced after its job,
+        `threads` what numpy and its kin may start, `preload` modules imported before the fork.
+        """
+        spec = queue_spec(
+            name, workers=workers, cluster_workers=cluster_workers, memory=memory, nice=nice, threads=threads,
+            max_jobs=max_jobs, max_rss=max_rss, preload=preload,
+        )  # fmt: skip
+        if spec.name in self.queues:
+            raise UsageError(f"queue {spec.name!r} is declared twice; keep one of the two declarations")
+        self.queues[spec.name] = spec
+
+    @overload
+    def task(
+        self, fn: Callable[Concatenate[Anything, P], Coroutine[Any, Any, R]], /
+    ) -> PlainTask[..., R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def task(self, fn: Callable[Concatenate[Anything, P], R], /) -> PlainTask[..., R, R]: ...
+    @overload
+    def task(
+        self, fn: Callable[Concatenate[Ctx, P], Coroutine[Any, Any, R]], /
+    ) -> CtxTask[P, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def task(self, fn: Callable[Concatenate[Ctx, P], R], /) -> CtxTask[P, R, R]: ...
+    @overload
+    def task(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> PlainTask[P, R, Coroutine[Any, Any, R]]: ...
+    @overload
+    def task(self, fn: Callable[P, R], /) -> PlainTask[P, R, R]: ...
+    @overload
+    def task(self, /, **options: Unpack[TaskOptions]) -> Declare: ...
+    def task(self, fn: Any = None, /, **options: Any) -> Any:
+        """Declare a task: `@app.task` or `@app.task(queue="reports", timeout="10m", retries=5)`."""
+        if fn is not None:
+            return self._declare(fn, options, sys._getframe(1))
+
+        def declare(fn: Callable[..., Any], /) -> Task[..., Any]:
+            return self._declare(fn, options, sys._getframe(1))
+
+        return declare
+
+    def on_worker_start(self, hook: Hook) -> Hook:
+        """Run in each worker after its fork, before its first job: load a model, open a client."""
+        self.start_hooks.append(hook)
+        return hook
+
+    def on_worker_stop(self, hook: Hook) -> Hook:
+        """Run in each worker before it leaves."""
+        self.stop_hooks.append(hook)
+        return hook
+
+    def enqueue_many(
+        self,
+        jobs: Iterable[Prepared[Any]],
+        *,
+        conn: psycopg.Connection[Any] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Insert any number of prepared jobs by COPY, in constant memory, all or none; returns how many."""
+        return self.client.copy_in((job.new for job in jobs), conn, progress)
+
+    async def aenqueue_many(
+        self,
+        jobs: Iterable[Prepared[Any]] | AsyncIterable[Prepared[Any]],
+        *,
+        conn: psycopg.AsyncConnection[Any] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        if isinstance(jobs, AsyncIterable):
+            return await self.client.acopy_in((job.new async for job in jobs), conn, progress)
+        return await self.client.acopy_in((job.new for job in jobs), conn, progress)
+
+    def job(self, job_id: int) -> Job[Any]:
+        """The handle of a job by its number."""
+        from pgworkers.handle import Job
+
+        return Job(job_id, self.client)
+
+    def bind(self, dsn: str, settings: declared.Settings | Mapping[str, Any] | None = None) -> None:
+        """Use this database from now on; the worker calls it after its fork."""
+        self.client.close()
+        self.client.address.bind(dsn, settings)
+
+    def close(self) -> None:
+        """Close this process's connection; the next enqueue opens a new one."""
+        self.client.close()
+
+    async def aclose(self) -> None:
+        """Close the connection of the running event loop."""
+        await self.client.aclose()
+
+    def describe(self) -> AppSpec:
+        """The whole app as data; UsageError when something in it cannot work."""
+        if not self.queues:
+            raise UsageError(f'{self.name} declares no queue; add app.queue("default", workers=2)')
+        return AppSpec(
+            name=self.name,
+            version=self.version or release_of(self.origin),
+            queues=tuple(self.queues.values()),
+            tasks=tuple(task.spec() for task in self.tasks.values()),
+            settings=self.settings,
+        )
+
+    def __repr__(self) -> str:
+        return f"<App {self.name}: {len(self.queues)} queues, {len(self.tasks)} tasks>"
+
+    def _place(self, queue: str | None) -> str:
+        """The queue of a job: the one named, else "default", else the only one."""
+        if queue is None:
+            if "default" in self.queues or not self.queues:
+                return "default"
+            if len(self.queues) == 1:
+                return next(iter(self.queues))
+            raise UsageError(
+                f"no queue is named and the app has several: {', '.join(self.queues)}; "
+                'say queue=... at the task, or declare one called "default"'
+            )
+        if queue not in self.queues:
+            known = ", ".join(self.queues) or "none"
+            raise UsageError(f'queue {queue!r} is not declared (declared: {known}); add app.queue("{queue}")')
+        return queue
+
+    def _declare(
+        self, fn: Callable[..., Any], options: Mapping[str, Any], frame: FrameType
+    ) -> Task[..., Any]:
+        if isinstance(fn, Task):
+            raise UsageError(f"{fn.name} is a task already; put @app.task on the function once")
+        if not callable(fn) or isinstance(fn, type):
+            raise UsageError(f"@app.task: {fn!r} is not a function")
+        if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+            raise UsageError(
+                f"task {fn.__name__} is a generator; a task returns its result, it does not yield"
+            )
+        local = frame.f_locals if frame.f_locals is not frame.f_globals else {}
+        kind = CtxTask if takes_ctx(fn, local) else PlainTask
+        backoff = options.get("backoff")
+        task: Task[..., Any] = kind(
+            fn,
+            task_spec(fn, **options),
+            client=self.client,
+            place=self._place,
+            backoff=backoff if callable(backoff) else None,
+            local=local,
+        )
+        if task.name in self.tasks:
+            raise UsageError(
+                f"task {task.name!r} is declared twice: {self.tasks[task.name].where()} and {task.where()}; "
+                "give one of them another name with @app.task(name=...)"
+            )
+        task.check()
+        self.tasks[task.name] = task
+        return task
+
+
+def load(config: str) -> App:
+    """The App of `app.py`, `dir/app.py:name`, `pkg.mod:app` or `pkg.mod`; AppNotLoaded says why not."""
+    module, name = import_config(config)
+    if name:
+        found = getattr(module, name, None)
+        if isinstance(found, App):
+            return found
+        what = "there is no such name" if found is None else f"it is a {type(found).__name__}, not an App"
+        raise AppNotLoaded(f"{config}: no App called {name!r}: {what}")
+    apps: dict[int, tuple[str, App]] = {}
+    for key, value in vars(module).items():
+        if isinstance(value, App):
+            apps.setdefault(id(value), (key, value))
+    match list(apps.values()):
+        case [(_, app)]:
+            return app
+        case []:
+            raise AppNotLoaded(f"{config}: no App in it; write `from pgworkers import App` and `app = App()`")
+        case several:
+            names = ", ".join(key for key, _ in several)
+            raise AppNotLoaded(
+                f"{config}: several Apps in it ({names}); say which one: {config}:{several[0][0]}"
+            )
+
+
+def _origin(frame: FrameType) -> Path:
+    """The file that makes the App; the embedded server lives beside it."""
+    file = frame.f_globals.get("__file__")
+    return Path(file).resolve() if isinstance(file, str) else Path.cwd() / "app.py"

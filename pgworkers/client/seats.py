@@ -1,0 +1,159 @@
+"""One connection per process, and one per event loop, lent to one caller at a time.
+
+A seat is thrown away when its connection is not idle after use: broken, or left inside a statement by an
+exception that was raised through it (Ctrl-C, JobStopped). Before each use a glance at the socket, without a
+round trip, finds out whether the server hung up in the meantime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import threading
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import psycopg
+    from psycopg.abc import PGconn
+
+#: Connections inherited by fork. They belong to the parent: kept, so that nothing closes or collects them here.
+_inherited: list[object] = []
+
+
+class Seats:
+    """The blocking connection of this process."""
+
+    def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
+        self._connect = connect
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._conn: psycopg.Connection[Any] | None = None
+
+    @contextmanager
+    def take(self) -> Iterator[psycopg.Connection[Any]]:
+        self._after_fork()
+        with self._lock:
+            if self._conn is not None and not alive(self._conn.pgconn):
+                self._drop()
+            if self._conn is None:
+                self._conn = self._connect()
+            conn = self._conn
+            try:
+                yield conn
+            except BaseException as exc:
+                mark(exc, conn)
+                raise
+            finally:
+                if not idle(conn.pgconn):
+                    self._drop()
+
+    def close(self) -> None:
+        self._after_fork()
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.close()
+
+    def _after_fork(self) -> None:
+        if self._pid != os.getpid():
+            _inherited.append(self._conn)
+            self._conn, self._lock, self._pid = None, threading.Lock(), os.getpid()
+
+
+class _LoopSeat:
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = asyncio.Lock()
+        self.conn: psycopg.AsyncConnection[Any] | None = None
+
+
+class AsyncSeats:
+    """The connection of each running event loop."""
+
+    def __init__(self, connect: Callable[[], Awaitable[psycopg.AsyncConnection[Any]]]) -> None:
+        self._connect = connect
+        self._seats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopSeat] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @asynccontextmanager
+    async def take(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+        seat = self._mine()
+        async with seat.lock:
+            if seat.conn is not None and not alive(seat.conn.pgconn):
+                _finish(seat)
+            if seat.conn is None:
+                seat.conn = await self._connect()
+            conn = seat.conn
+            try:
+                yield conn
+            except BaseException as exc:
+                mark(exc, conn)
+                raise
+            finally:
+                if not idle(conn.pgconn):
+                    _finish(seat)
+
+    async def close(self) -> None:
+        seat = self._seats.pop(asyncio.get_running_loop(), None)
+        if seat is not None and seat.pid == os.getpid():
+            async with seat.lock:
+                _finish(seat)
+
+    def _mine(self) -> _LoopSeat:
+        loop = asyncio.get_running_loop()
+        seat = self._seats.get(loop)
+        if seat is not None and seat.pid != os.getpid():
+            _inherited.append(seat)
+            seat = None
+        if seat is None:
+            seat = self._seats[loop] = _LoopSeat()
+            weakref.finalize(loop, _finish, seat)  # asyncio.run() without app.aclose() leaves nothing open
+        return seat
+
+
+def _finish(seat: _LoopSeat) -> None:
+    """Close without awaiting: the loop may be closed already."""
+    conn, seat.conn = seat.conn, None
+    if conn is not None and seat.pid == os.getpid():
+        conn.pgconn.finish()
+
+
+def alive(pgconn: PGconn) -> bool:
+    """Has the server hung up? Reads what has arrived; sends nothing."""
+    from psycopg import OperationalError
+    from psycopg.pq import ConnStatus
+
+    try:
+        if pgconn.status != ConnStatus.OK:
+            return False
+        poll = select.poll()
+        poll.register(pgconn.socket, select.POLLIN)
+        while poll.poll(0):
+            pgconn.consume_input()
+            if pgconn.status != ConnStatus.OK:
+                return False
+    except OperationalError:
+        return False
+    return True
+
+
+def idle(pgconn: PGconn) -> bool:
+    from psycopg.pq import ConnStatus, TransactionStatus
+
+    return pgconn.status == ConnStatus.OK and pgconn.transaction_status == TransactionStatus.IDLE
+
+
+def mark(exc: BaseException, conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Note on the exception that the connection broke under it."""
+    from psycopg.pq import ConnStatus
+
+    if conn.pgconn.status != ConnStatus.OK:
+        exc.connection_lost = True  # type: ignore[attr-defined]

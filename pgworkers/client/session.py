@@ -1,0 +1,227 @@
+"""The database connection of a process that enqueues: a web server, a script, a handler.
+
+One connection per process, opened by the first enqueue and shared by threads under a lock; one per event loop
+for async callers. A forked child never touches what its parent opened. psycopg is imported by the first use.
+
+A connection that broke while idle is replaced without a word. A connection that breaks under an enqueue is
+another matter: the job may have been committed, so nothing is sent twice and the caller is told that the
+outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pgworkers.client.address import Address
+from pgworkers.client.seats import AsyncSeats, Seats
+from pgworkers.errors import OutcomeUnknown, SchemaOutOfDate, UsageError
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from pgworkers.job.enqueue import Enqueued, NewJob
+    from pgworkers.postgres.statements import Query
+    from pgworkers.settings import Settings
+
+T = TypeVar("T")
+
+
+class Client:
+    """Runs queries for an app."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._seats = Seats(lambda: self.connect("client"))
+        self._async_seats = AsyncSeats(lambda: self.aconnect("client"))
+
+    @property
+    def settings(self) -> Settings:
+        return self.address.settings
+
+    # Writing: sent at most once.
+
+    def enqueue(self, new: NewJob, conn: Any = None) -> Enqueued:
+        from pgworkers.job import enqueue as verb
+
+        if conn is None:
+            return self._run(verb.enqueue(new), repeatable=False)
+        from pgworkers.postgres.statements import run
+
+        theirs = _blocking(conn)
+        guard: AbstractContextManager[Any] = (
+            theirs.transaction() if _needs_savepoint(theirs, new) else nullcontext()
+        )
+        try:
+            with guard:
+                return run(theirs, self.settings.schema, verb.enqueue(new))
+        except Exception as exc:
+            raise self._explained(exc) from exc
+
+    async def aenqueue(self, new: NewJob, conn: Any = None) -> Enqueued:
+        from pgworkers.job import enqueue as verb
+
+        if conn is None:
+            return await self._arun(verb.enqueue(new), repeatable=False)
+        from pgworkers.postgres.statements import arun
+
+        theirs = _async(conn)
+        try:
+            if not _needs_savepoint(theirs, new):
+                return await arun(theirs, self.settings.schema, verb.enqueue(new))
+            async with theirs.transaction():
+                return await arun(theirs, self.settings.schema, verb.enqueue(new))
+        except Exception as exc:
+            raise self._explained(exc) from exc
+
+    def copy_in(self, jobs: Iterable[NewJob], conn: Any, progress: Callable[[int], None] | None) -> int:
+        """COPY on the user's connection, or on one of its own: the generator may itself enqueue."""
+        from pgworkers.job import enqueue as verb
+
+        own = None if conn is not None else self.connect("copy", unhurried=True)
+        try:
+            return verb.copy_in(own or _blocking(conn), self.settings.schema, jobs, progress)
+        except Exception as exc:
+            raise self._explained(exc, lost=own is not None and own.broken) from exc
+        finally:
+            if own is not None:
+                own.close()
+
+    async def acopy_in(
+        self,
+        jobs: Iterable[NewJob] | AsyncIterable[NewJob],
+        conn: Any,
+        progress: Callable[[int], None] | None,
+    ) -> int:
+        from pgworkers.job import enqueue as verb
+
+        own = None if conn is not None else await self.aconnect("copy", unhurried=True)
+        try:
+            return await verb.acopy_in(own or _async(conn), self.settings.schema, jobs, progress)
+        except Exception as exc:
+            raise self._explained(exc, lost=own is not None and own.broken) from exc
+        finally:
+            if own is not None:
+                await own.close()
+
+    # Reading, and wishes that may be repeated.
+
+    def run(self, query: Query[T]) -> T:
+        return self._run(query, repeatable=True)
+
+    async def arun(self, query: Query[T]) -> T:
+        return await self._arun(query, repeatable=True)
+
+    def _run(self, query: Query[T], *, repeatable: bool) -> T:
+        from pgworkers.postgres.statements import run
+
+        try:
+            with self._seats.take() as conn:
+                return run(conn, self.settings.schema, query)
+        except Exception as exc:
+            if not (repeatable and _lost(exc)):
+                raise self._explained(exc, lost=_lost(exc)) from exc
+        try:
+            with self._seats.take() as conn:
+                return run(conn, self.settings.schema, query)
+        except Exception as exc:
+            raise self._explained(exc) from exc
+
+    async def _arun(self, query: Query[T], *, repeatable: bool) -> T:
+        from pgworkers.postgres.statements import arun
+
+        try:
+            async with self._async_seats.take() as conn:
+                return await arun(conn, self.settings.schema, query)
+        except Exception as exc:
+            if not (repeatable and _lost(exc)):
+                raise self._explained(exc, lost=_lost(exc)) from exc
+        try:
+            async with self._async_seats.take() as conn:
+                return await arun(conn, self.settings.schema, query)
+        except Exception as exc:
+            raise self._explained(exc) from exc
+
+    # Connections.
+
+    def connect(self, role: str, *, unhurried: bool = False) -> psycopg.Connection[Any]:
+        """A new connection; `unhurried` lifts the statement timeout."""
+        from pgworkers.postgres import connect
+
+        conn = connect.connect(self.settings, self.address.dsn(), role)
+        if unhurried:
+            conn.execute("SET statement_timeout = 0")
+        return conn
+
+    async def aconnect(self, role: str, *, unhurried: bool = False) -> psycopg.AsyncConnection[Any]:
+        from pgworkers.postgres import connect
+
+        dsn = await asyncio.to_thread(self.address.dsn)  # an embedded server takes a while to start
+        conn = await connect.aconnect(self.settings, dsn, role)
+        if unhurried:
+            await conn.execute("SET statement_timeout = 0")
+        return conn
+
+    def close(self) -> None:
+        """Close this process's connection and let the embedded server go."""
+        self._seats.close()
+        self.address.release()
+
+    async def aclose(self) -> None:
+        """Close the connection of the running event loop."""
+        await self._async_seats.close()
+
+    def _explained(self, exc: Exception, *, lost: bool = False) -> Exception:
+        """A database error as one that says what to do."""
+        from psycopg import errors
+
+        from pgworkers.job.enqueue import translate
+
+        if isinstance(exc, (errors.UndefinedTable, errors.UndefinedFunction, errors.InvalidSchemaName)):
+            return SchemaOutOfDate(
+                f"the tables of pgworkers are missing or too old in schema {self.settings.schema!r}; nothing was done; "
+                "run `pgworkers migrate up`"
+            )
+        if lost:
+            return OutcomeUnknown(
+                "the connection broke while jobs were being enqueued: they may or may not have been committed, and nothing "
+                "was sent again. Look before you enqueue again; with unique= repeating is safe"
+            )
+        return translate(exc)
+
+
+def _lost(exc: Exception) -> bool:
+    """Did the connection break under the statement? (`Seats.take` has marked it.)"""
+    return getattr(exc, "connection_lost", False)
+
+
+def _needs_savepoint(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], new: NewJob) -> bool:
+    """A refusal must not spoil the transaction the user is in."""
+    from psycopg.pq import TransactionStatus
+
+    return new.on_conflict == "raise" and conn.info.transaction_status == TransactionStatus.INTRANS
+
+
+def _blocking(conn: Any) -> psycopg.Connection[Any]:
+    import psycopg
+
+    if isinstance(conn, psycopg.Connection):
+        return conn
+    raise UsageError(_wrong(conn, "a psycopg.Connection", "use aenqueue with an AsyncConnection"))
+
+
+def _async(conn: Any) -> psycopg.AsyncConnection[Any]:
+    import psycopg
+
+    if isinstance(conn, psycopg.AsyncConnection):
+        return conn
+    raise UsageError(_wrong(conn, "a psycopg.AsyncConnection", "use enqueue with a blocking Connection"))
+
+
+def _wrong(conn: Any, wanted: str, instead: str) -> str:
+    return (
+        f"conn is a {type(conn).__module__}.{type(conn).__name__}, not {wanted}; nothing was enqueued; {instead} "
+        "(SQLAlchemy: session.connection().connection.driver_connection)"
+    )

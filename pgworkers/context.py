@@ -1,0 +1,223 @@
+"""`Ctx`: what a running handler knows of its job, and how it tells about itself.
+
+A handler that wants one annotates its first parameter `Ctx`. The context touches neither socket nor database:
+the worker fills in a `Feed` (is a stop wished, how long is left) and its heartbeat thread takes what changed.
+Everything the two threads share is guarded by one lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sized
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from pgworkers.errors import JobStopped, UsageError
+from pgworkers.payload import NotJson, encode
+
+T = TypeVar("T")
+CHECKPOINT_LIMIT = 1 << 20
+NOTE_LIMIT = 200
+
+
+class Feed(Protocol):
+    """What the worker tells a context."""
+
+    def cancelled(self) -> bool: ...
+
+    def remaining(self) -> float | None: ...
+
+
+class _Detached:
+    """The feed of a handler that is called as a plain function."""
+
+    def cancelled(self) -> bool:
+        return False
+
+    def remaining(self) -> float | None:
+        return None
+
+
+class Checkpoint(MutableMapping[str, Any]):
+    """A dictionary that survives retries, kills and deploys; values must be JSON.
+
+    Assigning encodes at once: a wrong value raises in the handler, and later changes inside a value (a list
+    that grows) are kept only when it is assigned again.
+    """
+
+    __slots__ = ("_changed", "_lock", "_texts", "_values")
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, Any] = dict(values or {})
+        self._texts = {
+            key: encode(value, limit=CHECKPOINT_LIMIT, clean=True) for key, value in self._values.items()
+        }
+        self._changed = False
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if not isinstance(key, str):
+            raise UsageError(f"checkpoint[{key!r}]: keys must be strings; nothing was kept")
+        try:
+            encode(key, limit=CHECKPOINT_LIMIT)
+            text = encode(value, limit=CHECKPOINT_LIMIT)
+        except NotJson as exc:
+            raise UsageError(f"checkpoint[{key!r}]: {exc}; nothing was kept") from None
+        with self._lock:
+            others = sum(len(k) + len(t) for k, t in self._texts.items() if k != key)
+            if others + len(key) + len(text) > CHECKPOINT_LIMIT:
+                raise UsageError(
+                    f"checkpoint[{key!r}]: the checkpoint would be larger than 1MB; nothing was kept"
+                )
+            self._values[key], self._texts[key], self._changed = value, text, True
+
+    def __delitem__(self, key: str) -> None:
+        with self._lock:
+            del self._values[key]
+            del self._texts[key]
+            self._changed = True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._values))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({self._values!r})"
+
+    def take(self) -> bytes | None:
+        """The JSON text if it changed since it was last taken."""
+        with self._lock:
+            if not self._changed:
+                return None
+            self._changed = False
+            return msgspec.json.encode({key: msgspec.Raw(text) for key, text in self._texts.items()})
+
+
+class Ctx:
+    """The context of one attempt."""
+
+    __slots__ = (
+        "_changed", "_done", "_feed", "_lock", "_note", "_total",
+        "attempt", "checkpoint", "crashes", "errors", "job_id", "lease", "log", "meta", "queue", "task",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        job_id: int,
+        task: str,
+        queue: str,
+        attempt: int = 1,
+        crashes: int = 0,
+        lease: int = 0,
+        meta: Mapping[str, Any] | None = None,
+        errors: Iterable[str] = (),
+        checkpoint: Mapping[str, Any] | None = None,
+        feed: Feed | None = None,
+    ) -> None:
+        self.job_id = job_id
+        self.task = task
+        self.queue = queue
+        self.attempt = attempt  #: the first is 1
+        self.crashes = crashes  #: how often the process died under this job
+        self.lease = lease  #: grows with every execution: a fencing number for outside systems
+        self.meta: dict[str, Any] = dict(meta or {})  #: why it was enqueued
+        self.errors = list(errors)  #: one line per failed attempt, the newest last
+        self.checkpoint = Checkpoint(checkpoint)
+        self.log: logging.LoggerAdapter[logging.Logger] = logging.LoggerAdapter(
+            logging.getLogger(f"pgworkers.job.{task}"),
+            {"job": job_id, "task": task, "queue": queue, "attempt": attempt},
+        )
+        self._feed: Feed = feed if feed is not None else _Detached()
+        self._lock = threading.Lock()
+        self._done: float | None = None
+        self._total: float | None = None
+        self._note: str | None = None
+        self._changed = False
+
+    @classmethod
+    def for_test(
+        cls,
+        *,
+        checkpoint: Mapping[str, Any] | None = None,
+        meta: Mapping[str, Any] | None = None,
+        attempt: int = 1,
+        cancelled: Callable[[], bool] | None = None,
+        remaining: Callable[[], float | None] | None = None,
+    ) -> Ctx:
+        """A context outside any worker, for calling a task as a plain function."""
+        feed = _Detached()
+        if cancelled is not None:
+            feed.cancelled = cancelled  # type: ignore[method-assign]
+        if remaining is not None:
+            feed.remaining = remaining  # type: ignore[method-assign]
+        return cls(
+            job_id=0, task="test", queue="test", attempt=attempt, checkpoint=checkpoint, meta=meta, feed=feed
+        )
+
+    @property
+    def cancelled(self) -> bool:
+        """True once this job should end: cancel, deadline, drain, lost lease."""
+        return self._feed.cancelled()
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds left, or None when there is no limit."""
+        return self._feed.remaining()
+
+    def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
+        """Say how far it is. Cheap: only the last word is kept, and sent with the next heartbeat."""
+        for name, number in (("done", done), ("total", total)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float))):
+                raise UsageError(f"ctx.progress: {name} is {type(number).__name__}; give a number")
+        with self._lock:
+            self._done, self._changed = done, True
+            if total is not None:
+                self._total = total
+            if note is not None:
+                self._note = str(note)[:NOTE_LIMIT]
+
+    def track(
+        self, iterable: Iterable[T], total: float | None = None, note: str | None = None
+    ) -> Iterator[T]:
+        """Iterate with progress; each step is a cancellation point that raises JobStopped."""
+        if total is None and isinstance(iterable, Sized):
+            total = len(iterable)
+        self.progress(0, total, note)
+        for done, item in enumerate(iterable):
+            self.stop_point()
+            yield item
+            self.progress(done + 1)
+
+    def stop_point(self) -> None:
+        """Raise JobStopped if this job should end."""
+        if self._feed.cancelled():
+            raise JobStopped("cancel")
+
+    def take_progress(self) -> bytes | None:
+        """For the worker: the JSON text of the progress if it changed since it was last taken."""
+        with self._lock:
+            if not self._changed:
+                return None
+            self._changed = False
+            said = {"done": self._done, "total": self._total, "note": self._note}
+        try:
+            return encode(
+                {key: value for key, value in said.items() if value is not None}, limit=4096, clean=True
+            )
+        except NotJson:  # done or total is NaN or huge: nothing to show, nothing to fail for
+            return None
+
+    def take_checkpoint(self) -> bytes | None:
+        """For the worker: the JSON text of the checkpoint if it changed since it was last taken."""
+        return self.checkpoint.take()
+
+    def __repr__(self) -> str:
+        return f"<Ctx #{self.job_id} {self.task} attempt {self.attempt}>"

@@ -1,0 +1,242 @@
+"""A task's parameters: how a call becomes a JSON object, and how that object becomes a call again.
+
+The object maps parameter names to values, so that SQL, the command line and a later deploy can read and write
+it. `*args` is a list under its own name; `**kwargs` are further keys of the same object. Defaults are not
+stored: a job that was enqueued without an argument takes the default of the code that runs it.
+
+Values are checked at enqueue by the very decoder that will read them: encode, then decode strictly by the
+annotations. What passes here cannot fail to decode in a worker of the same version.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import Parameter, Signature
+from typing import Any, NoReturn
+
+import msgspec
+
+from pgworkers.context import Ctx
+from pgworkers.errors import ArgumentError, UsageError
+from pgworkers.payload import NotJson, carries, decoder, encode
+
+_POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL)
+_RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def hints_of(fn: Callable[..., Any], local: Mapping[str, Any]) -> dict[str, Any]:
+    """The annotations of `fn`, resolved; NameError when one names something not defined yet."""
+    names = dict(local)
+    inner = inspect.unwrap(fn)
+    if "Ctx" not in names and "Ctx" not in getattr(inner, "__globals__", {}):
+        names["Ctx"] = Ctx  # imported under TYPE_CHECKING only
+    return typing.get_type_hints(fn, localns=names, include_extras=True)
+
+
+def takes_ctx(fn: Callable[..., Any], local: Mapping[str, Any]) -> bool:
+    """Is the first parameter a context? Answered even when other annotations cannot be resolved yet."""
+    first = next(iter(inspect.signature(fn).parameters.values()), None)
+    if first is None:
+        return False
+
+    def only() -> None: ...
+
+    only.__annotations__ = {first.name: first.annotation} if first.annotation is not Parameter.empty else {}
+    only.__wrapped__ = fn  # type: ignore[attr-defined]  # its globals
+    try:
+        return wants_ctx(hints_of(only, local).get(first.name))
+    except NameError:
+        return False
+
+
+def wants_ctx(hint: Any) -> bool:
+    """Is this annotation `Ctx`, a subclass, or one of them or None?"""
+    members = (
+        [arg for arg in typing.get_args(hint) if arg is not type(None)] if typing.get_args(hint) else [hint]
+    )
+    return len(members) == 1 and isinstance(members[0], type) and issubclass(members[0], Ctx)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The parameters of one task, `Ctx` left out."""
+
+    task: str
+    signature: Signature  # without Ctx, annotations resolved
+    reserved: str | None  # the name of the Ctx parameter
+    returns: Any
+
+    @classmethod
+    def of(cls, task: str, fn: Callable[..., Any], local: Mapping[str, Any]) -> Arguments:
+        """Read them off a function; UsageError when an annotation cannot be carried by JSON."""
+        hints = hints_of(fn, local)
+        given = [
+            p.replace(annotation=hints.get(p.name, Any)) for p in inspect.signature(fn).parameters.values()
+        ]
+        reserved = given[0].name if given and wants_ctx(given[0].annotation) else None
+        kept = given[1:] if reserved else given
+        if kept and not reserved and kept[0].name in ("self", "cls"):
+            raise UsageError(f"task {task}: methods cannot be tasks; declare a function")
+        for parameter in kept:
+            if wants_ctx(parameter.annotation):
+                raise UsageError(
+                    f"task {task}: {parameter.name} is a Ctx but not the first parameter; put it first"
+                )
+            reason = carries(_any_for_object(parameter.annotation))
+            if reason is not None:
+                raise UsageError(
+                    f"task {task}: parameter {parameter.name} cannot be carried by JSON: {reason}; pass an id, a path, a "
+                    "dataclass or a msgspec.Struct instead, or annotate it Any if you know it is plain data"
+                )
+        returns = hints.get("return", Any)
+        if returns in (None, type(None), typing.NoReturn, typing.Never):
+            returns = None
+        reason = carries(_any_for_object(returns))
+        if reason is not None:
+            raise UsageError(
+                f"task {task}: the return annotation cannot be carried by JSON: {reason}; return plain data, or the place "
+                "where the result was written"
+            )
+        return cls(task, Signature(kept), reserved, returns)
+
+    @property
+    def shown(self) -> str:
+        """The signature as people read it."""
+        try:
+            return str(self.signature)[:1000]
+        except Exception:  # a default whose repr raises
+            return "(" + ", ".join(self.signature.parameters) + ")"
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, limit: int) -> bytes:
+        """A call as JSON; ArgumentError names the parameter when it does not fit."""
+        try:
+            bound = self.signature.bind(*args, **kwargs).arguments
+        except TypeError as exc:
+            self._refuse(f"{exc}; it takes {self.shown}")
+        rest = self._rest
+        if rest is not None and rest.name in bound:
+            extra = bound.pop(rest.name)
+            names = self.signature.parameters.keys() - {rest.name} | {self.reserved}
+            taken = [key for key in extra if key in names]
+            if taken:
+                self._refuse(
+                    f"**{rest.name} holds {taken[0]!r}, which is also a parameter; give it another name"
+                )
+            bound.update(extra)
+        try:
+            text = encode(bound, limit=limit)
+        except NotJson as exc:
+            self._refuse(self._blame(bound, exc, limit))
+        try:
+            self._decode(text)
+        except msgspec.ValidationError as exc:
+            self._refuse(f"{_where(exc)}; it takes {self.shown}")
+        except Exception as exc:  # a dataclass's own __post_init__
+            self._refuse(f"{type(exc).__name__}: {exc}; it takes {self.shown}")
+        return text
+
+    def decode(self, text: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """JSON as a call; ArgumentError when it does not fit (enqueued by SQL, or by an older deploy)."""
+        try:
+            values = self._decode(text)
+        except msgspec.ValidationError as exc:
+            reason = _where(exc)
+        except RecursionError:
+            reason = "the arguments are nested too deeply"
+        except Exception as exc:
+            reason = f"{type(exc).__name__}: {exc}"
+        else:
+            return self._call(values)
+        raise ArgumentError(
+            f"{self.task}: the stored arguments do not fit: {reason}; the task takes {self.shown}. The handler was not run; "
+            "was the job enqueued by SQL or by another version of the app?"
+        )
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise ArgumentError(f"{self.task}: {reason}; nothing was enqueued") from None
+
+    def _blame(self, bound: Mapping[str, Any], exc: NotJson, limit: int) -> str:
+        """Which parameter it was."""
+        if exc.path:
+            return f"argument {exc}"
+        for name, value in bound.items():
+            try:
+                encode({name: value}, limit=limit)
+            except NotJson as inner:
+                return f"argument {name} {inner.reason}"
+        return f"the arguments together {exc.reason}"
+
+    @cached_property
+    def _rest(self) -> Parameter | None:
+        return next((p for p in self.signature.parameters.values() if p.kind is Parameter.VAR_KEYWORD), None)
+
+    @cached_property
+    def _fields(self) -> dict[str, str]:
+        """Struct attribute -> parameter: attributes are numbered so that no parameter name can collide."""
+        named = [name for name, p in self.signature.parameters.items() if p is not self._rest]
+        return {f"a{number}": name for number, name in enumerate(named)}
+
+    @cached_property
+    def _struct(self) -> msgspec.json.Decoder[Any]:
+        fields: list[tuple[str, Any, Any] | tuple[str, Any]] = []
+        for attribute, name in self._fields.items():
+            parameter = self.signature.parameters[name]
+            hint = _any_for_object(parameter.annotation)
+            if parameter.kind is Parameter.VAR_POSITIONAL:
+                fields.append((attribute, list[hint], msgspec.UNSET))  # type: ignore[valid-type]
+            elif parameter.default is Parameter.empty:
+                fields.append((attribute, hint))
+            else:
+                fields.append((attribute, hint, msgspec.UNSET))
+        struct = msgspec.defstruct(
+            "Arguments", fields, kw_only=True, rename=self._fields, forbid_unknown_fields=self._rest is None
+        )
+        return decoder(struct)
+
+    @cached_property
+    def _extra(self) -> msgspec.json.Decoder[Any]:
+        assert self._rest is not None
+        return decoder(_any_for_object(self._rest.annotation))
+
+    def _decode(self, text: bytes) -> dict[str, Any]:
+        struct = self._struct.decode(text)
+        values = {name: getattr(struct, attribute) for attribute, name in self._fields.items()}
+        values = {name: value for name, value in values.items() if value is not msgspec.UNSET}
+        if self._rest is not None:
+            values[self._rest.name] = self._extras(text, self._rest.name)
+        return values
+
+    def _extras(self, text: bytes, rest: str) -> dict[str, Any]:
+        known = self.signature.parameters.keys() - {rest} | {self.reserved}
+        found: dict[str, Any] = {}
+        for key, raw in _RAW.decode(text).items():
+            if key not in known:
+                try:
+                    found[key] = self._extra.decode(raw)
+                except msgspec.ValidationError as exc:
+                    raise msgspec.ValidationError(f"{exc} - at `$.{key}`") from None
+        return found
+
+    def _call(self, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        parameters = self.signature.parameters.values()
+        if self._rest is None and not any(p.kind in _POSITIONAL for p in parameters):
+            return (), values
+        bound = inspect.BoundArguments(self.signature, values)  # type: ignore[arg-type]
+        bound.apply_defaults()
+        return bound.args, bound.kwargs
+
+
+def _any_for_object(hint: Any) -> Any:
+    return Any if hint is object else hint
+
+
+def _where(exc: msgspec.ValidationError) -> str:
+    """msgspec's "Expected `int`, got `str` - at `$.page[0]`" as "argument page[0]: expected `int`, got `str`"."""
+    text, found, path = str(exc).partition(" - at `$.")
+    if not found:
+        return text[:1].lower() + text[1:]
+    return f"argument {path.rstrip('`')}: {text[:1].lower()}{text[1:]}"

@@ -1,0 +1,184 @@
+"""What a person writes beside a task or an enqueue, checked where it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from pgworkers.clock import seconds, size
+from pgworkers.errors import UsageError
+from pgworkers.payload import NotJson, encode
+
+if TYPE_CHECKING:
+    import psycopg
+
+Duration = float | str | timedelta
+ON_CONFLICT = ("return", "replace", "raise")
+META_LIMIT = 16 << 10
+_MOST = (1 << 31) - 1
+
+
+class Using(TypedDict, total=False):
+    """The keywords of `task.using(...)`."""
+
+    delay: Duration | None  # not before this long from now
+    at: datetime | None  # not before this moment
+    priority: int | None  # higher first
+    unique: str | None  # at most one live job of this task with this key
+    on_conflict: Literal["return", "replace", "raise"]  # what a held unique key leads to
+    queue: str | None
+    expires: Duration | None  # dead if it has not started by then
+    timeout: Duration | None  # for one attempt
+    deadline: Duration | None  # for the whole job, all attempts
+    memory: int | str | None
+    meta: Mapping[str, Any] | None  # why it was enqueued; shown to people and as ctx.meta
+    conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None  # enqueue in your own transaction
+    retries: int | None
+    concurrency_key: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What `using(...)` says of one enqueue; None leaves it to the task."""
+
+    delay: float | None = None
+    at: datetime | None = None
+    priority: int | None = None
+    unique: str | None = None
+    on_conflict: str = "return"
+    queue: str | None = None
+    expires: float | None = None
+    timeout: float | None = None
+    deadline: float | None = None
+    memory: int | None = None
+    meta_json: str | None = None
+    conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None = None
+    max_attempts: int | None = None
+    concurrency_key: str | None = None
+
+
+def read_name(value: Any, *, what: str, limit: int) -> str:
+    """A name that titles, logs and metrics can carry: not empty, not too long, no control characters."""
+    if not isinstance(value, str):
+        raise UsageError(f"{what}: {value!r} is not a string")
+    if not value.strip() or value != value.strip():
+        raise UsageError(f"{what}: {value!r} is empty or has spaces around it")
+    if not value.isprintable():
+        raise UsageError(f"{what}: {value!r} holds control or unprintable characters")
+    if len(value.encode()) > limit:
+        raise UsageError(f"{what}: {value[:40]!r}… is too long: {len(value.encode())} bytes, at most {limit}")
+    return value
+
+
+def read_duration(value: Duration | None, *, what: str, positive: bool = True) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if not isinstance(value, (int, float, str)):
+        raise UsageError(f"{what}: {value!r} is not a duration; write 30s, 5m, 1h30m, seconds or a timedelta")
+    found = seconds(value, what=what)
+    if positive and found <= 0:
+        raise UsageError(f"{what}: must be longer than 0")
+    return found
+
+
+def read_memory(value: int | str | None, *, what: str) -> int | None:
+    if value is None:
+        return None
+    found = size(value, what=what)
+    if found < 1 << 20:
+        raise UsageError(f"{what}: {value!r} is less than 1MB; write 512MB or 2GB")
+    return found
+
+
+def read_count(value: Any, *, what: str, least: int = 0, most: int = _MOST) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{what}: {value!r} is not a whole number")
+    if not least <= value <= most:
+        raise UsageError(f"{what}: {value} is out of range ({least} to {most})")
+    return value
+
+
+def read_key(value: str | None, *, what: str) -> str | None:
+    """A unique or concurrency key: any text Postgres can store and index."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{what}: {value!r} is not a key; give a string that is not empty")
+    try:
+        encode(value, limit=1 << 20)
+    except NotJson as exc:
+        raise UsageError(f"{what}: {exc}; nothing was enqueued") from None
+    if len(value.encode()) > 1000:
+        raise UsageError(f"{what}: {len(value.encode())} bytes, at most 1000; hash it. Nothing was enqueued")
+    return value
+
+
+def read_moment(value: datetime | None, *, what: str) -> datetime | None:
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        raise UsageError(f"{what}: {value!r} is not a datetime")
+    if value.tzinfo is None or value.utcoffset() is None:
+        raise UsageError(
+            f"{what}: {value.isoformat()} has no time zone; use datetime.now(timezone.utc) or a ZoneInfo"
+        )
+    return value
+
+
+def read_meta(value: Mapping[str, Any] | None) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise UsageError(
+            f"meta: {type(value).__name__} is not a mapping; give a dict such as {{'why': 'nightly'}}"
+        )
+    try:
+        return encode(dict(value), limit=META_LIMIT).decode()
+    except NotJson as exc:
+        raise UsageError(f"meta: {exc}; nothing was enqueued") from None
+
+
+def options(
+    *,
+    delay: Duration | None = None,
+    at: datetime | None = None,
+    priority: int | None = None,
+    unique: str | None = None,
+    on_conflict: str = "return",
+    queue: str | None = None,
+    expires: Duration | None = None,
+    timeout: Duration | None = None,
+    deadline: Duration | None = None,
+    memory: int | str | None = None,
+    meta: Mapping[str, Any] | None = None,
+    conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None = None,
+    retries: int | None = None,
+    concurrency_key: str | None = None,
+) -> Options:
+    """Check and convert what `using(...)` was given."""
+    if delay is not None and at is not None:
+        raise UsageError("using(delay=..., at=...): give one of them, not both")
+    if on_conflict not in ON_CONFLICT:
+        raise UsageError(f"on_conflict={on_conflict!r}: use {', '.join(ON_CONFLICT)}")
+    if on_conflict != "return" and unique is None:
+        raise UsageError(f"on_conflict={on_conflict!r} without unique=: give the unique key it is about")
+    return Options(
+        delay=read_duration(delay, what="delay", positive=False),
+        at=read_moment(at, what="at"),
+        priority=None if priority is None else read_count(priority, what="priority", least=-_MOST),
+        unique=read_key(unique, what="unique"),
+        on_conflict=on_conflict,
+        queue=None if queue is None else read_name(queue, what="queue", limit=200),
+        expires=read_duration(expires, what="expires"),
+        timeout=read_duration(timeout, what="timeout"),
+        deadline=read_duration(deadline, what="deadline"),
+        memory=read_memory(memory, what="memory"),
+        meta_json=read_meta(meta),
+        conn=conn,
+        max_attempts=None if retries is None else read_count(retries, what="retries", most=10_000) + 1,
+        concurrency_key=read_key(concurrency_key, what="concurrency_key"),
+    )

@@ -1,0 +1,149 @@
+"""What `app.queue(...)` and `@app.task(...)` accept, as data; and how the decorator is typed.
+
+The overloads tell the type checker which of a function's parameters `enqueue` takes. Order matters: an async
+handler's result is what it awaits to; a first parameter `Ctx` vanishes; a first parameter that would take
+anything (`Any`, `object`) fits the `Ctx` overloads too, so it is caught before them and left unchecked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, overload
+
+from pgworkers.clock import size
+from pgworkers.context import Ctx
+from pgworkers.declare.backoff import Backoff, spec_of
+from pgworkers.declare.options import Duration, read_count, read_duration, read_memory, read_name
+from pgworkers.errors import UsageError
+from pgworkers.specs import QueueSpec, TaskSpec
+from pgworkers.task import CtxTask, PlainTask
+
+P = ParamSpec("P")
+R = TypeVar("R")
+NAME_LIMIT = 200
+
+
+class TaskOptions(TypedDict, total=False):
+    """The keywords of `@app.task(...)`."""
+
+    name: str | None  # by default the function's own
+    queue: str | None  # by default "default", or the only queue
+    priority: int  # higher first
+    retries: int  # attempts after the first
+    max_crashes: int  # how often the process may die under it
+    backoff: Backoff  # None exponential, "30s" fixed, ["1s", "10s"], Exponential(...), or attempt -> seconds
+    timeout: Duration | None  # for one attempt
+    deadline: Duration | None  # for the whole job, all attempts
+    memory: int | str | None
+    expires: Duration | None  # dead if it has not started by then
+    exclusive: bool  # two executions never overlap, even when a host is cut off
+    stall_timeout: Duration | None  # alive but no CPU and no beat for this long: stopped
+    result_limit: int | str | None
+
+
+def task_spec(
+    fn: Callable[..., Any],
+    *,
+    name: str | None = None,
+    queue: str | None = None,
+    priority: int = 0,
+    retries: int = 9,
+    max_crashes: int = 3,
+    backoff: Backoff = None,
+    timeout: Duration | None = None,
+    deadline: Duration | None = None,
+    memory: int | str | None = None,
+    expires: Duration | None = None,
+    exclusive: bool = False,
+    stall_timeout: Duration | None = None,
+    result_limit: int | str | None = None,
+) -> TaskSpec:
+    """Check and convert; the queue stays empty when none is named."""
+    name = read_name(
+        name if name is not None else getattr(fn, "__name__", ""), what="task name", limit=NAME_LIMIT
+    )
+    what = f"task {name}:"
+    doc = (getattr(fn, "__doc__", None) or "").strip().partition("\n")[0]
+    return TaskSpec(
+        name=name,
+        queue="" if queue is None else read_name(queue, what=f"{what} queue", limit=NAME_LIMIT),
+        priority=read_count(priority, what=f"{what} priority", least=-(1 << 31) + 1),
+        max_attempts=read_count(retries, what=f"{what} retries", most=10_000) + 1,
+        max_crashes=read_count(max_crashes, what=f"{what} max_crashes", least=1),
+        backoff=spec_of(backoff, what=f"{what} backoff"),
+        timeout=read_duration(timeout, what=f"{what} timeout"),
+        deadline=read_duration(deadline, what=f"{what} deadline"),
+        memory=read_memory(memory, what=f"{what} memory"),
+        expires=read_duration(expires, what=f"{what} expires"),
+        exclusive=bool(exclusive),
+        stall_timeout=read_duration(stall_timeout, what=f"{what} stall_timeout"),
+        result_limit=None if result_limit is None else size(result_limit, what=f"{what} result_limit"),
+        doc=doc[:200],
+    )
+
+
+def queue_spec(
+    name: str,
+    *,
+    workers: int,
+    cluster_workers: int | None,
+    memory: int | str | None,
+    nice: int,
+    threads: int | None,
+    max_jobs: int | None,
+    max_rss: int | str | None,
+    preload: Sequence[str],
+) -> QueueSpec:
+    name = read_name(name, what="queue name", limit=NAME_LIMIT)
+    what = f"queue {name}:"
+    if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
+        raise UsageError(f'{what} preload must be a list of module names: preload=["numpy"]')
+    return QueueSpec(
+        name=name,
+        workers=read_count(workers, what=f"{what} workers", most=1024),
+        cluster_workers=_optional(cluster_workers, f"{what} cluster_workers"),
+        memory=read_memory(memory, what=f"{what} memory"),
+        nice=read_count(nice, what=f"{what} nice", least=-20, most=19),
+        threads=_optional(threads, f"{what} threads"),
+        max_jobs=_optional(max_jobs, f"{what} max_jobs"),
+        max_rss=read_memory(max_rss, what=f"{what} max_rss"),
+        preload=tuple(preload),
+    )
+
+
+def _optional(value: int | None, what: str) -> int | None:
+    return None if value is None else read_count(value, what=what, least=1)
+
+
+class Anything:
+    """A stand-in that only a parameter of type Any or object accepts; never made."""
+
+
+class Declare(Protocol):
+    """A decorator that makes a task of a function."""
+
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[Anything, P], Coroutine[Any, Any, R]], /
+    ) -> PlainTask[..., R, Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Anything, P], R], /) -> PlainTask[..., R, R]: ...
+
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[Ctx, P], Coroutine[Any, Any, R]], /
+    ) -> CtxTask[P, R, Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Ctx, P], R], /) -> CtxTask[P, R, R]: ...
+
+    @overload
+    def __call__(
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> PlainTask[P, R, Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> PlainTask[P, R, R]: ...
+
+    def __call__(self, fn: Any, /) -> Any: ...

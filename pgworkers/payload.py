@@ -1,0 +1,170 @@
+"""Python values as the JSON that Postgres, psql and other languages can all read back.
+
+msgspec does the encoding. What it would let through and a peer would choke on is found here: NaN (msgspec
+writes `null`), NUL and lone surrogates (jsonb refuses them), integers beyond 64 bits (most JSON readers round
+them), and nesting that makes readers recurse too far. Arguments are refused for these; results have their
+texts cleaned, because a stray byte in a string must not undo hours of work, but NaN is an error in both:
+turning it into null would lie.
+
+The first look is cheap: the encoded bytes are searched for signs of trouble, and only then is the value
+walked.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from pathlib import PurePath
+from typing import Any
+
+import msgspec
+
+from pgworkers.clock import show_size
+
+DEPTH = 64
+INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
+
+_TROUBLE = re.compile(rb"null|\\u0000|\d{19}")
+_BAD_TEXT = re.compile("[\0\ud800-\udfff]")
+_TOO_DEEP = f"is nested deeper than {DEPTH} levels, or contains itself"
+
+
+class NotJson(ValueError):
+    """A value that JSON cannot carry. `path` leads to the spot: `points[3].x`, or is empty."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} {reason}".strip())
+        self.path = path
+        self.reason = reason
+
+
+def encode(value: Any, *, limit: int, clean: bool = False) -> bytes:
+    """The JSON text of `value`, at most `limit` bytes; with `clean`, bad characters become U+FFFD."""
+    data = _encoded(value)
+    if data is not None and len(data) > limit:
+        raise NotJson("", f"takes {show_size(len(data))} as JSON, more than {show_size(limit)}")
+    if data is None or _TROUBLE.search(data) or data.count(b"[") + data.count(b"{") > DEPTH:
+        plain = [_plain(value)]
+        _walk(plain, clean)
+        data = _ENCODER.encode(plain[0])
+        if len(data) > limit:
+            raise NotJson("", f"takes {show_size(len(data))} as JSON, more than {show_size(limit)}")
+    return data
+
+
+def decoder(hint: Any) -> msgspec.json.Decoder[Any]:
+    """A strict decoder for one annotation."""
+    return msgspec.json.Decoder(hint, dec_hook=_from_json)
+
+
+def carries(hint: Any) -> str | None:
+    """Why JSON cannot carry this annotation, or None when it can."""
+    try:
+        found = _custom(msgspec.inspect.type_info(hint))
+        msgspec.json.Decoder(hint, dec_hook=_from_json)
+    except (TypeError, ValueError, RecursionError) as exc:
+        return str(exc)
+    return f"{found.__module__}.{found.__qualname__} has no JSON form" if found is not None else None
+
+
+def _encoded(value: Any) -> bytes | None:
+    """The bytes, or None when only a walk can tell what is wrong or clean it."""
+    try:
+        return _ENCODER.encode(value)
+    except RecursionError:
+        raise NotJson("", _TOO_DEEP) from None
+    except UnicodeEncodeError:
+        return None
+    except Exception as exc:  # an object's own code may run in here
+        raise NotJson("", f"cannot be written as JSON: {exc}") from exc
+
+
+def _plain(value: Any) -> Any:
+    try:
+        return msgspec.to_builtins(value, enc_hook=_to_json, str_keys=True)
+    except RecursionError:
+        raise NotJson("", _TOO_DEEP) from None
+    except Exception as exc:
+        raise NotJson("", f"cannot be written as JSON: {exc}") from exc
+
+
+def _to_json(value: Any) -> Any:
+    """What msgspec does not know: paths, subclasses of plain types, numbers of numpy and its kin."""
+    if isinstance(value, PurePath):
+        return os.fspath(value)
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if hasattr(type(value), "dtype") and getattr(value, "shape", None) == ():
+        return value.item()
+    raise NotImplementedError(f"objects of type {type(value).__name__} have no JSON form")
+
+
+def _from_json(hint: type, value: Any) -> Any:
+    if issubclass(hint, PurePath) and isinstance(value, str):
+        return hint(value)
+    raise ValueError(f"Expected `{hint.__name__}`, got `{type(value).__name__}`")
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=_to_json)
+
+
+def _custom(info: Any, seen: set[int] | None = None) -> type | None:
+    """The first class within a type that msgspec knows nothing about."""
+    seen = set() if seen is None else seen
+    if id(info) in seen:
+        return None
+    seen.add(id(info))
+    if isinstance(info, msgspec.inspect.CustomType):
+        return None if isinstance(info.cls, type) and issubclass(info.cls, PurePath) else info.cls
+    for name in getattr(info, "__struct_fields__", ()):
+        inner = getattr(info, name)
+        for part in inner if isinstance(inner, (list, tuple)) else (inner,):
+            if isinstance(part, (msgspec.inspect.Type, msgspec.inspect.Field)):
+                found = _custom(part, seen)
+                if found is not None:
+                    return found
+    return None
+
+
+def _walk(root: list[Any], clean: bool) -> None:
+    """Check (and clean, in place) everything below `root`, a list of one, without recursion."""
+    todo: list[tuple[Any, Any, int]] = [(root, None, 0)]
+    while todo:
+        box, path, depth = todo.pop()
+        if depth > DEPTH:
+            raise NotJson(_shown(path), _TOO_DEEP)
+        pairs = list(box.items()) if isinstance(box, dict) else enumerate(box)
+        for key, item in pairs:
+            here = None if depth == 0 else (path, key)
+            if isinstance(key, str) and _BAD_TEXT.search(key):
+                del box[key]
+                key = _text(key, here, clean)  # noqa: PLW2901
+                box[key] = item
+            if isinstance(item, str):
+                if _BAD_TEXT.search(item):
+                    box[key] = _text(item, here, clean)
+            elif isinstance(item, (dict, list)):
+                todo.append((item, here, depth + 1))
+            elif isinstance(item, float):
+                if not math.isfinite(item):
+                    raise NotJson(_shown(here), f"is {item}, which JSON does not have; use None or a string")
+            elif isinstance(item, int) and not INT_MIN <= item <= INT_MAX:
+                raise NotJson(_shown(here), "is an integer beyond 64 bits; pass it as a string")
+
+
+def _text(value: str, path: Any, clean: bool) -> str:
+    if clean:
+        return _BAD_TEXT.sub("\ufffd", value)
+    what = "a NUL character" if "\0" in value else "a lone surrogate (broken UTF-8?)"
+    raise NotJson(_shown(path), f"contains {what}, which Postgres cannot store")
+
+
+def _shown(path: Any) -> str:
+    parts: list[str] = []
+    while path is not None:
+        path, key = path
+        parts.append(f"[{key}]" if isinstance(key, int) else f".{ascii(key)[1:-1]}")
+    text = "".join(reversed(parts)).removeprefix(".")
+    return text if len(text) <= 200 else "…" + text[-199:]

@@ -1,0 +1,238 @@
+"""A task: a function that can be called, and enqueued.
+
+`Task[P, R]` is generic over the parameters that `enqueue` takes and what the job's result will be. The two
+subclasses differ only in how the plain call is typed: `CtxTask` takes a context first (None gives it a
+detached one), and a call of an `async def` handler gives a coroutine (`V`) while its job still results in
+`R`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, update_wrapper
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+
+import msgspec
+
+from pgworkers import payload
+from pgworkers.clock import seconds
+from pgworkers.context import Ctx
+from pgworkers.declare.arguments import Arguments
+from pgworkers.declare.options import Options, Using, options
+from pgworkers.errors import ResultError, UsageError
+from pgworkers.specs import TaskSpec
+
+if TYPE_CHECKING:
+    from pgworkers.client.session import Client
+    from pgworkers.handle import Job
+    from pgworkers.job.enqueue import NewJob
+
+P = ParamSpec("P")
+R = TypeVar("R")
+V = TypeVar("V")
+
+_log = logging.getLogger("pgworkers.task")
+_PLAIN = Options()
+
+
+class Task(Generic[P, R]):
+    """One declared task. Made by `@app.task`."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        spec: TaskSpec,
+        *,
+        client: Client,
+        place: Callable[[str | None], str],
+        backoff: Callable[[int], float | str] | None = None,
+        local: Mapping[str, Any] | None = None,
+    ) -> None:
+        update_wrapper(self, fn)
+        self.fn = fn
+        self.name = spec.name
+        self.is_async = inspect.iscoroutinefunction(inspect.unwrap(fn))
+        self._spec = spec
+        self._client = client
+        self._place = place
+        self._backoff = backoff
+        self._local = dict(local or {})
+
+    # What a user's code calls.
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fn(*args, **kwargs)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Insert one job and return its handle; ArgumentError, and nothing inserted, when the arguments do not fit."""
+        return self._enqueue(_PLAIN, args, kwargs)
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        return await self._aenqueue(_PLAIN, args, kwargs)
+
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Prepared[R]:
+        """Check the arguments now, insert later with `app.enqueue_many`."""
+        return Prepared(self._new(_PLAIN, args, kwargs))
+
+    def using(self, **how: Unpack[Using]) -> Bound[P, R]:
+        """The same task with options for one enqueue: delay, at, priority, unique, queue, conn and so on."""
+        return Bound(self, options(**how))
+
+    # What the worker calls.
+
+    @cached_property
+    def arguments(self) -> Arguments:
+        try:
+            return Arguments.of(self.name, self.fn, self._local)
+        except NameError as exc:
+            raise UsageError(
+                f"task {self.name}: an annotation cannot be resolved: {exc}; import it at run time, not under TYPE_CHECKING"
+            ) from None
+
+    def call(self, ctx: Ctx | None, args_json: bytes) -> Any:
+        """Run the handler with stored arguments; a coroutine if it is `async def`."""
+        args, kwargs = self.arguments.decode(args_json)
+        if self.arguments.reserved:
+            return self.fn(ctx if ctx is not None else Ctx.for_test(), *args, **kwargs)
+        return self.fn(*args, **kwargs)
+
+    def encode_result(self, value: Any, limit: int) -> bytes:
+        """A return value as JSON. NUL and lone surrogates become U+FFFD; NaN, over-long and alien values are errors."""
+        try:
+            return payload.encode(value, limit=self._spec.result_limit or limit, clean=True)
+        except payload.NotJson as exc:
+            spot = f"result.{exc.path}".replace(".[", "[") if exc.path else "the result"
+            hint = "; return where it was written, or raise result_limit" if "more than" in exc.reason else ""
+            raise ResultError(f"{self.name}: {spot} {exc.reason}{hint}") from None
+
+    def decode_result(self, text: bytes) -> R:
+        """A kept result by the return annotation."""
+        try:
+            return self._result_decoder.decode(text)  # type: ignore[no-any-return]
+        except Exception as exc:  # a dataclass's own __post_init__ may raise anything
+            raise ResultError(
+                f"{self.name}: the kept result does not fit the return annotation: {exc}"
+            ) from None
+
+    def backoff_after(self, attempt: int, exc: BaseException | None = None) -> float | None:
+        """What the task's own back-off function says, or None: there is none, or it failed (logged)."""
+        if self._backoff is None:
+            return None
+        try:
+            return seconds(self._backoff(attempt), what=f"task {self.name} backoff({attempt})")
+        except Exception:
+            _log.exception("task %s: backoff(%d) failed; the exponential curve is used", self.name, attempt)
+            return None
+
+    # What the app calls.
+
+    @property
+    def queue(self) -> str:
+        return self._place(self._spec.queue or None)
+
+    def spec(self) -> TaskSpec:
+        """As data, for the master; UsageError when something about it cannot work."""
+        return msgspec.structs.replace(self._spec, queue=self.queue, signature=self.arguments.shown)
+
+    def check(self) -> None:
+        """Refuse now what can be refused now; names that are defined later are resolved by the first use."""
+        try:
+            self.__dict__["arguments"] = Arguments.of(self.name, self.fn, self._local)
+        except NameError:
+            pass
+
+    def where(self) -> str:
+        code = getattr(inspect.unwrap(self.fn), "__code__", None)
+        return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(self.fn)
+
+    # A task is pickled as its name, like the function it wraps.
+    def __reduce__(self) -> str:
+        return str(self.fn.__qualname__)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+    @cached_property
+    def _result_decoder(self) -> Any:
+        return payload.decoder(Any if self.arguments.returns is object else self.arguments.returns)
+
+    def _new(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+        from pgworkers.job.enqueue import NewJob
+
+        text = self.arguments.encode(args, kwargs, limit=self._client.settings.payload_limit)
+        spec = self._spec
+        return NewJob(
+            task=self.name,
+            args_json=text.decode(),
+            queue=self._place(how.queue or spec.queue or None),
+            priority=spec.priority if how.priority is None else how.priority,
+            run_at=how.at,
+            delay=how.delay,
+            unique=how.unique,
+            on_conflict=how.on_conflict,
+            max_attempts=how.max_attempts or spec.max_attempts,
+            max_crashes=spec.max_crashes,
+            timeout=how.timeout,
+            memory=how.memory,
+            deadline=spec.deadline if how.deadline is None else how.deadline,
+            expires=spec.expires if how.expires is None else how.expires,
+            concurrency_key=how.concurrency_key,
+            meta_json=how.meta_json,
+        )
+
+    def _enqueue(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:
+        from pgworkers.handle import Job
+
+        made = self._client.enqueue(self._new(how, args, kwargs), how.conn)
+        return Job(made.id, self._client, decode=self.decode_result, created=made.created)
+
+    async def _aenqueue(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:
+        from pgworkers.handle import Job
+
+        made = await self._client.aenqueue(self._new(how, args, kwargs), how.conn)
+        return Job(made.id, self._client, decode=self.decode_result, created=made.created)
+
+
+class PlainTask(Task[P, R], Generic[P, R, V]):
+    """A task without a context."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
+        return self.fn(*args, **kwargs)  # type: ignore[no-any-return]
+
+
+class CtxTask(Task[P, R], Generic[P, R, V]):
+    """A task whose handler takes a context first."""
+
+    def __call__(self, ctx: Ctx | None, /, *args: P.args, **kwargs: P.kwargs) -> V:
+        return self.fn(Ctx.for_test() if ctx is None else ctx, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(Generic[R]):
+    """A checked job that is not inserted yet."""
+
+    new: NewJob
+
+
+@dataclass(frozen=True, slots=True)
+class Bound(Generic[P, R]):
+    """A task together with options; what `task.using(...)` returns."""
+
+    task: Task[P, R]
+    options: Options
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        return self.task._enqueue(self.options, args, kwargs)
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        return await self.task._aenqueue(self.options, args, kwargs)
+
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Prepared[R]:
+        if self.options.conn is not None:
+            raise UsageError(
+                "using(conn=...).prepare(): give the connection to app.enqueue_many(..., conn=conn) instead"
+            )
+        return Prepared(self.task._new(self.options, args, kwargs))
