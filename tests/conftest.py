@@ -1,4 +1,4 @@
-"""What every test can ask for: a server, a database of its own, a directory, and proof that nothing is left behind."""
+"""What every test can ask for: a server, a database, a directory, and proof that nothing is left behind."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def schema() -> str:
 
 @pytest.fixture(scope="session")
 def server(pytestconfig: pytest.Config, run_id: str, run_root: Path, bindir: Path | None) -> Iterator[Server]:
-    """The server of this run. `server.create()` makes an empty database, `server.dsn(name)` is its address."""
+    """The server of this run: `create()` makes an empty database, `dsn(name)` is its address."""
     with run_server(
         run_root / leftovers.RUN_SERVER, run_id, bindir, pytestconfig.getoption("--dsn")
     ) as found:
@@ -92,7 +92,7 @@ def template(server: Server, schema: str) -> Iterator[str]:
 
 @pytest.fixture
 def dsn(server: Server, template: str) -> Iterator[str]:
-    """The address of a migrated database of this test's own. A connection that is left open fails the test."""
+    """The address of a migrated database of this test's own. A connection left open fails the test."""
     name = server.create(template=template)
     yield server.dsn(name)
     left = server.connections(name)
@@ -119,7 +119,7 @@ def db(dsn: str) -> Iterator[psycopg.Connection[Any]]:
 
 @pytest.fixture
 def tmp_path(request: pytest.FixtureRequest, run_root: Path) -> Iterator[Path]:
-    """A directory of the test's own that other accounts may enter, as the server's must; deleted afterwards."""
+    """A directory of the test's own that other accounts may enter, as the server's must."""
     name = re.sub(r"\W", "_", request.node.name)[:24]
     directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=run_root))
     directory.chmod(0o755)

@@ -1,36 +1,29 @@
 """A Postgres of our own, for people who have none running.
 
-`EmbeddedServer(home).acquire()` gives the address of a running server: the one that already serves this home, or a new
-one. Every process that acquired is a user; the last one to release stops the server, and the kernel releases for
-those that were killed. The reasons behind each step are in docs/adr/0002-embedded-server.md.
+`EmbeddedServer(home).acquire()` gives the address of a running server: the one that already serves this home,
+or a new one. Every process that acquired is a user; the last one to release stops the server, and the kernel
+releases for those that were killed. The reasons behind each step are in docs/adr/0002-embedded-server.md.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
-import psycopg
-from psycopg import sql
-
-from pgworkers.errors import DatabaseUnreachable, PgworkersError
+from pgworkers.errors import PgworkersError
 from pgworkers.postgres import embedded_account as accounts
 from pgworkers.postgres import embedded_binaries as binaries
+from pgworkers.postgres import embedded_cluster as cluster
 from pgworkers.postgres import embedded_locks as locks
 from pgworkers.postgres import embedded_place as places
 from pgworkers.postgres import embedded_process as process
-from pgworkers.postgres.embedded_account import Account
+from pgworkers.postgres.embedded_account import Account, NoServer
 from pgworkers.postgres.embedded_binaries import Binaries
-from pgworkers.postgres.embedded_place import PORT, Place
-
-DATABASE = "pgworkers"
-SUPERUSER = "postgres"
+from pgworkers.postgres.embedded_place import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +54,7 @@ class EmbeddedServer:
         say: Callable[[str], None] | None = None,
         stores: tuple[Path, ...] = places.STORES,
     ) -> None:
-        """`options` are Postgres settings of a server that this object starts; `say` is told what takes time."""
+        """`options` are settings of a server that this object starts; `say` is told what takes time."""
         self.home = home.expanduser().absolute().resolve()
         self._options = dict(options or {})
         self._bindir = bindir
@@ -71,7 +64,7 @@ class EmbeddedServer:
         self._member = 0
 
     def acquire(self) -> str:
-        """The address of the running server, started if needed; this process is a user from now on. Idempotent."""
+        """The address of the running server, started if needed; this process is a user from now on."""
         locks.make_home(self.home)
         with locks.starting(self.home, self._say_waiting):
             try:
@@ -84,7 +77,7 @@ class EmbeddedServer:
         return dsn
 
     def release(self) -> None:
-        """No longer a user; the last one stops the server. Idempotent."""
+        """No longer a user; the last one stops the server."""
         if self._membership is None:
             return
         descriptor, self._membership = self._membership, None
@@ -92,7 +85,7 @@ class EmbeddedServer:
             os.close(descriptor)
             return
         with locks.starting(self.home):
-            os.close(descriptor)
+            locks.leave(descriptor)
             self._stop_if_unused()
 
     def start(self) -> str:
@@ -138,10 +131,10 @@ class EmbeddedServer:
             home=self.home,
             data=place.data,
             exists=place.data.exists(),
-            version=_data_version(place),
+            version=cluster.version(place),
             pid=pid,
             ready=found is not None and found.status == "ready",
-            dsn=address(found.socket_dir) if found else None,
+            dsn=cluster.address(found.socket_dir) if found else None,
             users=locks.users(self.home),
             kept=pid is not None and self._kept(place),
             log=place.log,
@@ -152,20 +145,19 @@ class EmbeddedServer:
         place = self._place()
         return self._binaries(place, self._account(place))
 
-    # -- under the start lock ------------------------------------------------------------------------------------
+    # -- under the start lock --------------------------------------------------------------------------------
 
     def _running(self) -> str:
         place = self._place()
         pid = process.running(place.data)
         if pid is None or not process.await_ready(place.data, pid):
+            self._refuse_if_elsewhere(place)
             place = self._start()
         found = process.read(place.data)
         if found is None:
-            raise DatabaseUnreachable(
-                f"the embedded Postgres ended while it was looked at; its log is {place.log}"
-            )
-        dsn = address(found.socket_dir)
-        _make_database(found.socket_dir)
+            raise NoServer(f"the embedded Postgres ended while it was looked at; its log is {place.log}")
+        dsn = cluster.address(found.socket_dir)
+        cluster.make_database(found.socket_dir)
         return dsn
 
     def _start(self) -> Place:
@@ -175,28 +167,11 @@ class EmbeddedServer:
         programs = self._binaries(place, account)
         if not place.data.exists():
             self._say(f"making a database with the embedded Postgres {programs.major} in {place.root}")
-            self._initialise(place, programs, account)
+            cluster.initialise(place, programs, account, sync=self._options.get("fsync") != "off")
         self._say(f"starting the embedded Postgres {programs.major} in {place.root}")
+        accounts.write_whole(place.root / "namespace", process.namespace())
         process.start(place, programs, account, places.socket_directory(place, account), self._options)
         return place
-
-    def _initialise(self, place: Place, programs: Binaries, account: Account) -> None:
-        """initdb into a directory beside, then rename: data is either whole or not there."""
-        fresh = place.root / f"data.new-{os.getpid()}"
-        accounts.make_private(fresh, account)
-        argv: list[str | Path] = [programs.program("initdb"), "--pgdata", fresh, "--username", SUPERUSER]
-        argv += ["--auth=trust", "--encoding=UTF8", "--locale=C"]
-        if self._options.get("fsync") == "off":
-            argv.append("--no-sync")
-        with tempfile.TemporaryFile() as out:
-            if accounts.run(account, argv, out=out.fileno(), timeout=600) is None:
-                out.seek(0)
-                said = out.read()[-3000:].decode(errors="replace").strip()
-                shutil.rmtree(fresh, ignore_errors=True)
-                raise DatabaseUnreachable(
-                    f"the embedded Postgres could not make its data in {place.root}:\n{said}"
-                )
-        fresh.rename(place.data)
 
     def _stop_if_unused(self) -> None:
         place = self._place()
@@ -217,9 +192,22 @@ class EmbeddedServer:
     def _refuse_if_used(self, undone: str, otherwise: str) -> None:
         if not locks.unused(self.home):
             pids = ", ".join(map(str, locks.users(self.home)))
+            whom = f" by process {pids}" if pids else ""
             raise PgworkersError(
-                f"the embedded server in {self.home} is in use{f' by process {pids}' if pids else ''}; {undone}. "
+                f"the embedded server in {self.home} is in use{whom}; {undone}. "
                 f"Stop what uses it first, {otherwise}"
+            )
+
+    def _refuse_if_elsewhere(self, place: Place) -> None:
+        """A server in another container is not to be seen from here, but its users' lock is."""
+        try:
+            other = (place.root / "namespace").read_text()
+        except FileNotFoundError:
+            return
+        if other != process.namespace() and process.recorded_pid(place.data) and not locks.unused(self.home):
+            raise NoServer(
+                f"the embedded server in {self.home} is in use in another container; nothing was started. "
+                "Give PGWORKERS_HOME a directory of its own here, or name a Postgres with --dsn"
             )
 
     def _sweep(self, place: Place) -> None:
@@ -227,7 +215,7 @@ class EmbeddedServer:
         for leftover in [*place.root.glob("data.new-*"), *place.root.glob("data.old-*")]:
             shutil.rmtree(leftover)
 
-    # -- facts ---------------------------------------------------------------------------------------------------
+    # -- facts -----------------------------------------------------------------------------------------------
 
     def _place(self) -> Place:
         return places.known(self.home, self._stores)
@@ -236,7 +224,7 @@ class EmbeddedServer:
         return accounts.choose(self.home, place.data if place.data.exists() else None)
 
     def _binaries(self, place: Place, account: Account) -> Binaries:
-        return binaries.find(account, self._bindir, self._stores, _data_version(place))
+        return binaries.find(account, self._bindir, self._stores, cluster.version(place))
 
     def _is_member(self) -> bool:
         return self._membership is not None and self._member == os.getpid()
@@ -253,33 +241,3 @@ class EmbeddedServer:
 
     def _say_waiting(self) -> None:
         self._say("waiting for another process that starts or stops the embedded Postgres")
-
-
-def address(socket_dir: Path) -> str:
-    """The address of the server's database; says everything, so that no PG* variable can change its meaning."""
-    return f"postgresql://{SUPERUSER}@/{DATABASE}?host={quote(str(socket_dir), safe='')}&port={PORT}"
-
-
-def _data_version(place: Place) -> int | None:
-    try:
-        return binaries.major((place.data / "PG_VERSION").read_text())
-    except FileNotFoundError:
-        return None
-
-
-def _make_database(socket_dir: Path) -> None:
-    """Create our database unless it is there. Called under the start lock, so nobody else does so meanwhile."""
-    try:
-        with psycopg.connect(
-            host=str(socket_dir),
-            port=PORT,
-            user=SUPERUSER,
-            dbname="postgres",
-            autocommit=True,
-            connect_timeout=10,
-        ) as conn:
-            there = conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
-            if there is None:
-                conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
-    except psycopg.Error as error:
-        raise DatabaseUnreachable(f"the embedded Postgres runs but does not answer: {error}") from None

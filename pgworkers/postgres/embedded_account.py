@@ -1,8 +1,8 @@
 """Who the embedded server runs as.
 
-Postgres refuses to run as root. An ordinary user runs it as themselves. Root runs it as an account that already
-exists and has no privileges: the owner of the project directory if that is a person, else postgres, nobody or
-daemon. No account is created and no permission of an existing directory is changed.
+Postgres refuses to run as root. An ordinary user runs it as themselves. Root runs it as an account that
+already exists and has no privileges: the owner of the project directory if that is a person, else postgres,
+nobody or daemon. No account is created and no permission of an existing directory is changed.
 """
 
 from __future__ import annotations
@@ -21,6 +21,13 @@ _FALLBACKS = ("postgres", "nobody", "daemon")
 _PASSED_ON = ("PATH", "TZ", "LD_LIBRARY_PATH")
 
 
+class NoServer(DatabaseUnreachable):
+    """The embedded server cannot be had, and trying again without a change will not help."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, transient=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Account:
     name: str
@@ -34,36 +41,36 @@ class Account:
 
 
 def choose(directory: Path, data: Path | None) -> Account:
-    """The account for a server: the owner of existing data, else who runs this, else somebody unprivileged."""
+    """The account of a server: the owner of its data, else who runs this, else somebody unprivileged."""
     me = os.geteuid()
     if me != 0:
         if data is not None and _owner(data) not in (None, me):
-            raise DatabaseUnreachable(
-                f"the embedded server's data in {data} belongs to {_named(_owner(data))}, not to you; nothing was started. "
-                "Run as that user, or give PGWORKERS_HOME a directory of your own"
+            raise NoServer(
+                f"the embedded server's data in {data} belongs to {_named(_owner(data))}, not to you; "
+                "nothing was started. Run as that user, or give PGWORKERS_HOME a directory of your own"
             )
         found = _account(me)
         if found is None:
-            raise DatabaseUnreachable(
-                f"user id {me} has no name in /etc/passwd and Postgres refuses to run so; nothing was started. "
-                "Run as a named user, or name another Postgres with --dsn or DATABASE_URL"
+            raise NoServer(
+                f"user id {me} has no name in /etc/passwd and Postgres refuses to run so; nothing was "
+                "started. Run as a named user, or name another Postgres with --dsn or DATABASE_URL"
             )
         return found
     if data is not None and _owner(data) is not None:
         found = _account(_owner(data))
         if found is None or found.uid == 0:
-            raise DatabaseUnreachable(
-                f"the embedded server's data in {data} belongs to {_named(_owner(data))}, as whom Postgres cannot run; "
-                "nothing was started. Give it back to its owner, or start afresh with `pgworkers pg reset`"
+            raise NoServer(
+                f"the embedded server's data in {data} belongs to {_named(_owner(data))}, as whom Postgres "
+                "cannot run; nothing was started. Give it back, or start afresh with `pgworkers pg reset`"
             )
         return found
     candidates = [_account(_owner(nearest(directory))), *(_by_name(name) for name in _FALLBACKS)]
     for candidate in candidates:
         if candidate is not None and candidate.uid != 0:
             return candidate
-    raise DatabaseUnreachable(
-        f"Postgres refuses to run as root and none of the accounts {', '.join(_FALLBACKS)} exists; nothing was started. "
-        "Run pgworkers as an ordinary user, or name another Postgres with --dsn or DATABASE_URL"
+    raise NoServer(
+        f"Postgres refuses to run as root and none of the accounts {', '.join(_FALLBACKS)} exists; "
+        "nothing was started. Run pgworkers as an ordinary user, or name a Postgres by --dsn or DATABASE_URL"
     )
 
 
@@ -79,8 +86,8 @@ def run(
 ) -> str | None:
     """Run a short command as the account in a session of its own; its output, or None when it failed.
 
-    With `out` the output goes there instead. The environment is a clean one: PG* variables of the caller must not
-    reach the server, nor the marks by which process trees are found and swept.
+    With `out` the output goes there instead. The environment is a clean one: PG* variables of the caller must
+    not reach the server, nor the marks by which process trees are found and swept.
     """
     environ = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     try:
@@ -114,8 +121,8 @@ def can_enter(account: Account, directory: Path) -> bool:
 def make_private(directory: Path, account: Account) -> None:
     """A new directory that only the account (and root) can enter.
 
-    Root makes it by the account's own hand when the account owns what is above: it could replace the new directory
-    by a link before root gives it away.
+    Root makes it by the account's own hand when the account owns what is above: it could replace the new
+    directory by a link before root gives it away.
     """
     if account.foreign and _owner(directory.parent) == account.uid:
         if run(account, ["/bin/mkdir", "-m", "700", directory]) is None:

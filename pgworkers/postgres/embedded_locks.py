@@ -1,8 +1,9 @@
 """Who uses the embedded server: counted by the kernel.
 
-Two lock files lie in the home. `start.lock` is held, exclusively and shortly, by whoever starts or stops the server.
-`users.lock` is held, shared, by every process that uses it, for as long as it does; a killed process loses it with
-everything else. Two files, because turning a shared lock into an exclusive one lets go of it in between.
+Two lock files lie in the home. `start.lock` is held, exclusively and shortly, by whoever starts or stops the
+server. `users.lock` is held, shared, by every process that uses it, for as long as it does; a killed process
+loses it with everything else. Two files, because turning a shared lock into an exclusive one lets go of it in
+between.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pgworkers.errors import DatabaseUnreachable
 from pgworkers.postgres import embedded_account as accounts
+from pgworkers.postgres.embedded_account import NoServer
 
 
 def make_home(home: Path) -> None:
     """Make the home and what is missing above it.
 
-    Root makes it as the owner of the directory it comes to lie in, if that is an ordinary account, so that the owner
-    can use it too. Others may pass through a new home of root's, which the server's account needs to.
+    Root makes it as the owner of the directory it comes to lie in, if that is an ordinary account, so that
+    the owner can use it too. Others may pass through a new home of root's: the server's account needs to.
     """
     if home.is_dir():
         return
@@ -33,6 +34,7 @@ def make_home(home: Path) -> None:
             home.parent.mkdir(parents=True, exist_ok=True)
             home.mkdir(mode=0o700)
             home.chmod(0o711 if owner.foreign else 0o700)
+        accounts.write_whole(home / ".gitignore", "*\n")
     except FileExistsError:
         pass  # another process was quicker
     except OSError as error:
@@ -41,7 +43,7 @@ def make_home(home: Path) -> None:
 
 @contextmanager
 def starting(home: Path, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-    """The right to start or stop the server of this home. `waiting` is called if another process has it now."""
+    """The right to start or stop the server of this home; `waiting` is called if another has it now."""
     descriptor = _open(home / "start.lock")
     try:
         if not _try(descriptor, fcntl.LOCK_EX):
@@ -58,6 +60,12 @@ def use(home: Path) -> int:
     descriptor = _open(home / "users.lock")
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor
+
+
+def leave(descriptor: int) -> None:
+    """No longer a user. Unlocked and not just closed: a fork may have a copy of the descriptor."""
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def unused(home: Path) -> bool:
@@ -110,8 +118,8 @@ def _try(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _unwritable(home: Path, error: OSError) -> DatabaseUnreachable:
-    return DatabaseUnreachable(
+def _unwritable(home: Path, error: OSError) -> NoServer:
+    return NoServer(
         f"the embedded server's directory {home} cannot be used ({error.strerror}); nothing was started. "
         "Give PGWORKERS_HOME a directory you may write to, or name a Postgres with --dsn or DATABASE_URL"
     )

@@ -1,9 +1,9 @@
 """Where the embedded server's data and socket lie.
 
-Normally below the home: `<home>/data` and `<home>/socket`. Two things can stand against it. Root runs the server as
-another account, and that account cannot enter the home (a project in /root): then the data gets a directory of its
-own below /var/lib/pgworkers, and the file `<home>/elsewhere` names it. Or the socket's path would be longer than the
-107 bytes the kernel allows: then the socket lies in a short directory of its own.
+Normally below the home: `<home>/data` and `<home>/socket`. Two things can stand against it. Root runs the
+server as another account, and that account cannot enter the home (a project in /root): then the data gets a
+directory of its own below /var/lib/pgworkers, and the file `<home>/elsewhere` names it. Or the socket's path
+would be longer than the 107 bytes the kernel allows: then the socket lies in a short directory of its own.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgworkers.errors import DatabaseUnreachable
 from pgworkers.postgres import embedded_account as accounts
-from pgworkers.postgres.embedded_account import Account
+from pgworkers.postgres.embedded_account import Account, NoServer
 
 STORES = (Path("/var/lib/pgworkers"), Path("/var/tmp/pgworkers"))
 PORT = 5432  # only a part of the socket's name: nothing listens on a network
@@ -46,8 +45,8 @@ class Place:
 def known(home: Path, stores: tuple[Path, ...]) -> Place:
     """The place of this home as far as it is settled: what `elsewhere` says, else the home itself.
 
-    The pointer is only believed when it names a directory right below one of our stores that was made for this home:
-    `reset` deletes what it names, and a copied project must not share the data of the original.
+    The pointer is only believed when it names a directory right below one of our stores that was made for
+    this home: `reset` deletes what it names, and a copied project must not share the data of the original.
     """
     try:
         target = Path((home / "elsewhere").read_text().strip())
@@ -83,9 +82,10 @@ def open_store(stores: tuple[Path, ...]) -> Path:
         found = store.lstat()
         if found.st_uid == os.geteuid() and (found.st_mode & 0o170022) == 0o040000:
             return store
-    raise DatabaseUnreachable(
-        f"the account that runs Postgres needs a directory it can enter, and none of {', '.join(map(str, stores))} can be "
-        "made or is safe to use; nothing was started. Give PGWORKERS_HOME a directory outside of private ones"
+    raise NoServer(
+        f"the account that runs Postgres needs a directory it can enter, and none of "
+        f"{', '.join(map(str, stores))} can be made or is safe to use; nothing was started. "
+        "Give PGWORKERS_HOME a directory outside of private ones"
     )
 
 

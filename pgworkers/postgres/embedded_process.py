@@ -1,7 +1,7 @@
 """The server as a process: is it there, start it, end it.
 
-`postmaster.pid` is a hint, not a fact: it outlives a crash, and its process id may since belong to anybody. So a
-process counts as the server only if it is a `postgres` that works in this very data directory.
+`postmaster.pid` is a hint, not a fact: it outlives a crash, and its process id may since belong to anybody.
+So a process counts as the server only if it is a `postgres` that works in this very data directory.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgworkers.errors import DatabaseUnreachable
 from pgworkers.postgres import embedded_account as accounts
-from pgworkers.postgres.embedded_account import Account
+from pgworkers.postgres.embedded_account import Account, NoServer
 from pgworkers.postgres.embedded_binaries import Binaries
 from pgworkers.postgres.embedded_place import PORT, Place
 
@@ -28,8 +27,8 @@ START_TIMEOUT = (
 STOP_TIMEOUT = 60.0
 ORPHANS_TIMEOUT = 30.0
 _LOG_LIMIT = 8 << 20
-# In the background of a shell that ends at once, the server is nobody's child and has no pipe of ours; only its
-# process id comes back. Arguments are passed as such, so no path needs quoting.
+# In the background of a shell that ends at once, the server is nobody's child and has no pipe of ours; only
+# its process id comes back. Arguments are passed as such, so no path needs quoting.
 _DETACH = 'log=$1; shift; exec 2>>"$log"; "$@" </dev/null >&2 & echo $!'
 
 
@@ -67,7 +66,7 @@ def running(data: Path) -> int | None:
 
 
 def is_server(pid: int, data: Path) -> bool:
-    """Whether the process is a postmaster of this data directory; a zombie, a backend or a stranger is not."""
+    """Whether the process is the postmaster of this data; a zombie, a backend or a stranger is not."""
     try:
         argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -82,10 +81,15 @@ def is_server(pid: int, data: Path) -> bool:
         return False
 
 
+def namespace() -> str:
+    """Names the set of processes that can be seen from here; another container has another one."""
+    return os.readlink("/proc/self/ns/pid")
+
+
 def start(
     place: Place, binaries: Binaries, account: Account, socket_dir: Path, options: Mapping[str, str]
 ) -> None:
-    """Start the server and wait until it accepts connections; raise with the end of its log if it does not."""
+    """Start the server and wait until it accepts connections; if it does not, its log says why."""
     give_up = time.monotonic() + ORPHANS_TIMEOUT
     while True:
         _forget_reused_pid(place.data)
@@ -98,8 +102,8 @@ def start(
         if "shared memory block" in said and time.monotonic() < give_up:
             time.sleep(10 * STEP)
             continue
-        raise DatabaseUnreachable(
-            f"the embedded Postgres did not start; its log {place.log} ends with:\n{said.strip() or '(nothing)'}"
+        raise NoServer(
+            f"the embedded Postgres did not start; its log {place.log} says:\n{said.strip() or '(nothing)'}"
         )
 
 
@@ -121,14 +125,16 @@ def end(data: Path, *, fast: bool = True) -> bool:
             if not _ended(gone, STOP_TIMEOUT):
                 signal.pidfd_send_signal(gone, signal.SIGQUIT)
         except PermissionError:
-            raise DatabaseUnreachable(
-                f"the embedded Postgres (process {pid}) runs as another user; it was not stopped. Stop it as that user or as root"
+            raise NoServer(
+                f"the embedded Postgres (process {pid}) runs as another user; it was not stopped. "
+                "Stop it as that user or as root"
             ) from None
         except ProcessLookupError:
             return True
         if not _ended(gone, STOP_TIMEOUT):
-            raise DatabaseUnreachable(
-                f"the embedded Postgres (process {pid}) did not end within {STOP_TIMEOUT:.0f} s; look at {data / 'server.log'}"
+            raise NoServer(
+                f"the embedded Postgres (process {pid}) did not end within {STOP_TIMEOUT:.0f} s; "
+                f"look at {data / 'server.log'}"
             )
     return True
 
@@ -158,7 +164,7 @@ def _spawn(
         argv += ["-c", f"{name}={value}"]
     answer = accounts.run(account, argv)
     if answer is None or not answer.strip().isdigit():
-        raise DatabaseUnreachable(
+        raise NoServer(
             f"{binaries.program('postgres')} could not be run as {account.name}; nothing was started"
         )
     return int(answer)
@@ -172,8 +178,9 @@ def _wait_ready(data: Path, pid: int) -> bool:
             if found is not None and found.pid == pid and found.status == "ready":
                 return True
             if time.monotonic() > give_up:
-                raise DatabaseUnreachable(
-                    f"the embedded Postgres (process {pid}) is not ready after {START_TIMEOUT:.0f} s; look at {data / 'server.log'}"
+                raise NoServer(
+                    f"the embedded Postgres (process {pid}) is not ready after {START_TIMEOUT:.0f} s; "
+                    f"look at {data / 'server.log'}"
                 )
     return False
 
@@ -199,7 +206,7 @@ def _ended(descriptor: int, timeout: float) -> bool:
 
 
 def _forget_reused_pid(data: Path) -> None:
-    """Remove a postmaster.pid whose number now belongs to another process: Postgres would take it for a server.
+    """Remove a postmaster.pid whose number now belongs to a stranger: Postgres would take it for a server.
 
     A number that belongs to nobody is left to Postgres, which checks more than we do.
     """

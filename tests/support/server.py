@@ -1,4 +1,4 @@
-"""Postgres for the tests: one server a run, one migrated template, a clone a test; and servers that a test may crash."""
+"""Postgres for the tests: a server a run, a migrated template, a clone a test; servers to crash."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Server:
         while True:
             found = self._execute(
                 sql.SQL(
-                    "SELECT format('pid %%s %%s: %%s', pid, application_name, left(query, 80)) FROM pg_stat_activity"
-                    " WHERE datname = {} AND backend_type = 'client backend'"
+                    "SELECT format('pid %%s %%s: %%s', pid, application_name, left(query, 80))"
+                    " FROM pg_stat_activity WHERE datname = {} AND backend_type = 'client backend'"
                 ).format(sql.Literal(database))
             )
             if not found or time.monotonic() > give_up:

@@ -1,0 +1,148 @@
+"""`pgworkers pg start|stop|status|psql|reset`: the embedded server by hand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+
+import click
+
+from pgworkers.cli import output, place
+from pgworkers.cli.invocation import Group, Invocation, said
+from pgworkers.errors import NotFound, UsageError
+from pgworkers.postgres.embedded import EmbeddedServer, ServerStatus
+
+NOT_RUNNING = 3  # as pg_ctl and systemctl answer
+
+
+@click.group(cls=Group)
+def pg() -> None:
+    """The embedded Postgres server."""
+
+
+@pg.command()
+@click.pass_context
+def start(ctx: click.Context) -> None:
+    """Start the server and let it run until `pg stop`, used or not.
+
+    `pgworkers run` needs none of this: it starts the server for as long as something uses it.
+
+    \b
+    Examples:
+      pgworkers pg start
+      export DATABASE_URL=$(pgworkers -q pg start)
+    """
+    click.echo(_server(said(ctx)).start())
+
+
+@pg.command()
+@click.option(
+    "--force", is_flag=True, help="Stop it although it is in use; its users lose their connections."
+)
+@click.pass_context
+def stop(ctx: click.Context, force: bool) -> None:
+    """Stop the server. Refused while something uses it."""
+    invocation = said(ctx)
+    stopped = _server(invocation).stop(force=force)
+    output.note(invocation, "stopped" if stopped else "it was not running")
+
+
+@pg.command()
+@click.pass_context
+def status(ctx: click.Context) -> None:
+    """Whether it runs, where its data is and who uses it. Exit code 3 when it does not run."""
+    invocation = said(ctx)
+    found = _server(invocation).status()
+    if invocation.output == "json":
+        output.document(output.record(found))
+    elif invocation.output == "ndjson":
+        output.line(found)
+    else:
+        for name, value in _lines(found):
+            click.echo(f"{name:9}{value}")
+    if found.pid is None:
+        ctx.exit(NOT_RUNNING)
+
+
+@pg.command(
+    cls=click.Command,  # all that follows is for psql, -c too
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def psql(ctx: click.Context, args: tuple[str, ...]) -> None:
+    """Open psql on the server's database; what follows is passed to psql.
+
+    \b
+    Examples:
+      pgworkers pg psql
+      pgworkers pg psql -c 'SELECT * FROM pgworkers.jobs'
+    """
+    server = _server(said(ctx))
+    dsn = server.acquire()
+    try:
+        program = server.binaries().program("psql")
+        found = str(program) if program.is_file() else shutil.which("psql")
+        if found is None:
+            raise NotFound(
+                f"there is no psql in {program.parent} nor on PATH; any other client can use {dsn}"
+            )
+        with subprocess.Popen([found, *args, dsn]) as running:
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for psql: it ends a query
+            try:
+                ctx.exit(running.wait())
+            finally:
+                signal.signal(signal.SIGINT, before)
+    finally:
+        server.release()
+
+
+@pg.command()
+@click.pass_context
+def reset(ctx: click.Context) -> None:
+    """Stop the server and delete its data: every job, finished or not. Refused while something uses it."""
+    invocation = said(ctx)
+    server = _server(invocation)
+    found = server.status()
+    if not found.exists:
+        output.note(invocation, f"nothing to delete: there is no data in {found.home}")
+        return
+    if not invocation.yes:
+        if not sys.stdin.isatty():
+            raise UsageError(f"this deletes all jobs in {found.data}; nothing was deleted. Say so with --yes")
+        click.confirm(f"Delete all jobs in {found.data}?", abort=True, err=True)
+    server.reset()
+    output.note(invocation, f"deleted {found.data}")
+
+
+def _server(invocation: Invocation) -> EmbeddedServer:
+    home = place.embedded_home(invocation, place.load(invocation).settings)
+    return EmbeddedServer(home, say=lambda text: output.note(invocation, text))
+
+
+def _lines(found: ServerStatus) -> list[tuple[str, str]]:
+    state = "stopped" if found.pid is None else "running" if found.ready else "starting"
+    if found.kept:
+        state += ", until pgworkers pg stop"
+    lines = [("server", state), ("data", str(found.data) if found.exists else f"none yet in {found.data}")]
+    if found.version is not None:
+        lines.append(("version", f"Postgres {found.version}"))
+    if found.pid is not None:
+        lines += [("pid", str(found.pid)), ("dsn", found.dsn or "")]
+        lines.append(("used by", ", ".join(map(_named, found.users)) or "nobody"))
+        lines.append(("log", str(found.log)))
+    return lines
+
+
+def _named(pid: int) -> str:
+    """A process as people know it: its number and what it is."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read(200).replace(b"\0", b" ").decode(errors="replace").split()
+    except OSError:
+        return str(pid)
+    words[:1] = [os.path.basename(word) for word in words[:1]]
+    return f"{pid} ({' '.join(words)[:60]})"

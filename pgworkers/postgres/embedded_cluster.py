@@ -1,0 +1,67 @@
+"""What is inside: the data directory as initdb makes it, and the one database we put there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+
+from pgworkers.postgres import embedded_account as accounts
+from pgworkers.postgres.embedded_account import Account, NoServer
+from pgworkers.postgres.embedded_binaries import Binaries, major
+from pgworkers.postgres.embedded_place import PORT, Place
+
+DATABASE = "pgworkers"
+SUPERUSER = "postgres"
+
+
+def initialise(place: Place, programs: Binaries, account: Account, *, sync: bool) -> None:
+    """initdb into a directory beside, then rename: data is either whole or not there."""
+    fresh = place.root / f"data.new-{os.getpid()}"
+    accounts.make_private(fresh, account)
+    argv: list[str | Path] = [programs.program("initdb"), "--pgdata", fresh, "--username", SUPERUSER]
+    argv += ["--auth=trust", "--encoding=UTF8", "--locale=C"]
+    if not sync:
+        argv.append("--no-sync")
+    with tempfile.TemporaryFile() as out:
+        if accounts.run(account, argv, out=out.fileno(), timeout=600) is None:
+            out.seek(0)
+            said = out.read()[-3000:].decode(errors="replace").strip()
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise NoServer(f"the embedded Postgres could not make its data in {place.root}:\n{said}")
+    fresh.rename(place.data)
+
+
+def address(socket_dir: Path) -> str:
+    """The address of the server's database, complete, so that no PG* variable can change its meaning."""
+    return f"postgresql://{SUPERUSER}@/{DATABASE}?host={quote(str(socket_dir), safe='')}&port={PORT}"
+
+
+def version(place: Place) -> int | None:
+    try:
+        return major((place.data / "PG_VERSION").read_text())
+    except FileNotFoundError:
+        return None
+
+
+def make_database(socket_dir: Path) -> None:
+    """Create our database unless it is there; under the start lock, so nobody else does so meanwhile."""
+    try:
+        with psycopg.connect(
+            host=str(socket_dir),
+            port=PORT,
+            user=SUPERUSER,
+            dbname="postgres",
+            autocommit=True,
+            connect_timeout=10,
+        ) as conn:
+            there = conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
+            if there is None:
+                conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
+    except psycopg.Error as error:
+        raise NoServer(f"the embedded Postgres runs but does not answer: {error}") from None
