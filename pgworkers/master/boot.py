@@ -57,7 +57,9 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
     server = None
     dsn = chosen.dsn
     if chosen.embedded:
-        server = EmbeddedServer(Path(loaded.settings.home) if loaded.settings.home else config_dir / ".pgworkers")
+        server = EmbeddedServer(
+            Path(loaded.settings.home) if loaded.settings.home else config_dir / ".pgworkers"
+        )
         dsn = server.acquire()
     try:
         with reach(loaded.settings, dsn, say) as conn:
@@ -89,7 +91,9 @@ def choose_queues(
     """The queues this host serves, with their number of workers."""
     declared = {queue.name: queue for queue in app.queues}
     if not declared:
-        raise UsageError('the app declares no queue, so there is nothing to run; add app.queue("default", workers=2)')
+        raise UsageError(
+            'the app declares no queue, so there is nothing to run; add app.queue("default", workers=2)'
+        )
     for name in wanted or ():
         if name not in declared:
             raise NotFound(f"the app declares no queue {name!r}; it has {', '.join(declared)}")
@@ -126,8 +130,12 @@ def reach(settings: Settings, dsn: str, say: Callable[[str], None]) -> psycopg.C
 def _enqueue(conn: psycopg.Connection[Any], schema: str, app: AppSpec, task: str) -> None:
     spec = next((spec for spec in app.tasks if spec.name == task), None)
     if spec is None:
-        raise NotFound(f"--enqueue {task}: the app has no such task; it has {', '.join(s.name for s in app.tasks)}")
-    job = NewJob(task=task, args_json="{}", queue=spec.queue, priority=spec.priority, max_attempts=spec.max_attempts)
+        raise NotFound(
+            f"--enqueue {task}: the app has no such task; it has {', '.join(s.name for s in app.tasks)}"
+        )
+    job = NewJob(
+        task=task, args_json="{}", queue=spec.queue, priority=spec.priority, max_attempts=spec.max_attempts
+    )
     ask(conn, schema, enqueue(job))
 
 

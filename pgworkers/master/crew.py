@@ -19,7 +19,9 @@ _CHUNK = 1 << 18
 class Worker:
     """One worker process, as the master sees it: booting, idle, busy, leaving or gone."""
 
-    def __init__(self, queue: str, slot: int, pid: int, sock: socket.socket, on_frame: Callable[[Worker, Frame], None]) -> None:
+    def __init__(
+        self, queue: str, slot: int, pid: int, sock: socket.socket, on_frame: Callable[[Worker, Frame], None]
+    ) -> None:
         self.queue = queue
         self.slot = slot
         self.pid = pid

@@ -39,6 +39,8 @@ _NULL = Raw(b"null")
 PATIENCE = 0.05
 #: How much work, in seconds per worker, may wait in the buffer of a queue with short jobs.
 AHEAD = 0.02
+#: How long a queue cools down when the handler that was throttled did not say.
+COOL_DOWN = 60.0
 
 
 def ahead(workers: int, typical: float | None, cap: int) -> int:
@@ -152,7 +154,9 @@ class Dispatch:
     def heard(self, worker: Worker, frame: Frame) -> None:
         match frame.kind:
             case Kind.READY:
-                self._facts.tell(WorkerReady(worker.queue, worker.slot, worker.pid, monotonic() - worker.since))
+                self._facts.tell(
+                    WorkerReady(worker.queue, worker.slot, worker.pid, monotonic() - worker.since)
+                )
                 self._idle(worker)
             case Kind.REPORT:
                 self._reported(worker, frame)
@@ -160,7 +164,14 @@ class Dispatch:
                 held = worker.held
                 if held is not None and held.key == (frame.job, frame.lease):
                     said = _progress(frame.body)
-                    self._ends.save(Saved(frame.job, frame.lease, verdict._text(said.progress), verdict._text(said.checkpoint)))
+                    self._ends.save(
+                        Saved(
+                            frame.job,
+                            frame.lease,
+                            verdict.json_of(said.progress),
+                            verdict.json_of(said.checkpoint),
+                        )
+                    )
 
     def died(self, worker: Worker, died: Died) -> Verdict | None:
         """A worker is gone. What it had reported counts; otherwise its death is the end of its job."""
@@ -302,6 +313,8 @@ class Dispatch:
         if not ending.started and ending.verdict is Verdict.INTERRUPTED:
             self._ends.release([held.key], "stopped before it began")
             return
+        if ending.verdict is Verdict.THROTTLED:
+            self._ends.throttle(worker.queue, ending.after if ending.after is not None else COOL_DOWN)
         name = f"{worker.name} pid {worker.pid}"
         self._ends.put(held, verdict.settle(held, ending, random.random(), name, self._version))
 

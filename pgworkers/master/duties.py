@@ -32,7 +32,9 @@ class Duty:
 
 
 class Duties:
-    def __init__(self, host_id: str, line: Line, facts: Facts, settings: Settings, may_rescue: Callable[[], bool]) -> None:
+    def __init__(
+        self, host_id: str, line: Line, facts: Facts, settings: Settings, may_rescue: Callable[[], bool]
+    ) -> None:
         self._host = host_id
         self._line = line
         self._facts = facts
@@ -104,8 +106,7 @@ class Duties:
 
     async def _partitions(self) -> int:
         made = await self._line.ask(archive.make_partitions(DAYS_AHEAD))
-        conn = await self._line.connection()
         old = await self._line.ask(archive.old_partitions(self._settings.retention))
         for name in old:
-            await archive.drop(conn, self._settings.schema, name)
+            await self._line.ask(archive.drop(name))
         return made + len(old)

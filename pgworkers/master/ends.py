@@ -16,6 +16,7 @@ import psycopg
 from pgworkers.events import Facts, FinishRejected, JobEnded, JobsReleased
 from pgworkers.job.finish import End, finish
 from pgworkers.job.progress import Saved, save
+from pgworkers.job.queue import throttle
 from pgworkers.job.release import release
 from pgworkers.job.retry import Again, retry
 from pgworkers.job.state import State, Verdict
@@ -35,6 +36,7 @@ class Ends:
         self._sending: list[Pending] = []
         self._releases: list[tuple[int, int]] = []
         self._saves: dict[tuple[int, int], Saved] = {}
+        self._throttles: dict[str, float] = {}
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -46,13 +48,20 @@ class Ends:
         # What the handler last said travels with its end; an older beat must not overwrite it.
         saved = self._saves.pop(held.key, None)
         if saved is not None:
-            end = replace(end, progress=end.progress or saved.progress, checkpoint=end.checkpoint or saved.checkpoint)
+            end = replace(
+                end, progress=end.progress or saved.progress, checkpoint=end.checkpoint or saved.checkpoint
+            )
         self._pending.append((held, end))
         self._poke()
 
     def release(self, keys: list[tuple[int, int]], why: str) -> None:
         self._releases += keys
         self._facts.tell(JobsReleased(len(keys), why))
+        self._poke()
+
+    def throttle(self, queue: str, seconds: float) -> None:
+        """The whole queue cools down, on every host."""
+        self._throttles[queue] = max(seconds, self._throttles.get(queue, 0.0))
         self._poke()
 
     def save(self, saved: Saved) -> None:
@@ -68,7 +77,7 @@ class Ends:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._pending or self._sending or self._releases or self._saves:
+            while self._pending or self._sending or self._releases or self._saves or self._throttles:
                 try:
                     await self._send()
                 except LineDown:
@@ -80,6 +89,10 @@ class Ends:
         self._wake.set()
 
     async def _send(self) -> None:
+        while self._throttles:
+            queue, seconds = next(iter(self._throttles.items()))
+            await self._line.ask(throttle(queue, seconds))
+            del self._throttles[queue]
         if not self._sending:
             while self._pending and len(self._sending) < self._batch:
                 self._sending.append(self._pending.popleft())
@@ -104,11 +117,10 @@ class Ends:
         try:
             ends = [end for _, end in batch if isinstance(end, End)]
             agains = [end for _, end in batch if isinstance(end, Again)]
-            answers: dict[tuple[int, int], str] = {}
-            if ends:
-                answers |= await self._line.ask(finish(self._host, ends))
+            answers = await self._line.ask(finish(self._host, ends)) if ends else {}
             if agains:
-                answers |= await self._line.ask(retry(self._host, agains))
+                more = await self._line.ask(retry(self._host, agains))
+                answers.update(more)
         except psycopg.Error as error:
             if len(batch) == 1:
                 held, end = batch[0]
@@ -124,7 +136,16 @@ class Ends:
     async def _write_bare(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
         """The same end without anything that came from the handler."""
         text = f"{type(error).__name__}: the database refused what the handler left; it was dropped"
-        bare = replace(end, error=text, traceback=None, stack=None, output=None, progress=None, checkpoint=None, rungs=None)
+        bare = replace(
+            end,
+            error=text,
+            traceback=None,
+            stack=None,
+            output=None,
+            progress=None,
+            checkpoint=None,
+            rungs=None,
+        )
         if isinstance(bare, End):
             if bare.result is not None:
                 bare = replace(bare, result=None, state=State.DEAD, verdict=Verdict.ERROR)

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import psycopg
-from setproctitle import setproctitle
 
 from pgworkers.clock import monotonic, show_seconds
 from pgworkers.events import Facts, HostChanged
@@ -36,7 +35,7 @@ from pgworkers.master.renewal import Renewal
 from pgworkers.master.supervisors import Supervisors
 from pgworkers.observe.metrics import HOST_STATES, WORKER_STATES, Metrics
 from pgworkers.postgres.statements import Query
-from pgworkers.process import tree
+from pgworkers.process import prctl, titles
 from pgworkers.supervisor.messages import Boot
 
 TICK = 0.5
@@ -51,7 +50,9 @@ class Host:
         self._options = options
         self._facts = facts
         self._metrics = metrics
-        self._lines = {role: Line(role, plan.dsn, settings, facts) for role in ("claim", "finish", "listen", "duty")}
+        self._lines = {
+            role: Line(role, plan.dsn, settings, facts) for role in ("claim", "finish", "listen", "duty")
+        }
         self.ends = Ends(self.id, self._lines["finish"], facts, settings.finish_batch)
         self.dispatch = Dispatch(
             settings,
@@ -60,18 +61,36 @@ class Host:
             plan.queues,
             self.ends,
             plan.app.version,
-            want_claim=lambda: self.claims.poke(),
+            want_claim=self._want_claim,
             stop=self._stop_job,
         )
         self.claims = Claims(self.id, self._lines["claim"], self.dispatch, facts, settings)
         self.renewal = Renewal(
-            self.id, self._lines["listen"], self.dispatch, facts, settings, self._view, self._registration, self._noticed
+            self.id,
+            self._lines["listen"],
+            self.dispatch,
+            facts,
+            settings,
+            self._view,
+            self._registration,
+            self._noticed,
         )
         self.duties = Duties(
-            self.id, self._lines["duty"], facts, settings, lambda: self.renewal.unbroken.for_at_least(settings.lease, monotonic())
+            self.id,
+            self._lines["duty"],
+            facts,
+            settings,
+            lambda: self.renewal.unbroken.for_at_least(settings.lease, monotonic()),
         )
         boots = {
-            name: Boot(options.config, spec, spec.workers, asdict(settings) | {"dsn": plan.dsn}, self.id, settings.label)
+            name: Boot(
+                options.config,
+                spec,
+                spec.workers,
+                asdict(settings) | {"dsn": plan.dsn},
+                self.id,
+                settings.label,
+            )
             for name, spec in plan.queues.items()
         }
         self.supervisors = Supervisors(settings, facts, self.dispatch, boots)
@@ -86,7 +105,7 @@ class Host:
     async def serve(self) -> None:
         """From the first process to the last."""
         self._hear_signals()
-        tree.become_subreaper()
+        prctl.inherit_orphans()
         await self._register()
         self.supervisors.start()
         for part in (self.ends.run(), self.claims.run(), self.renewal.run(), self.duties.run(), self._tick()):
@@ -146,7 +165,9 @@ class Host:
                 while self.supervisors.alive:
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            tree.kill_orphans(self.id, spare=set())
+            self.supervisors.kill()
+            while self.supervisors.alive:
+                await asyncio.sleep(0.01)
         await self._write_the_rest()
         try:
             async with asyncio.timeout(settings.statement_timeout):
@@ -165,7 +186,9 @@ class Host:
             async with asyncio.timeout(self._plan.settings.statement_timeout + 1.0):
                 await self.ends.idle.wait()
         except TimeoutError:
-            self._facts.tell(HostChanged(self.state, f"{len(self.ends)} ends could not be written; they will be rescued"))
+            self._facts.tell(
+                HostChanged(self.state, f"{len(self.ends)} ends could not be written; they will be rescued")
+            )
 
     def _kill_all(self) -> None:
         for worker in self.dispatch.busy():
@@ -186,7 +209,9 @@ class Host:
             error = task.exception()
             self._facts.tell(HostChanged(self.state, f"a part of the master failed: {error!r}; leaving"))
             if error is not None:
-                asyncio.get_running_loop().call_exception_handler({"message": "part failed", "exception": error})
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "part failed", "exception": error}
+                )
             self.failed = True
             self.leave("a part of the master failed")
 
@@ -194,13 +219,14 @@ class Host:
 
     async def _tick(self) -> None:
         """Once or twice a second: the title, strangers' zombies, the end of a burst."""
-        known = frozenset[int]()
         while True:
             self.ticked = monotonic()
-            busy, total = len(self.dispatch.busy()), sum(self.supervisors.target(q) for q in self._plan.queues)
-            setproctitle(f"pgworkers: master {self._plan.app.name} [{self.state}] {busy}/{total} busy")
-            known = self.supervisors.pids
-            tree.reap_strangers(known)
+            busy, total = (
+                len(self.dispatch.busy()),
+                sum(self.supervisors.target(q) for q in self._plan.queues),
+            )
+            titles.show(f"pgworkers: master {self._plan.app.name} [{self.state}] {busy}/{total} busy")
+            self.supervisors.reap()
             if self._options.burst and self.state == "running" and not busy and not len(self.ends):
                 await self._end_burst()
             await asyncio.sleep(TICK)
@@ -261,6 +287,9 @@ class Host:
         elif kind == "cancel" and what.isdigit():
             self.dispatch.cancel(int(what))
 
+    def _want_claim(self) -> None:
+        self.claims.poke()
+
     def _stop_job(self, worker: Worker, held: Held, reason: str) -> None:
         self.supervisors.stop_job(worker, held, reason, now=self._now)
 
@@ -276,7 +305,7 @@ class Host:
         loop.add_signal_handler(signal.SIGINT, self._interrupted)
         loop.add_signal_handler(signal.SIGQUIT, lambda: self.leave("SIGQUIT", now=True))
         loop.add_signal_handler(signal.SIGUSR1, self._log_state)
-        loop.add_signal_handler(signal.SIGCHLD, lambda: tree.reap_strangers(self.supervisors.pids))
+        loop.add_signal_handler(signal.SIGCHLD, self.supervisors.reap)
         loop.add_signal_handler(signal.SIGTTIN, lambda: self._resize(+1))
         loop.add_signal_handler(signal.SIGTTOU, lambda: self._resize(-1))
         loop.add_signal_handler(signal.SIGHUP, self._log_state)
@@ -317,12 +346,20 @@ class Host:
             return 200, "text/plain", b"ok\n"
         if path == "/readyz":
             reasons = self.not_ready()
-            text = "\n".join(reasons) + "\n" if reasons and "verbose" in query else "not ready\n" if reasons else "ok\n"
+            text = (
+                "\n".join(reasons) + "\n"
+                if reasons and "verbose" in query
+                else "not ready\n"
+                if reasons
+                else "ok\n"
+            )
             return (503 if reasons else 200), "text/plain", text.encode()
         return 404, "text/plain", b"/metrics /livez /readyz\n"
 
     def not_ready(self) -> list[str]:
-        reasons = [f"database: the {role} connection is down" for role, line in self._lines.items() if not line.up]
+        reasons = [
+            f"database: the {role} connection is down" for role, line in self._lines.items() if not line.up
+        ]
         if self.state != "running":
             reasons.append(f"the master is {self.state}")
         if not any(w.state in ("idle", "busy") for w in self.dispatch.all_workers()):

@@ -19,7 +19,13 @@ MAX_HEAD = 8192
 #: path, Accept -> status, content type, body
 Answer = tuple[int, str, bytes]
 Handler = Callable[[str, str], Answer]
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
 
 
 def bind(address: str) -> socket.socket:
@@ -36,7 +42,8 @@ def bind(address: str) -> socket.socket:
     except OSError as error:
         sock.close()
         raise UsageError(
-            f"metrics: cannot listen on {address} ({error.strerror}); choose another address with --metrics HOST:PORT, or --metrics off"
+            f"metrics: cannot listen on {address} ({error.strerror}); "
+            "choose another address with --metrics HOST:PORT, or --metrics off"
         ) from error
     return sock
 
@@ -67,7 +74,8 @@ class Http:
                 status, kind, body = self._answer(head)
                 writer.write(
                     f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-                    "Connection: close\r\n\r\n".encode() + body
+                    "Connection: close\r\n\r\n".encode()
+                    + body
                 )
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -82,9 +90,14 @@ class Http:
             return 400, "text/plain", b"not a request\n"
         if parts[0] not in ("GET", "HEAD"):
             return 405, "text/plain", b"only GET\n"
-        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
+        headers = {
+            name.strip().lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in head[1:])
+        }
         try:
             target = urlsplit(parts[1])
         except ValueError:
             return 400, "text/plain", b"not a path\n"
-        return self._handler(target.path + ("?" + target.query if target.query else ""), headers.get("accept", ""))
+        return self._handler(
+            target.path + ("?" + target.query if target.query else ""), headers.get("accept", "")
+        )

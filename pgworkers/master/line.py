@@ -27,7 +27,12 @@ from pgworkers.settings import Settings
 T = TypeVar("T")
 
 #: Errors that say something about the server or the way to it, never about the data that was sent.
-_TRANSIENT = (psycopg.OperationalError, psycopg.InterfaceError, psycopg.InternalError, psycopg.ProgrammingError)
+_TRANSIENT = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.InternalError,
+    psycopg.ProgrammingError,
+)
 
 
 class LineDown(Exception):
@@ -130,7 +135,12 @@ class Line:
     def lose(self, error: BaseException) -> None:
         """Note the loss, drop a connection that cannot be used any more, and let the pause grow."""
         conn = self._conn
-        unusable = conn is None or conn.closed or conn.broken or isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
+        unusable = (
+            conn is None
+            or conn.closed
+            or conn.broken
+            or isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
+        )
         if unusable and conn is not None:
             self._conn = None
             self.cut(conn)

@@ -43,14 +43,18 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str) -> int:
         except UsageError as error:
             if plan.loaded.sources["metrics"] != "default":
                 raise
-            address = f"off: {error}"  # a second master on this machine is no reason to refuse the first address
+            address = (
+                f"off: {error}"  # a second master on this machine is no reason to refuse the first address
+            )
     writer = LineWriter(sys.stdout.fileno())
     log = Log(writer.put, style=plan.settings.log, quiet=options.quiet)
     for line in boot.banner(plan, address):
         log.say(line)
     facts = Facts()
     facts.listen(log)
-    metrics = Metrics(((t.queue, t.name) for t in plan.app.tasks), plan.queues, boot.VERSION, plan.app.version)
+    metrics = Metrics(
+        ((t.queue, t.name) for t in plan.app.tasks), plan.queues, boot.VERSION, plan.app.version
+    )
     facts.listen(metrics)
 
     async def life() -> int:

@@ -25,6 +25,7 @@ from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.held import Held
 from pgworkers.process import tree
 from pgworkers.process.budget import Budget
+from pgworkers.process.titles import ROOM
 from pgworkers.settings import Settings
 from pgworkers.supervisor.messages import (
     Boot,
@@ -49,7 +50,12 @@ _decode = msgspec.json.Decoder(Fact).decode
 class Supervisor:
     """One running supervisor process, as the master sees it."""
 
-    def __init__(self, boot: Boot, on_fact: Callable[[Supervisor, Fact, list[int]], None], on_death: Callable[[Supervisor], None]) -> None:
+    def __init__(
+        self,
+        boot: Boot,
+        on_fact: Callable[[Supervisor, Fact, list[int]], None],
+        on_death: Callable[[Supervisor], None],
+    ) -> None:
         self.queue = boot.queue.name
         self.workers: dict[int, Worker] = {}
         self.booted = False
@@ -62,7 +68,16 @@ class Supervisor:
         ours.setblocking(False)
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "pgworkers.supervisor", "--fd", str(theirs.fileno()), "--parent", str(os.getpid())],
+                [
+                    sys.executable,
+                    "-m",
+                    "pgworkers.supervisor",
+                    "--fd",
+                    str(theirs.fileno()),
+                    "--parent",
+                    str(os.getpid()),
+                    ROOM,
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
@@ -156,8 +171,10 @@ class Supervisors:
         self._facts = facts
         self._dispatch = dispatch
         self._boots = boots
+        self._host = next(iter(boots.values())).host
         self._budgets = {
-            name: Budget(settings.restart_intensity, settings.restart_period, settings.restart_cap) for name in boots
+            name: Budget(settings.restart_intensity, settings.restart_period, settings.restart_cap)
+            for name in boots
         }
         self._running: dict[str, Supervisor] = {}
         self._burying: set[asyncio.Task[None]] = set()
@@ -195,6 +212,11 @@ class Supervisors:
         for supervisor in self._running.values():
             supervisor.hang_up()
 
+    def kill(self) -> None:
+        """A supervisor that does not leave when its socket closes is stopped or broken."""
+        for supervisor in self._running.values():
+            supervisor.process.kill()
+
     @property
     def alive(self) -> bool:
         return bool(self._running or self._burying)
@@ -205,6 +227,30 @@ class Supervisors:
 
     def all_ready(self) -> bool:
         return all(name in self._running and self._running[name].booted for name in self._boots)
+
+    async def sweep(self) -> None:
+        """Kill and reap every process that a dead supervisor left: as the subreaper of the tree they are our children.
+
+        Where the master is PID 1 it also inherits strangers: those are only reaped, never killed.
+        """
+        killed = 0
+        while True:
+            spared = self.pids | (strangers(self._host) if os.getpid() == 1 else set())
+            now_killed, left = tree.kill_strays(spared)
+            killed += now_killed
+            if not left:
+                break
+            await asyncio.sleep(0.01)
+        if killed:
+            self._facts.tell(events.OrphansKilled(killed))
+
+    def reap(self) -> None:
+        """Take the zombies that nobody else waits for."""
+        for child in tree.children(os.getpid()):
+            if child not in self.pids:
+                found = tree.stat(child)
+                if found is not None and found.state == "Z":
+                    tree.reap(child)
 
     def _spawn(self, queue: str) -> None:
         if self._leaving or queue in self._running:
@@ -234,7 +280,11 @@ class Supervisors:
                     self._bury(gone, fact)
             case Stalled():
                 stalled = supervisor.workers.get(fact.slot)
-                if stalled is not None and stalled.held is not None and stalled.held.key == (fact.job, fact.lease):
+                if (
+                    stalled is not None
+                    and stalled.held is not None
+                    and stalled.held.key == (fact.job, fact.lease)
+                ):
                     stalled.held.stalled = fact.stalled
                     self._facts.tell(events.JobStalled(fact.job, fact.lease, supervisor.queue, fact.stalled))
             case Resting():
@@ -246,7 +296,9 @@ class Supervisors:
         left = worker.state in ("leaving", "booting") and died.status == "exit 0"
         verdict = self._dispatch.died(worker, died)
         why = verdict or ("left" if left else "while idle")
-        self._facts.tell(events.WorkerDied(worker.queue, worker.slot, worker.pid, died.job, died.status, why, died.swept))
+        self._facts.tell(
+            events.WorkerDied(worker.queue, worker.slot, worker.pid, died.job, died.status, why, died.swept)
+        )
 
     def _died(self, supervisor: Supervisor) -> None:
         task = asyncio.get_running_loop().create_task(self._after_death(supervisor))
@@ -255,22 +307,36 @@ class Supervisors:
 
     async def _after_death(self, supervisor: Supervisor) -> None:
         """Wait until every worker of it is really gone, end their jobs, and start the next one."""
-        for worker in list(supervisor.workers.values()):
-            while tree.alive(worker.pid, marker=self._boots[supervisor.queue].host):
-                tree.kill_group(worker.pid)
-                await asyncio.sleep(0.01)
-        killed = tree.kill_orphans(self._boots[supervisor.queue].host, spare=self.pids)
-        if killed:
-            self._facts.tell(events.OrphansKilled(killed))
+        self._running.pop(supervisor.queue, None)
+        await self.sweep()
         for worker in supervisor.workers.values():
             worker.drain_frames()
             job, lease = worker.held.key if worker.held is not None else (0, 0)
             why = f"the death of its supervisor ({supervisor.status})"
             duration = monotonic() - worker.since
-            self._bury(worker, Died(worker.slot, worker.pid, job, lease, why, int(signal.SIGKILL), ready=True, duration=duration))
-        self._running.pop(supervisor.queue, None)
-        pause = None if self._leaving else self._budgets[supervisor.queue].died(monotonic(), supervisor.booted)
+            self._bury(
+                worker,
+                Died(
+                    worker.slot,
+                    worker.pid,
+                    job,
+                    lease,
+                    why,
+                    int(signal.SIGKILL),
+                    ready=True,
+                    duration=duration,
+                ),
+            )
+        pause = (
+            None if self._leaving else self._budgets[supervisor.queue].died(monotonic(), supervisor.booted)
+        )
         self._facts.tell(events.SupervisorDied(supervisor.queue, supervisor.pid, supervisor.status, pause))
         if pause is not None:
             await asyncio.sleep(pause)
             self._spawn(supervisor.queue)
+
+
+def strangers(host: str) -> set[int]:
+    """Children of PID 1 that are not of this tree."""
+    ours = set(tree.marked(MARKER, host))
+    return {child for child in tree.children(os.getpid()) if child not in ours}

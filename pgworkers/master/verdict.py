@@ -80,11 +80,11 @@ def of_report(report: Report) -> Ending:
         report.cpu,
         report.peak_rss,
         error=report.error or _SENTENCES.get(verdict),
-        result=_text(report.result),
+        result=json_of(report.result),
         traceback=report.traceback,
         output=report.output,
-        progress=_text(report.progress),
-        checkpoint=_text(report.checkpoint),
+        progress=json_of(report.progress),
+        checkpoint=json_of(report.checkpoint),
         rungs=_rungs(report.rungs),
         after=report.after,
         started=report.started,
@@ -184,7 +184,7 @@ def settle(held: Held, ending: Ending, rand: float, worker: str, version: str) -
     )
 
 
-def _text(raw: msgspec.Raw | None) -> str | None:
+def json_of(raw: msgspec.Raw | None) -> str | None:
     return None if raw is None else json_text(bytes(raw))
 
 

@@ -22,7 +22,10 @@ SUCCESSES = 50
 
 def escape(text: str, limit: int = 300) -> str:
     """One printable line, whatever a job put into it."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text[:limit])
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode()
+        for c in text[:limit]
+    )
     return shown + ("…" if len(text) > limit else "")
 
 
@@ -56,9 +59,15 @@ class Log:
     def __call__(self, fact: events.Fact) -> None:
         if self._json:
             if not isinstance(fact, (events.StatementRun, events.Claimed, events.Notified, events.DutyDone)):
-                self._write(json.dumps({"at": _wall(), "fact": type(fact).__name__, **asdict(fact)}, default=str))
+                self._write(
+                    json.dumps({"at": _wall(), "fact": type(fact).__name__, **asdict(fact)}, default=str)
+                )
             return
-        if isinstance(fact, events.JobEnded) and fact.state == "succeeded" and (self._quiet or self._too_fast()):
+        if (
+            isinstance(fact, events.JobEnded)
+            and fact.state == "succeeded"
+            and (self._quiet or self._too_fast())
+        ):
             return
         text = line(fact)
         if text is not None:
@@ -102,20 +111,31 @@ def line(fact: events.Fact) -> str | None:
         case events.WorkerDied():
             if fact.why in ("recycled", "left"):
                 return None
-            swept = f", {fact.swept} process{'es' * (fact.swept != 1)} it left were killed" if fact.swept else ""
+            swept = (
+                f", {fact.swept} process{'es' * (fact.swept != 1)} it left were killed" if fact.swept else ""
+            )
             return f"worker {fact.queue}/{fact.slot} (pid {fact.pid}) died: {fact.status} ({fact.why}){swept}"
         case events.SupervisorFailed():
             return f"queue {fact.queue}: {escape(fact.error, 600)}"
         case events.SupervisorDied():
             if fact.restart_in is None:
                 return None
-            return f"queue {fact.queue}: its supervisor (pid {fact.pid}) died: {fact.status}; the next in {show_seconds(fact.restart_in)}"
+            when = show_seconds(fact.restart_in)
+            return (
+                f"queue {fact.queue}: its supervisor (pid {fact.pid}) died: {fact.status}; the next in {when}"
+            )
         case events.WorkersResting():
-            return f"queue {fact.queue}: {fact.deaths} workers died before they were ready; the next in {show_seconds(fact.seconds)}"
+            when = show_seconds(fact.seconds)
+            return (
+                f"queue {fact.queue}: {fact.deaths} workers died before they were ready; the next in {when}"
+            )
         case events.OrphansKilled():
             return f"{fact.count} orphaned process{'es' * (fact.count != 1)} killed"
         case events.DatabaseLost():
-            return f"database: no answer on the {fact.role} connection ({escape(fact.error)}); running jobs go on, results wait"
+            why = escape(fact.error)
+            return (
+                f"database: no answer on the {fact.role} connection ({why}); running jobs go on, results wait"
+            )
         case events.DatabaseBack():
             return f"database: the {fact.role} connection is back after {show_seconds(fact.seconds)}"
         case events.DutyFailed():
@@ -135,4 +155,5 @@ def _ended(fact: events.JobEnded) -> str:
     if fact.again_in is not None:
         when = f"again in {show_seconds(fact.again_in)}" if fact.again_in > 0 else "again at once"
         return f"{what} {fact.verdict}{why} (attempt {fact.attempt} of {fact.max_attempts}, {when})"
-    return f"{what} {fact.state} after {show_seconds(fact.duration)}, {fact.verdict}{why} (attempt {fact.attempt} of {fact.max_attempts}) {cost}"
+    after = f"after {show_seconds(fact.duration)}, {fact.verdict}{why}"
+    return f"{what} {fact.state} {after} (attempt {fact.attempt} of {fact.max_attempts}) {cost}"

@@ -22,38 +22,85 @@ HOST_STATES = ("starting", "running", "draining", "stopping")
 
 
 class Metrics:
-    def __init__(self, tasks: Iterable[tuple[str, str]], queues: Iterable[str], version: str, app_version: str) -> None:
+    def __init__(
+        self, tasks: Iterable[tuple[str, str]], queues: Iterable[str], version: str, app_version: str
+    ) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
         job = ("queue", "task")
         self._started = Counter("pgworkers_jobs_started", "Attempts started.", job, registry=r)
-        self._finished = Counter("pgworkers_jobs_finished", "Attempts ended, by verdict.", (*job, "verdict"), registry=r)
-        self._duration = Histogram("pgworkers_job_duration_seconds", "Duration of attempts.", job, buckets=_DURATIONS, registry=r)
-        self._wait = Histogram("pgworkers_job_wait_seconds", "From due to started.", ("queue",), buckets=_WAITS, registry=r)
+        self._finished = Counter(
+            "pgworkers_jobs_finished", "Attempts ended, by verdict.", (*job, "verdict"), registry=r
+        )
+        self._duration = Histogram(
+            "pgworkers_job_duration_seconds", "Duration of attempts.", job, buckets=_DURATIONS, registry=r
+        )
+        self._wait = Histogram(
+            "pgworkers_job_wait_seconds", "From due to started.", ("queue",), buckets=_WAITS, registry=r
+        )
         self._cpu = Counter("pgworkers_job_cpu_seconds", "CPU seconds of attempts.", job, registry=r)
-        self._peak = Gauge("pgworkers_job_peak_memory_bytes", "Peak RSS of the last attempt.", job, registry=r)
-        self._rescued = Counter("pgworkers_jobs_rescued", "Jobs taken back from lost hosts.", ("queue", "reason"), registry=r)
+        self._peak = Gauge(
+            "pgworkers_job_peak_memory_bytes", "Peak RSS of the last attempt.", job, registry=r
+        )
+        self._rescued = Counter(
+            "pgworkers_jobs_rescued", "Jobs taken back from lost hosts.", ("queue", "reason"), registry=r
+        )
         self._lost = Counter("pgworkers_leases_lost", "Leases this host lost.", ("queue",), registry=r)
-        self._rejected = Counter("pgworkers_finishes_rejected", "Ends refused by the lease guard.", ("queue",), registry=r)
+        self._rejected = Counter(
+            "pgworkers_finishes_rejected", "Ends refused by the lease guard.", ("queue",), registry=r
+        )
         self._forks = Counter("pgworkers_worker_starts", "Workers forked.", ("queue",), registry=r)
         self._exits = Counter("pgworkers_worker_exits", "Workers gone.", ("queue", "reason"), registry=r)
-        self._restarts = Counter("pgworkers_supervisor_restarts", "Supervisors that died and were replaced.", ("queue",), registry=r)
-        self._orphans = Counter("pgworkers_orphans_killed", "Processes that outlived their worker and were killed.", registry=r)
-        self._statements = Histogram("pgworkers_db_operation_seconds", "Control statements.", ("op",), buckets=_STATEMENTS, registry=r)
-        self._errors = Counter("pgworkers_db_errors", "Control statements that failed.", ("op", "class"), registry=r)
-        self._reconnects = Counter("pgworkers_db_reconnects", "Connections that came back.", ("role",), registry=r)
-        self._batch = Histogram("pgworkers_claim_batch_jobs", "Jobs per claim.", buckets=(1, 2, 5, 10, 20, 50, 100, 200), registry=r)
+        self._restarts = Counter(
+            "pgworkers_supervisor_restarts",
+            "Supervisors that died and were replaced.",
+            ("queue",),
+            registry=r,
+        )
+        self._orphans = Counter(
+            "pgworkers_orphans_killed", "Processes that outlived their worker and were killed.", registry=r
+        )
+        self._statements = Histogram(
+            "pgworkers_db_operation_seconds", "Control statements.", ("op",), buckets=_STATEMENTS, registry=r
+        )
+        self._errors = Counter(
+            "pgworkers_db_errors", "Control statements that failed.", ("op", "class"), registry=r
+        )
+        self._reconnects = Counter(
+            "pgworkers_db_reconnects", "Connections that came back.", ("role",), registry=r
+        )
+        self._batch = Histogram(
+            "pgworkers_claim_batch_jobs",
+            "Jobs per claim.",
+            buckets=(1, 2, 5, 10, 20, 50, 100, 200),
+            registry=r,
+        )
         self._notices = Counter("pgworkers_notifications", "Notifications received.", registry=r)
         self.workers = Gauge("pgworkers_workers", "Workers by state.", ("queue", "state"), registry=r)
         self.running = Gauge("pgworkers_jobs_running", "Jobs running on this host.", ("queue",), registry=r)
-        self.oldest = Gauge("pgworkers_job_oldest_running_seconds", "Age of the oldest running attempt.", ("queue",), registry=r)
-        self.state = Gauge("pgworkers_master_state", "1 for the state the master is in.", ("state",), registry=r)
+        self.oldest = Gauge(
+            "pgworkers_job_oldest_running_seconds",
+            "Age of the oldest running attempt.",
+            ("queue",),
+            registry=r,
+        )
+        self.state = Gauge(
+            "pgworkers_master_state", "1 for the state the master is in.", ("state",), registry=r
+        )
         info = Gauge("pgworkers_build_info", "Versions.", ("version", "app_version"), registry=r)
         info.labels(version, app_version).set(1)
         ProcessCollector(registry=r)
         self._refresh: Callable[[], None] = lambda: None
         for queue in queues:
-            for metric in (self._wait, self._lost, self._rejected, self._forks, self._restarts, self.running, self.oldest):
+            for metric in (
+                self._wait,
+                self._lost,
+                self._rejected,
+                self._forks,
+                self._restarts,
+                self.running,
+                self.oldest,
+            ):
                 metric.labels(queue)
             self._rescued.labels(queue, "host_lost")
             for state in WORKER_STATES:

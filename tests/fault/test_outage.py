@@ -21,7 +21,9 @@ def _repeated(forest: Forest) -> list[int]:
     return again
 
 
-def test_row_29_a_crash_of_postgres_loses_and_repeats_nothing(own_forest: Forest, own_server: OwnServer) -> None:
+def test_row_29_a_crash_of_postgres_loses_and_repeats_nothing(
+    own_forest: Forest, own_server: OwnServer
+) -> None:
     forest = own_forest
     master = forest.start(queues="default:4")
     jobs = []
@@ -34,7 +36,9 @@ def test_row_29_a_crash_of_postgres_loses_and_repeats_nothing(own_forest: Forest
     own_server.crash()
     wait_for(lambda: "no answer" in master.log())
     down = time.monotonic()
-    wait_for(lambda: time.monotonic() - down > 5 and len([e for e in read(forest.ledger) if e.kind == "END"]) >= 2)
+    wait_for(
+        lambda: time.monotonic() - down > 5 and len([e for e in read(forest.ledger) if e.kind == "END"]) >= 2
+    )
     own_server.start()
     forest.reconnect()
     counts = forest.until_all_ended()
@@ -88,7 +92,9 @@ def test_row_50_a_lost_notification_is_bounded_by_the_poll(forest: Forest) -> No
     wait_for(lambda: forest.counts() == {"succeeded": 2}, timeout=10)
 
 
-def test_row_42_a_master_that_starts_before_its_database_waits_for_it(own_forest: Forest, own_server: OwnServer) -> None:
+def test_row_42_a_master_that_starts_before_its_database_waits_for_it(
+    own_forest: Forest, own_server: OwnServer
+) -> None:
     own_forest.db.close()
     own_server.stop()
     master = own_forest.start(queues="default:1", wait=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,18 @@ def read(path: Path) -> list[Entry]:
     return entries
 
 
-def audit(db: psycopg.Connection[Any], path: Path, enqueued: Iterable[int], *, at_rest: bool = True) -> list[str]:
+def audit(
+    db: psycopg.Connection[Any], path: Path, enqueued: Iterable[int], *, at_rest: bool = True
+) -> list[str]:
     """Everything that is wrong, as sentences. Empty: all invariants hold."""
     wrong: list[str] = []
     ids = set(enqueued)
     entries = read(path)
     live = {r[0]: r[1:] for r in db.execute("SELECT id, state::text, host, lease FROM pgworkers.job")}
     finished: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-    for row in db.execute("SELECT id, state::text, verdict, lease, attempt, crashes, max_crashes FROM pgworkers.history"):
+    for row in db.execute(
+        "SELECT id, state::text, verdict, lease, attempt, crashes, max_crashes FROM pgworkers.history"
+    ):
         finished[row[0]].append(row[1:])
     attempts: dict[int, dict[int, str]] = defaultdict(dict)
     for job, lease, verdict in db.execute("SELECT job_id, lease, verdict FROM pgworkers.attempt"):
@@ -66,7 +71,7 @@ def audit(db: psycopg.Connection[Any], path: Path, enqueued: Iterable[int], *, a
         if len(set(leases)) != len(leases):
             wrong.append(f"I6 job {job} ran twice under one lease: {leases}")
         runs.sort(key=lambda run: run.lease)
-        for earlier, later in zip(runs, runs[1:], strict=False):
+        for earlier, later in pairwise(runs):
             ended = stops.get((job, earlier.lease))
             if ended is not None and ended.at > later.at:
                 wrong.append(f"I6 job {job}: lease {later.lease} started before lease {earlier.lease} ended")
@@ -76,7 +81,9 @@ def audit(db: psycopg.Connection[Any], path: Path, enqueued: Iterable[int], *, a
             if state == "succeeded" and (job, lease) not in stops:
                 wrong.append(f"I3 job {job} succeeded under lease {lease}, which never ended in the ledger")
             if state == "succeeded" and runs[-1].lease != lease:
-                wrong.append(f"I3 job {job} succeeded under lease {lease}, but lease {runs[-1].lease} ran after it")
+                wrong.append(
+                    f"I3 job {job} succeeded under lease {lease}, but lease {runs[-1].lease} ran after it"
+                )
     for job, rows in finished.items():
         for state, _verdict, _lease, _attempt, crashes, max_crashes in rows:
             if state == "succeeded" and job in ids and job not in starts:

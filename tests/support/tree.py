@@ -169,7 +169,8 @@ class Forest:
         args = psycopg.types.json.Jsonb(options.pop("args", {}))
         names = "".join(f", {name} => %({name})s" for name in options)
         rows = self.db.execute(
-            f"SELECT e.id FROM generate_series(1, %(count)s), LATERAL pgworkers.enqueue(%(task)s, %(args)s, %(queue)s{names}) e",
+            "SELECT e.id FROM generate_series(1, %(count)s),"
+            f" LATERAL pgworkers.enqueue(%(task)s, %(args)s, %(queue)s{names}) e",
             {"count": count, "task": task, "args": args, "queue": queue, **options},
         ).fetchall()
         return [row[0] for row in rows]

@@ -23,7 +23,9 @@ from support.tree import Forest, wait_for
         ("exit3", "exit", "exit 3"),
     ],
 )
-def test_a_job_that_ends_its_worker_costs_one_attempt(forest: Forest, how: str, verdict: str, status: str) -> None:
+def test_a_job_that_ends_its_worker_costs_one_attempt(
+    forest: Forest, how: str, verdict: str, status: str
+) -> None:
     master = forest.start(queues="default:1")
     [neighbour, job] = forest.enqueue("work") + forest.enqueue("die", args={"how": how, "times": 1})
     row = forest.until(job, "succeeded")
@@ -60,7 +62,9 @@ def test_a_poison_job_is_dead_after_max_crashes_and_the_queue_behind_it_finishes
 def test_five_thousand_jobs_while_workers_are_killed_fifty_times(forest: Forest) -> None:
     master = forest.start(queues="default:2,images:2")
     jobs = forest.enqueue("work", 2500, args={"seconds": 0.002}, max_crashes=100, max_attempts=100)
-    jobs += forest.enqueue("work", 2500, queue="images", args={"seconds": 0.002}, max_crashes=100, max_attempts=100)
+    jobs += forest.enqueue(
+        "work", 2500, queue="images", args={"seconds": 0.002}, max_crashes=100, max_attempts=100
+    )
     rand = random.Random(7)
     killed = 0
     while killed < 50:
@@ -75,7 +79,9 @@ def test_five_thousand_jobs_while_workers_are_killed_fifty_times(forest: Forest)
     counts = forest.until_all_ended(timeout=100)
     assert counts == {"succeeded": 5000}
     assert audit(forest.db, forest.ledger, jobs) == []
-    crashes = forest.db.execute("SELECT count(*) FROM pgworkers.attempt WHERE verdict = 'crash'").fetchone()[0]
+    crashes = forest.db.execute("SELECT count(*) FROM pgworkers.attempt WHERE verdict = 'crash'").fetchone()[
+        0
+    ]
     assert crashes == forest.db.execute("SELECT sum(crashes) FROM pgworkers.history").fetchone()[0]
     assert crashes > 0, "no kill hit a running job: nothing was tested"
     assert len(wait_for(lambda: len(master.worker_pids()) == 4 and master.worker_pids())) == 4
@@ -118,7 +124,9 @@ def test_after_kill_9_of_the_master_nothing_is_left_and_another_host_finishes(fo
 
 def test_kill_9_of_the_whole_family_at_once(forest: Forest) -> None:
     first = forest.start(queues="default:2,images:2")
-    jobs = forest.enqueue("work", 4, args={"seconds": 5}) + forest.enqueue("work", 4, args={"seconds": 0.5}, queue="images")
+    jobs = forest.enqueue("work", 4, args={"seconds": 5}) + forest.enqueue(
+        "work", 4, args={"seconds": 0.5}, queue="images"
+    )
     wait_for(lambda: len(read(forest.ledger)) >= 4)
     for process in first.processes():
         process.kill()
@@ -148,7 +156,9 @@ def test_a_host_that_was_stopped_longer_than_its_lease_cannot_finish_what_it_los
     for process in frozen:
         process.resume()
     forest.until(job, "succeeded", timeout=20)
-    rows = forest.db.execute("SELECT lease, attempt, crashes FROM pgworkers.history WHERE id = %s", (job,)).fetchall()
+    rows = forest.db.execute(
+        "SELECT lease, attempt, crashes FROM pgworkers.history WHERE id = %s", (job,)
+    ).fetchall()
     assert rows == [(2, 2, 1)]
     wait_for(lambda: "lease" in first.log())
 

@@ -34,14 +34,18 @@ def test_sigterm_lets_short_jobs_finish_and_hands_back_the_rest(forest: Forest) 
         [attempt] = forest.attempts(job)
         assert attempt["verdict"] == "interrupted"
     assert forest.counts() == {"succeeded": 2, "ready": 1002}
-    assert not [e for e in read(forest.ledger) if e.kind == "START" and e.at > began], "claimed after the drain began"
+    assert not [e for e in read(forest.ledger) if e.kind == "START" and e.at > began], (
+        "claimed after the drain began"
+    )
     assert not master.processes()
     assert forest.db.execute("SELECT count(*) FROM pgworkers.host").fetchone() == (0,)
     assert audit(forest.db, forest.ledger, [one, three, sixty, hung, *waiting]) == []
 
 
 def test_sigquit_kills_at_once_and_hands_back(forest: Forest) -> None:
-    master = forest.start(queues="default:2", PGWORKERS_DRAIN="60s", PGWORKERS_ASK_GRACE="30s", PGWORKERS_RAISE_GRACE="30s")
+    master = forest.start(
+        queues="default:2", PGWORKERS_DRAIN="60s", PGWORKERS_ASK_GRACE="30s", PGWORKERS_RAISE_GRACE="30s"
+    )
     jobs = forest.enqueue("hang", 2)
     wait_for(lambda: len(read(forest.ledger)) == 2)
     master.signal(signal.SIGQUIT)
@@ -79,9 +83,12 @@ def test_a_drain_under_load_loses_and_repeats_nothing(forest: Forest) -> None:
     jobs = forest.enqueue("work", 3000, args={"seconds": 0.001})
     for _ in range(5):
         master = forest.start(queues="default:3")
-        wait_for(lambda n=len(read(forest.ledger)): len(read(forest.ledger)) > n + 20 or not forest.counts().get("ready"))
+        seen = len(read(forest.ledger))
+        wait_for(lambda n=seen: len(read(forest.ledger)) > n + 20 or not forest.counts().get("ready"))
         assert master.terminate() == 0, master.log()
-        assert forest.db.execute("SELECT count(*) FROM pgworkers.job WHERE state = 'running'").fetchone() == (0,)
+        assert forest.db.execute("SELECT count(*) FROM pgworkers.job WHERE state = 'running'").fetchone() == (
+            0,
+        )
     forest.start(queues="default:3")
     forest.until_all_ended()
     assert forest.counts() == {"succeeded": 3000}

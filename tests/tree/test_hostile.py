@@ -33,7 +33,12 @@ def test_whatever_a_handler_leaves_its_job_ends_at_the_first_try(forest: Forest)
     rows = {case: forest.row(job) for case, job in jobs.items()}
     assert rows["return fine"]["state"] == "succeeded"
     for case in CASES:
-        if case.startswith(("raise", "print")) or case in ("return nan", "return big", "return deep", "return object"):
+        if case.startswith(("raise", "print")) or case in (
+            "return nan",
+            "return big",
+            "return deep",
+            "return object",
+        ):
             assert rows[case]["state"] == "dead", case
             assert rows[case]["verdict"] == "error", case
             assert rows[case]["error"], case

@@ -169,7 +169,10 @@ def test_unstarted_jobs_are_not_held_while_another_host_has_an_idle_worker(fores
     forest.until_all_ended()
     forest.start(queues="default:1")
     slow = forest.enqueue("work", 2, args={"seconds": 1.5})
-    wait_for(lambda: len({e.pid for e in read(forest.ledger) if e.job in slow and e.kind == "START"}) == 2, timeout=10)
+    wait_for(
+        lambda: len({e.pid for e in read(forest.ledger) if e.job in slow and e.kind == "START"}) == 2,
+        timeout=10,
+    )
     forest.until_all_ended()
     assert audit(forest.db, forest.ledger, quick + slow) == []
 
@@ -211,6 +214,8 @@ def test_hooks_titles_and_four_connections_for_eight_workers(forest: Forest) -> 
 
 def test_meta_and_errors_reach_the_next_attempt(forest: Forest) -> None:
     forest.start()
-    [job] = forest.enqueue("fail", args={"times": 1, "text": "first try"}, meta=Jsonb({"why": "nightly"}), max_attempts=3)
+    [job] = forest.enqueue(
+        "fail", args={"times": 1, "text": "first try"}, meta=Jsonb({"why": "nightly"}), max_attempts=3
+    )
     row = forest.until(job, "succeeded")
     assert row["meta"] == {"why": "nightly"}
