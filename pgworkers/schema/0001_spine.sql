@@ -1,7 +1,6 @@
 -- The whole storage of pgworkers. Written for the default schema name; the loader puts the configured one in its
--- place. One transaction. No release exists yet: change this file freely.
-
-CREATE SCHEMA IF NOT EXISTS pgworkers;
+-- place and has made the schema and its table `migration`. One transaction. No release exists yet: change this file
+-- freely.
 
 CREATE TYPE pgworkers.job_state AS ENUM ('scheduled', 'ready', 'running', 'succeeded', 'dead', 'cancelled');
 
@@ -47,7 +46,9 @@ CREATE TABLE pgworkers.job (
 );
 CREATE INDEX job_ready ON pgworkers.job (queue, priority DESC, id) WHERE state = 'ready';
 CREATE INDEX job_scheduled ON pgworkers.job (run_at) WHERE state = 'scheduled';
-CREATE INDEX job_running ON pgworkers.job (host) WHERE state = 'running';
+-- Not `WHERE state = 'running'`: then every guard `state = 'running'` would match it, and with fresh statistics (nothing runs
+-- just now) the planner would answer a finish from this index, full of dead entries. See docs/adr/0103.
+CREATE INDEX job_running ON pgworkers.job (host) WHERE host IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON pgworkers.job (task, unique_key) WHERE unique_key IS NOT NULL;
 CREATE INDEX job_expires ON pgworkers.job (expires_at) WHERE expires_at IS NOT NULL AND state <> 'running';
 
@@ -245,7 +246,8 @@ BEGIN
         IF enqueue.id IS NOT NULL THEN
             IF enqueue.on_conflict = 'raise' THEN
                 RAISE EXCEPTION 'a live job (#%) already holds the unique key %', enqueue.id, enqueue.unique_key
-                    USING ERRCODE = 'unique_violation', DETAIL = enqueue.id::text, CONSTRAINT = 'job_unique';
+                    USING ERRCODE = 'unique_violation', CONSTRAINT = 'job_unique', DETAIL = enqueue.id::text,
+                          HINT = enqueue.unique_key;
             END IF;
             enqueue.created := false;
             RETURN;
@@ -304,13 +306,26 @@ BEGIN
                                    parent || to_char(day, '_YYYYMMDD'), parent,
                                    day::timestamp AT TIME ZONE 'UTC', (day + 1)::timestamp AT TIME ZONE 'UTC');
                     made := made + 1;
-                EXCEPTION WHEN duplicate_table OR check_violation THEN
+                EXCEPTION WHEN duplicate_table OR unique_violation OR check_violation THEN
                     NULL;  -- another host was faster, or the default partition holds rows of that day
                 END;
             END IF;
         END LOOP;
     END LOOP;
     RETURN made;
+END $$;
+
+-- Drop one daily partition of history or attempt; anything else is refused. False: it was already gone.
+CREATE FUNCTION pgworkers.drop_partition(name text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    IF drop_partition.name !~ '^(history|attempt)_[0-9]{8}$' THEN
+        RAISE EXCEPTION '% is not a daily partition', drop_partition.name USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    EXECUTE format('DROP TABLE pgworkers.%I', drop_partition.name);
+    RETURN true;
+EXCEPTION WHEN undefined_table THEN
+    RETURN false;
 END $$;
 
 SELECT pgworkers.make_partitions(3);

@@ -1,0 +1,33 @@
+"""Archive: history and attempts lie in daily partitions; keeping them ahead of time and dropping the old ones.
+
+Dropping is one partition at a time: each takes a short exclusive lock, and a failure costs one day and no other.
+"""
+
+from __future__ import annotations
+
+from pgworkers.postgres.statements import Query, Statement
+
+_MAKE = Statement.beside(__file__, "archive_make")
+_OLD = Statement.beside(__file__, "archive_old")
+_DROP = Statement.beside(__file__, "archive_drop")
+_PRUNE = Statement.beside(__file__, "archive_prune")
+
+
+def make_partitions(ahead: int) -> Query[int]:
+    """Make the partitions of today and of `ahead` days to come. Answers how many were missing."""
+    return Query(_MAKE, {"ahead": ahead}, lambda rows: int(rows[0][0]))
+
+
+def old_partitions(retention: float) -> Query[list[str]]:
+    """The names of partitions that ended more than `retention` seconds ago, the oldest first."""
+    return Query(_OLD, {"retention": retention}, lambda rows: [row[0] for row in rows])
+
+
+def drop(name: str) -> Query[bool]:
+    """Drop one partition that `old_partitions` named. False: another host was faster."""
+    return Query(_DROP, {"name": name}, lambda rows: bool(rows[0][0]))
+
+
+def prune(retention: float, limit: int) -> Query[int]:
+    """Delete at most `limit` finished jobs that are too old for their queue. Answers how many."""
+    return Query(_PRUNE, {"retention": retention, "limit": limit}, len)

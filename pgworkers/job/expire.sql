@@ -1,0 +1,29 @@
+-- Jobs that were not started in time are dead. Bounded, skips what others have locked.
+-- Index: job_expires. Guard: not running, under the row lock.
+WITH late AS MATERIALIZED (
+    SELECT j.id
+      FROM pgworkers.job j
+     WHERE j.expires_at <= now() AND j.state <> 'running'
+     ORDER BY j.expires_at
+     LIMIT %(limit)s::bigint
+       FOR UPDATE SKIP LOCKED
+),
+gone AS (
+    DELETE FROM pgworkers.job j
+     WHERE j.id = ANY (ARRAY(SELECT id FROM late)) AND j.state <> 'running'
+    RETURNING j.*
+),
+kept AS (
+    INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes, max_attempts,
+                                   max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key,
+                                   concurrency_key, checkpoint, progress, errors, meta)
+    SELECT id, 'dead', 'expired', priority, queue, task, args, lease, attempt, crashes, max_attempts, max_crashes,
+           created_at, run_at, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint, progress,
+           (errors || ('expired: not started by ' || to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC')
+           )[greatest(cardinality(errors) - 8, 1):], meta
+      FROM gone
+),
+told AS MATERIALIZED (
+    SELECT pg_notify('pgworkers_done', id::text) FROM gone
+)
+SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM told)

@@ -1,0 +1,46 @@
+"""Hosts: the owners of leases. A row stands for one life of one master and is never reused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pgworkers.job import clean
+from pgworkers.postgres.statements import Query, Statement
+
+_REGISTER = Statement.beside(__file__, "host_register")
+_REMOVE = Statement.beside(__file__, "host_remove")
+_SWEEP = Statement.beside(__file__, "host_sweep")
+
+
+def register(
+    host: str,
+    name: str,
+    pid: int,
+    label: str,
+    app: str,
+    version: str,
+    queues: Sequence[str],
+    lease_seconds: float,
+) -> Query[None]:
+    """Make this host known; its lease begins now."""
+    params = {
+        "host": host,
+        "name": clean.line(name),
+        "pid": pid,
+        "label": clean.line(label),
+        "app": clean.line(app),
+        "version": clean.line(version),
+        "queues": list(queues),
+        "lease": lease_seconds,
+    }
+    return Query(_REGISTER, params, lambda rows: None)
+
+
+def remove(host: str) -> Query[bool]:
+    """Forget this host. Whatever it still runs is lost at once."""
+    return Query(_REMOVE, {"host": host}, bool)
+
+
+def sweep() -> Query[int]:
+    """Forget hosts that have been gone for ten leases and own nothing. Answers how many."""
+    return Query(_SWEEP, {}, len)

@@ -1,0 +1,43 @@
+-- Give back claimed jobs that were not started: running -> ready at once, the attempt returned, no post-mortem. A job that
+-- was wished away meanwhile becomes cancelled instead. Guard: id, lease and state = 'running' under the row lock, in id
+-- order. Index: the primary key, by nested loops over the materialised input.
+WITH back AS MATERIALIZED (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(leases)s::integer[]) AS b (id, lease)
+),
+held AS MATERIALIZED (
+    SELECT b.id, b.lease, locked.wished
+      FROM back b
+     CROSS JOIN LATERAL (
+           SELECT j.cancel_at IS NOT NULL AS wished
+             FROM pgworkers.job j
+            WHERE j.id = b.id AND j.lease = b.lease AND j.state = 'running'
+              FOR UPDATE) locked
+),
+moved AS (
+    UPDATE pgworkers.job j
+       SET state = 'ready', host = NULL, claimed_at = NULL, attempt = greatest(j.attempt - 1, 0)
+      FROM held b
+     WHERE j.id = b.id AND j.lease = b.lease AND j.state = 'running' AND NOT b.wished
+    RETURNING j.id, j.queue
+),
+gone AS (
+    DELETE FROM pgworkers.job j
+     USING held b
+     WHERE j.id = b.id AND j.lease = b.lease AND j.state = 'running' AND b.wished
+    RETURNING j.*
+),
+kept AS (
+    INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
+                                   max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
+                                   unique_key, concurrency_key, checkpoint, progress, errors, meta)
+    SELECT id, 'cancelled', 'cancelled', priority, queue, task, args, lease, host, greatest(attempt - 1, 0), crashes,
+           max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key, concurrency_key,
+           checkpoint, progress, errors, meta
+      FROM gone
+),
+told AS MATERIALIZED (
+    SELECT pg_notify('pgworkers', 'ready:' || queue) FROM (SELECT DISTINCT queue FROM moved) q
+    UNION ALL
+    SELECT pg_notify('pgworkers_done', id::text) FROM gone
+)
+SELECT (SELECT count(*) FROM moved) + (SELECT count(*) FROM gone), (SELECT count(*) FROM told)

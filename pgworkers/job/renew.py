@@ -1,0 +1,40 @@
+"""Renew: one UPDATE of one row per host keeps all its leases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pgworkers.job import clean
+from pgworkers.postgres.statements import Query, Statement
+
+_RENEW = Statement.beside(__file__, "renew")
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """What a host learns by renewing. `known` is False when its row is gone: it must register again."""
+
+    known: bool
+    cancels: list[tuple[int, int]]
+    lost: list[tuple[int, int]]
+
+
+def renew(host: str, held: Sequence[tuple[int, int]], state: str, workers_json: str) -> Query[Renewed]:
+    """Renew the row of `host`, which holds the leases `held`."""
+    params = {
+        "host": host,
+        "ids": [pair[0] for pair in held],
+        "leases": [pair[1] for pair in held],
+        "state": clean.line(state),
+        "workers": clean.json_text(workers_json) or "[]",
+    }
+    return Query(_RENEW, params, _read)
+
+
+def _read(rows: list[tuple[Any, ...]]) -> Renewed:
+    known = any(fact for job_id, _, fact in rows if job_id is None)
+    cancels = [(job_id, lease) for job_id, lease, fact in rows if job_id is not None and fact]
+    lost = [(job_id, lease) for job_id, lease, fact in rows if job_id is not None and fact is None]
+    return Renewed(known, cancels, lost)

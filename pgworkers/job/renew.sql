@@ -1,0 +1,22 @@
+-- Renew the one row of this host, and with it every lease it holds; in the same round trip learn which of its jobs are
+-- wished away and which it no longer owns. Guard: the host's id; a lease is lost unless id, lease and state = 'running'
+-- still match. Locks no job. Index: the primary keys; the LIMIT keeps the lookup a nested loop.
+WITH alive AS (
+    UPDATE pgworkers.host h
+       SET renewed_at = now(), state = %(state)s::text, workers = %(workers)s::jsonb
+     WHERE h.id = %(host)s::uuid
+    RETURNING h.id
+),
+held AS MATERIALIZED (
+    SELECT * FROM unnest(%(ids)s::bigint[], %(leases)s::integer[]) AS h (id, lease)
+)
+SELECT NULL::bigint AS id, NULL::integer AS lease, EXISTS (SELECT FROM alive) AS fact
+UNION ALL
+SELECT h.id, h.lease, found.wished
+  FROM held h
+  LEFT JOIN LATERAL (
+       SELECT j.cancel_at IS NOT NULL AS wished
+         FROM pgworkers.job j
+        WHERE j.id = h.id AND j.lease = h.lease AND j.state = 'running'
+        LIMIT 1) found ON true
+ WHERE found.wished IS NOT FALSE

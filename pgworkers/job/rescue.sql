@@ -1,0 +1,56 @@
+-- Take running jobs away from hosts that are gone: no row, or not renewed for the lease that the row itself names. Never
+-- from the asking host. Each costs a crash; out of crashes, out of attempts or past its deadline it is dead, wished away
+-- it is cancelled, else it is scheduled by exponential back-off. Bounded, skips what others have locked.
+-- Index: job_running. Guard: the row is still held under the same host and lease, checked by the row lock. No unique key
+-- can stand in the way: a running row keeps its own.
+WITH lost AS MATERIALIZED (
+    SELECT j.id, j.lease, j.crashes + 1 AS crashes, j.progress, j.attempt, j.host, j.queue, j.task, j.claimed_at,
+           CASE WHEN j.cancel_at IS NOT NULL THEN 'cancelled'
+                WHEN j.crashes + 1 >= j.max_crashes OR j.attempt >= j.max_attempts OR j.deadline_at <= now() THEN 'dead'
+                ELSE 'scheduled' END::pgworkers.job_state AS state,
+           CASE WHEN h.id IS NULL THEN 'host lost: its row is gone'
+                ELSE 'host lost: no heartbeat for ' || round(extract(epoch FROM now() - h.renewed_at)) || ' s' END AS error
+      FROM pgworkers.job j
+      LEFT JOIN pgworkers.host h ON h.id = j.host
+     WHERE j.host IS NOT NULL AND j.host <> %(host)s::uuid AND (h.id IS NULL OR h.renewed_at < now() - h.lease)
+     ORDER BY j.id
+     LIMIT %(limit)s::bigint
+       FOR UPDATE OF j SKIP LOCKED
+),
+moved AS (
+    UPDATE pgworkers.job j
+       SET state = 'scheduled', host = NULL, claimed_at = NULL, expires_at = NULL, crashes = l.crashes,
+           run_at = now() + make_interval(secs => least(2 * power(2, least(l.crashes - 1, 20)), 3600) * (1 + 0.1 * random())),
+           errors = (j.errors || l.error)[greatest(cardinality(j.errors) - 8, 1):]
+      FROM lost l
+     WHERE j.id = l.id AND j.lease = l.lease AND j.state = 'running' AND l.state = 'scheduled'
+    RETURNING j.id
+),
+gone AS (
+    DELETE FROM pgworkers.job j
+     USING lost l
+     WHERE j.id = l.id AND j.lease = l.lease AND j.state = 'running' AND l.state <> 'scheduled'
+    RETURNING j.*, l.state AS final, l.error
+),
+kept AS (
+    INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
+                                   max_attempts, max_crashes, created_at, run_at, started_at, duration, deadline_at,
+                                   timeout, memory, unique_key, concurrency_key, checkpoint, progress, errors, meta)
+    SELECT id, final, 'host_lost', priority, queue, task, args, lease, host, attempt, crashes + 1, max_attempts, max_crashes,
+           created_at, run_at, claimed_at, extract(epoch FROM now() - claimed_at), deadline_at, timeout, memory,
+           unique_key, concurrency_key, checkpoint, progress,
+           (errors || error)[greatest(cardinality(errors) - 8, 1):], meta
+      FROM gone
+),
+examined AS (
+    INSERT INTO pgworkers.attempt (job_id, attempt, lease, host, queue, task, verdict, started_at, duration, error, progress)
+    SELECT id, attempt, lease, host, queue, task, 'host_lost', claimed_at, extract(epoch FROM now() - claimed_at), error,
+           progress
+      FROM lost
+),
+told AS MATERIALIZED (
+    SELECT pg_notify('pgworkers_done', id::text) FROM gone
+)
+SELECT l.id, l.lease, l.queue, l.task, l.state::text, (SELECT count(*) FROM told), (SELECT count(*) FROM moved)
+  FROM lost l
+ ORDER BY l.id

@@ -1,0 +1,113 @@
+"""Retry: whether and when a job runs again (pure arithmetic), and the statement that says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pgworkers.clock import MAX_SECONDS
+from pgworkers.job.postmortem import Postmortem, answers, columns, in_order
+from pgworkers.job.state import CRASHES, FREE, State, Verdict
+from pgworkers.postgres.statements import Query, Statement
+from pgworkers.specs import BackoffSpec
+
+_RETRY = Statement.beside(__file__, "retry")
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """No further attempt; `state` is the terminal one."""
+
+    state: State = State.DEAD
+
+
+@dataclass(frozen=True, slots=True)
+class AgainIn:
+    """Another attempt after `seconds`; `free`: this one is given back."""
+
+    seconds: float
+    free: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again(Postmortem):
+    """An attempt that ended, of a job that goes on."""
+
+    after: float
+    free: bool = False
+
+
+def decide(
+    verdict: Verdict,
+    *,
+    attempt: int,
+    max_attempts: int,
+    crashes: int,
+    max_crashes: int,
+    backoff: BackoffSpec,
+    after: float | None,
+    rand: float,
+    past_deadline: bool,
+) -> Dead | AgainIn:
+    """What becomes of a job whose attempt ended with `verdict`.
+
+    `attempt` counts this attempt, `crashes` are those before it (both as claimed). `after` is what the handler asked
+    for; `rand` in [0, 1) spreads the delay.
+    """
+    if verdict is Verdict.SUCCEEDED:
+        raise ValueError("a job that succeeded is not retried")
+    if verdict is Verdict.CANCELLED:
+        return Dead(State.CANCELLED)
+    if verdict in (Verdict.DISCARDED, Verdict.EXPIRED):
+        return Dead()
+    if verdict in FREE or verdict is Verdict.LEASE_LOST:
+        # Not the job's doing. A lost lease is refused by the fence anyway, unless the host gave up too early.
+        return AgainIn(within(after or 0.0), free=True)
+    if verdict in CRASHES and crashes + 1 >= max_crashes:
+        return Dead()
+    if attempt >= max_attempts or past_deadline:
+        return Dead()
+    return AgainIn(within(after) if after is not None else delay_after(backoff, attempt, rand), free=False)
+
+
+def delay_after(backoff: BackoffSpec, attempt: int, rand: float) -> float:
+    """Seconds to wait after the attempt numbered `attempt` (the first is 1); never beyond the cap, never an overflow."""
+    nth = max(0, attempt - 1)
+    match backoff.kind:
+        case "fixed":
+            delay = backoff.base
+        case "list" if backoff.delays:
+            delay = backoff.delays[min(nth, len(backoff.delays) - 1)]
+        case _:  # exponential; also a function's stand-in when the worker died before it could ask it
+            delay = min(_exponential(backoff, nth), backoff.cap)
+    spread = 1.0 + backoff.jitter * (2.0 * rand - 1.0)
+    capped = (
+        min(delay * spread, backoff.cap) if backoff.kind in ("exponential", "function") else delay * spread
+    )
+    return within(capped)
+
+
+def within(delay: float) -> float:
+    """A delay that an interval can hold."""
+    if math.isnan(delay):
+        return 0.0
+    return min(max(delay, 0.0), MAX_SECONDS)
+
+
+def _exponential(backoff: BackoffSpec, nth: int) -> float:
+    try:
+        return backoff.base * backoff.factor**nth
+    except OverflowError:
+        return backoff.cap
+
+
+def retry(host: str, agains: Sequence[Again]) -> Query[dict[tuple[int, int], str]]:
+    """Let these jobs run again. Answers for each (id, lease): "written", "already" or "lost"."""
+    rows: list[Again] = in_order(agains)
+    params = columns(rows) | {
+        "host": host,
+        "afters": [within(again.after) for again in rows],
+        "frees": [again.free for again in rows],
+    }
+    return Query(_RETRY, params, answers)

@@ -1,0 +1,76 @@
+-- End an attempt but not the job: running -> scheduled, or ready when there is nothing to wait for. A job that was wished
+-- away meanwhile becomes cancelled instead: after an acknowledged cancel nothing starts.
+-- Guard: id, lease and state = 'running', checked under the row lock, locks taken in id order. Index: the primary key, by
+-- nested loops over the materialised input (see finish.sql for why it stays so).
+WITH again AS MATERIALIZED (
+    SELECT *
+      FROM unnest(%(ids)s::bigint[], %(leases)s::integer[], %(verdicts)s::text[], %(afters)s::double precision[],
+                  %(frees)s::boolean[], %(durations)s::double precision[], %(cpus)s::double precision[],
+                  %(peaks)s::bigint[], %(progresses)s::text[], %(checkpoints)s::text[], %(crashes)s::boolean[],
+                  %(lines)s::text[])
+           AS a (id, lease, verdict, after, free, duration, cpu, peak, progress, checkpoint, crash, line)
+),
+held AS MATERIALIZED (
+    SELECT a.*, locked.*
+      FROM again a
+     CROSS JOIN LATERAL (
+           SELECT j.host, j.queue, j.task, j.attempt, j.claimed_at, j.cancel_at IS NOT NULL AS wished,
+                  coalesce(a.progress::jsonb, j.progress) AS last_progress,
+                  CASE WHEN a.line IS NULL THEN j.errors
+                       ELSE (j.errors || a.line)[greatest(cardinality(j.errors) - 8, 1):] END AS lines
+             FROM pgworkers.job j
+            WHERE j.id = a.id AND j.lease = a.lease AND j.state = 'running'
+              FOR UPDATE) locked
+),
+moved AS (
+    UPDATE pgworkers.job j
+       SET state = CASE WHEN a.after > 0 THEN 'scheduled' ELSE 'ready' END::pgworkers.job_state,
+           run_at = now() + make_interval(secs => a.after), host = NULL, claimed_at = NULL, expires_at = NULL,
+           attempt = j.attempt - a.free::integer, crashes = j.crashes + a.crash::integer, errors = a.lines,
+           progress = a.last_progress, checkpoint = coalesce(a.checkpoint::jsonb, j.checkpoint)
+      FROM held a
+     WHERE j.id = a.id AND j.lease = a.lease AND j.state = 'running' AND NOT a.wished
+    RETURNING j.id, j.queue, j.state
+),
+gone AS (
+    DELETE FROM pgworkers.job j
+     USING held a
+     WHERE j.id = a.id AND j.lease = a.lease AND j.state = 'running' AND a.wished
+    RETURNING j.*, a.verdict, a.duration, a.cpu, a.peak, a.lines, a.last_progress, a.crash,
+              coalesce(a.checkpoint::jsonb, j.checkpoint) AS last_checkpoint
+),
+kept AS (
+    INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
+                                   max_attempts, max_crashes, created_at, run_at, started_at, duration, cpu_seconds,
+                                   peak_rss, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint,
+                                   progress, errors, meta)
+    SELECT id, 'cancelled', verdict, priority, queue, task, args, lease, host, attempt, crashes + crash::integer,
+           max_attempts, max_crashes, created_at, run_at, claimed_at, duration, cpu, peak, deadline_at, timeout, memory,
+           unique_key, concurrency_key, last_checkpoint, last_progress, lines, meta
+      FROM gone
+),
+examined AS (
+    INSERT INTO pgworkers.attempt (job_id, attempt, lease, host, queue, task, verdict, started_at, duration, cpu_seconds,
+                                   peak_rss, error, traceback, stack, exit_status, output, progress, rungs, worker,
+                                   version)
+    SELECT a.id, a.attempt, a.lease, a.host, a.queue, a.task, a.verdict, a.claimed_at, a.duration, a.cpu, a.peak, f.error,
+           f.traceback, f.stack, f.exit_status, f.output, a.last_progress, f.rungs::jsonb, f.worker, f.version
+      FROM held a
+      JOIN unnest(%(failed_ids)s::bigint[], %(errors)s::text[], %(tracebacks)s::text[], %(stacks)s::text[],
+                  %(exit_statuses)s::text[], %(outputs)s::text[], %(rungs)s::text[], %(workers)s::text[],
+                  %(versions)s::text[])
+           AS f (id, error, traceback, stack, exit_status, output, rungs, worker, version) ON f.id = a.id
+),
+told AS MATERIALIZED (
+    SELECT pg_notify('pgworkers', 'ready:' || queue) FROM (SELECT DISTINCT queue FROM moved WHERE state = 'ready') q
+    UNION ALL
+    SELECT pg_notify('pgworkers_done', id::text) FROM gone
+)
+SELECT a.id, a.lease,
+       CASE WHEN a.id = ANY (ARRAY(SELECT id FROM moved)) OR a.id = ANY (ARRAY(SELECT id FROM gone)) THEN 'written'
+            WHEN EXISTS (SELECT FROM pgworkers.attempt t
+                          WHERE t.job_id = a.id AND t.lease = a.lease AND t.host = %(host)s::uuid AND t.verdict = a.verdict)
+            THEN 'already'
+            ELSE 'lost' END,
+       (SELECT count(*) FROM told)
+  FROM again a

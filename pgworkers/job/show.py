@@ -1,0 +1,191 @@
+"""Show: jobs, attempts, queues, hosts and workers, for people and for `Job` handles. Nothing here changes a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pgworkers.job.state import State
+from pgworkers.postgres.statements import Query, Statement
+
+_GET = Statement.beside(__file__, "show_get")
+_ATTEMPTS = Statement.beside(__file__, "show_attempts")
+_FIND = Statement.beside(__file__, "show_find")
+_COUNT = Statement.beside(__file__, "show_count")
+_QUEUES = Statement.beside(__file__, "show_queues")
+_HOSTS = Statement.beside(__file__, "show_hosts")
+_WORKERS = Statement.beside(__file__, "show_workers")
+_UNFINISHED = Statement.beside(__file__, "show_unfinished")
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as the view `pgworkers.jobs` shows it, live or finished. JSON columns are Python values."""
+
+    id: int
+    state: State
+    queue: str
+    task: str
+    args: dict[str, Any]
+    priority: int
+    attempt: int
+    max_attempts: int
+    crashes: int
+    lease: int
+    host: UUID | None
+    created_at: datetime
+    run_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    verdict: str | None
+    result: Any
+    error: str | None
+    unique_key: str | None
+    progress: Any
+    checkpoint: Any
+    meta: Any
+    cancel_at: datetime | None
+    duration: float | None
+    cpu_seconds: float | None
+    peak_rss: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptView:
+    """The post-mortem of one attempt that did not succeed."""
+
+    attempt: int
+    lease: int
+    host: UUID | None
+    queue: str
+    task: str
+    verdict: str
+    started_at: datetime | None
+    finished_at: datetime
+    duration: float | None
+    cpu_seconds: float | None
+    peak_rss: int | None
+    error: str | None
+    traceback: str | None
+    stack: str | None
+    exit_status: str | None
+    output: str | None
+    progress: Any
+    rungs: Any
+    worker: str | None
+    version: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which jobs are meant. Empty `states` means any, None means any; `before` is an id: only older ones."""
+
+    states: Sequence[State] = ()
+    queue: str | None = None
+    task: str | None = None
+    ids: Sequence[int] | None = None
+    limit: int = 50
+    before: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """A queue and its counts. `oldest_ready`: seconds the longest waiting ready job has waited."""
+
+    name: str
+    paused: bool
+    ready: int
+    scheduled: int
+    running: int
+    dead: int
+    oldest_ready: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """One life of a master. `stale`: it has not renewed for its lease, its jobs are lost."""
+
+    id: UUID
+    name: str
+    pid: int
+    label: str
+    app: str
+    version: str
+    state: str
+    leader: bool
+    queues: list[str]
+    started_at: datetime
+    renewed_at: datetime
+    lease: float
+    stale: bool
+    workers: int
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker process as of its host's last renewal. `since`: seconds in its state."""
+
+    host: UUID
+    host_name: str
+    queue: str
+    slot: int
+    pid: int
+    state: str
+    job_id: int | None
+    task: str | None
+    since: float | None
+    jobs: int | None
+
+
+def get(job_id: int) -> Query[JobView | None]:
+    return Query(_GET, {"id": job_id}, lambda rows: _job(rows[0]) if rows else None)
+
+
+def attempts(job_id: int) -> Query[list[AttemptView]]:
+    """The attempts of a job that did not succeed, the first one first."""
+    return Query(_ATTEMPTS, {"id": job_id}, lambda rows: [AttemptView(*row) for row in rows])
+
+
+def find(where: Filter) -> Query[list[JobView]]:
+    """The jobs a filter means, the newest first."""
+    return Query(_FIND, {**_params(where), "limit": where.limit}, lambda rows: [_job(row) for row in rows])
+
+
+def count(where: Filter) -> Query[int]:
+    """How many jobs a filter means; its limit does not count."""
+    return Query(_COUNT, _params(where), lambda rows: int(rows[0][0]))
+
+
+def queues() -> Query[list[QueueView]]:
+    return Query(_QUEUES, {}, lambda rows: [QueueView(*row) for row in rows])
+
+
+def hosts() -> Query[list[HostView]]:
+    return Query(_HOSTS, {}, lambda rows: [HostView(*row) for row in rows])
+
+
+def workers() -> Query[list[WorkerView]]:
+    return Query(_WORKERS, {}, lambda rows: [WorkerView(*row) for row in rows])
+
+
+def unfinished(names: Sequence[str]) -> Query[int]:
+    """How many jobs of these queues are ready, running or waiting for a retry."""
+    return Query(_UNFINISHED, {"queues": list(names)}, lambda rows: int(rows[0][0]))
+
+
+def _job(row: tuple[Any, ...]) -> JobView:
+    return JobView(row[0], State(row[1]), *row[2:])
+
+
+def _params(where: Filter) -> dict[str, Any]:
+    return {
+        "states": [str(state) for state in where.states] or None,
+        "queue": where.queue,
+        "task": where.task,
+        "ids": None if where.ids is None else list(where.ids),
+        "before": where.before,
+    }

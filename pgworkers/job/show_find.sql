@@ -1,0 +1,12 @@
+-- Jobs by filter, the newest first; `before` is where the last page ended. Index: the primary keys, backwards.
+SELECT id, state::text, queue, task, args, priority, attempt, max_attempts, crashes, lease, host, created_at, run_at,
+       started_at, finished_at, verdict, result, error, unique_key, progress, checkpoint, meta, cancel_at, duration,
+       cpu_seconds, peak_rss
+  FROM pgworkers.jobs
+ WHERE (%(states)s::pgworkers.job_state[] IS NULL OR state = ANY (%(states)s::pgworkers.job_state[]))
+   AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
+   AND (%(task)s::text IS NULL OR task = %(task)s::text)
+   AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s::bigint[]))
+   AND (%(before)s::bigint IS NULL OR id < %(before)s::bigint)
+ ORDER BY id DESC
+ LIMIT %(limit)s::bigint

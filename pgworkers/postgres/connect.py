@@ -1,0 +1,170 @@
+"""Connections: which database, and what every session of ours is like.
+
+All session settings travel in `options`, so they are the session's own defaults: they hold from the first statement,
+whatever the database or the role says, and survive RESET ALL.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from pgworkers.errors import DatabaseUnreachable, UsageError
+from pgworkers.settings import Settings
+
+OLDEST_SERVER = 130000
+#: Any of these says which server is meant; PGUSER or PGPASSWORD alone do not.
+PG_VARIABLES = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGSERVICE")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which Postgres, and why. `dsn` is empty for PG* variables (libpq reads them), and for the embedded server."""
+
+    dsn: str
+    source: str
+    embedded: bool
+    home: Path  # of the embedded server
+
+
+def choose(
+    settings: Settings, sources: Mapping[str, str], config_dir: Path, environ: Mapping[str, str] | None = None
+) -> Chosen:
+    """The first of: --dsn, PGWORKERS_DSN or DATABASE_URL, the app, PG* variables; else the embedded server."""
+    environ = os.environ if environ is None else environ
+    home = Path(settings.home).expanduser() if settings.home else config_dir / ".pgworkers"
+    home = home.absolute()
+    if settings.dsn:
+        said = sources.get("dsn", "default")
+        source = {"command line": "--dsn", "app": "the app's dsn"}.get(said, said)
+        return Chosen(settings.dsn, source, False, home)
+    if any(environ.get(name) for name in PG_VARIABLES):
+        return Chosen("", "PG* variables", False, home)
+    return Chosen("", "embedded server", True, home)
+
+
+def connect(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any]:
+    """A blocking connection for `role` ("cli", "client"): autocommit, READ COMMITTED, every wait bounded."""
+    conninfo = _conninfo(settings, dsn, role)
+    try:
+        conn = psycopg.connect(conninfo, autocommit=True)
+    except psycopg.OperationalError as exc:
+        raise _unreachable(dsn, exc) from None
+    try:
+        _accept(conn.info.server_version)
+    except UsageError:
+        conn.close()
+        raise
+    return conn
+
+
+async def aconnect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConnection[Any]:
+    """`connect` for an event loop."""
+    conninfo = _conninfo(settings, dsn, role)
+    try:
+        conn = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
+    except psycopg.OperationalError as exc:
+        raise _unreachable(dsn, exc) from None
+    try:
+        _accept(conn.info.server_version)
+    except UsageError:
+        await conn.close()
+        raise
+    return conn
+
+
+def shown(dsn: str) -> str:
+    """A dsn for people: `postgresql://user@host:5432/db`, never with its password."""
+    try:
+        parts = conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        return "(a dsn that cannot be read)"
+    user = parts.get("user") or os.environ.get("PGUSER", "")
+    host = (
+        parts.get("host")
+        or parts.get("hostaddr")
+        or os.environ.get("PGHOST")
+        or os.environ.get("PGHOSTADDR")
+        or ""
+    )
+    port = parts.get("port") or os.environ.get("PGPORT", "")
+    database = parts.get("dbname") or os.environ.get("PGDATABASE", "")
+    where = f"{host}:{port}" if host and port and not str(host).startswith("/") else host
+    return f"postgresql://{user}{'@' if user else ''}{where}/{database}"
+
+
+def _conninfo(settings: Settings, dsn: str, role: str) -> str:
+    given = _parsed(dsn)
+    network = math.ceil(settings.tcp_timeout)
+    probe = max(1, network // 3)
+    options = {
+        "default_transaction_isolation": "read committed",
+        "statement_timeout": _ms(settings.statement_timeout),
+        "lock_timeout": _ms(settings.statement_timeout),
+        "idle_in_transaction_session_timeout": _ms(max(settings.tcp_timeout, settings.statement_timeout)),
+        "search_path": "pg_catalog,pg_temp",
+        # The server's half: a session whose client was cut off must not keep its locks.
+        "tcp_keepalives_idle": str(probe),
+        "tcp_keepalives_interval": str(probe),
+        "tcp_keepalives_count": "2",
+        "tcp_user_timeout": _ms(settings.tcp_timeout),
+    }
+    ours = " ".join(f"-c {name}={_escaped(value)}" for name, value in options.items())
+    theirs = str(given.get("options") or os.environ.get("PGOPTIONS", ""))
+    return make_conninfo(
+        dsn,
+        application_name=f"pgworkers {role}",
+        client_encoding="UTF8",
+        connect_timeout=max(2, math.ceil(settings.connect_timeout)),
+        target_session_attrs="read-write",
+        keepalives=1,
+        keepalives_idle=probe,
+        keepalives_interval=probe,
+        keepalives_count=2,
+        tcp_user_timeout=_ms(settings.tcp_timeout),
+        options=f"{theirs} {ours}".strip(),  # the last one wins
+    )
+
+
+def _parsed(dsn: str) -> Mapping[str, Any]:
+    try:
+        return conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        # libpq's text quotes the part it stumbled over, which may be the password.
+        raise UsageError(
+            "the dsn cannot be read; nothing was done; write postgresql://user:password@host:5432/database "
+            "(with % and @ in the password as %25 and %40) or host=... dbname=..."
+        ) from None
+
+
+def _unreachable(dsn: str, exc: psycopg.OperationalError) -> DatabaseUnreachable:
+    reason = "; ".join(line.strip() for line in str(exc).splitlines() if line.strip()) or type(exc).__name__
+    secrets = {str(conninfo_to_dict(dsn).get("password") or ""), os.environ.get("PGPASSWORD", "")}
+    for secret in secrets - {""}:
+        reason = reason.replace(secret, "(password)")
+    return DatabaseUnreachable(
+        f"cannot connect to {shown(dsn)}: {reason}; nothing was done; "
+        "check that Postgres runs there and that the dsn is right"
+    )
+
+
+def _accept(version: int) -> None:
+    if version < OLDEST_SERVER:
+        raise UsageError(
+            f"this Postgres is version {version // 10000}; nothing was done; use Postgres 13 or newer"
+        )
+
+
+def _ms(seconds: float) -> str:
+    return str(max(1, round(seconds * 1000)))
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")

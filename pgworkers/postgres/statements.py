@@ -1,0 +1,86 @@
+"""One statement, one `.sql` file: loading it, putting the configured schema in, running it.
+
+A verb returns a `Query`: the statement, its parameters and how its rows are read. It is written once and run by
+`run` on a blocking connection or by `arun` on an async one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+T = TypeVar("T")
+
+#: What the files are written for. Everything else is rendered from it.
+WRITTEN_FOR = "pgworkers"
+
+_OURS = re.compile(
+    r"(?P<prefix>\bpgworkers\.)|(?P<schema>\bSCHEMA\s+pgworkers\b)|'(?P<literal>pgworkers(?:_done)?)'"
+)
+_COMMENT_LINES = re.compile(r"^\s*--[^\n]*\n", re.MULTILINE)
+
+
+def rename(text: str, schema: str) -> str:
+    """The text with the configured schema in the place of `pgworkers`: as a prefix, after SCHEMA, and as a channel."""
+    name = sql.Identifier(schema).as_string(None)
+
+    def put(match: re.Match[str]) -> str:
+        if match["prefix"]:
+            return f"{name}."
+        if match["schema"]:
+            return f"SCHEMA {name}"
+        return sql.Literal(schema + match["literal"].removeprefix(WRITTEN_FOR)).as_string(None)
+
+    return _OURS.sub(put, text)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statement:
+    """The text of one `.sql` file, with the schema it is written for and, rendered, with any other."""
+
+    name: str
+    text: str
+    _rendered: dict[str, bytes] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def beside(cls, file: str, name: str) -> Statement:
+        """`Statement.beside(__file__, "claim")` loads claim.sql beside the module."""
+        return cls(name, Path(file).with_name(f"{name}.sql").read_text(encoding="utf-8"))
+
+    def render(self, schema: str) -> bytes:
+        """What is sent. Comment lines stay behind: psycopg parses a statement again each time when it is long."""
+        rendered = self._rendered.get(schema)
+        if rendered is None:
+            rendered = rename(_COMMENT_LINES.sub("", self.text), schema).strip().rstrip(";").encode()
+            self._rendered[schema] = rendered
+        return rendered
+
+
+@dataclass(frozen=True, slots=True)
+class Query(Generic[T]):
+    """A statement with its parameters, and how to read its rows."""
+
+    statement: Statement
+    params: Mapping[str, Any]
+    read: Callable[[list[tuple[Any, ...]]], T]
+
+
+def run(conn: psycopg.Connection[Any], schema: str, query: Query[T]) -> T:
+    """Run a query on a blocking connection."""
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        cursor.execute(query.statement.render(schema), query.params)
+        return query.read(cursor.fetchall())
+
+
+async def arun(conn: psycopg.AsyncConnection[Any], schema: str, query: Query[T]) -> T:
+    """Run a query on an async connection."""
+    async with conn.cursor(row_factory=tuple_row) as cursor:
+        await cursor.execute(query.statement.render(schema), query.params)
+        return query.read(await cursor.fetchall())
