@@ -1,18 +1,19 @@
 """The command line: what a person types, and what they read back.
 
-One file per command group. A command reads its options, asks one of the rooms below for the work (SQL verbs of
-`job/`, `postgres/migrate`, the master) and says what happened; it decides nothing about jobs itself.
+One file per command group. A command reads its options, asks one of the rooms below for the work (SQL verbs
+of `job/`, `postgres/migrate`, the master) and says what happened; it decides nothing about jobs itself.
 
-- `root` is the group with the global options; it knows its commands by name and imports one only when it is used, so
-  that `pgworkers --help` answers at once and without psycopg, rich, a config or a database.
+- `root` is the group with the global options; it knows its commands by name and imports one only when it is
+  used, so that `pgworkers --help` answers at once and without psycopg, rich, a config or a database.
 - `invocation` is what the global options said; `place` finds the app and the database they mean.
-- `failure` is the one place that turns an exception into one line on stderr and an exit code: 0 ok, 1 failed, 2 usage,
-  3 not found, 4 database unreachable, 5 schema out of date, 6 app cannot be loaded, 130 interrupted.
-- `output` prints rows as a table, JSON or NDJSON; `wording` says times and arguments as people do; `story` tells one job.
+- `failure` is the one place that turns an exception into one line on stderr and an exit code: 0 ok, 1 failed,
+  2 usage, 3 not found, 4 database unreachable, 5 schema out of date, 6 app cannot be loaded, 130 interrupted.
+- `output` prints rows as a table, JSON or NDJSON; `wording` says times and arguments as people do; `story`
+  tells one job; `bulk` changes many jobs; `waiting` awaits some; `values` reads what was typed for a task.
 
-What is asked for goes to stdout, everything else (progress, questions, warnings, errors) to stderr, so that a pipe
-sees only data. Text that came from jobs is printed with its control characters escaped: a job must not be able to
-paint on an operator's terminal. Passwords are never printed.
+What is asked for goes to stdout, everything else (progress, questions, warnings, errors) to stderr, so that a
+pipe sees only data. Text that came from jobs is printed with its control characters escaped: a job must not
+be able to paint on an operator's terminal. Passwords are never printed.
 """
 
 from __future__ import annotations

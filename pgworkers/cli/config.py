@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from operator import itemgetter
 from typing import Any
 
 import click
@@ -40,7 +41,7 @@ def show(ctx: click.Context, defaults: bool) -> None:
         output.rows(
             invocation,
             [_declared(name) for name in settings.names()],
-            [(name, lambda row, name=name: row[name]) for name in ("name", "default", "variable", "meaning")],
+            _columns("name", "default", "variable", "meaning"),
             empty="",
             key="name",
         )
@@ -53,10 +54,14 @@ def show(ctx: click.Context, defaults: bool) -> None:
     output.rows(
         invocation,
         found,
-        [(name, lambda row, name=name: row[name]) for name in ("name", "value", "source")],
+        _columns("name", "value", "source"),
         empty="",
         key="name",
     )
+
+
+def _columns(*names: str) -> list[output.Column]:
+    return [(name, itemgetter(name)) for name in names]
 
 
 def _declared(name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import click
 from pgworkers.cli import output
 from pgworkers.cli.invocation import Command, said
 
-APP = '''"""Run with `pgworkers run`; enqueue from a second terminal with `pgworkers enqueue count_primes below=200000`."""
+APP = '''"""Run with `pgworkers run`; in a second terminal: `pgworkers enqueue count_primes below=200000`."""
 
 from pgworkers import App, Ctx
 

@@ -1,8 +1,8 @@
 """What the global options said, and the click classes that accept them before and after a command's name.
 
-`pgworkers -o json jobs list` and `pgworkers jobs list -o json` mean the same: every command takes the global options,
-only the root shows them. The variable of an option is read at the root alone, so the word nearest to the command wins
-and the environment always loses to what was typed.
+`pgworkers -o json jobs list` and `pgworkers jobs list -o json` mean the same: every command takes the global
+options, only the root shows them. The variable of an option is read at the root alone, so the word nearest to
+the command wins and the environment always loses to what was typed.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Group(click.Group):
     command_class = Command
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, invoke_without_command=True)
+        super().__init__(*args, **{**kwargs, "invoke_without_command": True})
         self.params.extend(global_options())
         self.callback = self.alone
 

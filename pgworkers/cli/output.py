@@ -1,7 +1,7 @@
 """Rows as a table, as one JSON document, or as NDJSON.
 
-A table on a terminal is drawn by rich and fits its width. Anywhere else it is plain: aligned columns, no colours,
-nothing cut to a width, so that grep and awk see all of it.
+A table on a terminal is drawn by rich and fits its width. Anywhere else it is plain: aligned columns, no
+colours, nothing cut to a width, so that grep and awk see all of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where a command works: which app, which settings, which database.
 
-A command that needs only the database works without an app. The app is asked (by a `describe` child, never imported here)
-because it may name the dsn or the schema; when both are already known from the command line or the environment nobody
-asks it, and when it cannot be loaded but the dsn is known, that is a warning and not an end.
+A command that needs only the database works without an app. The app is asked (by a `describe` child, never
+imported here) because it may name the dsn or the schema; when both are known from the command line or the
+environment nobody asks it, and when it cannot be loaded but the dsn is known, that is only a warning.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pgworkers import settings
 from pgworkers.cli.invocation import Invocation
-from pgworkers.cli.output import warn
-from pgworkers.errors import AppNotLoaded, DatabaseUnreachable, SchemaOutOfDate, UsageError
+from pgworkers.cli.output import note, warn
+from pgworkers.errors import AppNotLoaded, DatabaseUnreachable, UsageError
 
 if TYPE_CHECKING:
     import psycopg
@@ -49,7 +49,8 @@ def required_config(said: Invocation) -> str:
     found = config(said)
     if found is None:
         raise UsageError(
-            f"no app: there is no {DEFAULT_CONFIG} in {Path.cwd()}; give one with --config, or write one with pgworkers init"
+            f"no app: there is no {DEFAULT_CONFIG} in {Path.cwd()}; "
+            "give one with --config, or write one with pgworkers init"
         )
     return found
 
@@ -96,7 +97,8 @@ def database(
 ) -> Iterator[Database]:
     """A connection to the database that is meant; an embedded server is started for as long as it takes.
 
-    `create` allows making an embedded server that does not exist yet; `check` refuses a schema this code does not speak.
+    `create` allows making an embedded server that does not exist yet; `check` refuses a schema that this code
+    does not speak.
     """
     from pgworkers.postgres import connect, migrate
 
@@ -108,30 +110,21 @@ def database(
         from pgworkers.postgres.embedded import EmbeddedServer
 
         home = embedded_home(said, loaded.settings)
-        if not create and not home.is_dir():
+        server = EmbeddedServer(home, say=lambda text: note(said, text))
+        if not create and not server.status().exists:
             raise DatabaseUnreachable(
                 f"no database: none is configured, and there is no embedded server in {home}; "
                 "give --dsn, set DATABASE_URL, or start one with pgworkers run"
             )
-        server = EmbeddedServer(home)
         dsn = server.acquire()
     try:
         with connect.connect(loaded.settings, dsn, "cli") as conn:
             if check:
-                _speaks(conn, loaded.settings.schema, chosen, migrate)
+                migrate.check(conn, loaded.settings.schema)
             yield Database(conn, loaded.settings.schema, loaded.settings, chosen, dsn)
     finally:
         if server is not None:
             server.release()
-
-
-def _speaks(conn: psycopg.Connection[Any], schema: str, chosen: Chosen, migrate: Any) -> None:
-    try:
-        migrate.check(conn, schema)
-    except SchemaOutOfDate as exc:
-        if "migrate up" in str(exc) or "newer" in str(exc):
-            raise
-        raise SchemaOutOfDate(f"{exc}; run pgworkers migrate up") from None
 
 
 def embedded_home(said: Invocation, found: settings.Settings) -> Path:

@@ -9,7 +9,7 @@ import click
 
 from pgworkers.cli.invocation import CONTEXT, Group, global_options
 
-#: section -> command -> (module:attribute, the line shown in --help); a law test compares the line with the command's own.
+#: section -> command -> (module:attribute, the line in --help); a law test compares it with the command's.
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
         "init": ("pgworkers.cli.init:init", "Write a first app.py, Procfile and .env.example."),

@@ -16,7 +16,7 @@ class Setting(click.Option):
     """An option that overrides a setting; its variable is the setting's own, read by `settings.load`."""
 
     def __init__(self, *args: Any, **attrs: Any) -> None:
-        super().__init__(*args, **attrs, allow_from_autoenv=False)
+        super().__init__(*args, **{**attrs, "allow_from_autoenv": False})
         self.help = f"{self.help}  [env var: PGWORKERS_{str(self.name).upper()}]"
 
 
@@ -67,6 +67,7 @@ class Setting(click.Option):
 @click.pass_context
 def run(
     ctx: click.Context,
+    *,
     workers: str | None,
     queues: str | None,
     burst: bool,
@@ -78,8 +79,8 @@ def run(
 ) -> int:
     """Start a host: one master, its supervisors and workers.
 
-    It runs in the foreground until SIGTERM or Ctrl-C: then it takes nothing new and lets running jobs finish for the
-    drain time; a second Ctrl-C stops them now. Any number of hosts may share one database.
+    It runs in the foreground until SIGTERM or Ctrl-C: then it takes nothing new and lets running jobs finish
+    for the drain time; a second Ctrl-C stops them now. Any number of hosts may share one database.
 
     \b
     Examples:

@@ -1,0 +1,221 @@
+"""`pgworkers enqueue`: one job from the command line, or a file of them by COPY."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from pgworkers.cli import output, place
+from pgworkers.cli.invocation import Command, Invocation, said
+from pgworkers.cli.preparing import Preparer, preparer
+from pgworkers.cli.progress import counted
+from pgworkers.cli.values import duration, duration_or_forever, json_object, moment, pairs, plain_wait
+from pgworkers.cli.wording import arguments, compact, plain, plural, short
+from pgworkers.errors import JobFailed, UsageError
+from pgworkers.job.state import State
+
+if TYPE_CHECKING:
+    from pgworkers.job.enqueue import NewJob
+
+
+class Enqueue(Command):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, plain_wait(args))
+
+
+@click.command(cls=Enqueue)
+@click.argument("task")
+@click.argument("given", metavar="[NAME=VALUE]...", nargs=-1)
+@click.option("--json", "text", metavar="OBJECT", help="The arguments as one JSON object.")
+@click.option(
+    "--file",
+    metavar="ROWS.NDJSON",
+    help="One job per line, each the JSON object of its arguments; - is stdin.",
+)
+@click.option("--delay", metavar="TIME", type=duration, help="Not before this long from now, e.g. 5m.")
+@click.option("--at", metavar="MOMENT", type=moment, help="Not before this moment, e.g. 2026-03-01T08:00.")
+@click.option("--priority", metavar="N", type=int, help="Higher first.")
+@click.option("--unique", metavar="KEY", help="At most one live job of this task with this key.")
+@click.option(
+    "--on-conflict",
+    type=click.Choice(["return", "replace", "raise"]),
+    help="When the key is held: return that job (default), replace its arguments, or refuse.",
+)
+@click.option("--queue", metavar="QUEUE", help="Another queue than the task's own.")
+@click.option("--meta", metavar="OBJECT", help="Why it is enqueued, as a JSON object; the job can read it.")
+@click.option(
+    "--wait",
+    metavar="[=TIME]",
+    type=duration_or_forever,
+    help="Wait for the end, print the result; exit code 1 if it fails.",
+)
+@click.option("--no-app", is_flag=True, help="Enqueue by name, without loading the app and without checks.")
+@click.pass_context
+def enqueue(
+    ctx: click.Context,
+    /,
+    *,
+    task: str,
+    given: tuple[str, ...],
+    text: str | None,
+    file: str | None,
+    wait: float | None,
+    no_app: bool,
+    meta: str | None,
+    **how: Any,
+) -> None:
+    """Enqueue one job, or a file of them.
+
+    Values are read as JSON where they are JSON (7, true, [1,2], null) and as text elsewhere; a parameter
+    annotated str is always text. The arguments are checked against the task before anything is inserted.
+
+    \b
+    Examples:
+      pgworkers enqueue render report_id=7 fmt=png
+      pgworkers enqueue render --json '{"report_id": 7}' --delay 5m --unique report:7
+      pgworkers enqueue render report_id=7 --wait=1m       prints the result
+      pgworkers enqueue render --file rows.ndjson          all of them or none
+      generate | pgworkers enqueue render --file -
+    """
+    if sum((bool(given), text is not None, file is not None)) > 1:
+        raise UsageError(
+            "give the arguments once: as name=value, or with --json, or with --file; nothing was enqueued"
+        )
+    if file is not None and (wait is not None or how["unique"]):
+        raise UsageError("--file enqueues many jobs: --wait and --unique are for one; nothing was enqueued")
+    invocation = said(ctx)
+    chosen = {name: value for name, value in how.items() if value is not None}
+    if meta is not None:
+        chosen["meta"] = json_object(meta, "--meta")
+    ready = preparer(invocation, task, chosen, no_app=no_app)
+    if file is not None:
+        _many(invocation, ready, file)
+        return
+    args = json_object(text, "--json") if text is not None else pairs(given, ready.read)
+    _one(invocation, ready, ready.prepare(args), wait)
+
+
+def _one(said: Invocation, ready: Preparer, job: NewJob, wait: float | None) -> None:
+    from pgworkers.job import enqueue as verb
+    from pgworkers.postgres.statements import run
+
+    with place.database(said, loaded=ready.loaded) as db:
+        with _translated():
+            made = run(db.conn, db.schema, verb.enqueue(job))
+        if wait is None:
+            _tell(said, job, made.id, created=made.created)
+            return
+        _say(said, job, made.id, created=made.created)
+        _await(said, db, made.id, None if math.isinf(wait) else wait)
+
+
+def _await(said: Invocation, db: place.Database, job_id: int, timeout: float | None) -> None:
+    """Print the result of the job; JobFailed when it has none."""
+    from pgworkers.cli.waiting import until_ended
+
+    (ended,) = until_ended(db, [job_id], timeout)
+    if said.output == "json":
+        output.document(output.record(ended))
+    elif said.output == "ndjson":
+        output.line(ended)
+    elif ended.state == State.SUCCEEDED:
+        click.echo(compact(ended.result))
+    if ended.state != State.SUCCEEDED:
+        raise JobFailed(job_id, ended.state, ended.error)
+
+
+def _tell(said: Invocation, job: NewJob, job_id: int, *, created: bool) -> None:
+    """What became of it, as data on stdout."""
+    if said.output != "table":
+        row = {"id": job_id, "created": created, "task": job.task}
+        output.document(row) if said.output == "json" else output.line(row)
+    elif said.quiet:
+        click.echo(str(job_id))
+    else:
+        click.echo(_sentence(job, job_id, created))
+
+
+def _say(said: Invocation, job: NewJob, job_id: int, *, created: bool) -> None:
+    """The same beside the result that will be printed."""
+    output.note(said, _sentence(job, job_id, created))
+
+
+def _sentence(job: NewJob, job_id: int, created: bool) -> str:
+    args = plain(short(arguments(json_object(job.args_json, "arguments"))))
+    where = f" on {plain(job.queue)}" if job.queue else ""
+    if not created:
+        return f"#{job_id} {plain(job.task)} already holds the unique key {plain(job.unique or '')}"
+    return f"#{job_id} {plain(job.task)}({args}) enqueued{where}"
+
+
+def _many(said: Invocation, ready: Preparer, file: str) -> None:
+    """Every line of the file as a job, in one COPY."""
+    from pgworkers.job.enqueue import copy_in
+
+    with _opened(file) as (stream, name):
+        total = _lines_in(stream) if file != "-" and sys.stderr.isatty() else None
+        with (
+            place.database(said, loaded=ready.loaded) as db,
+            counted(said, "enqueued", total) as done,
+            _translated(),
+        ):
+            count = copy_in(db.conn, db.schema, _jobs(stream, name, ready.prepare), done)
+    if said.output == "table":
+        click.echo(str(count) if said.quiet else f"enqueued {plural(count, 'job')} of {plain(ready.task)}")
+    else:
+        row = {"enqueued": count, "task": ready.task}
+        output.document(row) if said.output == "json" else output.line(row)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Errors of the database while enqueueing, as what they mean to the caller."""
+    import psycopg
+
+    from pgworkers.job.enqueue import translate
+
+    try:
+        yield
+    except psycopg.Error as exc:
+        raise translate(exc) from exc
+
+
+def _jobs(
+    stream: Iterable[bytes], name: str, prepare: Callable[[dict[str, Any]], NewJob]
+) -> Iterator[NewJob]:
+    """The jobs of a file; an error names its line."""
+    for number, line in enumerate(stream, 1):
+        text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        if not text.strip():
+            continue
+        try:
+            yield prepare(json_object(text, "the line"))
+        except UsageError as exc:
+            raise type(exc)(f"{name} line {number}: {exc}") from None
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[tuple[IO[bytes], str]]:
+    if file == "-":
+        yield sys.stdin.buffer, "stdin"
+        return
+    path = Path(file)
+    if not path.exists() or path.is_dir():
+        raise UsageError(f"--file {file}: there is no such file; nothing was enqueued")
+    with path.open("rb") as stream:
+        yield stream, file
+
+
+def _lines_in(stream: IO[bytes]) -> int | None:
+    """How many lines a file has, for the bar; None when it cannot be read twice."""
+    if not stream.seekable():
+        return None
+    count = sum(block.count(b"\n") for block in iter(lambda: stream.read(1 << 20), b""))
+    stream.seek(0)
+    return count

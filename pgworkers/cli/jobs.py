@@ -1,0 +1,166 @@
+"""`pgworkers jobs`: list, show and await jobs; changing them is in `bulk`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from pgworkers.cli import bulk, output, place
+from pgworkers.cli.choosing import filters, states
+from pgworkers.cli.invocation import Group, Invocation, said
+from pgworkers.cli.output import Column
+from pgworkers.cli.values import duration, job_id
+from pgworkers.cli.wording import ago, arguments, lasting, short, utcnow
+from pgworkers.errors import NotFound
+from pgworkers.job.state import State
+
+
+@click.group(cls=Group)
+def jobs() -> None:
+    """List, show, retry, cancel, discard and await jobs."""
+
+
+@jobs.command("list")
+@filters
+@click.option(
+    "--limit",
+    metavar="N",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1, 100_000),
+    help="At most this many.",
+)
+@click.pass_context
+def list_(
+    ctx: click.Context, *, state: tuple[str, ...], queue: str | None, task: str | None, limit: int
+) -> None:
+    """Jobs, the newest first.
+
+    \b
+    Examples:
+      pgworkers jobs list
+      pgworkers jobs list --state dead --state cancelled --queue reports
+      pgworkers jobs list --state running -o json
+      pgworkers jobs list --state dead -q          only the ids
+    """
+    from pgworkers.job import show
+    from pgworkers.postgres.statements import run
+
+    invocation = said(ctx)
+    chosen = show.Filter(states=states(state), queue=queue, task=task, limit=limit + 1)
+    with place.database(invocation) as db:
+        found = run(db.conn, db.schema, show.find(chosen))
+    output.rows(invocation, found[:limit], _columns(), empty="no jobs", key="id")
+    if len(found) > limit and invocation.output == "table":
+        output.note(
+            invocation, f"there are more: --limit shows more than {limit}, --state --queue --task narrow it"
+        )
+
+
+@jobs.command("show")
+@click.argument("number", metavar="ID", type=job_id)
+@click.pass_context
+def show_(ctx: click.Context, *, number: int) -> None:
+    """One job as a story: how it stands and why, attempt by attempt.
+
+    \b
+    Examples:
+      pgworkers jobs show 1042
+      pgworkers jobs show 1042 -o json
+    """
+    from pgworkers.cli.story import tell
+    from pgworkers.job import show
+    from pgworkers.postgres.statements import run
+
+    invocation = said(ctx)
+    with place.database(invocation) as db:
+        job = run(db.conn, db.schema, show.get(number))
+        if job is None:
+            raise NotFound(missing([number]))
+        attempts = run(db.conn, db.schema, show.attempts(number))
+    if invocation.output == "table":
+        click.echo("\n".join(tell(job, attempts, utcnow())))
+        return
+    told = {**output.record(job), "attempts": [output.record(attempt) for attempt in attempts]}
+    if invocation.output == "json":
+        output.document(told)
+    else:
+        output.line(told)
+
+
+@jobs.command("wait")
+@click.argument("job_ids", metavar="ID...", nargs=-1, required=True, type=job_id)
+@click.option(
+    "--timeout", metavar="TIME", type=duration, help="Give up after this long, e.g. 30s; the jobs go on."
+)
+@click.pass_context
+def wait(ctx: click.Context, *, job_ids: tuple[int, ...], timeout: float | None) -> int:
+    """Wait until jobs have ended; exit code 1 unless all succeeded.
+
+    \b
+    Examples:
+      pgworkers jobs wait 1042
+      pgworkers jobs wait --timeout 5m 1042 1043 && echo both succeeded
+    """
+    from pgworkers.cli.waiting import until_ended
+
+    invocation = said(ctx)
+    with place.database(invocation) as db:
+        ended = until_ended(db, job_ids, timeout)
+    return tell_ends(invocation, ended)
+
+
+def tell_ends(invocation: Invocation, ended: list[Any]) -> int:
+    """Print how jobs ended; 0 when all of them succeeded."""
+    output.rows(invocation, ended, _ENDS, empty="", key="id")
+    return 0 if all(job.state == State.SUCCEEDED for job in ended) else 1
+
+
+def missing(ids: list[int]) -> str:
+    """The text for jobs that are not there."""
+    listed = ", ".join(f"#{one}" for one in ids[:10]) + (", …" if len(ids) > 10 else "")
+    return f"there is no job {listed}; pgworkers jobs list shows what there is"
+
+
+def _columns() -> list[Column]:
+    now = utcnow()
+    return [
+        ("id", lambda job: str(job.id)),
+        ("state", lambda job: str(job.state)),
+        ("queue", lambda job: job.queue),
+        ("task", lambda job: job.task),
+        ("arguments", lambda job: short(arguments(job.args))),
+        ("attempt", lambda job: f"{job.attempt}/{job.max_attempts}"),
+        ("created", lambda job: ago(job.created_at, now)),
+        ("ran", lambda job: _ran(job, now)),
+        ("error", lambda job: short(job.error or "")),
+    ]
+
+
+def _ran(job: Any, now: Any) -> str:
+    """How long it ran, since when it runs, or when it will."""
+    if job.state == State.RUNNING and job.started_at is not None:
+        return "for " + lasting(max(0.0, (now - job.started_at).total_seconds()))
+    if job.state == State.SCHEDULED:
+        return ago(job.run_at, now)
+    return lasting(job.duration)
+
+
+_ENDS: list[Column] = [
+    ("id", lambda job: str(job.id)),
+    ("state", lambda job: str(job.state)),
+    ("task", lambda job: job.task),
+    ("ran", lambda job: lasting(job.duration)),
+    ("result", lambda job: short(_result(job))),
+]
+
+
+def _result(job: Any) -> str:
+    from pgworkers.cli.wording import compact
+
+    return compact(job.result) if job.state == State.SUCCEEDED else (job.error or job.verdict or "")
+
+
+for _verb in (bulk.retry, bulk.cancel, bulk.discard):
+    jobs.add_command(_verb)

@@ -1,0 +1,175 @@
+"""One job told as a story: what it is, how it stands and why, and each attempt in order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from pgworkers.cli.wording import ago, arguments, compact, lasting, moment, plain, short
+from pgworkers.clock import show_size
+from pgworkers.job.show import AttemptView, JobView
+from pgworkers.job.state import CRASHES, State, Verdict
+
+#: What each verdict means to a person who did not read the design.
+MEANINGS = {
+    Verdict.SUCCEEDED: "it returned",
+    Verdict.ERROR: "the handler raised",
+    Verdict.TIMEOUT: "it ran past its time and was stopped",
+    Verdict.CANCELLED: "somebody cancelled it",
+    Verdict.MEMORY_LIMIT: "it used more memory than it may",
+    Verdict.OOM: "the kernel killed the worker: out of memory",
+    Verdict.CRASH: "a signal ended the worker",
+    Verdict.EXIT: "the handler ended its process",
+    Verdict.INTERRUPTED: "its host stopped; this cost no attempt",
+    Verdict.HOST_LOST: "its host stopped renewing",
+    Verdict.LEASE_LOST: "another host had taken it over",
+    Verdict.SNOOZED: "it asked to be run later; this cost no attempt",
+    Verdict.THROTTLED: "it asked its queue to cool down; this cost no attempt",
+    Verdict.DISCARDED: "it was given up",
+    Verdict.EXPIRED: "it was not started in time",
+}
+
+
+def tell(job: JobView, attempts: Sequence[AttemptView], now: datetime) -> Iterator[str]:
+    """The story, line by line."""
+    yield f"#{job.id} {plain(job.task)}({plain(short(arguments(job.args), 2000))})"
+    yield f"{job.state}: {why(job, attempts, now)}"
+    yield ""
+    yield from _facts(job, now)
+    for attempt in attempts:
+        yield ""
+        yield from _attempt(attempt, now)
+    if job.state == State.SUCCEEDED:
+        yield ""
+        yield f"result: {plain(compact(job.result))}"
+
+
+def why(job: JobView, attempts: Sequence[AttemptView], now: datetime) -> str:
+    """Why the job is in its state, in one sentence."""
+    last = attempts[-1] if attempts else None
+    spent = f"attempt {job.attempt} of {job.max_attempts}"
+    match job.state:
+        case State.SCHEDULED if last is not None and job.attempt:
+            return f"will be tried again {ago(job.run_at, now)}, after {_ended(last.verdict)}, {spent} spent"
+        case State.SCHEDULED:
+            return f"waits for its time, {ago(job.run_at, now)}"
+        case State.READY if last is not None:
+            return f"waits in {plain(job.queue)} for a worker, after {_ended(last.verdict)}"
+        case State.READY:
+            return f"waits in {plain(job.queue)} for a worker, {_since(job.run_at, now)}"
+        case State.RUNNING:
+            cancel = ", and was asked to stop" if job.cancel_at is not None else ""
+            return f"{spent} started {ago(job.started_at, now)}{cancel}"
+        case State.SUCCEEDED:
+            return f"{_in(job.duration)}on {spent}, {ago(job.finished_at, now)}"
+        case State.DEAD:
+            return f"{_death(job, last)}, {ago(job.finished_at, now)}"
+        case _:
+            return f"{MEANINGS[Verdict.CANCELLED]}, {ago(job.finished_at, now)}"
+
+
+def _death(job: JobView, last: AttemptView | None) -> str:
+    verdict = job.verdict or (last.verdict if last else "")
+    if verdict == Verdict.DISCARDED:
+        return "it was given up: discarded by its handler or an operator"
+    if verdict == Verdict.EXPIRED:
+        return MEANINGS[Verdict.EXPIRED]
+    if verdict in CRASHES and job.attempt < job.max_attempts:
+        return f"it took its worker down too often (crashes: {job.crashes}), the last time {_ended(verdict)}"
+    if job.attempt >= job.max_attempts:
+        return f"out of attempts ({job.attempt} of {job.max_attempts}), the last one {_ended(verdict)}"
+    return f"{_ended(verdict)} on attempt {job.attempt} of {job.max_attempts}"
+
+
+def _ended(verdict: str) -> str:
+    """`error (the handler raised)`"""
+    try:
+        return f"{verdict} ({MEANINGS[Verdict(verdict)]})"
+    except ValueError:
+        return plain(verdict)
+
+
+def _in(duration: float | None) -> str:
+    return "" if duration is None else f"in {lasting(duration)} "
+
+
+def _since(when: datetime, now: datetime) -> str:
+    return f"since {ago(when, now).removesuffix(' ago')}"
+
+
+def _facts(job: JobView, now: datetime) -> Iterator[str]:
+    """What is known about the job, one fact a line, the unknown ones left out."""
+    facts = {
+        "queue": f"{plain(job.queue)}, priority {job.priority}",
+        "created": _when(job.created_at, now),
+        "due": "" if job.run_at == job.created_at else _when(job.run_at, now),
+        "started": _when(job.started_at, now),
+        "finished": _when(job.finished_at, now),
+        "attempts": f"{job.attempt} of {job.max_attempts}, crashes {job.crashes}, lease {job.lease}",
+        "spent": _spent(job.duration, job.cpu_seconds, job.peak_rss),
+        "host": str(job.host or ""),
+        "progress": _json(job.progress),
+        "checkpoint": _json(job.checkpoint),
+        "unique": plain(job.unique_key or ""),
+        "meta": _json(job.meta),
+    }
+    for name, value in facts.items():
+        if value:
+            yield f"  {name:<11}{value}"
+
+
+def _attempt(attempt: AttemptView, now: datetime) -> Iterator[str]:
+    """One attempt that did not succeed."""
+    spent = _spent(attempt.duration, attempt.cpu_seconds, attempt.peak_rss)
+    yield f"attempt {attempt.attempt}: {_ended(attempt.verdict)}, {ago(attempt.finished_at, now)}"
+    facts = {
+        "started": _when(attempt.started_at, now),
+        "spent": spent,
+        "exit": plain(attempt.exit_status or ""),
+        "worker": plain(attempt.worker or ""),
+        "version": plain(attempt.version or ""),
+        "progress": _json(attempt.progress),
+        "stopped by": _ladder(attempt.rungs),
+        "error": plain(short(attempt.error or "", 2000)),
+    }
+    for name, value in facts.items():
+        if value:
+            yield f"  {name:<11}{value}"
+    for name, text in (
+        ("traceback", attempt.traceback),
+        ("stack", attempt.stack),
+        ("output", attempt.output),
+    ):
+        if text and text.strip():
+            yield f"  {name}:"
+            yield from (f"    {row}".rstrip() for row in plain(text.rstrip(), lines=True).splitlines())
+
+
+def _when(when: datetime | None, now: datetime) -> str:
+    return "" if when is None else f"{moment(when)} ({ago(when, now)})"
+
+
+def _spent(duration: float | None, cpu: float | None, peak: int | None) -> str:
+    """`4.2s, cpu 4.1s, peak 312MB`"""
+    parts = [
+        "" if duration is None else lasting(duration),
+        "" if cpu is None else f"cpu {lasting(cpu)}",
+        "" if peak is None else f"peak {show_size(peak)}",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _ladder(rungs: Any) -> str:
+    """`ask, raise after 5s, kill after 10s`"""
+    if not isinstance(rungs, list):
+        return ""
+    return ", ".join(
+        plain(str(rung.get("rung", "?"))) + (f" after {lasting(rung['after'])}" if rung.get("after") else "")
+        for rung in rungs
+        if isinstance(rung, dict)
+    )
+
+
+def _json(value: Any) -> str:
+    return "" if value is None else plain(compact(value))

@@ -1,0 +1,103 @@
+"""What people type for ids, times and arguments. Pure."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any
+
+import click
+
+from pgworkers.clock import seconds
+from pgworkers.errors import UsageError
+
+_MAX_ID = 2**63 - 1
+_DURATION = re.compile(r"(\d+(\.\d+)?(ms|s|m|h|d|w)?)+")
+
+
+def job_id(value: str) -> int:
+    """`1042` or `#1042`."""
+    text = value.removeprefix("#")
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) <= _MAX_ID):
+        raise click.BadParameter(f"{value!r} is not a job's number; write 1042 or '#1042'")
+    return int(text)
+
+
+def duration(value: str | float) -> float:
+    """`30s`, `5m`, `1h30m` or a number of seconds."""
+    try:
+        return seconds(value, what="time")
+    except UsageError as exc:
+        raise click.BadParameter(str(exc)) from None
+
+
+def duration_or_forever(value: str | float) -> float:
+    """A duration, or nothing for as long as it takes."""
+    return math.inf if value == "" else duration(value)
+
+
+def moment(value: str | datetime) -> datetime:
+    """An ISO date and time; without an offset it is local time."""
+    try:
+        return value if isinstance(value, datetime) else datetime.fromisoformat(value).astimezone()
+    except (ValueError, OverflowError, OSError):
+        raise click.BadParameter(
+            f"{value!r} is not a time; write 2026-03-01T08:00 or 2026-03-01T08:00+01:00"
+        ) from None
+
+
+def plain_wait(args: list[str]) -> list[str]:
+    """`--wait` alone is `--wait=`; a duration after it belongs to it, anything else does not."""
+    found: list[str] = []
+    for word in args:
+        if found and found[-1] == "--wait=" and _DURATION.fullmatch(word):
+            found[-1] += word
+        else:
+            found.append("--wait=" if word == "--wait" else word)
+    return found
+
+
+def pairs(given: Iterable[str], read: Callable[[str, str], Any]) -> dict[str, Any]:
+    """`k=v …` as arguments, each value read by `read(name, text)`."""
+    found: dict[str, Any] = {}
+    for pair in given:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise UsageError(
+                f"{pair!r} is not an argument; write name=value, e.g. report_id=7; nothing was enqueued"
+            )
+        if name in found:
+            raise UsageError(f"{name} is given twice; nothing was enqueued")
+        found[name] = read(name, value)
+    return found
+
+
+def scalar(text: str) -> Any:
+    """A JSON value if it is one, else the text itself."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+
+
+def json_object(text: str | bytes, what: str) -> dict[str, Any]:
+    """A JSON object, or a UsageError that says where it came from."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except ValueError as exc:
+        raise UsageError(f"{what} is not JSON: {exc}; nothing was enqueued") from None
+    except RecursionError:
+        raise UsageError(f"{what} is nested too deeply; nothing was enqueued") from None
+    if not isinstance(value, dict):
+        example = '{"report_id": 7}'
+        raise UsageError(
+            f"{what} is not a JSON object; name the arguments, e.g. {example}; nothing was enqueued"
+        )
+    return value
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")

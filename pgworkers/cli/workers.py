@@ -1,0 +1,48 @@
+"""`pgworkers workers list`."""
+
+from __future__ import annotations
+
+import click
+
+from pgworkers.cli import output, place
+from pgworkers.cli.invocation import Group, said
+from pgworkers.cli.output import Column
+from pgworkers.cli.wording import lasting
+
+
+@click.group(cls=Group)
+def workers() -> None:
+    """The worker processes of all hosts."""
+
+
+@workers.command("list")
+@click.pass_context
+def list_(ctx: click.Context) -> None:
+    """The worker processes of all hosts, as of each host's last renewal.
+
+    \b
+    Examples:
+      pgworkers workers
+      pgworkers workers list -o ndjson
+    """
+    from pgworkers.job import show
+    from pgworkers.postgres.statements import run
+
+    invocation = said(ctx)
+    with place.database(invocation) as db:
+        found = run(db.conn, db.schema, show.workers())
+    output.rows(
+        invocation, found, _COLUMNS, empty="no workers: no host is running; start one with pgworkers run"
+    )
+
+
+_COLUMNS: list[Column] = [
+    ("host", lambda worker: worker.host_name),
+    ("worker", lambda worker: f"{worker.queue}/{worker.slot}"),
+    ("pid", lambda worker: str(worker.pid or "")),
+    ("state", lambda worker: worker.state or ""),
+    ("job", lambda worker: f"#{worker.job_id}" if worker.job_id else ""),
+    ("task", lambda worker: worker.task or ""),
+    ("for", lambda worker: lasting(worker.since)),
+    ("jobs", lambda worker: "" if worker.jobs is None else str(worker.jobs)),
+]

@@ -1,0 +1,155 @@
+"""How the command line reads words and says times, arguments and secrets. Pure."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from inspect import signature
+from typing import Any, Literal
+
+import click
+import pytest
+
+from pgworkers.cli.failure import explain, one_line, scrub
+from pgworkers.cli.output import aligned
+from pgworkers.cli.preparing import as_call, typed
+from pgworkers.cli.run import parse_queues, parse_workers
+from pgworkers.cli.values import duration_or_forever, job_id, json_object, moment, pairs, plain_wait, scalar
+from pgworkers.cli.wording import ago, arguments, plain, plural, short
+from pgworkers.errors import UsageError
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("away", "told"),
+    [(0, "now"), (-42, "42s ago"), (-125, "2m ago"), (-7300, "2h ago"), (-200000, "2d ago"), (90, "in 1m")],
+)
+def test_times_are_relative(away: int, told: str) -> None:
+    assert ago(NOW + timedelta(seconds=away), NOW) == told
+
+
+def test_arguments_read_like_a_call() -> None:
+    assert (
+        arguments({"report_id": 7, "fmt": "png", "tags": ["ä", None]})
+        == 'report_id=7, fmt="png", tags=["ä",null]'
+    )
+
+
+def test_text_from_a_job_cannot_steer_a_terminal() -> None:
+    assert plain("a\x1b[2Jb\r\n") == "a\\x1b[2Jb\\r\\n"
+    assert plain("one\n\ttwo\x07", lines=True) == "one\n\ttwo\\x07"
+    assert plain("\u202eevil") == "\\u202eevil"
+
+
+def test_long_text_is_cut_visibly() -> None:
+    assert short("x" * 300, 10) == "x" * 9 + "…"
+    assert short("first\nsecond") == "first …"
+    assert (plural(1, "job"), plural(12000, "job")) == ("1 job", "12,000 jobs")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql://bob:s3cret@db/app refused",
+        'invalid dsn: missing "=" after "postgres//bob:s3cret@db" x://a:s3cret@h',
+        "host=db password=s3cret user=bob",
+        "password = 's3cret with \\' blank' host=db",
+        "postgresql://db/app?password=s3cret&user=bob",
+        "postgresql://bob:s3c@s3cret@db/app",
+    ],
+)
+def test_passwords_are_scrubbed(text: str) -> None:
+    assert "s3cret" not in scrub(text)
+
+
+def test_an_error_is_one_line() -> None:
+    assert one_line("first\n  second\x1b[0m\n") == "first second\\x1b[0m"
+    assert explain(UsageError("no")) == ("no", 2)
+
+
+def test_plain_tables_are_aligned_and_never_cut() -> None:
+    wide = "x" * 300
+    table = aligned(["id", "task"], [["7", "日本"], ["1042", wide]])
+    assert table == ["  ID  TASK", "   7  日本", f"1042  {wide}"]
+
+
+def test_values_are_json_where_they_are() -> None:
+    assert [scalar(text) for text in ("7", "true", "[1]", "null", "png", "NaN", "")] == [
+        7,
+        True,
+        [1],
+        None,
+        "png",
+        "NaN",
+        "",
+    ]
+
+
+def _task(a: str, b: int, c: str | None = None, d: Literal["1", "2"] = "1", e: Any = None) -> None: ...
+
+
+def test_values_follow_the_annotation() -> None:
+    declared = signature(_task, eval_str=True)
+    read = pairs(
+        ["a=7", "b=7", "c=null", "d=2", "e=[1]", "f=8"], lambda name, text: typed(declared, name, text)
+    )
+    assert read == {"a": "7", "b": 7, "c": "null", "d": "2", "e": [1], "f": 8}
+
+
+@pytest.mark.parametrize("word", ["seven", "=7", "a b=7", "--x=1"])
+def test_a_word_that_is_no_argument_is_refused(word: str) -> None:
+    with pytest.raises(UsageError, match="name=value"):
+        pairs([word], lambda name, text: text)
+
+
+def test_an_argument_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="twice"):
+        pairs(["a=1", "a=2"], lambda name, text: text)
+
+
+def test_parameters_by_position_can_be_named() -> None:
+    def fn(a: int, /, b: int, *rest: int, c: int = 0) -> None: ...
+
+    assert as_call(signature(fn), {"a": 1, "b": 2, "rest": [3, 4], "c": 5}) == ([1, 2, 3, 4], {"c": 5})
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "NaN", '{"a": NaN}', "[" * 100_000])
+def test_what_is_no_object_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="nothing was enqueued"):
+        json_object(text, "--json")
+
+
+def test_job_ids() -> None:
+    assert job_id("#1042") == job_id("1042") == 1042
+    for wrong in ("x", "-1", "0", "9" * 30, "1.5", "٣"):
+        with pytest.raises(click.UsageError, match="not a job's number"):
+            job_id(wrong)
+
+
+def test_moments_without_an_offset_are_local() -> None:
+    assert moment("2026-03-01T08:00+01:00") == datetime(2026, 3, 1, 7, 0, tzinfo=UTC)
+    assert moment("2026-03-01 08:00").tzinfo is not None
+    with pytest.raises(click.UsageError, match="write 2026"):
+        moment("tomorrow")
+
+
+def test_wait_takes_a_time_only_if_one_follows() -> None:
+    assert plain_wait(["--wait", "render", "a=1"]) == ["--wait=", "render", "a=1"]
+    assert plain_wait(["render", "--wait", "30s"]) == ["render", "--wait=30s"]
+    assert plain_wait(["--wait=1m", "render"]) == ["--wait=1m", "render"]
+    assert math.isinf(duration_or_forever(""))
+    assert duration_or_forever("1m30s") == 90
+
+
+def test_workers_and_queues() -> None:
+    assert parse_workers("4", 64) == 4
+    assert 1 <= parse_workers("auto", 64) <= 64
+    assert parse_workers("auto", 1) == 1
+    assert parse_queues("a, b:4,", 64) == {"a": None, "b": 4}
+    for wrong in ("0", "65", "many", "1.5"):
+        with pytest.raises(UsageError, match="--workers"):
+            parse_workers(wrong, 64)
+    for wrong in ("", ",", "a:", ":4", "a:x"):
+        with pytest.raises(UsageError, match="--queues"):
+            parse_queues(wrong, 64)
