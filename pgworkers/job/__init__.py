@@ -11,8 +11,8 @@ was given: `WHERE id = ... AND lease = ... AND state = 'running'`, checked under
 lease is lost), never an error. Statements that touch many rows lock them in id order or skip what is locked, so that
 they cannot deadlock with each other. A row that ends leaves `job` for `history` in the statement that ends it.
 
-A cancel is a wish: `finish` wins over one that comes later; `retry`, `release` and `rescue` find it under the row lock and end
-the job as cancelled, so that nothing starts after an acknowledged cancel.
+A cancel is a wish: `finish` wins over one that comes later; `retry`, `release` and `rescue` find it under the row lock
+and end the job as cancelled, so that nothing starts after an acknowledged cancel.
 
 `clean` and the arithmetic of `retry` are pure. Data that a handler left behind is cleaned before it becomes a parameter.
 May import: postgres, specs, clock, errors. Called by: the master, the API, the command line.

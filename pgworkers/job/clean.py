@@ -21,7 +21,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
 _SUSPICIOUS = re.compile(r"\\u(?:0000|[dD][89a-fA-F])|\d[eE][+-]?\d{3}|\d{400}")
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\n\r]+)
-      | (?P<string>"(?:[^"\\]|\\.)*")
+      | (?P<string>"[^"\\]*+(?:\\.[^"\\]*+)*+")
       | (?P<number>-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)
       | (?P<unknown>-?(?:NaN|Infinity))
       | (?P<other>[\[\]{},:]|true|false|null)""",

@@ -26,7 +26,7 @@ moved AS (
     UPDATE pgworkers.job j
        SET state = CASE WHEN a.after > 0 THEN 'scheduled' ELSE 'ready' END::pgworkers.job_state,
            run_at = now() + make_interval(secs => a.after), host = NULL, claimed_at = NULL, expires_at = NULL,
-           attempt = j.attempt - a.free::integer, crashes = j.crashes + a.crash::integer, errors = a.lines,
+           attempt = greatest(j.attempt - a.free::integer, 0), crashes = j.crashes + a.crash::integer, errors = a.lines,
            progress = a.last_progress, checkpoint = coalesce(a.checkpoint::jsonb, j.checkpoint)
       FROM held a
      WHERE j.id = a.id AND j.lease = a.lease AND j.state = 'running' AND NOT a.wished

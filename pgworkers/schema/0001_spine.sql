@@ -285,7 +285,33 @@ BEGIN
         PERFORM pg_notify('pgworkers_done', cancel.job_id::text);
         RETURN 'cancelled';
     END IF;
-    SELECT h.state::text INTO answer FROM pgworkers.history h WHERE h.id = cancel.job_id;
+    SELECT h.state::text INTO answer FROM pgworkers.history h WHERE h.id = cancel.job_id ORDER BY h.finished_at DESC LIMIT 1;
+    RETURN answer;
+END $$;
+
+-- Give up a job that does not run: dead, verdict discarded. Answers the state it then has ('running': nothing was done), or
+-- NULL: no such job.
+CREATE FUNCTION pgworkers.discard(job_id bigint) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    answer text;
+BEGIN
+    SELECT j.state::text INTO answer FROM pgworkers.job j WHERE j.id = discard.job_id FOR UPDATE;
+    IF answer = 'running' THEN
+        RETURN answer;
+    ELSIF answer IS NOT NULL THEN
+        WITH gone AS (DELETE FROM pgworkers.job j WHERE j.id = discard.job_id RETURNING j.*)
+        INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes, max_attempts,
+                                       max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key,
+                                       concurrency_key, checkpoint, progress, errors, meta)
+        SELECT id, 'dead', 'discarded', priority, queue, task, args, lease, attempt, crashes, max_attempts, max_crashes,
+               created_at, run_at, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint, progress,
+               (errors || 'discarded by an operator'::text)[greatest(cardinality(errors) - 8, 1):], meta
+          FROM gone;
+        PERFORM pg_notify('pgworkers_done', discard.job_id::text);
+        RETURN 'dead';
+    END IF;
+    SELECT h.state::text INTO answer FROM pgworkers.history h WHERE h.id = discard.job_id ORDER BY h.finished_at DESC LIMIT 1;
     RETURN answer;
 END $$;
 
