@@ -72,8 +72,8 @@ if TYPE_CHECKING:
     from pgworkers.task import Task as Task
 
 _ERRORS = (
-    "AppNotLoaded ArgumentError DatabaseUnreachable Discard DuplicateJob JobFailed JobStopped NotFound OutcomeUnknown "
-    "PgworkersError ResultError ResultTimeout Retry SchemaOutOfDate Snooze Throttled UsageError"
+    "AppNotLoaded ArgumentError DatabaseUnreachable Discard DuplicateJob JobFailed JobStopped NotFound "
+    "OutcomeUnknown PgworkersError ResultError ResultTimeout Retry SchemaOutOfDate Snooze Throttled UsageError"
 )
 _PLACES = {
     "App": "pgworkers.app",

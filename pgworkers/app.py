@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import AsyncIterable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
@@ -91,7 +91,7 @@ class App:
     @overload
     def task(self, fn: Callable[Concatenate[Anything, P], R], /) -> PlainTask[..., R, R]: ...
     @overload
-    def task(
+    def task(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
         self, fn: Callable[Concatenate[Ctx, P], Coroutine[Any, Any, R]], /
     ) -> CtxTask[P, R, Coroutine[Any, Any, R]]: ...
     @overload
@@ -134,13 +134,11 @@ class App:
 
     async def aenqueue_many(
         self,
-        jobs: Iterable[Prepared[Any]] | AsyncIterable[Prepared[Any]],
+        jobs: Iterable[Prepared[Any]],
         *,
         conn: psycopg.AsyncConnection[Any] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        if isinstance(jobs, AsyncIterable):
-            return await self.client.acopy_in((job.new async for job in jobs), conn, progress)
         return await self.client.acopy_in((job.new for job in jobs), conn, progress)
 
     def job(self, job_id: int) -> Job[Any]:
@@ -206,13 +204,14 @@ class App:
             )
         local = frame.f_locals if frame.f_locals is not frame.f_globals else {}
         kind = CtxTask if takes_ctx(fn, local) else PlainTask
-        backoff = options.get("backoff")
+        curve = options.get("backoff")
+        backoff: Callable[[int], float | str] | None = curve if callable(curve) else None
         task: Task[..., Any] = kind(
             fn,
             task_spec(fn, **options),
             client=self.client,
             place=self._place,
-            backoff=backoff if callable(backoff) else None,
+            backoff=backoff,
             local=local,
         )
         if task.name in self.tasks:

@@ -67,7 +67,7 @@ class Task(Generic[P, R]):
         return self.fn(*args, **kwargs)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Insert one job and return its handle; ArgumentError, and nothing inserted, when the arguments do not fit."""
+        """Insert one job and return its handle; ArgumentError, and no job, when the arguments do not fit."""
         return self._enqueue(_PLAIN, args, kwargs)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
@@ -89,7 +89,8 @@ class Task(Generic[P, R]):
             return Arguments.of(self.name, self.fn, self._local)
         except NameError as exc:
             raise UsageError(
-                f"task {self.name}: an annotation cannot be resolved: {exc}; import it at run time, not under TYPE_CHECKING"
+                f"task {self.name}: an annotation cannot be resolved: {exc}; "
+                "import it at run time, not under TYPE_CHECKING"
             ) from None
 
     def call(self, ctx: Ctx | None, args_json: bytes) -> Any:
@@ -100,7 +101,7 @@ class Task(Generic[P, R]):
         return self.fn(*args, **kwargs)
 
     def encode_result(self, value: Any, limit: int) -> bytes:
-        """A return value as JSON. NUL and lone surrogates become U+FFFD; NaN, over-long and alien values are errors."""
+        """A return value as JSON. NUL and lone surrogates become U+FFFD; NaN, too long or alien is an error."""
         try:
             return payload.encode(value, limit=self._spec.result_limit or limit, clean=True)
         except payload.NotJson as exc:

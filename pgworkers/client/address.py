@@ -1,4 +1,4 @@
-"""Which database an app enqueues into: settings, PG* variables, or the embedded server beside the app's file."""
+"""Which database an app enqueues into: settings, PG* variables, or the embedded server beside the app."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Address:
         self._dsn = dsn
 
     def dsn(self) -> str:
-        """The address; starts the embedded server and brings its schema up to date when that is what there is."""
+        """The address. When it is the embedded server, that is started and its schema brought up to date."""
         if self._dsn is not None:
             return self._dsn
         if self._pid != os.getpid():  # the parent may have held the lock when it forked

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import psycopg
     from psycopg.abc import PGconn
 
-#: Connections inherited by fork. They belong to the parent: kept, so that nothing closes or collects them here.
+#: Connections inherited by fork belong to the parent: kept, so that nothing closes or collects them here.
 _inherited: list[object] = []
 
 

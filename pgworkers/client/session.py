@@ -11,17 +11,20 @@ outcome is unknown.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Iterable
+import os
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from pgworkers.client.address import Address
 from pgworkers.client.seats import AsyncSeats, Seats
-from pgworkers.errors import OutcomeUnknown, SchemaOutOfDate, UsageError
+from pgworkers.errors import OutcomeUnknown, UsageError
 
 if TYPE_CHECKING:
     import psycopg
 
+    from pgworkers.client.waiting import AsyncWatch, Watch
     from pgworkers.job.enqueue import Enqueued, NewJob
     from pgworkers.postgres.statements import Query
     from pgworkers.settings import Settings
@@ -36,6 +39,8 @@ class Client:
         self.address = address
         self._seats = Seats(lambda: self.connect("client"))
         self._async_seats = AsyncSeats(lambda: self.aconnect("client"))
+        self._watch: tuple[int, Watch] | None = None
+        self._watches: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncWatch] = WeakKeyDictionary()
 
     @property
     def settings(self) -> Settings:
@@ -80,7 +85,7 @@ class Client:
         """COPY on the user's connection, or on one of its own: the generator may itself enqueue."""
         from pgworkers.job import enqueue as verb
 
-        own = None if conn is not None else self.connect("copy", unhurried=True)
+        own = None if conn is not None else self.connect("copy")
         try:
             return verb.copy_in(own or _blocking(conn), self.settings.schema, jobs, progress)
         except Exception as exc:
@@ -91,13 +96,13 @@ class Client:
 
     async def acopy_in(
         self,
-        jobs: Iterable[NewJob] | AsyncIterable[NewJob],
+        jobs: Iterable[NewJob],
         conn: Any,
         progress: Callable[[int], None] | None,
     ) -> int:
         from pgworkers.job import enqueue as verb
 
-        own = None if conn is not None else await self.aconnect("copy", unhurried=True)
+        own = None if conn is not None else await self.aconnect("copy")
         try:
             return await verb.acopy_in(own or _async(conn), self.settings.schema, jobs, progress)
         except Exception as exc:
@@ -144,25 +149,33 @@ class Client:
         except Exception as exc:
             raise self._explained(exc) from exc
 
+    def watch(self) -> Watch:
+        """Where the threads of this process wait for jobs."""
+        if self._watch is None or self._watch[0] != os.getpid():
+            from pgworkers.client.waiting import Watch
+
+            self._watch = (os.getpid(), Watch(self))
+        return self._watch[1]
+
+    def async_watch(self) -> AsyncWatch:
+        """Where the coroutines of the running event loop wait for jobs."""
+        from pgworkers.client.waiting import AsyncWatch
+
+        loop = asyncio.get_running_loop()
+        return self._watches.setdefault(loop, AsyncWatch(self))
+
     # Connections.
 
-    def connect(self, role: str, *, unhurried: bool = False) -> psycopg.Connection[Any]:
-        """A new connection; `unhurried` lifts the statement timeout."""
+    def connect(self, role: str) -> psycopg.Connection[Any]:
         from pgworkers.postgres import connect
 
-        conn = connect.connect(self.settings, self.address.dsn(), role)
-        if unhurried:
-            conn.execute("SET statement_timeout = 0")
-        return conn
+        return connect.connect(self.settings, self.address.dsn(), role)
 
-    async def aconnect(self, role: str, *, unhurried: bool = False) -> psycopg.AsyncConnection[Any]:
+    async def aconnect(self, role: str) -> psycopg.AsyncConnection[Any]:
         from pgworkers.postgres import connect
 
         dsn = await asyncio.to_thread(self.address.dsn)  # an embedded server takes a while to start
-        conn = await connect.aconnect(self.settings, dsn, role)
-        if unhurried:
-            await conn.execute("SET statement_timeout = 0")
-        return conn
+        return await connect.aconnect(self.settings, dsn, role)
 
     def close(self) -> None:
         """Close this process's connection and let the embedded server go."""
@@ -175,21 +188,16 @@ class Client:
 
     def _explained(self, exc: Exception, *, lost: bool = False) -> Exception:
         """A database error as one that says what to do."""
-        from psycopg import errors
+        from psycopg import Error
 
         from pgworkers.job.enqueue import translate
 
-        if isinstance(exc, (errors.UndefinedTable, errors.UndefinedFunction, errors.InvalidSchemaName)):
-            return SchemaOutOfDate(
-                f"the tables of pgworkers are missing or too old in schema {self.settings.schema!r}; nothing was done; "
-                "run `pgworkers migrate up`"
-            )
         if lost:
             return OutcomeUnknown(
-                "the connection broke while jobs were being enqueued: they may or may not have been committed, and nothing "
-                "was sent again. Look before you enqueue again; with unique= repeating is safe"
+                "the connection broke while jobs were being enqueued: they may or may not have been committed, "
+                "and nothing was sent again. Look before you enqueue again; with unique= repeating is safe"
             )
-        return translate(exc)
+        return translate(exc) if isinstance(exc, Error) else exc
 
 
 def _lost(exc: Exception) -> bool:
@@ -222,6 +230,6 @@ def _async(conn: Any) -> psycopg.AsyncConnection[Any]:
 
 def _wrong(conn: Any, wanted: str, instead: str) -> str:
     return (
-        f"conn is a {type(conn).__module__}.{type(conn).__name__}, not {wanted}; nothing was enqueued; {instead} "
-        "(SQLAlchemy: session.connection().connection.driver_connection)"
+        f"conn is a {type(conn).__module__}.{type(conn).__name__}, not {wanted}; nothing was enqueued; "
+        f"{instead} (SQLAlchemy: session.connection().connection.driver_connection)"
     )

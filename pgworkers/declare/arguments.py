@@ -89,8 +89,8 @@ class Arguments:
             reason = carries(_any_for_object(parameter.annotation))
             if reason is not None:
                 raise UsageError(
-                    f"task {task}: parameter {parameter.name} cannot be carried by JSON: {reason}; pass an id, a path, a "
-                    "dataclass or a msgspec.Struct instead, or annotate it Any if you know it is plain data"
+                    f"task {task}: parameter {parameter.name} cannot be carried by JSON: {reason}; "
+                    "pass an id, a path, a dataclass or a msgspec.Struct instead, or annotate it Any if you know it is plain data"
                 )
         returns = hints.get("return", Any)
         if returns in (None, type(None), typing.NoReturn, typing.Never):
@@ -98,8 +98,8 @@ class Arguments:
         reason = carries(_any_for_object(returns))
         if reason is not None:
             raise UsageError(
-                f"task {task}: the return annotation cannot be carried by JSON: {reason}; return plain data, or the place "
-                "where the result was written"
+                f"task {task}: the return annotation cannot be carried by JSON: {reason}; "
+                "return plain data, or the place where the result was written"
             )
         return cls(task, Signature(kept), reserved, returns)
 
@@ -152,8 +152,8 @@ class Arguments:
         else:
             return self._call(values)
         raise ArgumentError(
-            f"{self.task}: the stored arguments do not fit: {reason}; the task takes {self.shown}. The handler was not run; "
-            "was the job enqueued by SQL or by another version of the app?"
+            f"{self.task}: the stored arguments do not fit: {reason}; the task takes {self.shown}. "
+            "The handler was not run; was the job enqueued by SQL or by another version of the app?"
         )
 
     def _refuse(self, reason: str) -> NoReturn:
@@ -235,7 +235,7 @@ def _any_for_object(hint: Any) -> Any:
 
 
 def _where(exc: msgspec.ValidationError) -> str:
-    """msgspec's "Expected `int`, got `str` - at `$.page[0]`" as "argument page[0]: expected `int`, got `str`"."""
+    """msgspec's "Expected `int`, got `str` - at `$.page[0]`" with the parameter first."""
     text, found, path = str(exc).partition(" - at `$.")
     if not found:
         return text[:1].lower() + text[1:]

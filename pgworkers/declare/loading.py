@@ -1,4 +1,4 @@
-"""Importing the user's app from `app.py`, `dir/app.py:name`, `pkg.mod:app` or `pkg.mod`; and which release it is.
+"""Importing the app from `app.py`, `dir/app.py:name`, `pkg.mod:app` or `pkg.mod`; and which release it is.
 
 A file is imported under its own name, and a file inside a package as a module of that package, with the right
 directory first in sys.path: its functions can be imported and pickled by name, and relative imports work.
@@ -50,8 +50,8 @@ def _import_file(config: str, path: Path) -> ModuleType:
         if _same_file(known, path):
             return known
         raise AppNotLoaded(
-            f"{config}: a module called {name} is already loaded from {getattr(known, '__file__', None) or 'the interpreter'}; "
-            "give the file another name"
+            f"{config}: a module called {name} is already loaded from "
+            f"{getattr(known, '__file__', None) or 'the interpreter'}; give the file another name"
         )
     if len(parts) > 1:
         return _run(config, name, lambda: importlib.import_module(name))
@@ -127,7 +127,7 @@ def _first_in_path(directory: str) -> None:
 
 
 def release_of(app_file: Path) -> str:
-    """Which release of the app this is: the commit of its repository, else a hash of its directory's files."""
+    """Which release of the app this is: its repository's commit, else a hash of its directory's files."""
     directory = app_file.parent
     for parent in (directory, *directory.parents):
         head = _commit(parent / ".git")

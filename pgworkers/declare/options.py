@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import psycopg
 
 Duration = float | str | timedelta
+OnConflict = Literal["return", "replace", "raise"]
 ON_CONFLICT = ("return", "replace", "raise")
 META_LIMIT = 16 << 10
 _MOST = (1 << 31) - 1
@@ -27,7 +28,7 @@ class Using(TypedDict, total=False):
     at: datetime | None  # not before this moment
     priority: int | None  # higher first
     unique: str | None  # at most one live job of this task with this key
-    on_conflict: Literal["return", "replace", "raise"]  # what a held unique key leads to
+    on_conflict: OnConflict  # what a held unique key leads to
     queue: str | None
     expires: Duration | None  # dead if it has not started by then
     timeout: Duration | None  # for one attempt
@@ -47,7 +48,7 @@ class Options:
     at: datetime | None = None
     priority: int | None = None
     unique: str | None = None
-    on_conflict: str = "return"
+    on_conflict: OnConflict = "return"
     queue: str | None = None
     expires: float | None = None
     timeout: float | None = None
@@ -148,7 +149,7 @@ def options(
     at: datetime | None = None,
     priority: int | None = None,
     unique: str | None = None,
-    on_conflict: str = "return",
+    on_conflict: OnConflict = "return",
     queue: str | None = None,
     expires: Duration | None = None,
     timeout: Duration | None = None,

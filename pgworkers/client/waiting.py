@@ -1,0 +1,199 @@
+"""Waiting for jobs to end: any number of waiters, one listening connection.
+
+The rule that makes a missed end impossible: a waiter first joins, then looks at its job, then waits; and
+whoever opens a listening connection looks at all jobs that are waited for after LISTEN. What still slips
+through (a notification lost with its connection) is found by looking at all of them whenever nothing was
+heard for `poll` seconds.
+
+Threads take turns: one of the waiting threads reads the connection for all, the others sleep; when it leaves,
+it wakes the next. So there is no thread in the background of somebody else's process. Coroutines share one
+task per event loop. The connection is closed when nobody waits: a listener that does not read would hold up
+everybody's notifications.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from psycopg import Error, sql
+
+from pgworkers.clock import monotonic
+from pgworkers.errors import DatabaseUnreachable
+from pgworkers.job import show
+from pgworkers.job.state import TERMINAL
+from pgworkers.postgres.statements import Query, arun, run
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from pgworkers.client.session import Client
+
+BATCH = 500
+
+
+def heard(payload: str, waiting: Collection[int]) -> set[int]:
+    """Which of the jobs that are waited for a notification is about: `17 18`, or `*` for too many to name."""
+    if payload == "*":
+        return set(waiting)
+    return {int(word) for word in payload.split() if word.isdigit()} & set(waiting)
+
+
+def ended(ids: Collection[int]) -> Iterator[Query[list[show.JobView]]]:
+    """Queries for those of the jobs that have ended."""
+    listed = sorted(ids)
+    for start in range(0, len(listed), BATCH):
+        some = listed[start : start + BATCH]
+        yield show.find(show.Filter(states=tuple(TERMINAL), ids=some, limit=len(some)))
+
+
+def listen(schema: str) -> sql.Composed:
+    return sql.SQL("LISTEN {}").format(sql.Identifier(f"{schema}_done"))
+
+
+class _Waiter:
+    def __init__(self, job_id: int) -> None:
+        self.job_id = job_id
+        self.event = threading.Event()
+        self.view: show.JobView | None = None
+
+
+class Watch:
+    """The waiting threads of this process."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.Lock()  # guards _waiters
+        self._waiters: list[_Waiter] = []
+        self._reading = threading.Lock()  # held by the thread that reads for all
+        self._conn: psycopg.Connection[Any] | None = None
+
+    def wait(self, job_id: int, timeout: float | None) -> show.JobView | None:
+        """The job when it has ended, or as it is when the time is up; None: there is no such job."""
+        until = None if timeout is None else monotonic() + timeout
+        waiter = _Waiter(job_id)
+        with self._lock:
+            self._waiters.append(waiter)
+        try:
+            view = self._client.run(show.get(job_id))
+            if view is None or view.state in TERMINAL:
+                return view
+            while waiter.view is None:
+                poll = self._client.settings.poll
+                step = poll if until is None else min(poll, until - monotonic())
+                if step <= 0:
+                    return self._client.run(show.get(job_id))
+                if self._reading.acquire(blocking=False):
+                    self._read_for_all(waiter, step)
+                else:
+                    waiter.event.wait(step)
+                    waiter.event.clear()
+            return waiter.view
+        finally:
+            self._leave(waiter)
+
+    def _read_for_all(self, me: _Waiter, step: float) -> None:
+        """One step of reading; the caller holds `_reading`."""
+        try:
+            if self._conn is None:
+                self._conn = self._client.connect("wait")
+                self._conn.execute(listen(self._client.settings.schema))
+                self._look(self._ids())
+                if me.view is not None:
+                    return
+            notes = list(self._conn.notifies(timeout=step, stop_after=1))
+            ids = self._ids()
+            self._look(set().union(*(heard(note.payload, ids) for note in notes)) if notes else ids)
+        except (Error, DatabaseUnreachable):  # the jobs go on; so does the wait, until its own time is up
+            self._close()
+            me.event.wait(step)
+        finally:
+            self._reading.release()
+
+    def _look(self, ids: Collection[int]) -> None:
+        assert self._conn is not None
+        for query in ended(ids):
+            for view in run(self._conn, self._client.settings.schema, query):
+                with self._lock:
+                    for waiter in self._waiters:
+                        if waiter.job_id == view.id:
+                            waiter.view = view
+                            waiter.event.set()
+
+    def _ids(self) -> set[int]:
+        with self._lock:
+            return {waiter.job_id for waiter in self._waiters if waiter.view is None}
+
+    def _leave(self, waiter: _Waiter) -> None:
+        with self._lock:
+            self._waiters.remove(waiter)
+            nobody = not self._waiters
+            if not nobody:
+                self._waiters[0].event.set()  # somebody has to read
+        if nobody and self._reading.acquire(blocking=False):
+            try:
+                self._close()
+            finally:
+                self._reading.release()
+
+    def _close(self) -> None:
+        conn, self._conn = self._conn, None
+        if conn is not None:
+            conn.close()
+
+
+class AsyncWatch:
+    """The waiting coroutines of one event loop."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._waiting: dict[int, list[asyncio.Future[show.JobView]]] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    async def wait(self, job_id: int, timeout: float | None) -> show.JobView | None:
+        """The job when it has ended, or as it is when the time is up; None: there is no such job."""
+        future: asyncio.Future[show.JobView] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(job_id, []).append(future)
+        try:
+            view = await self._client.arun(show.get(job_id))
+            if view is None or view.state in TERMINAL:
+                return view
+            if self._reader is None or self._reader.done():
+                self._reader = asyncio.create_task(self._read(), name="pgworkers wait")
+            await asyncio.wait([future], timeout=timeout)
+            return future.result() if future.done() else await self._client.arun(show.get(job_id))
+        finally:
+            self._waiting[job_id].remove(future)
+            if not self._waiting[job_id]:
+                del self._waiting[job_id]
+            if not self._waiting and self._reader is not None:
+                reader, self._reader = self._reader, None
+                reader.cancel()
+                with suppress(asyncio.CancelledError):
+                    await reader
+
+    async def _read(self) -> None:
+        while True:
+            try:
+                async with await self._client.aconnect("wait") as conn:
+                    await conn.execute(listen(self._client.settings.schema))
+                    await self._look(conn, self._waiting.keys())
+                    while True:
+                        poll = self._client.settings.poll
+                        notes = [note async for note in conn.notifies(timeout=poll, stop_after=1)]
+                        ids = self._waiting.keys()
+                        await self._look(
+                            conn, set().union(*(heard(n.payload, ids) for n in notes)) if notes else ids
+                        )
+            except (Error, DatabaseUnreachable):
+                await asyncio.sleep(self._client.settings.poll)
+
+    async def _look(self, conn: psycopg.AsyncConnection[Any], ids: Collection[int]) -> None:
+        for query in ended(ids):
+            for view in await arun(conn, self._client.settings.schema, query):
+                for future in self._waiting.get(view.id, ()):
+                    if not future.done():
+                        future.set_result(view)

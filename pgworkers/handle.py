@@ -1,0 +1,142 @@
+"""`Job[R]`: the handle of one enqueued job.
+
+In blocking code `state`, `progress` and `error` look into the database each time, until the job has ended.
+Inside a running event loop a property must not block it: there they tell what the last `await job.arefresh()`
+saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from pgworkers.clock import show_seconds
+from pgworkers.declare.options import Duration, read_duration
+from pgworkers.errors import JobFailed, NotFound, ResultTimeout, UsageError
+
+if TYPE_CHECKING:
+    from pgworkers.client.session import Client
+    from pgworkers.job.show import JobView
+
+R = TypeVar("R")
+
+
+class Job(Generic[R]):
+    """One job, by its number."""
+
+    __slots__ = ("_client", "_decode", "_view", "created", "id")
+
+    def __init__(
+        self, job_id: int, client: Client, *, decode: Callable[[bytes], R] | None = None, created: bool = True
+    ) -> None:
+        self.id = job_id
+        self.created = created  #: False: a unique key led to a job that was already there
+        self._client = client
+        self._decode = decode
+        self._view: JobView | None = None
+
+    def result(self, timeout: Duration | None = None) -> R:
+        """Wait until the job has ended and return its result; JobFailed if it is dead or was cancelled."""
+        if _in_loop():
+            raise UsageError("job.result() would block the event loop; use `await job.aresult()`")
+        seconds = read_duration(timeout, what="timeout", positive=False)
+        return self._ended(self._client.watch().wait(self.id, seconds), seconds)
+
+    async def aresult(self, timeout: Duration | None = None) -> R:
+        seconds = read_duration(timeout, what="timeout", positive=False)
+        return self._ended(await self._client.async_watch().wait(self.id, seconds), seconds)
+
+    def refresh(self) -> JobView:
+        """Look into the database now; all that is known of the job."""
+        from pgworkers.job import show
+
+        return self._seen(self._client.run(show.get(self.id)))
+
+    async def arefresh(self) -> JobView:
+        from pgworkers.job import show
+
+        return self._seen(await self._client.arun(show.get(self.id)))
+
+    @property
+    def state(self) -> str:
+        """scheduled, ready, running, succeeded, dead or cancelled."""
+        return str(self._current().state)
+
+    @property
+    def progress(self) -> dict[str, Any] | None:
+        """What the handler said last: `done`, `total`, `note`."""
+        found: dict[str, Any] | None = self._current().progress
+        return found
+
+    @property
+    def error(self) -> str | None:
+        """The error of the last attempt that failed, in one line; None if there is none or it succeeded in the end."""
+        return self._current().error
+
+    def cancel(self) -> str:
+        """Wish that it ends: `cancelled`, `cancelling` (it runs and is being stopped), or how it had already ended."""
+        from pgworkers.job import cancel
+
+        return self._wished(self._client.run(cancel.cancel(self.id)))
+
+    async def acancel(self) -> str:
+        from pgworkers.job import cancel
+
+        return self._wished(await self._client.arun(cancel.cancel(self.id)))
+
+    def __repr__(self) -> str:
+        known = f" {self._view.task} {self._view.state}" if self._view is not None else ""
+        return f"<Job #{self.id}{known}>"
+
+    def _current(self) -> JobView:
+        from pgworkers.job.state import TERMINAL
+
+        if self._view is not None and self._view.state in TERMINAL:
+            return self._view
+        if not _in_loop():
+            return self.refresh()
+        if self._view is None:
+            raise UsageError("inside an event loop, `await job.arefresh()` before looking at the job")
+        return self._view
+
+    def _seen(self, view: JobView | None) -> JobView:
+        if view is None:
+            raise self._missing()
+        self._view = view
+        return view
+
+    def _missing(self) -> NotFound:
+        return NotFound(
+            f"there is no job #{self.id}: its transaction is not committed yet, or it ended so long ago that it was "
+            "dropped from history"
+        )
+
+    def _wished(self, answer: str | None) -> str:
+        if answer is None:
+            raise self._missing()
+        return answer
+
+    def _ended(self, view: JobView | None, waited: float | None) -> R:
+        from pgworkers.job.state import TERMINAL, State
+
+        view = self._seen(view)
+        if view.state not in TERMINAL:
+            raise ResultTimeout(
+                f"job #{self.id} is still {view.state} after {show_seconds(waited or 0.0)}; it goes on"
+            )
+        if view.state != State.SUCCEEDED:
+            raise JobFailed(self.id, str(view.state), view.error)
+        if self._decode is None:
+            return view.result  # type: ignore[no-any-return]
+        return self._decode(msgspec.json.encode(view.result))
+
+
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
