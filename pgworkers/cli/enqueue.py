@@ -32,7 +32,7 @@ class Enqueue(Command):
 @click.command(cls=Enqueue)
 @click.argument("task")
 @click.argument("given", metavar="[NAME=VALUE]...", nargs=-1)
-@click.option("--json", "text", metavar="OBJECT", help="The arguments as one JSON object.")
+@click.option("--json", metavar="OBJECT", help="The arguments as one JSON object.")
 @click.option(
     "--file",
     metavar="ROWS.NDJSON",
@@ -63,7 +63,7 @@ def enqueue(
     *,
     task: str,
     given: tuple[str, ...],
-    text: str | None,
+    json: str | None,
     file: str | None,
     wait: float | None,
     no_app: bool,
@@ -83,7 +83,7 @@ def enqueue(
       pgworkers enqueue render --file rows.ndjson          all of them or none
       generate | pgworkers enqueue render --file -
     """
-    if sum((bool(given), text is not None, file is not None)) > 1:
+    if sum((bool(given), json is not None, file is not None)) > 1:
         raise UsageError(
             "give the arguments once: as name=value, or with --json, or with --file; nothing was enqueued"
         )
@@ -97,7 +97,7 @@ def enqueue(
     if file is not None:
         _many(invocation, ready, file)
         return
-    args = json_object(text, "--json") if text is not None else pairs(given, ready.read)
+    args = json_object(json, "--json") if json is not None else pairs(given, ready.read)
     _one(invocation, ready, ready.prepare(args), wait)
 
 

@@ -7,7 +7,6 @@ environment nobody asks it, and when it cannot be loaded but the dsn is known, t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -109,11 +108,10 @@ def database(
     if chosen.embedded:
         from pgworkers.postgres.embedded import EmbeddedServer
 
-        home = embedded_home(said, loaded.settings)
-        server = EmbeddedServer(home, say=lambda text: note(said, text))
+        server = EmbeddedServer(chosen.home, say=lambda text: note(said, text))
         if not create and not server.status().exists:
             raise DatabaseUnreachable(
-                f"no database: none is configured, and there is no embedded server in {home}; "
+                f"no database: none is configured, and there is no embedded server in {chosen.home}; "
                 "give --dsn, set DATABASE_URL, or start one with pgworkers run"
             )
         dsn = server.acquire()
@@ -128,5 +126,7 @@ def database(
 
 
 def embedded_home(said: Invocation, found: settings.Settings) -> Path:
-    """Where the embedded server of this app keeps its data."""
-    return Path(found.home or os.fspath(config_dir(said) / ".pgworkers")).expanduser().absolute()
+    """Where the embedded server of this app keeps its data, whether it is the one that is meant or not."""
+    from pgworkers.postgres import connect
+
+    return connect.choose(found, {}, config_dir(said)).home

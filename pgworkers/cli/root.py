@@ -49,7 +49,8 @@ Examples:
 
 \b
 Exit codes: 0 ok, 1 failed, 2 usage, 3 not found, 4 database unreachable, 5 schema out of date,
-6 app cannot be loaded. Global options may stand before or after the command.
+6 app cannot be loaded. Global options may stand before or after the command. Every option reads a
+variable: the one shown, else PGWORKERS_<COMMAND>_<OPTION>, e.g. PGWORKERS_JOBS_LIST_LIMIT.
 """
 
 

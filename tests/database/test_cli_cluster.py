@@ -1,0 +1,145 @@
+"""`pgworkers queues`, `hosts`, `workers` and `migrate` on a real database, and databases that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+from support.command import Command
+
+Db = psycopg.Connection[Any]
+SECRET = "canary-s3cret"
+
+
+@pytest.fixture
+def cli(tmp_path: Path, dsn: str) -> Command:
+    return Command(tmp_path, DATABASE_URL=dsn)
+
+
+def test_queues_are_listed_paused_and_resumed(cli: Command, db: Db) -> None:
+    db.execute("SELECT pgworkers.enqueue('render', queue => 'reports') FROM generate_series(1, 3)")
+    db.execute("INSERT INTO pgworkers.queue (name) VALUES ('api')")
+    found = {row["name"]: row for row in cli("queues", "list", "-o", "json").json()}
+    assert (found["reports"]["ready"], found["api"]["ready"]) == (3, 0)
+    assert cli("queues", "pause", "reports", "api").lines() == ["reports paused", "api paused"]
+    assert cli("queues", "-q").lines() == ["api", "reports"]
+    assert [line.split()[1] for line in cli("queues").lines()[1:]] == ["paused", "paused"]
+    cli("queues", "resume", "reports")
+    assert [row["paused"] for row in cli("queues", "-o", "json").json()] == [True, False]
+
+
+def test_an_unknown_queue_changes_nothing(cli: Command, db: Db) -> None:
+    db.execute("INSERT INTO pgworkers.queue (name) VALUES ('reports')")
+    assert "did you mean reports?" in cli.fails("queues", "pause", "reports", "report", code=3)
+    assert cli("queues", "-o", "json").json()[0]["paused"] is False
+
+
+def test_hosts_and_workers(cli: Command, db: Db) -> None:
+    assert "pgworkers run" in cli("hosts").err
+    assert "pgworkers run" in cli("workers").err
+    workers = [
+        {
+            "queue": "api",
+            "slot": 0,
+            "pid": 71,
+            "state": "busy",
+            "job_id": 9,
+            "task": "render",
+            "since": 72.5,
+            "jobs": 3,
+        }
+    ]
+    db.execute(
+        """INSERT INTO pgworkers.host (id, name, pid, label, app, version, queues, lease, workers, renewed_at)
+           VALUES (gen_random_uuid(), 'alpha', 70, 'blue', 'app.py', 'v1', '{api}', '30 s', %s, now()),
+                  (gen_random_uuid(), 'omega', 80, '', 'app.py', 'v1', '{api}', '30 s', '[]', now() - interval '1 h')""",
+        [json.dumps(workers)],
+    )
+    alpha, omega = sorted(cli("hosts").lines()[1:])
+    assert alpha.split()[:6] == ["alpha", "70", "running", "blue", "app.py", "v1"]
+    assert omega.split()[:3] == ["omega", "80", "lost"]
+    assert cli("workers").lines()[1].split() == ["alpha", "api/0", "71", "busy", "#9", "render", "1m12s", "3"]
+    assert cli("workers", "list", "-o", "json").json()[0]["job_id"] == 9
+
+
+def test_migrate_makes_the_schema_once(tmp_path: Path, empty_dsn: str) -> None:
+    cli = Command(tmp_path, DATABASE_URL=empty_dsn)
+    assert "run pgworkers migrate up" in cli.fails("jobs", "list", code=5)
+    assert "pending" in cli("migrate", "status", code=5).out
+    assert cli("migrate", "up").out.startswith("applied 0001_")
+    assert cli("migrate", "up").out == ""
+    assert {row["state"] for row in cli("migrate", "status", "-o", "json").json()} == {"applied"}
+    assert cli("jobs", "list").err == "no jobs\n"
+
+
+def test_another_schema_is_another_world(tmp_path: Path, dsn: str, db: Db) -> None:
+    db.execute("SELECT pgworkers.enqueue('render')")
+    cli = Command(tmp_path, DATABASE_URL=dsn, PGWORKERS_SCHEMA="jobs")
+    assert "no schema jobs" in cli.fails("jobs", "list", code=5)
+    cli("migrate", "up")
+    assert cli("jobs", "list", "-o", "json").json() == []
+    assert len(cli("jobs", "list", "--schema", "pgworkers", "-o", "json").json()) == 1
+    assert "lower-case" in cli.fails("jobs", "list", "--schema", "My Jobs", code=2)
+
+
+def test_the_printed_sql_is_what_up_does(tmp_path: Path, empty_dsn: str) -> None:
+    script = Command(tmp_path)("migrate", "sql", "--schema", "jobs").out
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute(script.encode())
+    cli = Command(tmp_path, DATABASE_URL=empty_dsn, PGWORKERS_SCHEMA="jobs")
+    assert cli("migrate", "status").code == 0
+    assert cli("migrate", "up").out == ""
+
+
+def test_a_newer_schema_is_refused(cli: Command, db: Db) -> None:
+    db.execute("INSERT INTO pgworkers.migration (version, name, checksum) VALUES (9999, '9999_future', 'x')")
+    assert "newer than this pgworkers" in cli.fails("jobs", "list", code=5)
+    assert "newer than this pgworkers" in cli.fails("migrate", "up", code=5)
+
+
+def test_an_unreachable_database_is_named_without_its_password(tmp_path: Path) -> None:
+    with socket.socket() as held:  # bound and not listening: nobody else can answer there
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        address = f"postgresql://bob:{SECRET}@127.0.0.1:{port}/app"
+        cli = Command(tmp_path, DATABASE_URL=address)
+        for words in (["jobs", "list"], ["queues"], ["migrate", "up"], ["enqueue", "render"]):
+            told = cli.fails(*words, code=4)
+            assert f"bob@127.0.0.1:{port}" in told
+            assert SECRET not in told
+        said = cli("-v", "jobs", "list", code=4)
+        assert "Traceback" in said.err
+        assert SECRET not in said.err
+        assert SECRET not in cli("config", "show").out
+
+
+@pytest.mark.parametrize(
+    "address", [f"postgres//bob:{SECRET}@db/app", f"host=db password='{SECRET}", f"port={SECRET}"]
+)
+def test_a_dsn_that_cannot_be_read_is_not_repeated(tmp_path: Path, address: str) -> None:
+    cli = Command(tmp_path, PGWORKERS_DSN=address, PGWORKERS_CONNECT_TIMEOUT="2s")
+    said = cli("-v", "jobs", "list", code=None)
+    assert said.code in (2, 4)
+    if "password" in address or "//" in address:
+        assert SECRET not in said.err
+
+
+def test_a_role_without_rights_is_told_so(tmp_path: Path, dsn: str, db: Db) -> None:
+    role = f"nobody_{db.info.dbname}"
+    db.execute(f'CREATE ROLE "{role}" LOGIN')
+    try:
+        cli = Command(tmp_path, DATABASE_URL=make_conninfo(dsn, user=role))
+        assert "permission denied" in cli.fails("jobs", "list", code=1)
+    finally:
+        db.execute(f'DROP ROLE "{role}"')
+
+
+def test_no_database_at_all_says_what_to_do(tmp_path: Path) -> None:
+    told = Command(tmp_path).fails("jobs", "list", code=4)
+    assert "DATABASE_URL" in told
+    assert not (tmp_path / ".pgworkers").exists()

@@ -1,0 +1,280 @@
+"""`pgworkers jobs` on a real database: what it shows, and what it changes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from support.command import Command
+
+Db = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, dsn: str) -> Command:
+    return Command(tmp_path, DATABASE_URL=dsn)
+
+
+def add(db: Db, task: str = "render", args: str = '{"report_id": 7}', **more: Any) -> int:
+    named = "".join(f", {name} => %({name})s" for name in more)
+    row = db.execute(
+        f"SELECT id FROM pgworkers.enqueue(%(task)s, %(args)s::jsonb{named})",
+        {"task": task, "args": args, **more},
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def end(
+    db: Db, job: int, state: str = "dead", verdict: str = "error", errors: tuple[str, ...] = ("boom",)
+) -> None:
+    """Move a live job to history, as a host would."""
+    db.execute(
+        """WITH gone AS (DELETE FROM pgworkers.job WHERE id = %s RETURNING *)
+        INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,
+               max_attempts, max_crashes, created_at, run_at, started_at, duration, cpu_seconds, peak_rss, result, errors)
+        SELECT id, %s, %s, priority, queue, task, args, 1, 1, 0, 1, max_crashes, created_at, run_at, now(), 4.25, 4.0,
+               327155712, '{"url": "x"}', %s FROM gone""",
+        [job, state, verdict, list(errors)],
+    )
+
+
+def state(db: Db, job: int) -> str | None:
+    row = db.execute("SELECT state::text FROM pgworkers.jobs WHERE id = %s", [job]).fetchone()
+    return row[0] if row else None
+
+
+def test_list_shows_the_newest_first_and_filters(cli: Command, db: Db) -> None:
+    first, second, third = add(db), add(db, "thumb", queue="api"), add(db)
+    end(db, third)
+    assert [row["id"] for row in cli("jobs", "list", "-o", "json").json()] == [third, second, first]
+    assert cli("jobs", "list", "--state", "dead", "-q").lines() == [str(third)]
+    assert cli("jobs", "list", "--state", "dead", "--state", "ready", "--task", "render", "-q").lines() == [
+        str(third),
+        str(first),
+    ]
+    assert cli("-q", "jobs", "list", "--queue", "api").lines() == [str(second)]
+    said = cli("jobs", "--limit", "1", code=2)
+    assert "--limit" in said.err
+    said = cli("jobs", "list", "--limit", "1")
+    assert len(said.lines()) == 2
+    assert "there are more" in said.err
+
+
+def test_a_table_in_a_pipe_is_plain_and_whole(cli: Command, db: Db) -> None:
+    job = add(db, "render", '{"text": "%s", "evil": "\\u001b[2J"}' % ("x" * 150))
+    end(db, job, errors=("bad \x1b[31m day",))
+    heading, row = cli("jobs", "list", COLUMNS="40").lines()
+    assert heading.split() == [
+        "ID",
+        "STATE",
+        "QUEUE",
+        "TASK",
+        "ARGUMENTS",
+        "ATTEMPT",
+        "CREATED",
+        "RAN",
+        "ERROR",
+    ]
+    assert "x" * 150 in row
+    assert "bad \\x1b[31m day" in row
+    assert "\x1b" not in row
+    assert row.index("render") == heading.index("TASK")
+
+
+def test_a_group_alone_lists(cli: Command, db: Db) -> None:
+    job = add(db)
+    assert cli("jobs", "-o", "ndjson").lines() == cli("jobs", "list", "-o", "ndjson").lines()
+    assert f'"id":{job},' in cli("-o", "ndjson", "jobs").out
+
+
+def test_no_jobs_is_said_beside_the_data(cli: Command) -> None:
+    said = cli("jobs", "list")
+    assert (said.out, said.err) == ("", "no jobs\n")
+    assert cli("jobs", "list", "-o", "json").json() == []
+
+
+def test_show_tells_the_story(cli: Command, db: Db) -> None:
+    job = add(db)
+    for attempt, verdict, error in ((1, "error", "ValueError: no such report"), (2, "crash", "SIGSEGV")):
+        db.execute(
+            """INSERT INTO pgworkers.attempt (job_id, attempt, lease, queue, task, verdict, started_at, duration,
+                   cpu_seconds, peak_rss, error, traceback, stack, exit_status, output, rungs, worker, version)
+               VALUES (%s, %s, %s, 'default', 'render', %s, now() - interval '125 s', 4.25, 4.0, 327155712, %s,
+                   'Traceback: line one\nline two', 'Fatal: in render', 'SIGSEGV', 'last \x1b[1m words',
+                   '[{"rung": "ask", "after": 0}, {"rung": "kill", "after": 10}]', 'default/0 pid 7', 'v1')""",
+            [job, attempt, attempt, verdict, error],
+        )
+    end(db, job, verdict="crash")
+    told = cli("jobs", "show", f"#{job}").out
+    assert told.startswith(f"#{job} render(report_id=7)\ndead: out of attempts (1 of 1), the last one crash")
+    for part in (
+        "attempt 1: error (the handler raised)",
+        "ValueError: no such report",
+        "attempt 2: crash (a signal ended the worker)",
+        "    line two",
+        "    Fatal: in render",
+        "    last \\x1b[1m words",
+        "4.25s, cpu 4s, peak 312MB",
+        "ask, kill after 10s",
+        "(2m ago)",
+        "default/0 pid 7",
+    ):
+        assert part in told, part
+    assert told.index("attempt 1") < told.index("attempt 2")
+    found = cli("jobs", "show", str(job), "-o", "json").json()
+    assert [attempt["verdict"] for attempt in found["attempts"]] == ["error", "crash"]
+    assert found["args"] == {"report_id": 7}
+
+
+def test_show_says_how_a_live_job_stands(cli: Command, db: Db) -> None:
+    assert "ready: waits in default for a worker" in cli("jobs", "show", str(add(db))).out
+    assert "scheduled: waits for its time, in 59m" in cli("jobs", "show", str(add(db, delay="1 hour"))).out
+    done = add(db)
+    end(db, done, "succeeded", "succeeded", ())
+    told = cli("jobs", "show", str(done)).out
+    assert "succeeded: in 4.25s on attempt 1 of 1" in told
+    assert 'result: {"url":"x"}' in told
+
+
+@pytest.mark.parametrize("verb", ["show", "retry", "cancel", "discard", "wait"])
+def test_an_unknown_id_is_not_found(cli: Command, verb: str) -> None:
+    assert "there is no job #999" in cli.fails("jobs", verb, "999", code=3)
+
+
+@pytest.mark.parametrize("verb", ["show", "retry", "wait"])
+def test_what_is_no_id_is_refused(cli: Command, verb: str) -> None:
+    assert "is not a job's number" in cli.fails("jobs", verb, "seven", code=2)
+
+
+def test_changes_by_id(cli: Command, db: Db) -> None:
+    dead, waiting, running = add(db), add(db), add(db)
+    end(db, dead)
+    db.execute(
+        "UPDATE pgworkers.job SET state = 'running', host = gen_random_uuid() WHERE id = %s", [running]
+    )
+    assert cli("jobs", "retry", str(dead)).out == f"#{dead} is ready again\n"
+    assert state(db, dead) == "ready"
+    assert cli("jobs", "retry", str(waiting), code=1).out == f"#{waiting} was not retried: it is ready\n"
+    assert cli("jobs", "discard", str(waiting), "-o", "json").json() == [{"id": waiting, "outcome": "dead"}]
+    assert "cancel it first" in cli("jobs", "discard", str(running), code=1).out
+    assert cli("jobs", "cancel", str(running), str(dead)).lines() == [
+        f"#{running} is cancelling",
+        f"#{dead} is cancelled",
+    ]
+    assert "was not cancelled: it is dead" in cli("jobs", "cancel", str(waiting), code=1).out
+
+
+def test_known_ids_are_changed_beside_an_unknown_one(cli: Command, db: Db) -> None:
+    job = add(db)
+    assert "#999" in cli.fails("jobs", "cancel", str(job), "999", code=3)
+    assert state(db, job) == "cancelled"
+
+
+def test_a_filter_without_a_terminal_needs_yes(cli: Command, db: Db) -> None:
+    job = add(db)
+    end(db, job)
+    assert "retry 1 job (dead, task render)? There is no terminal" in cli.fails(
+        "jobs", "retry", "--task", "render", code=2
+    )
+    assert state(db, job) == "dead"
+    assert cli("jobs", "retry", "--task", "render", "-y").out == "retried 1 job\n"
+    assert state(db, job) == "ready"
+
+
+def test_many_jobs_are_changed_in_batches_and_the_others_passed_by(cli: Command, db: Db) -> None:
+    db.execute(
+        """INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,
+               max_attempts, max_crashes, created_at, run_at, errors, unique_key)
+           SELECT n, 'dead', 'error', 0, 'bulk', 'render', '{}', 1, 1, 0, 1, 3, now(), now(), '{}',
+               CASE WHEN n = 600 THEN 'held' END FROM generate_series(1, 1203) n"""
+    )
+    db.execute("SELECT setval(pg_get_serial_sequence('pgworkers.job', 'id'), 5000)")
+    holder = add(db, queue="bulk", unique_key="held")
+    assert (
+        cli("jobs", "retry", "--queue", "bulk", "-y").out == "retried 1,202 jobs; not retried: 1 conflict\n"
+    )
+    assert (state(db, 600), state(db, 1), state(db, 1203)) == ("dead", "ready", "ready")
+    said = cli("jobs", "cancel", "--queue", "bulk", "--state", "ready", "-y", "-o", "ndjson")
+    assert len(said.lines()) == 1203
+    assert state(db, holder) == "cancelled"
+    assert cli("jobs", "discard", "--queue", "bulk", "-y").out == "discarded 0 jobs\n"
+
+
+def test_what_a_filter_cannot_mean_is_refused(cli: Command, db: Db) -> None:
+    job = add(db)
+    assert "by id, or by" in cli.fails("jobs", "cancel", "-y", code=2)
+    assert "by id, or by" in cli.fails("jobs", "cancel", str(job), "--queue", "default", "-y", code=2)
+    assert "succeeded jobs cannot be retried" in cli.fails(
+        "jobs", "retry", "--state", "succeeded", "-y", code=2
+    )
+    assert "--state" in cli.fails("jobs", "retry", "--state", "ded", code=2)
+    assert state(db, job) == "ready"
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    ours, theirs = pty.openpty()
+    yield ours, theirs
+    for descriptor in (ours, theirs):
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize(("answer", "code", "after"), [(b"y\n", 0, "cancelled"), (b"n\n", 1, "ready")])
+def test_on_a_terminal_it_shows_the_count_and_asks(
+    cli: Command, db: Db, terminal: tuple[int, int], answer: bytes, code: int, after: str
+) -> None:
+    job = add(db)
+    ours, theirs = terminal
+    os.write(ours, answer)
+    ended = subprocess.run(
+        cli.argv("jobs", "cancel", "--task", "render"),
+        stdin=theirs,
+        capture_output=True,
+        cwd=cli.cwd,
+        env=cli.environ,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == code
+    assert b"cancel 1 job (scheduled or ready or running, task render)?" in ended.stderr
+    assert state(db, job) == after
+
+
+def test_wait_ends_with_the_jobs(cli: Command, db: Db) -> None:
+    good, bad = add(db), add(db)
+    end(db, good, "succeeded", "succeeded", ())
+    assert cli("jobs", "wait", str(good), "-o", "json").json()[0]["result"] == {"url": "x"}
+    waiting: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: waiting.append(cli("jobs", "wait", str(good), str(bad), code=None))
+    )
+    thread.start()
+    try:
+        while not _listening(db):
+            assert thread.is_alive()
+        end(db, bad)
+        db.execute("SELECT pg_notify('pgworkers_done', %s)", [str(bad)])
+    finally:
+        thread.join(60)
+    assert waiting[0].code == 1
+    assert [line.split()[1] for line in waiting[0].lines()[1:]] == ["succeeded", "dead"]
+
+
+def _listening(db: Db) -> bool:
+    query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgworkers cli' AND datname = current_database()"
+    row = db.execute(query).fetchone()
+    return row is not None and row[0] > 0
+
+
+def test_wait_gives_up_in_time_and_leaves_the_job(cli: Command, db: Db) -> None:
+    job = add(db)
+    assert f"#{job} ready; the jobs go on" in cli.fails("jobs", "wait", "--timeout", "50ms", str(job), code=1)
+    assert state(db, job) == "ready"
