@@ -57,9 +57,7 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
     server = None
     dsn = chosen.dsn
     if chosen.embedded:
-        server = EmbeddedServer(
-            Path(loaded.settings.home) if loaded.settings.home else config_dir / ".pgworkers"
-        )
+        server = EmbeddedServer(chosen.home)
         dsn = server.acquire()
     try:
         with reach(loaded.settings, dsn, say) as conn:

@@ -80,6 +80,11 @@ class Worker:
             loop.remove_writer(sock.fileno())
             sock.close()
 
+    def leave(self) -> None:
+        """Let an idle worker go: its socket closes, it runs its stop hooks and exits."""
+        self.become("leaving")
+        self.hang_up()
+
     def _readable(self) -> None:
         self._receive()
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import msgspec
 from msgspec import Raw
@@ -22,6 +21,7 @@ from pgworkers.job.progress import Saved
 from pgworkers.job.state import Verdict
 from pgworkers.master import verdict
 from pgworkers.master.crew import Worker
+from pgworkers.master.desk import AHEAD, PATIENCE, QueueDesk, ahead
 from pgworkers.master.ends import Ends
 from pgworkers.master.held import Held
 from pgworkers.process.frames import Frame
@@ -35,36 +35,8 @@ _report = msgspec.json.Decoder(Report).decode
 _progress = msgspec.json.Decoder(Progress).decode
 _NULL = Raw(b"null")
 
-#: A buffered job that no worker took for this long goes back to the other hosts.
-PATIENCE = 0.05
-#: How much work, in seconds per worker, may wait in the buffer of a queue with short jobs.
-AHEAD = 0.02
 #: How long a queue cools down when the handler that was throttled did not say.
 COOL_DOWN = 60.0
-
-
-def ahead(workers: int, typical: float | None, cap: int) -> int:
-    """How many jobs to claim beyond the idle workers: none until the queue's jobs are known to be short."""
-    if typical is None or typical > AHEAD:
-        return 0
-    return min(cap, int(workers * AHEAD / max(typical, 1e-5)))
-
-
-class QueueDesk:
-    """The buffer and the workers of one queue."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.buffer: deque[Held] = deque()
-        self.idle: list[Worker] = []
-        self.workers: list[Worker] = []
-        self.typical: float | None = None  # a moving average of recent durations, seconds
-
-    def learn(self, duration: float) -> None:
-        self.typical = duration if self.typical is None else 0.9 * self.typical + 0.1 * duration
-
-    def busy(self) -> Iterator[Worker]:
-        return (w for w in self.workers if w.held is not None)
 
 
 class Dispatch:
@@ -147,6 +119,13 @@ class Dispatch:
             self._ends.release(back, why)
 
     # -- what workers and supervisors say ------------------------------------------------------------------------
+
+    def shrink(self, queue: str, target: int) -> None:
+        """Fewer workers: idle ones leave now, busy ones after their job."""
+        desk = self.desks[queue]
+        desk.target = target
+        while sum(w.state != "leaving" for w in desk.workers) > target and desk.idle:
+            desk.idle.pop().leave()
 
     def joined(self, worker: Worker) -> None:
         self.desks[worker.queue].workers.append(worker)
@@ -250,9 +229,8 @@ class Dispatch:
     def _idle(self, worker: Worker) -> None:
         worker.become("idle")
         desk = self.desks[worker.queue]
-        if not self.claiming:
-            worker.become("leaving")
-            worker.hang_up()
+        if not self.claiming or sum(w.state != "leaving" for w in desk.workers) > desk.target:
+            worker.leave()
             return
         desk.idle.append(worker)
         self._feed(desk)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from functools import partial
 
 from pgworkers.errors import UsageError
 from pgworkers.events import Facts
-from pgworkers.master import boot
+from pgworkers.master import boot, view
 from pgworkers.master.host import Host, new_boot_id
 from pgworkers.master.http import Http, bind
 from pgworkers.master.options import RunOptions
@@ -58,8 +59,8 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str) -> int:
     facts.listen(metrics)
 
     async def life() -> int:
-        host = Host(plan, options, facts, metrics, boot_id)
-        http = Http(sock, host.answer) if sock is not None else None
+        host = Host(plan, options, facts, boot_id)
+        http = Http(sock, partial(view.answer, host, metrics)) if sock is not None else None
         if http is not None:
             await http.start()
         await host.serve()

@@ -11,27 +11,23 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable
 
 import msgspec
 
 from pgworkers import events
 from pgworkers.clock import monotonic
 from pgworkers.events import Facts
+from pgworkers.master.child import MARKER, Supervisor
 from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.held import Held
 from pgworkers.process import tree
 from pgworkers.process.budget import Budget
-from pgworkers.process.titles import ROOM
 from pgworkers.settings import Settings
 from pgworkers.supervisor.messages import (
     Boot,
     Booted,
     BootFailed,
-    Command,
     Died,
     Fact,
     Forked,
@@ -40,121 +36,6 @@ from pgworkers.supervisor.messages import (
     Stalled,
     Stop,
 )
-
-MARKER = "PGWORKERS_TREE"
-_PACKET = 1 << 18
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Fact).decode
-
-
-class Supervisor:
-    """One running supervisor process, as the master sees it."""
-
-    def __init__(
-        self,
-        boot: Boot,
-        on_fact: Callable[[Supervisor, Fact, list[int]], None],
-        on_death: Callable[[Supervisor], None],
-    ) -> None:
-        self.queue = boot.queue.name
-        self.workers: dict[int, Worker] = {}
-        self.booted = False
-        self._on_fact = on_fact
-        self._on_death = on_death
-        self._unsent: list[bytes] = []
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        for end in (ours, theirs):
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PACKET * 2)
-        ours.setblocking(False)
-        with theirs:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "pgworkers.supervisor",
-                    "--fd",
-                    str(theirs.fileno()),
-                    "--parent",
-                    str(os.getpid()),
-                    ROOM,
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                process_group=0,
-                env=os.environ | {MARKER: boot.host},
-            )
-        self.pid = self.process.pid
-        self._control: socket.socket | None = ours
-        self._pidfd = os.pidfd_open(self.pid)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(ours.fileno(), self._readable)
-        loop.add_reader(self._pidfd, self._exited)
-        self.send(boot)
-
-    def send(self, command: Command) -> None:
-        if self._control is None:
-            return
-        self._unsent.append(_encode(command))
-        self._flush()
-
-    def _flush(self) -> None:
-        while self._unsent and self._control is not None:
-            try:
-                self._control.send(self._unsent[0])
-            except (BlockingIOError, InterruptedError):
-                asyncio.get_running_loop().add_writer(self._control.fileno(), self._writable)
-                return
-            except OSError:
-                return  # it is dying; the pidfd will say so
-            self._unsent.pop(0)
-
-    def _writable(self) -> None:
-        if self._control is not None:
-            asyncio.get_running_loop().remove_writer(self._control.fileno())
-            self._flush()
-
-    def _readable(self) -> None:
-        while self._receive():
-            pass
-
-    def _receive(self) -> bool:
-        if self._control is None:
-            return False
-        try:
-            data, fds, _flags, _address = socket.recv_fds(self._control, _PACKET, 4)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError:
-            data, fds = b"", []
-        if not data:
-            self.hang_up()
-            return False
-        self._on_fact(self, _decode(data), fds)
-        return True
-
-    def hang_up(self) -> None:
-        """Close the control socket; to the supervisor that means: kill your workers and leave."""
-        control, self._control = self._control, None
-        if control is not None:
-            loop = asyncio.get_running_loop()
-            loop.remove_reader(control.fileno())
-            loop.remove_writer(control.fileno())
-            control.close()
-
-    def _exited(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
-        self._readable()  # what it said last
-        self.hang_up()
-        self.process.wait()
-        self._on_death(self)
-
-    @property
-    def status(self) -> str:
-        code = self.process.returncode
-        if code is not None and code < 0:
-            return signal.Signals(-code).name
-        return f"exit {code}"
 
 
 class Supervisors:
@@ -263,6 +144,7 @@ class Supervisors:
         match fact:
             case Booted():
                 supervisor.booted = True
+                self._budgets[supervisor.queue].ready()
                 self.errors.pop(supervisor.queue, None)
                 self._facts.tell(events.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))
             case BootFailed():

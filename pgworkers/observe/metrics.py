@@ -6,7 +6,7 @@ the app, verdicts, operations), never from a pid, a job id or a text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -90,7 +90,6 @@ class Metrics:
         info = Gauge("pgworkers_build_info", "Versions.", ("version", "app_version"), registry=r)
         info.labels(version, app_version).set(1)
         ProcessCollector(registry=r)
-        self._refresh: Callable[[], None] = lambda: None
         for queue in queues:
             for metric in (
                 self._wait,
@@ -111,12 +110,7 @@ class Metrics:
             for verdict in Verdict:
                 self._finished.labels(queue, task, verdict.value)
 
-    def on_scrape(self, refresh: Callable[[], None]) -> None:
-        """What brings the gauges up to date; called once per scrape."""
-        self._refresh = refresh
-
     def scrape(self, accept: str) -> tuple[bytes, str]:
-        self._refresh()
         encoder, content_type = choose_encoder(accept)
         return encoder(self.registry), content_type
 

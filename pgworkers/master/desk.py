@@ -1,0 +1,40 @@
+"""The desk of one queue: the jobs that wait for a worker, and the workers. No decisions but how far to claim ahead."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+
+from pgworkers.master.crew import Worker
+from pgworkers.master.held import Held
+
+#: A buffered job that no worker took for this long goes back to the other hosts.
+PATIENCE = 0.05
+#: How much work, in seconds per worker, may wait in the buffer of a queue with short jobs.
+AHEAD = 0.02
+
+
+def ahead(workers: int, typical: float | None, cap: int) -> int:
+    """How many jobs to claim beyond the idle workers: none until the queue's jobs are known to be short."""
+    if typical is None or typical > AHEAD:
+        return 0
+    return min(cap, int(workers * AHEAD / max(typical, 1e-5)))
+
+
+class QueueDesk:
+    """The buffer and the workers of one queue."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.buffer: deque[Held] = deque()
+        self.idle: list[Worker] = []
+        self.workers: list[Worker] = []
+        self.target = sys.maxsize
+        self.typical: float | None = None  # a moving average of recent durations, seconds
+
+    def learn(self, duration: float) -> None:
+        self.typical = duration if self.typical is None else 0.9 * self.typical + 0.1 * duration
+
+    def busy(self) -> Iterator[Worker]:
+        return (w for w in self.workers if w.held is not None)

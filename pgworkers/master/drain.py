@@ -1,0 +1,90 @@
+"""The drain: how a host ends.
+
+Stop claiming, give back what has not started, let running jobs finish while renewal and cancel go on; at the end of
+the drain time climb the ladder, wait for each process to be really dead, write what is left, remove the host's row.
+Nothing here waits for ever: a database that is down does not hold the exit, its jobs are rescued by their lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import psycopg
+
+from pgworkers.events import HostChanged
+from pgworkers.job import host as host_rows
+from pgworkers.master.line import LineDown
+
+if TYPE_CHECKING:
+    from pgworkers.master.host import Host
+
+STEP = 0.02
+#: How long supervisors may take to kill what is left and to leave, once their sockets are closed.
+LEAVE_TIME = 3.0
+
+
+async def drain(host: Host) -> None:
+    settings = host.settings
+    host.become("draining", f"{host.why}; {len(host.dispatch.busy())} running")
+    host.dispatch.claiming = False
+    host.supervisors.leave()
+    host.dispatch.give_back_all("the host is draining")
+    for worker in host.dispatch.all_workers():
+        if worker.state == "idle":
+            worker.leave()
+    await _until_idle(host, settings.drain, host.hurry)
+    if host.dispatch.busy():
+        await _stop_running(host)
+    await _write_the_rest(host)
+    host.supervisors.hang_up()
+    await _until_alone(host)
+    await _write_the_rest(host)
+    try:
+        async with asyncio.timeout(settings.statement_timeout):
+            await host.lines["duty"].ask(host_rows.remove(host.id))
+    except (LineDown, TimeoutError, psycopg.Error):
+        pass  # the row goes stale and is swept by others
+    host.become("gone", "drained")
+
+
+async def _until_idle(host: Host, limit: float, hurry: asyncio.Event | None = None) -> None:
+    try:
+        async with asyncio.timeout(limit):
+            while host.dispatch.busy() and not (hurry is not None and hurry.is_set()):
+                await asyncio.sleep(STEP)
+    except TimeoutError:
+        pass
+
+
+async def _stop_running(host: Host) -> None:
+    """The ladder for everything that still runs; told to hurry, without graces."""
+    settings = host.settings
+    host.become("stopping", f"{len(host.dispatch.busy())} still running")
+    for worker in host.dispatch.busy():
+        host.dispatch.wish(worker, "drain")
+    if not host.hurry.is_set():
+        await _until_idle(host, settings.ask_grace + settings.raise_grace + 2.0, host.hurry)
+    for worker in host.dispatch.busy():
+        host.dispatch.wish(worker, "kill")
+    await _until_idle(host, 2.0)
+
+
+async def _until_alone(host: Host) -> None:
+    try:
+        async with asyncio.timeout(LEAVE_TIME):
+            while host.supervisors.alive:
+                await asyncio.sleep(STEP)
+    except TimeoutError:
+        host.supervisors.kill()
+        while host.supervisors.alive:
+            await asyncio.sleep(STEP)
+
+
+async def _write_the_rest(host: Host) -> None:
+    try:
+        async with asyncio.timeout(host.settings.statement_timeout + 1.0):
+            await host.ends.idle.wait()
+    except TimeoutError:
+        left = f"{len(host.ends)} ends could not be written; their jobs will be rescued"
+        host.facts.tell(HostChanged(host.state, left))

@@ -1,0 +1,46 @@
+"""What signals mean to a master. asyncio notes them; everything happens in the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING
+
+from pgworkers.clock import monotonic, show_seconds
+from pgworkers.events import HostChanged
+
+if TYPE_CHECKING:
+    from pgworkers.master.host import Host
+
+
+def hear(host: Host) -> None:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, lambda: host.leave("SIGTERM"))
+    loop.add_signal_handler(signal.SIGINT, lambda: host.leave("SIGINT", now=host.leaving))
+    loop.add_signal_handler(signal.SIGQUIT, lambda: host.leave("SIGQUIT", now=True))
+    loop.add_signal_handler(signal.SIGCHLD, host.supervisors.reap)
+    loop.add_signal_handler(signal.SIGTTIN, lambda: resize(host, +1))
+    loop.add_signal_handler(signal.SIGTTOU, lambda: resize(host, -1))
+    loop.add_signal_handler(signal.SIGUSR1, lambda: log_state(host))
+    loop.add_signal_handler(signal.SIGHUP, lambda: log_state(host))
+
+
+def resize(host: Host, by: int) -> None:
+    """One worker more or less in every queue; an idle one goes first, a busy one after its job."""
+    if host.leaving:
+        return
+    for queue in host.dispatch.desks:
+        target = min(host.settings.max_workers, max(1, host.supervisors.target(queue) + by))
+        host.supervisors.scale(queue, target)
+        host.dispatch.shrink(queue, target)
+    host.facts.tell(HostChanged(host.state, "one worker " + ("more" if by > 0 else "less") + " per queue"))
+
+
+def log_state(host: Host) -> None:
+    now = monotonic()
+    for worker in host.dispatch.all_workers():
+        job = f" #{worker.held.claimed.id} {worker.held.claimed.task}" if worker.held else ""
+        why = f"{worker.name} pid {worker.pid} {worker.state}{job} for {show_seconds(now - worker.since)}"
+        host.facts.tell(HostChanged(host.state, why))
+    lines = ", ".join(f"{role} {'up' if line.up else 'down'}" for role, line in host.lines.items())
+    host.facts.tell(HostChanged(host.state, f"{len(host.ends)} ends waiting; connections: {lines}"))

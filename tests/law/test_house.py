@@ -1,0 +1,85 @@
+"""What must stay true of the code itself."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "pgworkers"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+ROOMS = sorted(path for path in PACKAGE.iterdir() if path.is_dir() and list(path.glob("*.py")))
+
+
+def calls(path: Path) -> set[str]:
+    """Dotted names that a module calls."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            found.add(ast.unparse(node.func))
+    return found
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+def test_imports_run_down_the_tree() -> None:
+    lint = Path(sys.executable).with_name("lint-imports")
+    if not lint.exists():
+        pytest.skip("import-linter is not installed; .ci/run has it")
+    done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+def test_each_room_has_an_essay_at_its_door(room: Path) -> None:
+    essay = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+    assert len(essay or "") > 80, f"{room.name}/__init__.py has no essay"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
+def test_each_module_says_what_it_is_and_can_be_read_in_one_sitting(module: Path) -> None:
+    text = module.read_text()
+    assert ast.get_docstring(ast.parse(text)), f"{module} has no docstring"
+    assert len(text.splitlines()) <= 330, f"{module} is too long"
+
+
+def test_only_the_supervisor_forks() -> None:
+    forking = {str(m.relative_to(PACKAGE)) for m in MODULES if "os.fork" in calls(m)}
+    assert forking == {"supervisor/fork.py"}
+
+
+def test_the_master_never_imports_what_imports_the_users_code() -> None:
+    for module in (PACKAGE / "master").glob("*.py"):
+        assert not imports(module) & {"pgworkers.app", "pgworkers.loading", "importlib"}, module
+
+
+def test_nothing_is_ever_pickled() -> None:
+    for module in MODULES:
+        assert not imports(module) & {"pickle", "marshal", "shelve"}, module
+
+
+def test_loops_have_no_sql_and_verbs_have_no_loops_over_time() -> None:
+    for module in (PACKAGE / "job").glob("*.py"):
+        assert not imports(module) & {"time", "asyncio", "threading"}, f"{module}: a verb with a clock"
+    for room in ("master", "supervisor", "worker"):
+        for module in (PACKAGE / room).glob("*.py"):
+            text = module.read_text()
+            assert "SELECT " not in text, f"{module}: a loop with SQL"
+            assert "UPDATE pgworkers" not in text, f"{module}: a loop with SQL"
+
+
+def test_no_room_is_a_drawer() -> None:
+    for module in MODULES:
+        assert module.stem not in {"utils", "helpers", "common", "base", "manager", "misc"}, module

@@ -1,0 +1,116 @@
+"""From a report or a death to what is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from pgworkers.job.claim import Claimed
+from pgworkers.job.finish import End
+from pgworkers.job.retry import Again
+from pgworkers.job.state import State, Verdict
+from pgworkers.master.held import Held
+from pgworkers.master.verdict import of_death, of_report, settle
+from pgworkers.specs import TaskSpec
+from pgworkers.supervisor.messages import Died
+from pgworkers.worker.messages import Report
+
+
+def held(*, attempt: int = 1, max_attempts: int = 3, crashes: int = 0, wish: str | None = None) -> Held:
+    job = Claimed(
+        7,
+        4,
+        "default",
+        "work",
+        "{}",
+        attempt,
+        crashes,
+        max_attempts,
+        2,
+        None,
+        None,
+        None,
+        None,
+        None,
+        [],
+        0.0,
+        False,
+    )
+    found = Held(job, TaskSpec("work", "default"))
+    found.wish = wish
+    return found
+
+
+def written(report: Report, **kwargs: object) -> End | Again:
+    return settle(held(**kwargs), of_report(report), 0.5, "default/0 pid 1", "v1")  # type: ignore[arg-type]
+
+
+def died(status: str = "SIGKILL", signal: int = 9, **kwargs: object) -> Died:
+    return Died(0, 1, 7, 4, status, signal, True, **kwargs)  # type: ignore[arg-type]
+
+
+def test_done_is_succeeded_whatever_was_wished() -> None:
+    end = written(Report("done", 1.0, 0.5, 1000), wish="cancel")
+    assert isinstance(end, End)
+    assert (end.state, end.verdict) == (State.SUCCEEDED, Verdict.SUCCEEDED)
+
+
+def test_an_error_is_retried_until_the_attempts_are_spent() -> None:
+    assert isinstance(written(Report("error", 1, 1, 1, error="x"), attempt=2), Again)
+    last = written(Report("error", 1, 1, 1, error="x"), attempt=3)
+    assert isinstance(last, End)
+    assert last.state is State.DEAD
+
+
+def test_an_unknown_outcome_is_a_failure_and_never_a_success() -> None:
+    end = written(Report("hooray", 1, 1, 1), attempt=3)
+    assert (end.verdict, isinstance(end, End) and end.state) == (Verdict.ERROR, State.DEAD)
+
+
+def test_a_cancel_that_met_a_failing_handler_skips_the_retry_curve() -> None:
+    end = written(Report("error", 1, 1, 1, error="x"), wish="cancel")
+    assert isinstance(end, End)
+    assert end.state is State.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("reason", "verdict", "free"),
+    [
+        ("drain", Verdict.INTERRUPTED, True),
+        ("kill", Verdict.INTERRUPTED, True),
+        ("deadline", Verdict.TIMEOUT, False),
+    ],
+)
+def test_a_stopped_handler_ends_by_the_reason_of_the_ladder(
+    reason: str, verdict: Verdict, free: bool
+) -> None:
+    end = written(Report("stopped", 1, 1, 1, reason=reason, rungs=[("ask", 0.0)]))
+    assert isinstance(end, Again)
+    assert (end.verdict, end.free) == (verdict, free)
+    assert end.rungs == '[{"rung":"ask","after":0.0}]'
+
+
+@pytest.mark.parametrize(
+    ("death", "verdict"),
+    [
+        (died(), Verdict.CRASH),
+        (died(oom=True), Verdict.OOM),
+        (died("SIGSEGV", 11), Verdict.CRASH),
+        (died("exit 0", 0), Verdict.EXIT),
+        (died(reason="memory"), Verdict.MEMORY_LIMIT),
+        (died(reason="deadline"), Verdict.TIMEOUT),
+        (died(reason="drain"), Verdict.INTERRUPTED),
+    ],
+)
+def test_a_death_has_a_verdict_and_a_sentence(death: Died, verdict: Verdict) -> None:
+    ending = of_death(death)
+    assert ending.verdict is verdict
+    assert ending.error
+
+
+def test_a_crash_counts_and_the_last_allowed_one_is_the_end() -> None:
+    first = settle(held(crashes=0), of_death(died()), 0.5, "", "")
+    assert isinstance(first, Again)
+    assert first.crash
+    second = settle(held(crashes=1), of_death(died()), 0.5, "", "")
+    assert isinstance(second, End)
+    assert second.state is State.DEAD
