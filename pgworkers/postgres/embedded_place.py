@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,6 +101,8 @@ def socket_directory(place: Place, account: Account) -> Path:
     beside = place.root / "socket"
     if fits(beside):
         if not accounts.is_private(beside, account):
+            if beside.exists():  # of a copied project; no server of ours runs now, so nobody needs it
+                shutil.rmtree(beside)
             accounts.make_private(beside, account)
         return beside
     name = "pgworkers-" + hashlib.sha256(os.fsencode(place.data)).hexdigest()[:12]

@@ -11,7 +11,7 @@ import select
 import signal
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,6 +93,7 @@ def start(
     give_up = time.monotonic() + ORPHANS_TIMEOUT
     while True:
         _forget_reused_pid(place.data)
+        _forget_socket(socket_dir)
         position = _turn_log(place.log)
         pid = _spawn(place, binaries, account, socket_dir, options)
         if _wait_ready(place.data, pid):
@@ -212,8 +213,16 @@ def _forget_reused_pid(data: Path) -> None:
     """
     pid = recorded_pid(data)
     if pid is not None and Path(f"/proc/{pid}").exists() and not is_server(pid, data):
-        with suppress(FileNotFoundError):
-            (data / "postmaster.pid").unlink()
+        (data / "postmaster.pid").unlink(missing_ok=True)
+
+
+def _forget_socket(socket_dir: Path) -> None:
+    """Remove the socket of a server that was killed: its lock file would be believed while the pid is a zombie.
+
+    The directory serves this data directory alone, and no server of it runs.
+    """
+    for name in (f".s.PGSQL.{PORT}", f".s.PGSQL.{PORT}.lock"):
+        (socket_dir / name).unlink(missing_ok=True)
 
 
 def _turn_log(log: Path) -> int:

