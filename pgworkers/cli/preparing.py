@@ -57,7 +57,8 @@ def _by_app(said: Invocation, config: str, name: str, how: dict[str, Any]) -> Pr
 
 def _by_name(said: Invocation, name: str, how: dict[str, Any]) -> Preparer:
     """Without an app: the database's own table of tasks, if it knows this one, fills in queue and budgets."""
-    from pgworkers import options, payload
+    from pgworkers import payload
+    from pgworkers.declare import options
     from pgworkers.job.enqueue import NewJob
 
     loaded = place.load(said)
