@@ -2,7 +2,9 @@
 
 `connect` decides which database is meant and what each of our sessions is like. `statements` loads the `.sql` files that
 lie beside the verbs in `job/` and runs them on blocking and async connections. `migrate` brings the schema up to date.
-`embedded` (with its `embedded_*` parts) manages a server of our own for people who have none.
+`embedded` manages a server of our own for people who have none: `embedded_locks` counts who uses it, `embedded_account`
+says as whom it runs, `embedded_place` where its data and socket lie, `embedded_binaries` where its programs come from,
+`embedded_process` starts and ends it, `embedded_cluster` makes what is inside. docs/adr/0110 has the reasons.
 
 Nothing here knows what a job is. May import: settings, clock, errors. Called by everything above.
 """

@@ -2,7 +2,7 @@
 
 `EmbeddedServer(home).acquire()` gives the address of a running server: the one that already serves this home,
 or a new one. Every process that acquired is a user; the last one to release stops the server, and the kernel
-releases for those that were killed. The reasons behind each step are in docs/adr/0002-embedded-server.md.
+releases for those that were killed. The reasons behind each step are in docs/adr/0110-embedded-server.md.
 """
 
 from __future__ import annotations

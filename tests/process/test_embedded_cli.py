@@ -1,0 +1,78 @@
+"""`pgworkers pg …` as a person types it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from support.command import Command
+from support.embedded import Homes
+
+NOT_RUNNING = 3
+
+
+@pytest.fixture
+def homes(tmp_path: Path, bindir: Path | None) -> Iterator[Homes]:
+    homes = Homes(tmp_path, bindir)
+    homes.home = tmp_path / ".pgworkers"
+    yield homes
+    homes.close()
+
+
+@pytest.fixture
+def pgworkers(homes: Homes) -> Command:
+    homes.server()  # so that it is stopped whatever happens
+    return Command(homes.root)
+
+
+def test_start_status_psql_stop_reset(pgworkers: Command, homes: Homes) -> None:
+    assert "none yet" in pgworkers("pg", "status", code=NOT_RUNNING).out
+    assert not homes.home.exists()
+
+    started = pgworkers("pg", "start")
+    assert "starting the embedded Postgres" in started.err
+    with psycopg.connect(started.out.strip()) as conn:
+        conn.execute("CREATE TABLE there (n int)")
+    found = pgworkers("pg", "status", "-o", "json").json()
+    assert found["dsn"] == started.out.strip()
+    assert (found["ready"], found["kept"], found["users"]) == (True, True, [])
+
+    assert pgworkers("pg", "psql", "-At", "-c", "SELECT count(*) FROM there").out == "0\n"
+    assert pgworkers("pg", "psql", "-At", given="SELECT 7").out == "7\n"
+    pgworkers("pg", "psql", "-c", "SELECT nonsense", code=1)
+    assert "running, until pgworkers pg stop" in pgworkers("pg", "status").out
+
+    assert "stopped" in pgworkers("pg", "stop").err
+    assert "not running" in pgworkers("pg", "stop").err
+    assert "nothing was deleted" in pgworkers.fails("pg", "reset", code=2)
+    assert pgworkers("pg", "psql", "-At", "-c", "SELECT count(*) FROM there").out == "0\n"
+    pgworkers("pg", "status", code=NOT_RUNNING)  # psql was the last user
+    pgworkers("pg", "reset", "--yes")
+    assert "nothing to delete" in pgworkers("pg", "reset", "--yes").err
+
+
+def test_stop_says_who_uses_it(pgworkers: Command, homes: Homes) -> None:
+    with homes.user() as user:
+        user.server_pid()
+        assert f"in use by process {user.pid}" in pgworkers.fails("pg", "stop", code=1)
+        assert f"used by  {user.pid} (python" in pgworkers("pg", "status").out
+        pgworkers("pg", "stop", "--force")
+        user.kill()
+    pgworkers("pg", "status", code=NOT_RUNNING)
+
+
+def test_home_is_a_setting(pgworkers: Command, homes: Homes) -> None:
+    elsewhere = homes.root / "there"
+    homes.server(elsewhere)
+    pgworkers("pg", "start", PGWORKERS_HOME=str(elsewhere))
+    assert (elsewhere / "data").is_dir()
+    assert not homes.home.exists()
+    pgworkers("pg", "stop", PGWORKERS_HOME=str(elsewhere))
+
+
+def test_directory_that_cannot_be_used(pgworkers: Command) -> None:
+    error = pgworkers.fails("pg", "start", code=4, PGWORKERS_HOME="/proc/pgworkers")
+    assert "cannot be used" in error
+    assert "PGWORKERS_HOME" in error
