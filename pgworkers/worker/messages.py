@@ -1,7 +1,7 @@
 """What the master and a worker say to each other over their socketpair.
 
-Frames are a fixed binary header (`process/frames.py`) and a JSON body. Argument, result and checkpoint texts pass
-through unparsed as `msgspec.Raw`: the master never looks inside them.
+Frames are a fixed binary header (`process/frames.py`) and a JSON body. Argument, result and checkpoint
+texts pass through unparsed as `msgspec.Raw`: the master never looks inside them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from enum import IntEnum
 
 import msgspec
 from msgspec import Raw
+
+NULL = Raw(b"null")
 
 
 class Kind(IntEnum):
@@ -37,10 +39,10 @@ class Order(msgspec.Struct, array_like=True):
 
 
 class Progress(msgspec.Struct, array_like=True):
-    """What changed since the last beat. None: unchanged."""
+    """What changed since the last beat; the JSON text `null`: unchanged."""
 
-    progress: Raw | None
-    checkpoint: Raw | None
+    progress: Raw = NULL
+    checkpoint: Raw = NULL
 
 
 class Report(msgspec.Struct, array_like=True):
@@ -50,14 +52,14 @@ class Report(msgspec.Struct, array_like=True):
     duration: float
     cpu: float  # seconds, children included
     peak_rss: int  # bytes
-    result: Raw | None = None  # done: JSON text
+    result: Raw = NULL  # done: JSON text (msgspec cannot decode `Raw | None`)
     error: str | None = None  # one line: "ValueError: no such file"
     traceback: str | None = None
     after: float | None = None  # retry, snooze, throttled, or computed by a back-off function
     reason: str | None = None  # stopped: cancel, deadline, memory, drain, lease, kill
     rungs: list[tuple[str, float]] = []  # stopped: (rung, seconds after the wish)
     output: str | None = None  # the end of stdout and stderr, unless done
-    progress: Raw | None = None
-    checkpoint: Raw | None = None
+    progress: Raw = NULL  # since the last PROGRESS; `null`: unchanged
+    checkpoint: Raw = NULL  # likewise
     started: bool = True  # False: stopped before the handler began
     last: bool = False  # the worker leaves after this job (max_jobs, max_rss)

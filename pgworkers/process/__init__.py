@@ -1,0 +1,24 @@
+"""POSIX and Linux, and nothing else.
+
+What lives here: thin, typed wrappers around what the kernel offers to somebody who runs a tree of
+processes: death signals and subreapers (`prctl`), descriptors without a name (`memfd`), process titles,
+shared memory (`scoreboard`), framing of byte streams (`frames`) and packets (`packets`), signals turned
+into notes (`signals`), who is whose child (`tree`), memory and CPU of a process (`measure`), evidence of
+the kernel's out-of-memory killer (`oom`), limits of nice, threads and OOM score (`limits`), and the points
+where a test may let a process die (`faults`).
+
+Who calls it: master, supervisor and worker alike. What it may touch: the process it is called in, and
+/proc. It knows no job, no queue, no database, and makes no decision: a wrong number of workers or a job to
+stop is somebody else's.
+
+Two facts of Linux decide the shape of the tree and are worth knowing before reading on:
+
+- **PDEATHSIG is sent when the parent *thread* ends**, is cleared by fork, and is lost if the parent was
+  already gone when it was set. So every process sets it from its own main thread and then compares
+  `getppid()`.
+- **A child subreaper inherits orphans.** A worker is one, so what its handler double-forks becomes its own
+  child; the supervisor is one too, so what a dead worker leaves becomes the supervisor's child. Therefore a
+  child of the supervisor that is not one of its workers belongs to a worker that is dead, whatever session
+  or process group it moved to and whatever environment it has. Sweeping needs no marker and no guess, and
+  only ever signals direct children, whose pids cannot be re-used before we reap them. (docs/adr/0202)
+"""

@@ -1,0 +1,83 @@
+"""Packets with descriptors over a SOCK_SEQPACKET socket that never blocks.
+
+The sender keeps what the other side does not take yet: a stopped reader costs memory, never time. One
+packet is one message; a descriptor travels with it and is closed here once it is sent.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections import deque
+
+#: The largest packet. Below the kernel's default socket buffer (208 KiB), so that one always fits.
+MAX_PACKET = 128 << 10
+
+
+class Packets:
+    """One end of a packet socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self.sock = sock
+        self._queue: deque[tuple[bytes, int | None]] = deque()
+        self.broken = False
+
+    @property
+    def waiting(self) -> int:
+        """Packets not yet taken by the other side."""
+        return len(self._queue)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Descriptors that wait to be sent: a forked child must close them."""
+        return [fd for _, fd in self._queue if fd is not None]
+
+    def send(self, data: bytes, fd: int | None = None) -> None:
+        """Queue a packet and send what can be sent. `fd` is ours from now on."""
+        if len(data) > MAX_PACKET:
+            raise ValueError(f"a packet of {len(data)} bytes is larger than {MAX_PACKET}")
+        self._queue.append((data, fd))
+        if self.broken:
+            self.drop()
+        self.flush()
+
+    def flush(self) -> None:
+        while self._queue and not self.broken:
+            data, fd = self._queue[0]
+            try:
+                socket.send_fds(self.sock, [data], [] if fd is None else [fd], socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # ETOOMANYREFS: too many descriptors in flight, the reader is behind; all else: nobody reads
+                # any more
+                if error.errno in (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM):
+                    return
+                self.broken = True
+                self.drop()
+                return
+            self._queue.popleft()
+            if fd is not None:
+                os.close(fd)
+
+    def drop(self) -> None:
+        """Close what was never sent."""
+        for fd in self.descriptors:
+            os.close(fd)
+        self._queue.clear()
+
+    def receive(self) -> list[tuple[bytes, list[int]]] | None:
+        """All packets that have arrived, or None when the other side is gone."""
+        packets: list[tuple[bytes, list[int]]] = []
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self.sock, MAX_PACKET, 1)
+            except BlockingIOError:
+                return packets
+            except ConnectionError:
+                return packets or None
+            if not data:
+                return packets or None
+            packets.append((data, list(fds)))

@@ -1,0 +1,191 @@
+"""Facts in shared memory: one slot per worker, written without locks, read without asking.
+
+The supervisor maps it before it forks; parent and children see the same pages. It is anonymous memory:
+there is no descriptor to leak and no file to clean up, and it is gone with the last process.
+
+Every field is one aligned 64-bit integer with exactly one writer, so a reader sees an old or a new value,
+never half of one. What belongs together is held together by the lease: the worker writes it last when a job
+begins and clears it first when the job has ended; `Slot.running` reads job and lease before and after the
+rest.
+
+Times are nanoseconds of CLOCK_BOOTTIME. Deadlines are promises to the outside world, where time goes on
+while a laptop or a virtual machine is suspended; CLOCK_MONOTONIC would stand still. Both are the same for
+all processes of the machine.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+from enum import IntEnum
+from typing import NamedTuple
+
+FIELDS = 32
+SLOT_SIZE = FIELDS * 8
+
+
+class State(IntEnum):
+    """What a worker does, as it says itself."""
+
+    EMPTY = 0  #: no process
+    BOOTING = 1  #: forked; start hooks run
+    IDLE = 2  #: waits for an order
+    RUNNING = 3  #: the handler has the process; the ladder may climb
+    REPORTING = 4  #: the handler has ended; no wish can undo that
+    LEAVING = 5  #: stop hooks run
+
+
+class Reason(IntEnum):
+    """Why somebody wants a job to stop."""
+
+    NONE = 0
+    CANCEL = 1
+    DEADLINE = 2
+    MEMORY = 3
+    DRAIN = 4
+    LEASE = 5
+    KILL = 6
+    STALL = 7
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+class Field:
+    """One 64-bit number of a slot."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __get__(self, slot: Slot, owner: type[Slot]) -> int:
+        return slot.view[self.index]
+
+    def __set__(self, slot: Slot, value: int) -> None:
+        slot.view[self.index] = value
+
+
+class Running(NamedTuple):
+    """One consistent look at the job in a slot."""
+
+    job: int
+    lease: int
+    state: int
+    started: int
+    deadline: int
+    memory: int
+    cpu_before: int
+    output_from: int
+
+
+class Slot:
+    """One worker's line of the scoreboard."""
+
+    __slots__ = ("view",)
+
+    # written by the worker
+    state = Field(0)
+    beat = Field(1)
+    job = Field(2)
+    lease = Field(3)
+    started = Field(4)
+    deadline = Field(5)  # 0: none
+    memory = Field(6)  # bytes, 0: no limit
+    window = Field(7)  # 1: the handler may be interrupted
+    jobs = Field(8)  # done in this life
+    progress = Field(9)  # permille, -1: unknown
+    cpu_before = Field(10)  # microseconds used when the job began
+    output_from = Field(11)  # offset in the capture file where the job's output begins
+    # written by the supervisor
+    wish_job = Field(16)
+    wish_lease = Field(17)
+    wish_reason = Field(18)
+    rung = Field(19)
+    asked = Field(20)
+    raised = Field(21)
+
+    def __init__(self, view: memoryview[int]) -> None:
+        self.view = view
+
+    def clear(self) -> None:
+        """By the supervisor, while no process has the slot."""
+        for index in range(FIELDS):
+            self.view[index] = 0
+
+    def begin(
+        self, job: int, lease: int, started: int, deadline: int, memory: int, cpu: int, output: int
+    ) -> None:
+        """By the worker: a job is mine. The lease comes last."""
+        self.started = started
+        self.deadline = deadline
+        self.memory = memory
+        self.cpu_before = cpu
+        self.output_from = output
+        self.progress = -1
+        self.state = State.RUNNING
+        self.job = job
+        self.lease = lease
+
+    def end(self) -> None:
+        """By the worker: its report is on the way. The lease goes first."""
+        self.lease = 0
+        self.job = 0
+        self.deadline = 0
+        self.memory = 0
+        self.jobs += 1
+        self.state = State.IDLE
+
+    def running(self) -> Running:
+        """By the supervisor: job 0 means none."""
+        while True:
+            job, lease = self.job, self.lease
+            seen = Running(
+                job if lease else 0,
+                lease,
+                self.state,
+                self.started,
+                self.deadline,
+                self.memory,
+                self.cpu_before,
+                self.output_from,
+            )
+            if (self.job, self.lease) == (job, lease):
+                return seen
+
+    def wish(self, job: int, lease: int, reason: int, asked: int) -> None:
+        """By the supervisor: this job should stop. The job number comes last."""
+        if (self.wish_job, self.wish_lease) == (job, lease):
+            return
+        self.wish_job = 0
+        self.wish_reason = reason
+        self.rung = 0
+        self.asked = asked
+        self.raised = 0
+        self.wish_lease = lease
+        self.wish_job = job
+
+    def wished(self, job: int, lease: int) -> int:
+        """By the worker: the reason why this very execution should stop, 0 if it may go on."""
+        if self.wish_job == job and self.wish_lease == lease:
+            return self.wish_reason
+        return 0
+
+
+class Scoreboard:
+    """All slots of one supervisor."""
+
+    def __init__(self, slots: int) -> None:
+        self._map = mmap.mmap(-1, max(1, slots) * SLOT_SIZE)  # MAP_SHARED and anonymous
+        self._view = memoryview(self._map).cast("q")
+        self.slots = [Slot(self._view[i * FIELDS : (i + 1) * FIELDS]) for i in range(slots)]
+
+    def __getitem__(self, index: int) -> Slot:
+        return self.slots[index]
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+def now() -> int:
+    """The clock of the scoreboard."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)

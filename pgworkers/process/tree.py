@@ -1,0 +1,153 @@
+"""Who is whose child, read from /proc."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Stat(NamedTuple):
+    """The part of /proc/PID/stat that we use."""
+
+    pid: int
+    state: str  # R, S, D, T (stopped), Z (zombie) ...
+    ppid: int
+    ticks: int  # user and system time of the process itself
+    started: int  # ticks since boot: together with the pid the identity of a process
+
+
+def stat(pid: int) -> Stat | None:
+    """None: there is no such process."""
+    try:
+        data = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    # the name in parentheses may hold anything, also parentheses: cut at the last one
+    fields = data[data.rindex(b")") + 2 :].split()
+    return Stat(pid, fields[0].decode(), int(fields[1]), int(fields[11]) + int(fields[12]), int(fields[19]))
+
+
+def pids() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def children(pid: int) -> list[int]:
+    """Children of a process, zombies included.
+
+    For the calling process the kernel's list is exact: entries leave it only by our own wait, new ones come
+    at its end. For another process it is a snapshot that may miss one that a concurrent exit moved.
+    """
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            try:
+                text = Path(f"/proc/{pid}/task/{task}/children").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                if os.path.exists(f"/proc/{pid}/task/{task}"):
+                    return _children_by_scan(pid)  # a kernel without CONFIG_PROC_CHILDREN
+                continue  # the thread ended
+            found += map(int, text.split())
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return found
+
+
+def _children_by_scan(pid: int) -> list[int]:
+    stats = (stat(other) for other in pids())
+    return [s.pid for s in stats if s is not None and s.ppid == pid]
+
+
+def family(pid: int) -> list[int]:
+    """A process and all its descendants, now."""
+    found = [pid]
+    for member in found:
+        found += (child for child in children(member) if child not in found)
+    return found
+
+
+def kill_strays(spared: set[int]) -> tuple[int, int]:
+    """SIGKILL every child of this process that is not spared, and reap those that are dead.
+
+    Returns (newly killed, still there). Their children become ours when they are dead, so call it until
+    nothing is left. Only direct children are signalled: nobody else can have their pid while we have not
+    reaped them.
+    """
+    killed = left = 0
+    for child in children(os.getpid()):
+        if child in spared:
+            continue
+        if reap(child):
+            continue
+        found = stat(child)
+        if found is not None and found.state != "Z" and not _dying(child):
+            killed += 1
+            try:
+                os.kill(child, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        left += 0 if reap(child) else 1
+    return killed, left
+
+
+def _dying(pid: int) -> bool:
+    """SIGKILL is already pending: it was counted before."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if (
+                line.startswith(("ShdPnd:", "SigPnd:"))
+                and int(line.split()[1], 16) >> (signal.SIGKILL - 1) & 1
+            ):
+                return True
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return False
+
+
+def reap(pid: int) -> bool:
+    """True: the child is dead and reaped (or was nobody's)."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def marked(variable: str, prefix: str) -> list[int]:
+    """Processes whose environment, as it was at exec, holds `variable` with a value that begins with `prefix`."""
+    wanted = f"{variable}={prefix}".encode()
+    found = []
+    for pid in pids():
+        if _has_marker(pid, wanted):
+            found.append(pid)
+    return found
+
+
+def kill_marked(variable: str, prefix: str, spared: set[int]) -> int:
+    """SIGKILL all marked processes but the spared. A pidfd pins the process between the look and the signal."""
+    wanted = f"{variable}={prefix}".encode()
+    killed = 0
+    for pid in marked(variable, prefix):
+        if pid in spared or pid == os.getpid():
+            continue
+        try:
+            pinned = os.pidfd_open(pid)
+        except OSError:
+            continue
+        try:
+            if _has_marker(pid, wanted):
+                signal.pidfd_send_signal(pinned, signal.SIGKILL)
+                killed += 1
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(pinned)
+    return killed
+
+
+def _has_marker(pid: int, wanted: bytes) -> bool:
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return environ.startswith(wanted) or b"\0" + wanted in environ

@@ -1,0 +1,20 @@
+"""One supervisor per queue: it imports the app once, forks workers, stops them, reaps them, and tells.
+
+It holds nothing: no connection, no thread, no state of the user but the imported app. That is what makes its
+fork safe and its death harmless. `python -m pgworkers.supervisor` is exec'd by the master with one control
+socket; orders come down on it (`messages.Command`), facts go up (`messages.Fact`).
+
+- `boot`     imports the app, and refuses to fork if that started threads
+- `fork`     makes a worker: socketpair, capture files, the child's first steps
+- `crew`     what it knows of each living worker
+- `ladder`   (pure) which rung of ask, raise, dump, kill is due
+- `watch`    (pure) deadlines, memory limits, stalls
+- `climb`    does what `ladder` and `watch` decided
+- `reap`     the death of a worker: group, rusage, orphans, cause
+- `capture`  output and stack dumps in nameless files; output is passed on, never waited for
+- `main`     boot, tick, leave
+- `describe` and `ask`: a short-lived child that imports the app and tells the master what is in it
+
+The loop never blocks but in its selector. A stopped master, a full terminal, a worker that hangs in C: each
+costs memory or a dropped line, never a tick, because deadlines hold only if the loop goes round.
+"""

@@ -1,0 +1,16 @@
+"""`python -m pgworkers.supervisor --fd N --parent PID [--room=...]`: exec'd by the master, not for people."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from pgworkers.supervisor.main import main
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="pgworkers.supervisor")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--room", help="ignored: makes the command line long enough for titles")
+    given = parser.parse_args()
+    sys.exit(main(given.fd, given.parent))

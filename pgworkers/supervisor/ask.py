@@ -1,0 +1,97 @@
+"""Asking the `describe` child, with patience that ends."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import msgspec
+
+from pgworkers.clock import show_seconds
+from pgworkers.errors import AppNotLoaded
+from pgworkers.process import signals
+from pgworkers.specs import AppSpec
+
+_ANSWER_LIMIT = 64 << 20
+_FLUSH_TIME = 0.5  # for what the app printed
+
+
+class _Refusal(msgspec.Struct):
+    error: str
+    traceback: str = ""
+
+
+def describe(config: str, timeout: float) -> AppSpec:
+    """What the app declares. AppNotLoaded (with the app's own traceback) when it cannot be imported or described."""
+    reader, writer = os.pipe()
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "pgworkers.supervisor.describe", "--fd", str(writer), "--config", config],
+            pass_fds=[writer],
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        )
+    except BaseException:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    try:
+        data = _read_line(reader, child, time.monotonic() + timeout)
+    finally:
+        os.close(reader)
+        _end(child)
+    if data is None:
+        raise AppNotLoaded(
+            f"importing {config} took longer than {show_seconds(timeout)}; nothing was started. "
+            "Move slow work to @app.on_worker_start, or raise the setting `boot`"
+        )
+    return _understand(config, data, child.returncode)
+
+
+def _read_line(reader: int, child: subprocess.Popen[bytes], give_up: float) -> bytes | None:
+    """One line, or what there is when the child is gone; None: too late.
+
+    Not until end of file: a process that the app started may hold the pipe for ever.
+    """
+    data = b""
+    while not data.endswith(b"\n") and len(data) < _ANSWER_LIMIT:
+        left = give_up - time.monotonic()
+        if left <= 0:
+            return None
+        if select.select([reader], [], [], min(left, 0.05))[0]:
+            part = os.read(reader, 1 << 16)
+            if not part:
+                break
+            data += part
+        elif _is_gone(child) and not select.select([reader], [], [], 0)[0]:
+            break
+    return data
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """It has answered, or never will. Its group goes first: while it is not reaped the number is its own."""
+    give_up = time.monotonic() + _FLUSH_TIME
+    while not _is_gone(child) and time.monotonic() < give_up:
+        time.sleep(0.002)
+    signals.send_group(child.pid, signal.SIGKILL)
+    child.kill()
+    child.wait()
+
+
+def _is_gone(child: subprocess.Popen[bytes]) -> bool:
+    return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+
+
+def _understand(config: str, data: bytes, status: int) -> AppSpec:
+    if not data.endswith(b"\n"):
+        how = f"was ended by {signals.name(-status)}" if status < 0 else f"left with exit status {status}"
+        raise AppNotLoaded(f"{config}: the process that imported it {how} before it could say what is in it")
+    if data.startswith(b'{"error"'):
+        refusal = msgspec.json.decode(data, type=_Refusal)
+        raise AppNotLoaded(refusal.error, refusal.traceback)
+    return msgspec.json.decode(data, type=AppSpec)

@@ -1,0 +1,114 @@
+"""Importing the app once, so that every worker has it for the price of a fork."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from pgworkers.app import App, load
+from pgworkers.clock import show_seconds
+from pgworkers.errors import AppNotLoaded
+from pgworkers.process import limits
+from pgworkers.settings import Settings
+from pgworkers.supervisor.messages import Boot, Booted, BootFailed
+from pgworkers.supervisor.scrub import scrub
+
+
+@dataclass(slots=True)
+class Loaded:
+    app: App
+    settings: Settings
+    fact: Booted
+
+
+class _TookTooLong(BaseException):
+    """A BaseException, so that a module's own `except Exception` does not swallow it."""
+
+
+def settings_of(boot: Boot) -> Settings:
+    """The master has parsed and checked them; JSON has kept the numbers."""
+    return Settings(**boot.settings)  # type: ignore[arg-type]
+
+
+def load_app(boot: Boot) -> Loaded | BootFailed:
+    """Import the app and the queue's preload modules, and see that a fork is safe."""
+    settings = settings_of(boot)
+    started = time.monotonic()
+    limits.set_threads(boot.queue.threads)
+    limits.set_nice(boot.queue.nice)
+    try:
+        with _Alarm(settings.boot):
+            app = load(boot.config)
+            for name in boot.queue.preload:
+                importlib.import_module(name)
+    except _TookTooLong as error:
+        return BootFailed(
+            f"importing {boot.config} took longer than {show_seconds(settings.boot)}; no worker was started. "
+            "Move slow work to @app.on_worker_start, or raise the setting `boot`",
+            scrub("".join(traceback.format_exception(error))),
+        )
+    except AppNotLoaded as error:
+        return BootFailed(scrub(str(error)), scrub(traceback_of(error)))
+    except BaseException as error:
+        said = "".join(traceback.format_exception_only(error)).strip()
+        return BootFailed(
+            scrub(f"importing {boot.config} failed: {said}; no worker was started"),
+            scrub(traceback_of(error)),
+        )
+    threads = running_threads()
+    if threads:
+        return BootFailed(
+            f"{boot.config} starts threads while it is imported ({', '.join(threads)}), and a process with "
+            "threads must not fork; no worker was started. Start them in @app.on_worker_start, import "
+            "libraries with thread pools of their own in the handler, or declare the queue with threads=1"
+        )
+    gc.collect()
+    gc.freeze()  # what is here now is shared with all workers: do not touch it
+    return Loaded(app, settings, Booted(round(time.monotonic() - started, 3), len(sys.modules)))
+
+
+def traceback_of(error: BaseException) -> str:
+    """The user's part of the traceback if the loader kept one, else all of it."""
+    kept = error.traceback if isinstance(error, AppNotLoaded) else ""
+    return kept or "".join(traceback.format_exception(error))
+
+
+def running_threads() -> list[str]:
+    """Names of all threads but the main one: Python's, and those that libraries started behind its back."""
+    named = {thread.native_id: thread.name for thread in threading.enumerate()}
+    named.pop(os.getpid(), None)
+    for task in os.listdir("/proc/self/task"):
+        if int(task) != os.getpid() and int(task) not in named:
+            try:
+                comm = Path(f"/proc/self/task/{task}/comm").read_text().strip()
+            except OSError:
+                continue
+            named[int(task)] = f"native thread {comm}"
+    return sorted(named.values())
+
+
+class _Alarm:
+    """Raises where the import hangs. Code that hangs in C is left to the master's patience."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        def ring(_signum: int, _frame: FrameType | None) -> None:
+            raise _TookTooLong
+
+        signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)

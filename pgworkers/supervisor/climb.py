@@ -1,0 +1,196 @@
+"""Doing what `ladder` and `watch` decided: writing wishes, sending signals, looking twice before a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from pgworkers.process import measure, scoreboard, signals, tree
+from pgworkers.process.scoreboard import Reason, Running, State
+from pgworkers.settings import Settings
+from pgworkers.supervisor import ladder, watch
+from pgworkers.supervisor.ladder import Climb, Rung, Seen
+from pgworkers.supervisor.member import DumpWish, Worker
+from pgworkers.supervisor.messages import Dump, Fact, Stack, Stalled, Stop
+
+_DUMP_STEP = 0.005
+_STOP_STEP = 0.001
+_STOP_TRIES = 50
+
+
+def wish(worker: Worker, order: Stop, now: float) -> None:
+    """A wish of the master. It may be for a job that is still in the worker's socket: it waits for it then."""
+    key = (order.job, order.lease)
+    known = worker.climbs.get(key)
+    if known is not None:
+        known.hurry(order.ask_grace, order.raise_grace)
+        return
+    worker.climbs[key] = Climb(
+        order.job, order.lease, order.reason, now, max(0.0, order.ask_grace), max(0.0, order.raise_grace)
+    )
+    worker.slot.wish(order.job, order.lease, _reason(order.reason), int(now * 1e9))
+
+
+def _reason(word: str) -> int:
+    return Reason.__members__.get(word.upper(), Reason.KILL)
+
+
+def check_limits(worker: Worker, settings: Settings, now: float) -> None:
+    """Deadline and memory limit travel in the slot: they hold without master and database."""
+    running = worker.slot.running()
+    key = (running.job, running.lease)
+    if running.state == State.LEAVING and running.deadline and now * 1e9 > running.deadline:
+        kill_group(worker, "kill")  # its stop hooks hang
+    if running.job == 0 or key in worker.climbs:
+        return
+    used = measure.over(worker.pid, running.memory) if running.memory else 0
+    reason = watch.broken_limit(int(now * 1e9), running, used)
+    if reason is not Reason.NONE:
+        worker.climbs[key] = Climb(*key, reason.word, now, settings.ask_grace, settings.raise_grace)
+
+
+def step(worker: Worker, now: float) -> None:
+    """Climb as far as is due."""
+    if not worker.climbs:
+        return
+    running = worker.slot.running()
+    seen = _seen(worker, running)
+    for key, climb in list(worker.climbs.items()):
+        climb.met = climb.met or ladder.concerns(climb, seen)
+        if ladder.over(climb, seen) or (not climb.met and now - climb.wished > 60):
+            del worker.climbs[key]
+            continue
+        while (rung := ladder.tick(now, climb, _seen(worker, running))) is not None:
+            climb.times[rung] = now
+            if not _do(worker, climb, rung, now):
+                return
+
+
+def _seen(worker: Worker, running: Running) -> Seen:
+    size = worker.capture.dump_size()
+    dumped = size > worker.capture.dump_from and size == worker.dump_seen
+    worker.dump_seen = size
+    return Seen(running.job, running.lease, running.state == State.RUNNING, dumped)
+
+
+def _do(worker: Worker, climb: Climb, rung: Rung, now: float) -> bool:
+    """False: the worker is dead or has gone on; look again at the next tick."""
+    slot = worker.slot
+    match rung:
+        case Rung.ASK:
+            slot.wish(climb.job, climb.lease, _reason(climb.reason), int(now * 1e9))
+        case Rung.RAISE:
+            slot.raised = int(now * 1e9)
+            slot.rung = 2
+            # the worker's own handler looks whether job and lease are still those of the wish
+            signals.send(worker.pid, signal.SIGUSR1)
+        case Rung.DUMP:
+            dump(worker)
+            return False
+        case Rung.KILL:
+            return _kill(worker, climb)
+    return True
+
+
+def dump(worker: Worker) -> None:
+    """All stacks into the dump file, by faulthandler's C code. A stopped process is continued first."""
+    worker.capture.dump_from = worker.dump_seen = worker.capture.dump_size()
+    if is_stopped(worker):
+        signals.send_group(worker.pid, signal.SIGCONT)
+    signals.send(worker.pid, signal.SIGUSR2)
+
+
+def is_stopped(worker: Worker) -> bool:
+    found = tree.stat(worker.pid)
+    return found is not None and found.state in "Tt"
+
+
+def _kill(worker: Worker, climb: Climb) -> bool:
+    """SIGKILL to the group, unless the job has just ended.
+
+    Between our look at the slot and the kill the worker could report, take the next order and begin it. So
+    it is stopped first: a stopped process begins nothing. What the slot says then is still true when the
+    kill arrives.
+    """
+    signals.send(worker.pid, signal.SIGSTOP)
+    for _ in range(_STOP_TRIES):
+        found = tree.stat(worker.pid)
+        if found is None or found.state in "TtZXx":
+            break
+        time.sleep(_STOP_STEP)
+    running = worker.slot.running()
+    if not ladder.concerns(climb, _seen(worker, running)):
+        signals.send(worker.pid, signal.SIGCONT)
+        return False
+    kill_group(worker, climb.reason)
+    return True
+
+
+def kill_group(worker: Worker, why: str) -> None:
+    """By pid as well: a handler may have moved its process to another group."""
+    worker.killed = why
+    signals.send_group(worker.pid, signal.SIGKILL)
+    signals.send(worker.pid, signal.SIGKILL)
+
+
+def feel(worker: Worker, settings: Settings, now: float) -> Stalled | None:
+    """Has the worker just stalled, or come back?"""
+    found = tree.stat(worker.pid)
+    if found is None or found.state == "Z":
+        return None
+    news = worker.pulse.feel(now, worker.slot.beat, found.ticks, watch.patience(settings.heartbeat))
+    if news is None:
+        return None
+    running = worker.slot.running()
+    return Stalled(worker.index, running.job, running.lease, news)
+
+
+def begin_dump(worker: Worker, order: Dump, now: float) -> Stack | None:
+    """`Dump` of the master: the answer comes when the file stops growing."""
+    if is_stopped(worker):
+        return Stack(
+            worker.index, order.token, "the worker is stopped (SIGSTOP); its stack cannot be read now"
+        )
+    if not worker.ready:
+        return Stack(worker.index, order.token, "the worker is starting; it has no job yet")
+    size = worker.capture.dump_size()
+    worker.dumps.append(DumpWish(order.token, size, now + 1.0))
+    worker.dump_seen = size
+    signals.send(worker.pid, signal.SIGUSR2)
+    return None
+
+
+def finish_dumps(worker: Worker, now: float) -> list[Fact]:
+    facts: list[Fact] = []
+    size = worker.capture.dump_size()
+    for wanted in list(worker.dumps):
+        quiet = size > wanted.size and size == worker.dump_seen
+        if not quiet and now < wanted.until:
+            continue
+        worker.dumps.remove(wanted)
+        worker.capture.dump_from = wanted.size
+        text = worker.capture.stack() or "no stack: the worker did not answer within a second"
+        facts.append(Stack(worker.index, wanted.token, text))
+        worker.capture.dump_from = size
+    worker.dump_seen = size
+    return facts
+
+
+def next_look(worker: Worker) -> float | None:
+    """When this worker wants to be looked at, on the scoreboard's clock."""
+    times = [due for climb in worker.climbs.values() if (due := climb.due()) is not None]
+    if any(Rung.DUMP in climb.times for climb in worker.climbs.values()) or worker.dumps:
+        times.append(scoreboard.now() / 1e9 + _DUMP_STEP)
+    deadline = worker.slot.deadline
+    if deadline and not times:
+        times.append(deadline / 1e9)
+    return min(times) if times else None
+
+
+def is_gone(worker: Worker) -> bool:
+    """Dead, not reaped: its pid and its group are still its own."""
+    try:
+        return os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:
+        return True

@@ -1,0 +1,134 @@
+"""The workers of one queue: as many as are wanted, each in its slot, each death told."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+
+from pgworkers.process import tree
+from pgworkers.process.budget import Budget
+from pgworkers.process.oom import Witness
+from pgworkers.process.scoreboard import Scoreboard
+from pgworkers.settings import Settings
+from pgworkers.supervisor import climb, fork, reap
+from pgworkers.supervisor.capture import Screen
+from pgworkers.supervisor.member import Worker
+from pgworkers.supervisor.messages import Fact, Forked, Resting
+
+_STEP = 0.005
+
+
+class Crew:
+    def __init__(self, nursery: fork.Nursery, wanted: int, tell: Callable[[Fact, int | None], None]) -> None:
+        self._nursery = nursery
+        self._settings: Settings = nursery.settings
+        self._tell = tell
+        self._board = Scoreboard(max(self._settings.max_workers, wanted))
+        self._workers: dict[int, Worker] = {}
+        self._deaths: list[reap.Death] = []
+        self._swept = 0
+        self._budget = Budget(
+            self._settings.restart_intensity, self._settings.restart_period, self._settings.restart_cap
+        )
+        self._next_start = 0.0
+        self._witness = Witness()
+        self._screen = Screen()
+        # what the import of the app started is the app's own business until we leave
+        self._spared = set(tree.children(os.getpid()))
+        self.wanted = wanted
+        self.echo_waits = False
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def get(self, slot: int) -> Worker | None:
+        return self._workers.get(slot)
+
+    @property
+    def dying(self) -> bool:
+        """Somebody died and its orphans are not all gone."""
+        return bool(self._deaths)
+
+    def scale(self, wanted: int) -> None:
+        self.wanted = min(wanted, len(self._board))
+
+    def bury(self, now: float) -> None:
+        """Reap the dead, sweep what they left, and tell when nothing of them is alive."""
+        for worker in [worker for worker in self if climb.is_gone(worker)]:
+            death = reap.bury(worker, self._witness, self._settings.output_limit, now)
+            worker.capture.echo(self._screen, everything=True)
+            worker.capture.close()
+            del self._workers[worker.index]
+            self._deaths.append(death)
+            self._rest(now, death.fact.ready)
+        killed, all_gone = reap.sweep(self._spared | {worker.pid for worker in self})
+        self._swept += killed
+        waiting = []
+        for death in self._deaths:
+            if not all_gone and now < death.until:
+                waiting.append(death)
+                continue
+            death.fact.swept, self._swept = self._swept, 0
+            self._tell(death.fact, None)
+        self._deaths = waiting
+
+    def replenish(self, now: float, not_theirs: Callable[[], list[int]]) -> None:
+        """Fork what is missing, as the budget allows. `not_theirs()`: descriptors a child must not have."""
+        if now < self._next_start:
+            return
+        while len(self._workers) < self.wanted:
+            if self._budget.deaths and any(not worker.ready for worker in self):
+                return  # starts fail: try one at a time
+            index = next(i for i in range(len(self._board)) if i not in self._workers)
+            siblings = [fd for worker in self for fd in worker.capture.descriptors]
+            hidden = [*not_theirs(), *siblings, *self._screen.descriptors]
+            try:
+                worker, fd = fork.make(self._nursery, index, self._board[index], hidden)
+            except OSError:  # no memory, no process, no descriptor left: nor will there be in a moment
+                self._rest(now, False)
+                return
+            self._workers[index] = worker
+            self._tell(Forked(index, worker.pid), fd)
+
+    def _rest(self, now: float, was_ready: bool) -> None:
+        pause = self._budget.died(now, was_ready)
+        self._next_start = max(self._next_start, now + pause)
+        if not was_ready:
+            self._tell(Resting(round(pause, 3), self._budget.deaths), None)
+
+    def note_ready(self) -> None:
+        for worker in self:
+            if worker.ready and not worker.seen_ready:
+                worker.seen_ready = True
+                self._budget.ready()
+
+    def echo(self) -> None:
+        """Pass on what workers printed. Lines that are not complete wait for a second."""
+        self._screen.begin()
+        self.echo_waits = False
+        for worker in self:
+            self.echo_waits |= worker.capture.echo(self._screen, everything=False)
+
+    def each_second(self, now: float) -> None:
+        self._witness.refresh()
+        self._spared = {pid for pid in self._spared if not tree.reap(pid)}
+        for worker in self:
+            worker.capture.echo(self._screen, everything=True)
+            stalled = climb.feel(worker, self._settings, now)
+            if stalled is not None:
+                self._tell(stalled, None)
+
+    def end(self, why: str, seconds: float) -> bool:
+        """Kill every group, then everything that is still our child. True: nothing is left."""
+        give_up = time.monotonic() + seconds
+        self._spared = set()
+        for worker in self:
+            climb.kill_group(worker, why)
+        while True:
+            self.bury(0.0)
+            if not self._workers and not self._deaths and not tree.children(os.getpid()):
+                return True
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(_STEP)

@@ -1,0 +1,60 @@
+"""The short-lived child that imports the app and says what is in it, so that the master never has to.
+
+`python -m pgworkers.supervisor.describe --fd N --config CONFIG` writes one line of JSON to descriptor N: an
+AppSpec, or `{"error": ..., "traceback": ...}`. Whatever the app prints goes to stderr. Exit status 0, or 6
+for an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import traceback
+
+import msgspec
+
+from pgworkers.app import load
+from pgworkers.errors import PgworkersError
+from pgworkers.process import limits
+from pgworkers.supervisor.boot import traceback_of
+from pgworkers.supervisor.scrub import scrub
+
+
+def answer(config: str) -> tuple[int, bytes]:
+    """Exit status and JSON."""
+    try:
+        return 0, msgspec.json.encode(load(config).describe())
+    except PgworkersError as error:
+        return 6, _told(str(error), traceback_of(error))
+    except BaseException as error:  # also SystemExit: an app that leaves while it is imported
+        said = "".join(traceback.format_exception_only(error)).strip()
+        return 6, _told(f"{config} could not be described: {said}", traceback_of(error))
+
+
+def _told(error: str, trace: str) -> bytes:
+    # lone surrogates in a file name or a message have no JSON form
+    texts = [scrub(text).encode("utf-8", "replace").decode() for text in (error, trace)]
+    return msgspec.json.encode({"error": texts[0], "traceback": texts[1]})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="pgworkers.supervisor.describe")
+    parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--config", required=True)
+    given = parser.parse_args()
+    os.set_inheritable(given.fd, False)
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    limits.set_threads(1)  # numeric libraries are only looked at here
+    status, data = answer(given.config)
+    with open(given.fd, "wb") as pipe:
+        pipe.write(data + b"\n")
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)  # whatever the app started (threads, exit handlers) ends here
+
+
+if __name__ == "__main__":
+    main()

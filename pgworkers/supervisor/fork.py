@@ -1,0 +1,108 @@
+"""Making a worker. The only place in pgworkers that forks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from pgworkers.app import App
+from pgworkers.process import faults, prctl, signals
+from pgworkers.process.scoreboard import Slot, State
+from pgworkers.settings import Settings
+from pgworkers.specs import QueueSpec
+from pgworkers.supervisor.boot import running_threads
+from pgworkers.supervisor.capture import Capture
+from pgworkers.supervisor.member import Worker
+from pgworkers.worker.birth import Birth
+from pgworkers.worker.main import live
+
+
+@dataclass(slots=True)
+class Nursery:
+    """What every worker of this queue is made of."""
+
+    app: App
+    settings: Settings
+    queue: QueueSpec
+
+
+class ForkRefused(RuntimeError):
+    """This process has threads: a forked copy of it could hang on a lock that nobody will ever release."""
+
+
+def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) -> tuple[Worker, int]:
+    """Fork a worker. Returns it and the master's end of its socket, which the caller sends away.
+
+    `not_theirs` are our descriptors that the child must not have: our control socket, the files of its
+    siblings.
+    """
+    threads = running_threads()
+    if threads:
+        raise ForkRefused(f"no worker was forked: this process has threads ({', '.join(threads)})")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    capture = Capture(f"{nursery.queue.name}-{index}"[:200])
+    slot.clear()
+    slot.state = State.BOOTING
+    parent = os.getpid()
+    sys.stdout and sys.stdout.flush()
+    sys.stderr and sys.stderr.flush()
+    try:
+        with signals.all_blocked():  # until the child has handlers of its own
+            pid = os.fork()
+            if pid == 0:
+                _child(nursery, index, slot, capture, theirs, parent, [*not_theirs, ours.fileno()])
+    except OSError:
+        ours.close()
+        theirs.close()
+        capture.close()
+        slot.clear()
+        raise
+    theirs.close()
+    try:
+        os.setpgid(pid, pid)  # the child does it too: whoever comes first
+    except OSError:
+        pass  # it has done so, or is dead
+    return Worker(index, pid, slot, capture), ours.detach()
+
+
+def _child(
+    nursery: Nursery,
+    index: int,
+    slot: Slot,
+    capture: Capture,
+    sock: socket.socket,
+    parent: int,
+    not_ours: list[int],
+) -> NoReturn:
+    """From here on we are a worker, and must never return into the supervisor's frames."""
+    status = 70  # EX_SOFTWARE: something below raised that should not have
+    try:
+        faults.point("fork_child_early")
+        if not prctl.die_with_parent(signal.SIGKILL, parent):
+            os._exit(0)
+        os.setpgid(0, 0)
+        prctl.inherit_orphans()
+        for fd in not_ours:
+            os.close(fd)
+        birth = Birth(
+            app=nursery.app,
+            settings=nursery.settings,
+            queue=nursery.queue,
+            index=index,
+            slot=slot,
+            sock=sock,
+            output=capture.output,
+            dump=capture.dump,
+            parent=parent,
+        )
+        status = live(birth)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)

@@ -1,0 +1,189 @@
+"""The supervisor's life: boot, tick, leave."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import time
+
+import msgspec
+
+from pgworkers.process import prctl, scoreboard, signals, titles
+from pgworkers.process.packets import MAX_PACKET, Packets
+from pgworkers.supervisor import climb, fork
+from pgworkers.supervisor.boot import load_app
+from pgworkers.supervisor.crew import Crew
+from pgworkers.supervisor.messages import (
+    Boot,
+    BootFailed,
+    Command,
+    Died,
+    Dump,
+    Exit,
+    Fact,
+    Scale,
+    Stack,
+    Stop,
+)
+
+TICK = 0.2
+#: How long a leaving supervisor waits for what it killed, and for the master to read the last facts.
+LEAVE_TIME = 1.0
+_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
+
+
+def now_seconds() -> float:
+    """The scoreboard's clock: deadlines and graces are measured on it."""
+    return scoreboard.now() / 1e9
+
+
+class Supervisor:
+    def __init__(self, control: Packets, parent: int, nursery: fork.Nursery, wanted: int) -> None:
+        self._control = control
+        self._parent = parent
+        self._crew = Crew(nursery, wanted, self._tell)
+        self._settings = nursery.settings
+        self._name = nursery.queue.name
+        self._next_second = 0.0
+        self._leaving = False
+        self._notes = signals.Notes((signal.SIGCHLD, signal.SIGTERM), _IGNORED)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._notes.reader, selectors.EVENT_READ)
+        self._selector.register(control.sock, selectors.EVENT_READ)
+
+    def run(self) -> int:
+        while True:
+            self.tick()
+            if self._leaving:
+                return self._leave()
+            self._wait()
+
+    def tick(self) -> None:
+        """One round: take what came, look at every worker, fork what is missing."""
+        self._notes.take()  # only a wake-up: everything is looked at in each round
+        if os.getppid() != self._parent:
+            self._leaving = True
+        self._obey()
+        if self._leaving:
+            return
+        now = now_seconds()
+        self._crew.bury(now)
+        for worker in self._crew:
+            climb.check_limits(worker, self._settings, now)
+            climb.step(worker, now)
+            for fact in climb.finish_dumps(worker, now) if worker.dumps else ():
+                self._tell(fact, None)
+        self._crew.note_ready()
+        self._crew.echo()
+        if now >= self._next_second:
+            self._next_second = now + 1.0
+            self._crew.each_second(now)
+        self._crew.replenish(now, self._descriptors)
+        self._show()
+        self._control.flush()
+
+    def _wait(self) -> None:
+        """Until a signal, a packet or a rung that is due; never longer than a tick."""
+        now = now_seconds()
+        due = [look for worker in self._crew if (look := climb.next_look(worker)) is not None]
+        if self._crew.dying or self._crew.echo_waits:
+            due.append(now + 0.01)
+        events = selectors.EVENT_READ
+        if self._control.waiting:
+            events |= selectors.EVENT_WRITE
+        self._selector.modify(self._control.sock, events)
+        self._selector.select(max(0.0, min([now + TICK, *due]) - now))
+
+    def _obey(self) -> None:
+        packets = self._control.receive()
+        if packets is None:
+            self._leaving = True  # the master is gone, or does not want us any more
+            return
+        for data, _ in packets:
+            self._do(_decoder.decode(data))
+
+    def _do(self, command: Command) -> None:
+        now = now_seconds()
+        match command:
+            case Scale(workers=workers):
+                self._crew.scale(workers)
+            case Stop(slot=slot):
+                worker = self._crew.get(slot)
+                if worker is not None:  # else its `Died` is on the way up
+                    climb.wish(worker, command, now)
+            case Dump(slot=slot, token=token):
+                worker = self._crew.get(slot)
+                gone = Stack(slot, token, "there is no worker in this slot")
+                answer = climb.begin_dump(worker, command, now) if worker is not None else gone
+                if answer is not None:
+                    self._tell(answer, None)
+            case Exit() | Boot():
+                self._leaving = True
+
+    def _tell(self, fact: Fact, fd: int | None) -> None:
+        data = msgspec.json.encode(fact)
+        if len(data) > MAX_PACKET and isinstance(fact, Died):
+            # escapes made the texts too long for one packet
+            keep = MAX_PACKET // 16
+            fact.stack, fact.output = (fact.stack or "")[:keep], (fact.output or "")[-keep:]
+            data = msgspec.json.encode(fact)
+        self._control.send(data, fd)
+
+    def _descriptors(self) -> list[int]:
+        """Ours, not to be inherited."""
+        selector = self._selector.fileno() if isinstance(self._selector, selectors.EpollSelector) else None
+        own = [self._control.sock.fileno(), *self._control.descriptors, *self._notes.descriptors]
+        return [*own, selector] if selector is not None else own
+
+    def _show(self) -> None:
+        workers = list(self._crew)
+        busy = sum(worker.busy for worker in workers)
+        stalled = sum(worker.pulse.stalled for worker in workers)
+        title = f"pgworkers: queue {self._name} {busy}/{len(workers)} busy"
+        titles.show(f"{title}, {stalled} stalled" if stalled else title)
+
+    def _leave(self) -> int:
+        """Nothing of ours may outlive us: groups, orphans, children of the app."""
+        titles.show(f"pgworkers: queue {self._name} leaving")
+        clean = self._crew.end("kill", LEAVE_TIME)
+        give_up = time.monotonic() + LEAVE_TIME
+        while self._control.waiting and not self._control.broken and time.monotonic() < give_up:
+            self._control.flush()
+            if self._control.receive() is None:
+                break  # nobody reads any more
+            time.sleep(0.005)
+        return 0 if clean else 1
+
+
+def main(fd: int, parent: int) -> int:
+    """Everything from exec to exit."""
+    for signum in (*_IGNORED, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    # an import may hang in C, so until there are workers to end, the death of the master is ours
+    if not prctl.die_with_parent(signal.SIGKILL, parent):
+        return 0
+    os.set_inheritable(fd, False)
+    sock = socket.socket(fileno=fd)
+    titles.setup()
+    sock.setblocking(True)
+    data = sock.recv(MAX_PACKET)
+    if not data:
+        return 0
+    boot = msgspec.json.decode(data, type=Boot)
+    titles.show(f"pgworkers: queue {boot.queue.name} booting")
+    prctl.inherit_orphans()
+    control = Packets(sock)
+    loaded = load_app(boot)
+    if isinstance(loaded, BootFailed):
+        control.send(msgspec.json.encode(loaded))
+        return 6
+    control.send(msgspec.json.encode(loaded.fact))
+    nursery = fork.Nursery(loaded.app, loaded.settings, boot.queue)
+    supervisor = Supervisor(control, parent, nursery, boot.workers)
+    # from here on there are handlers: the signal wakes the loop, which ends its workers first
+    if not prctl.die_with_parent(signal.SIGTERM, parent):
+        return 0
+    return supervisor.run()

@@ -1,0 +1,44 @@
+"""What a supervisor knows of one worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pgworkers.process.scoreboard import Slot, State
+from pgworkers.supervisor.capture import Capture
+from pgworkers.supervisor.ladder import Climb
+from pgworkers.supervisor.watch import Pulse
+
+
+@dataclass(slots=True)
+class DumpWish:
+    """A `Dump` that waits for faulthandler to finish writing."""
+
+    token: int
+    size: int
+    until: float
+
+
+@dataclass(slots=True)
+class Worker:
+    """A forked worker that we have not reaped, so its pid is its own."""
+
+    index: int
+    pid: int
+    slot: Slot
+    capture: Capture
+    climbs: dict[tuple[int, int], Climb] = field(default_factory=dict)
+    pulse: Pulse = field(default_factory=Pulse)
+    dumps: list[DumpWish] = field(default_factory=list)
+    dump_seen: int = 0  # size of the dump file at the last look
+    killed: str | None = None  # why we sent SIGKILL
+    seen_ready: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """Has it come as far as READY?"""
+        return self.slot.state > State.BOOTING
+
+    @property
+    def busy(self) -> bool:
+        return self.slot.lease != 0

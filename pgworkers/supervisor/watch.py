@@ -1,0 +1,50 @@
+"""What a supervisor reads from a scoreboard slot: limits that are broken and workers that stand still. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pgworkers.process.scoreboard import Reason, Running, State
+
+
+def broken_limit(now: int, running: Running, used: int) -> Reason:
+    """The limit that the running job has broken. `now` in nanoseconds, `used` in bytes."""
+    if running.job == 0 or running.state != State.RUNNING:
+        return Reason.NONE
+    if running.deadline and now >= running.deadline:
+        return Reason.DEADLINE
+    if running.memory and used > running.memory:
+        return Reason.MEMORY
+    return Reason.NONE
+
+
+def patience(heartbeat: float) -> float:
+    """How long a worker may neither beat nor use CPU before it counts as stalled."""
+    return max(2.0, 3 * heartbeat)
+
+
+@dataclass(slots=True)
+class Pulse:
+    """The last sign of life of one worker: its beat, or else its CPU time.
+
+    A C extension that holds the GIL stops the beat but uses CPU; a handler that sleeps uses none but its
+    heartbeat thread beats. Neither is stalled. A worker that does neither is stopped, swapped out or
+    deadlocked.
+    """
+
+    beat: int = -1
+    ticks: int = -1
+    since: float = 0.0
+    stalled: bool = False
+
+    def feel(self, now: float, beat: int, ticks: int, patience: float) -> bool | None:
+        """True: it has just stalled. False: it has just come back. None: nothing new."""
+        if (beat, ticks) != (self.beat, self.ticks):
+            self.beat, self.ticks, self.since = beat, ticks, now
+            if self.stalled:
+                self.stalled = False
+                return False
+        elif not self.stalled and now - self.since >= patience:
+            self.stalled = True
+            return True
+        return None

@@ -1,0 +1,171 @@
+"""One order from its arrival to its report."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from pgworkers.context import Ctx
+from pgworkers.errors import AppNotLoaded
+from pgworkers.process import faults, memfd, scoreboard
+from pgworkers.process.measure import Meter
+from pgworkers.process.scoreboard import Reason, Slot, State
+from pgworkers.task import Task
+from pgworkers.worker import outcome
+from pgworkers.worker.birth import Birth
+from pgworkers.worker.loop import Loop
+from pgworkers.worker.messages import Order, Report
+from pgworkers.worker.window import Ending, Window
+
+
+class Feed:
+    """What the context of a running handler knows of its slot."""
+
+    def __init__(self, slot: Slot, job: int, lease: int, deadline: int) -> None:
+        self._slot = slot
+        self._job = job
+        self._lease = lease
+        self._deadline = deadline
+        self.told = False  # the handler has seen that it should stop
+
+    def cancelled(self) -> bool:
+        if self._slot.wished(self._job, self._lease):
+            self.told = True
+        return self.told
+
+    def remaining(self) -> float | None:
+        return (self._deadline - scoreboard.now()) / 1e9 if self._deadline else None
+
+
+class Attempt:
+    """The run of one order. `prepare`, then `run`, then `report`, each called once."""
+
+    def __init__(self, birth: Birth, order: Order, job: int, lease: int) -> None:
+        self._birth = birth
+        self._order = order
+        self._slot = birth.slot
+        self.job = job
+        self.lease = lease
+        self._began = time.monotonic()
+        self._output_from = memfd.size(birth.output)
+        self._task: Task[..., Any] | None = birth.app.tasks.get(order.task)
+        self._feed: Feed | None = None
+        self._ending = Ending(None, None)
+        self.ctx: Ctx | None = None
+        self._started = False
+
+    def prepare(self, meter: Meter) -> None:
+        """The slot says whose job this is from here on; a death is now this job's."""
+        order, now = self._order, scoreboard.now()
+        memory = order.memory or self._birth.queue.memory or 0
+        deadline = now + int(max(0.0, order.timeout) * 1e9) if order.timeout is not None else 0
+        cpu = int(meter.begin() * 1e6)
+        self._slot.begin(
+            self.job,
+            self.lease,
+            started=now,
+            deadline=deadline,
+            memory=memory,
+            cpu=cpu,
+            output=self._output_from,
+        )
+        faults.point("after_order")
+        self._feed = Feed(self._slot, self.job, self.lease, deadline)
+        self.ctx = Ctx(
+            job_id=self.job,
+            task=order.task,
+            queue=order.queue,
+            attempt=order.attempt,
+            crashes=order.crashes,
+            lease=self.lease,
+            meta=msgspec.json.decode(order.meta),
+            errors=order.errors,
+            checkpoint=msgspec.json.decode(order.checkpoint),
+            feed=self._feed,
+        )
+
+    def run(self, window: Window, loop: Loop) -> None:
+        """The handler, unless somebody wants it stopped before it began."""
+        if self._slot.wished(self.job, self.lease):
+            return
+        self._started = True
+        self._ending = window.run(self.job, self.lease, lambda _: self._call(loop))
+
+    def _call(self, loop: Loop) -> bytes:
+        task = self._task
+        if task is None:
+            raise AppNotLoaded(f"this worker's app has no task {self._order.task!r}; it was not run")
+        value = task.call(self.ctx, bytes(self._order.args))
+        if inspect.isawaitable(value):
+            value = loop.run(value)
+        return task.encode_result(value, self._birth.settings.result_limit)
+
+    def report(self) -> Report:
+        """What the master will hear. Reads texts of user code, so the ladder may still climb until it is done."""
+        report = Report("done", 0.0, 0.0, 0, started=self._started)
+        ending, wished = self._ending, self._slot.wished(self.job, self.lease)
+        if not self._started:
+            report.outcome = "stopped"
+        elif ending.raised is not None:
+            self._tell_exception(report, ending.raised, wished)
+        elif ending.result == b"null" and self._feed is not None and self._feed.told:
+            # it saw ctx.cancelled and returned early with nothing in its hands
+            report.outcome = "stopped"
+        elif ending.result is not None:
+            report.result = Raw(ending.result)
+        if report.outcome == "stopped":
+            report.reason = Reason(wished).word
+            report.rungs = self._rungs()
+        _flush_streams()
+        if report.outcome != "done":
+            report.output = self._output()
+        return report
+
+    def _tell_exception(self, report: Report, error: BaseException, wished: int) -> None:
+        seen = self._feed is not None and self._feed.told
+        limit = self._birth.settings.error_limit
+        told = outcome.of(error, stop_wished=bool(wished), stop_seen=seen, limit=limit)
+        report.outcome, report.error, report.traceback = told.outcome, told.error, told.traceback
+        report.after = told.after
+        if told.outcome in ("error", "retry") and told.after is None and self._task is not None:
+            report.after = self._task.backoff_after(self._order.attempt, error)
+
+    def _rungs(self) -> list[tuple[str, float]]:
+        """As far as the supervisor climbed, in seconds after the wish."""
+        asked, raised = self._slot.asked, self._slot.raised
+        rungs = [("ask", 0.0)]
+        if raised:
+            rungs.append(("raise", round(max(0.0, (raised - asked) / 1e9), 3)))
+        return rungs
+
+    def _output(self) -> str | None:
+        birth = self._birth
+        end = memfd.size(birth.output)
+        data = memfd.between(birth.output, self._output_from, end, birth.settings.output_limit)
+        return data.decode("utf-8", "replace") or None
+
+    def finish(self, report: Report, meter: Meter) -> None:
+        """After the children were swept: their CPU time counts, too."""
+        report.duration = round(time.monotonic() - self._began, 6)
+        cpu, report.peak_rss = meter.end()
+        report.cpu = round(cpu, 6)
+        if self.ctx is not None:
+            report.progress = Raw(self.ctx.take_progress() or b"null")
+            report.checkpoint = Raw(self.ctx.take_checkpoint() or b"null")
+
+    def release_slot(self) -> None:
+        """No wish can undo what is done from here on."""
+        self._slot.state = State.REPORTING
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass  # the handler closed or replaced it

@@ -1,0 +1,81 @@
+"""The first steps of a forked worker: from a copy of its supervisor to a process of its own."""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import os
+import random
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+
+from pgworkers.app import App
+from pgworkers.process import limits, signals
+from pgworkers.process.scoreboard import Slot
+from pgworkers.settings import Settings
+from pgworkers.specs import QueueSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """All that a worker is given."""
+
+    app: App
+    settings: Settings
+    queue: QueueSpec
+    index: int
+    slot: Slot
+    sock: socket.socket
+    output: int  # descriptor of the capture file
+    dump: int  # descriptor that stacks are written to
+    parent: int
+
+
+def settle(birth: Birth) -> None:
+    """Streams, signals, dumps, limits, random numbers."""
+    point_streams(birth.output)
+    _dress_streams()
+    signals.reset()
+    watch_faults(birth.dump)
+    limits.raise_oom_score()
+    _reseed()
+    birth.app.bind(birth.settings.dsn, birth.settings)
+
+
+def point_streams(output: int) -> None:
+    """stdin empty, stdout and stderr into the capture file, also for the processes a handler starts."""
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    if empty != 0:
+        os.close(empty)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+
+
+def _dress_streams() -> None:
+    """Whole lines at once, and a character that cannot be printed is no reason to fail a job."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, f"__{name}__")
+        if isinstance(stream, io.TextIOWrapper) and not stream.closed:
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        else:  # the master was started with a closed stdout
+            stream = open(  # noqa: SIM115
+                fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
+            )
+        setattr(sys, name, stream)
+
+
+def watch_faults(dump: int) -> None:
+    """Stacks are written by C code: at a crash, and on SIGUSR2 even while somebody holds the GIL."""
+    faulthandler.enable(file=dump, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, file=dump, all_threads=True, chain=False)
+
+
+def _reseed() -> None:
+    """Siblings must not draw the same numbers."""
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()

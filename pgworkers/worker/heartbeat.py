@@ -1,0 +1,104 @@
+"""The heartbeat thread: a beat in the slot, news to the master, a true title, and a look for our parents."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+
+import msgspec
+
+from pgworkers.clock import show_seconds
+from pgworkers.context import Ctx
+from pgworkers.process import frames, scoreboard, titles
+from pgworkers.process.scoreboard import State
+from pgworkers.worker.birth import Birth
+from pgworkers.worker.messages import Kind, Progress
+from pgworkers.worker.outbox import Outbox
+
+_encode = msgspec.json.Encoder().encode
+_said: msgspec.json.Decoder[dict[str, float | str | None]] = msgspec.json.Decoder(
+    dict[str, float | str | None]
+)
+
+
+class Heartbeat(threading.Thread):
+    def __init__(self, birth: Birth, outbox: Outbox) -> None:
+        super().__init__(name="pgworkers-heartbeat", daemon=True)
+        self._birth = birth
+        self._slot = birth.slot
+        self._outbox = outbox
+        self._poll = select.poll()
+        self._poll.register(birth.sock, select.POLLRDHUP)
+        #: The context of the running job; read and cleared under the outbox's lock, so that no progress of a
+        #: job follows its report.
+        self.ctx: Ctx | None = None
+
+    def start(self) -> None:
+        """With all signals but SIGUSR2 blocked in it: they belong to the main thread."""
+        mine = signal.valid_signals() - {signal.SIGUSR2}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, mine)
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def run(self) -> None:
+        while True:
+            self._slot.beat += 1
+            try:
+                self._check_parents()
+                self._flush()
+                titles.show(self._title())
+            except Exception as error:  # a broken note must not stop the beat
+                self._complain(error)
+            time.sleep(self._birth.settings.heartbeat)
+
+    def _check_parents(self) -> None:
+        """No supervisor, or no master while a job runs: whatever this process does, nobody will hear of it."""
+        gone = os.getppid() != self._birth.parent
+        if not gone and self._slot.state == State.RUNNING:
+            gone = bool(self._poll.poll(0))
+        if gone:
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    def _flush(self) -> None:
+        with self._outbox.lock:
+            ctx = self.ctx
+            if ctx is None or not self._outbox.is_clear():
+                return
+            progress, checkpoint = ctx.take_progress(), ctx.take_checkpoint()
+            if progress is None and checkpoint is None:
+                return
+            body = _encode(Progress(msgspec.Raw(progress or b"null"), msgspec.Raw(checkpoint or b"null")))
+            self._outbox.offer(frames.encode(Kind.PROGRESS, ctx.job_id, ctx.lease, body))
+        if progress is not None:
+            self._slot.progress = _permille(progress)
+
+    def _title(self) -> str:
+        name = f"pgworkers: worker {self._birth.queue.name}/{self._birth.index}"
+        ctx, slot = self.ctx, self._slot
+        if ctx is None:
+            state = slot.state
+            return f"{name} {'idle' if state in (State.IDLE, State.REPORTING) else State(state).name.lower()}"
+        done = f" {slot.progress // 10}%" if slot.progress >= 0 else ""
+        took = show_seconds((scoreboard.now() - slot.started) / 1e9)
+        return f"{name} #{ctx.job_id} {ctx.task}{done} {took}"
+
+    @staticmethod
+    def _complain(error: Exception) -> None:
+        try:
+            os.write(2, f"[pgworkers: heartbeat: {type(error).__name__}: {error}]\n".encode(errors="replace"))
+        except OSError:
+            pass
+
+
+def _permille(progress: bytes) -> int:
+    try:
+        said = _said.decode(progress)
+        done, total = said.get("done"), said.get("total")
+        return max(0, min(1000, int(1000 * float(done or 0) / float(total)))) if total else -1
+    except (msgspec.DecodeError, ValueError, TypeError, OverflowError):
+        return -1

@@ -1,0 +1,61 @@
+"""The event loop of `async def` handlers: one for the worker's whole life, so that clients can be kept in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+#: How long tasks that a handler left behind get to react to their cancellation.
+CLEAN_TIME = 1.0
+
+
+class Loop:
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+        self._main: asyncio.Task[Any] | None = None
+        self.stuck = False  # a task swallowed its cancellation: this worker should not have another job
+
+    def run(self, awaitable: Awaitable[Any], *, keep: bool = False) -> Any:
+        """Run a coroutine to its end, then cancel what it left on the loop; `keep` what a start hook began."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
+        loop = self._runner.get_loop()
+        before = asyncio.all_tasks(loop)
+        self._main = loop.create_task(_awaited(awaitable))
+        try:
+            return loop.run_until_complete(self._main)
+        finally:
+            self._main = None
+            self._cancel(loop, set() if keep else asyncio.all_tasks(loop) - before)
+
+    def interrupt(self) -> bool:
+        """From the signal handler: stop the running coroutine. False: raise here, this is its code.
+
+        An exception raised inside the loop's own code would break the loop, so there the handler's task is
+        cancelled instead. If the interrupted task is another than the handler's own, both happen.
+        """
+        main = self._main
+        if main is None:
+            return False
+        loop = main.get_loop()
+        current = asyncio.tasks.current_task(loop) if loop.is_running() else None
+        if current is not main:
+            loop.call_soon_threadsafe(main.cancel)  # threadsafe: it also wakes the selector
+        return current is None
+
+    def _cancel(self, loop: asyncio.AbstractEventLoop, left: set[asyncio.Task[Any]]) -> None:
+        if not left:
+            return
+        for task in left:
+            task.cancel()
+        _, pending = loop.run_until_complete(asyncio.wait(left, timeout=CLEAN_TIME))
+        self.stuck = self.stuck or bool(pending)
+
+    def close(self) -> None:
+        if self._runner is not None and not self.stuck:
+            self._runner.close()
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

@@ -1,0 +1,158 @@
+"""A worker's life: start hooks, order after order, stop hooks."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from pgworkers.process import faults, frames, measure, scoreboard
+from pgworkers.process.frames import Frame
+from pgworkers.process.measure import Meter
+from pgworkers.process.scoreboard import State
+from pgworkers.worker.attempt import Attempt
+from pgworkers.worker.birth import Birth, settle
+from pgworkers.worker.heartbeat import Heartbeat
+from pgworkers.worker.loop import Loop
+from pgworkers.worker.messages import Kind, Order, Report
+from pgworkers.worker.outbox import Outbox
+from pgworkers.worker.tidy import Tidy
+from pgworkers.worker.window import Window
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(Order).decode
+
+
+def live(birth: Birth) -> int:
+    """Everything a worker does, from its fork to its exit status."""
+    settle(birth)
+    worker = Worker(birth)
+    try:
+        worker.start()
+    except BaseException:
+        traceback.print_exc()
+        print("[pgworkers: a start hook failed; this worker has taken no job]", file=sys.stderr)
+        _flush()
+        return 1
+    worker.serve()
+    return worker.leave()
+
+
+class Worker:
+    def __init__(self, birth: Birth) -> None:
+        self._birth = birth
+        self._slot = birth.slot
+        self._outbox = Outbox(birth.sock)
+        self._loop = Loop()
+        self._window = Window(birth.slot, self._loop.interrupt)
+        self._heartbeat = Heartbeat(birth, self._outbox)
+        self._meter = Meter()
+        self._tidy: Tidy | None = None
+        self._pid = os.getpid()
+        self._jobs_left = _jittered(birth.queue.max_jobs)
+
+    def start(self) -> None:
+        self._window.install()
+        os.register_at_fork(after_in_child=self._in_forked_child)
+        self._heartbeat.start()
+        self._run_hooks(self._birth.app.start_hooks)
+        self._tidy = Tidy(self._birth.output, self._birth.dump)
+        faults.point("before_ready")
+        _flush()
+        self._slot.state = State.IDLE
+        self._outbox.send(frames.encode(Kind.READY, 0, 0))
+
+    def serve(self) -> None:
+        """Orders until the master closes the socket or this worker has done enough."""
+        reader = frames.Reader()
+        while True:
+            try:
+                data = self._birth.sock.recv(1 << 16)
+            except OSError:
+                return
+            if not data:
+                return
+            for frame in reader.feed(data):
+                try:
+                    if self._obey(frame):
+                        return
+                except OSError:
+                    return  # nobody reads our reports: the master is gone
+
+    def _obey(self, frame: Frame) -> bool:
+        """Run one order; True: it was the last."""
+        attempt = Attempt(self._birth, _decode(frame.body), frame.job, frame.lease)
+        attempt.prepare(self._meter)
+        self._heartbeat.ctx = attempt.ctx
+        attempt.run(self._window, self._loop)
+        if os.getpid() != self._pid:
+            os._exit(0)  # a child that the handler forked and that returned from it
+        faults.point("before_report")
+        report = attempt.report()
+        attempt.release_slot()
+        self._put_back(report)
+        with self._outbox.lock:
+            self._heartbeat.ctx = None
+        attempt.finish(report, self._meter)
+        self._outbox.send(frames.encode(Kind.REPORT, frame.job, frame.lease, _encode(report)))
+        faults.point("after_report")
+        self._slot.end()
+        return report.last
+
+    def _put_back(self, report: Report) -> None:
+        """Undo what the handler changed, and decide whether this process may have another job."""
+        fit = self._tidy is not None and self._tidy.restore() and not self._loop.stuck
+        if self._jobs_left is not None:
+            self._jobs_left -= 1
+        limit = self._birth.queue.max_rss
+        grown = limit is not None and measure.resident(self._pid) > limit
+        report.last = not fit or grown or self._jobs_left == 0
+
+    def leave(self) -> int:
+        """Stop hooks, within the graces of the ladder; the supervisor ends one that hangs."""
+        settings = self._birth.settings
+        self._slot.deadline = scoreboard.now() + int((settings.ask_grace + settings.raise_grace) * 1e9)
+        self._slot.state = State.LEAVING
+        try:
+            self._run_hooks(self._birth.app.stop_hooks)
+            self._loop.close()
+        except BaseException:
+            traceback.print_exc()
+        _flush()
+        return 0
+
+    def _run_hooks(self, hooks: Iterable[Callable[[], Any]]) -> None:
+        for hook in hooks:
+            value = hook()
+            if asyncio.iscoroutine(value):
+                self._loop.run(value, keep=True)
+
+    def _in_forked_child(self) -> None:
+        """A process that a handler forks is not a worker: it neither reports nor keeps our socket open."""
+        self._outbox.forget()
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+        faulthandler.unregister(signal.SIGUSR2)
+        faulthandler.disable()
+
+
+def _jittered(jobs: int | None) -> int | None:
+    """Workers that started together should not be replaced together."""
+    if jobs is None or jobs <= 1:
+        return jobs
+    return max(1, round(jobs * random.uniform(0.9, 1.1)))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass

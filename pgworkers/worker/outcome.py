@@ -1,0 +1,109 @@
+"""What an exception means for the job, and how it reads. Texts of user code are never trusted to be readable."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+from dataclasses import dataclass
+
+from pgworkers import errors
+from pgworkers.clock import seconds
+from pgworkers.job import clean
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The part of a report that an exception decides."""
+
+    outcome: str
+    error: str | None = None
+    traceback: str | None = None
+    after: float | None = None
+
+
+def of(error: BaseException, *, stop_wished: bool, stop_seen: bool, limit: int) -> Outcome:
+    """`stop_wished`: somebody wants this very execution to stop; `stop_seen`: the handler asked and was
+    told so.
+
+    An error of a handler that was told to stop is how it stopped; one that merely came at the same time is
+    not.
+    """
+    if stop_wished and (stop_seen or _comes_from_stop(error)):
+        return Outcome("stopped", said(error), told(error, limit))
+    match error:
+        case errors.Retry():
+            return Outcome("retry", _reason(error.reason, "Retry"), None, _after(error.after))
+        case errors.Snooze():
+            return Outcome("snooze", _reason(error.reason, "Snooze"), None, _after(error.after))
+        case errors.Throttled():
+            return Outcome("throttled", _reason(error.reason, "Throttled"), None, _after(error.after))
+        case errors.Discard():
+            return Outcome("discard", _reason(error.reason, "Discard"))
+        case SystemExit():
+            return Outcome("exit", said(error), told(error, limit))
+        case _:
+            return Outcome("error", said(error), told(error, limit))
+
+
+def is_stop(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_stop(inner) for inner in error.exceptions)
+    return isinstance(error, (errors.JobStopped, asyncio.CancelledError))
+
+
+def _comes_from_stop(error: BaseException) -> bool:
+    """A handler that turns the stop into an error of its own has still been stopped."""
+    inner: BaseException | None = error
+    for _ in range(50):
+        if inner is None:
+            return False
+        if is_stop(inner):
+            return True
+        inner = inner.__cause__ or inner.__context__
+    return False
+
+
+def _reason(reason: object, word: str) -> str:
+    text = _text_of(reason)
+    return clean.line(f"{word}: {text}" if text else word)
+
+
+def _after(value: float | str | None) -> float | None:
+    """What the handler wrote in `after=`; nonsense there means: by the task's back-off."""
+    if value is None:
+        return None
+    try:
+        return seconds(value)
+    except (errors.UsageError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def said(error: BaseException) -> str:
+    """One line: the type and what it says."""
+    name = type(error).__qualname__
+    text = _text_of(error)
+    return clean.line(f"{name}: {text}" if text else name)
+
+
+def _text_of(value: object) -> str:
+    try:
+        return str(value)
+    except BaseException as broken:
+        return f"<its text could not be made: str() raised {type(broken).__qualname__}>"
+
+
+def told(error: BaseException, limit: int) -> str:
+    """The traceback from the user's first frame on; long ones lose their middle."""
+    try:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+            frames = frames.tb_next
+        text = "".join(traceback.format_exception(type(error), error, frames))
+    except BaseException as broken:  # recursion, memory, a lazy attribute that raises
+        text = f"{said(error)}\n<no traceback: formatting it raised {type(broken).__qualname__}>"
+    if len(text) > limit:
+        text = f"{text[: limit // 4]}\n  …\n{text[-(limit * 3 // 4 - 8) :]}"
+    return clean.text(text, limit)

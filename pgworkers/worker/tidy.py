@@ -1,0 +1,130 @@
+"""What a handler must not leave for the next job.
+
+A snapshot of the process is taken once, after the start hooks; after each job the differences are put back.
+Each look costs a system call or less, so it is done after every job. `restore` answers whether all of it
+could be undone.
+"""
+
+from __future__ import annotations
+
+import locale
+import os
+import resource
+import signal
+import sys
+import time
+
+from pgworkers.process import tree
+from pgworkers.worker.birth import point_streams, watch_faults
+
+_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} - set(range(32, 65)))
+_RLIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_KILL_TIME = 2.0
+_STEP = 0.001
+
+
+class Tidy:
+    def __init__(self, output: int, dump: int) -> None:
+        self._output = output
+        self._dump = dump
+        self._streams = os.fstat(output)
+        self._cwd = os.getcwd()
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
+        self._environ = dict(os.environ)
+        self._handlers = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._limits = {kind: resource.getrlimit(kind) for kind in _RLIMITS}
+        self._cores = os.sched_getaffinity(0)
+        self._nice = os.getpriority(os.PRIO_PROCESS, 0)
+        self._users = os.getresuid(), os.getresgid()
+        self._locale = locale.setlocale(locale.LC_ALL)
+        self._recursion = sys.getrecursionlimit()
+        self._std = sys.stdin, sys.stdout, sys.stderr
+        self._children = set(tree.children(os.getpid()))
+
+    def restore(self) -> bool:
+        """Put everything back. False: this process is not fit for another job."""
+        try:
+            self._restore_python()
+            self._restore_signals()
+            self._restore_streams()
+            if os.umask(self._umask) != self._umask:
+                pass  # put back by asking
+            if os.sched_getaffinity(0) != self._cores:
+                os.sched_setaffinity(0, self._cores)
+            if self._moved():
+                os.chdir(self._cwd)
+            if os.getpriority(os.PRIO_PROCESS, 0) != self._nice:
+                os.setpriority(os.PRIO_PROCESS, 0, self._nice)
+            for kind, limit in self._limits.items():
+                if resource.getrlimit(kind) != limit:
+                    resource.setrlimit(kind, limit)
+        except (OSError, ValueError):
+            return False
+        return (os.getresuid(), os.getresgid()) == self._users and self.sweep()
+
+    def _moved(self) -> bool:
+        try:
+            return os.getcwd() != self._cwd
+        except FileNotFoundError:
+            return True  # the handler went into a directory and removed it
+
+    def _restore_python(self) -> None:
+        if os.environ != self._environ:
+            for name in set(os.environ) - set(self._environ):
+                del os.environ[name]
+            for name, value in self._environ.items():
+                if os.environ.get(name) != value:
+                    os.environ[name] = value
+        if sys.getrecursionlimit() != self._recursion:
+            sys.setrecursionlimit(self._recursion)
+        if locale.setlocale(locale.LC_ALL) != self._locale:
+            locale.setlocale(locale.LC_ALL, self._locale)
+
+    def _restore_signals(self) -> None:
+        for timer in _TIMERS:
+            if signal.getitimer(timer)[0]:
+                signal.setitimer(timer, 0)
+        for signum, handler in self._handlers.items():
+            if signal.getsignal(signum) is not handler and handler is not None:
+                signal.signal(signum, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        watch_faults(self._dump)
+
+    def _restore_streams(self) -> None:
+        sys.stdin, sys.stdout, sys.stderr = self._std
+        try:
+            if not all(os.path.samestat(os.fstat(fd), self._streams) for fd in (1, 2)):
+                point_streams(self._output)
+        except OSError:
+            point_streams(self._output)
+
+    def sweep(self) -> bool:
+        """Kill and reap the children that the handler left. We are a subreaper: their orphans are ours, too."""
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True  # no children at all: the common case costs one system call
+        spared = self._children | _stdlib_servants()
+        give_up = time.monotonic() + _KILL_TIME
+        while True:
+            _, left = tree.kill_strays(spared)
+            if left == 0:
+                return True
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(_STEP)
+
+
+def _stdlib_servants() -> set[int]:
+    """Processes that multiprocessing starts once for its whole process, not for one job."""
+    found = set()
+    tracker = sys.modules.get("multiprocessing.resource_tracker")
+    if tracker is not None:
+        found.add(getattr(tracker._resource_tracker, "_pid", None))
+    server = sys.modules.get("multiprocessing.forkserver")
+    if server is not None:
+        found.add(getattr(server._forkserver, "_forkserver_pid", None))
+    return {pid for pid in found if pid is not None}

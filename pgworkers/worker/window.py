@@ -1,0 +1,68 @@
+"""When a signal may raise.
+
+SIGUSR1 means: look at your slot. The handler below runs in the main thread between two bytecodes, wherever
+that is: in the handler, in the middle of sending a report, in the next job. It raises only while the window
+is open and the wish in the slot names the very job and lease inside it, and once at most.
+
+`run` calls the handler through `map`, whose C code puts the return value into the box with no bytecode between:
+either the handler was interrupted, or its result is there. A stop that comes a moment later finds the box
+full and changes nothing: a finished handler wins over a late cancel.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import NamedTuple
+
+from pgworkers.errors import JobStopped
+from pgworkers.process.scoreboard import Reason, Slot
+
+
+class Ending(NamedTuple):
+    """How the handler ended: with a result, or by an exception."""
+
+    result: bytes | None
+    raised: BaseException | None
+
+
+class Window:
+    def __init__(self, slot: Slot, interrupt_loop: Callable[[], bool]) -> None:
+        self._slot = slot
+        self._interrupt_loop = interrupt_loop
+        self._job = 0
+        self._lease = 0
+        self._open = False
+
+    def install(self) -> None:
+        signal.signal(signal.SIGUSR1, self.on_signal)
+
+    def on_signal(self, _signum: int, _frame: FrameType | None) -> None:
+        if not self._open:
+            return
+        reason = self._slot.wished(self._job, self._lease)
+        if not reason:
+            return
+        self._open = False  # once
+        if not self._interrupt_loop():
+            raise JobStopped(Reason(reason).word)
+
+    def run(self, job: int, lease: int, call: Callable[[None], bytes]) -> Ending:
+        """Call the handler with the window open."""
+        box: list[bytes] = []
+        raised: BaseException | None = None
+        try:
+            try:
+                self._job, self._lease = job, lease
+                self._slot.window = 1
+                self._open = True
+                box.extend(map(call, (None,)))
+            except BaseException as error:
+                raised = error
+            finally:
+                self._open = False
+        except JobStopped as late:  # it struck while we were leaving the inner block
+            raised = raised or late
+        self._slot.window = 0
+        return Ending(box[0], None) if box else Ending(None, raised)

@@ -1,0 +1,282 @@
+"""Playing the master: a real supervisor on a control socket, with a small app of the test's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from pgworkers.process import frames, tree
+from pgworkers.process.packets import Packets
+from pgworkers.process.titles import ROOM
+from pgworkers.settings import Settings
+from pgworkers.specs import QueueSpec
+from pgworkers.supervisor.messages import (
+    Boot,
+    Booted,
+    BootFailed,
+    Died,
+    Dump,
+    Exit,
+    Fact,
+    Forked,
+    Resting,
+    Scale,
+    Stack,
+    Stalled,
+    Stop,
+)
+from pgworkers.worker.messages import Kind, Order, Progress, Report
+
+T = TypeVar("T")
+STEP = 0.005
+PATIENCE = 20.0  # never a threshold: only how long a test waits before it says what is missing
+
+HEAD = """
+import asyncio, ctypes, itertools, os, random, signal, subprocess, sys, threading, time
+from pgworkers import App, Ctx, Retry, Snooze, Discard, Throttled, JobStopped
+app = App()
+app.queue("q")
+"""
+
+
+def until(what: str, ask: Callable[[], T | None], patience: float = PATIENCE) -> T:
+    """Wait for a fact."""
+    give_up = time.monotonic() + patience
+    while True:
+        found = ask()
+        if found:
+            return found
+        assert time.monotonic() < give_up, f"waited in vain for: {what}"
+        time.sleep(STEP)
+
+
+def is_alive(pid: int) -> bool:
+    found = tree.stat(pid)
+    return found is not None and found.state not in "ZX"
+
+
+class Crewman:
+    """One worker as the master sees it: its pid and its socket."""
+
+    def __init__(self, slot: int, pid: int, fd: int) -> None:
+        self.slot = slot
+        self.pid = pid
+        self.sock = socket.socket(fileno=fd)
+        self.sock.setblocking(False)
+        self._reader = frames.Reader()
+        self._frames: list[frames.Frame] = []
+        self.closed = False
+
+    def pump(self) -> None:
+        while not self.closed:
+            try:
+                data = self.sock.recv(1 << 16)
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                data = b""
+            if not data:
+                self.closed = True
+                return
+            self._frames += self._reader.feed(data)
+
+    def take(self, kind: Kind, job: int = 0) -> frames.Frame | None:
+        self.pump()
+        for frame in self._frames:
+            if frame.kind == kind and job in (0, frame.job):
+                self._frames.remove(frame)
+                return frame
+        return None
+
+    def order(
+        self,
+        job: int,
+        task: str,
+        *args: Any,
+        lease: int = 1,
+        timeout: float | None = None,
+        memory: int | None = None,
+        checkpoint: Any = None,
+        attempt: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        # arguments travel as one JSON object by parameter name
+        body = msgspec.json.encode(
+            Order(
+                task,
+                msgspec.Raw(msgspec.json.encode(kwargs)),
+                "q",
+                attempt,
+                0,
+                timeout,
+                memory,
+                msgspec.Raw(msgspec.json.encode(checkpoint)),
+                msgspec.Raw(b"null"),
+                [],
+            )
+        )
+        assert not args
+        self.sock.setblocking(True)
+        self.sock.sendall(frames.encode(Kind.ORDER, job, lease, body))
+        self.sock.setblocking(False)
+
+    def report(self, job: int) -> Report:
+        frame = until(f"the report of job {job}", lambda: self.take(Kind.REPORT, job))
+        return msgspec.json.decode(frame.body, type=Report)
+
+    def progress(self, job: int) -> Progress:
+        frame = until(f"progress of job {job}", lambda: self.take(Kind.PROGRESS, job))
+        return msgspec.json.decode(frame.body, type=Progress)
+
+    def run(self, job: int, task: str, **how: Any) -> Report:
+        self.order(job, task, **how)
+        return self.report(job)
+
+
+class Play:
+    """A supervisor and its workers. `close` ends everything and waits for it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        source: str,
+        *,
+        workers: int = 1,
+        environ: dict[str, str] | None = None,
+        stderr: Any = None,
+        queue: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        config = directory / "app.py"
+        config.write_text(HEAD + textwrap.dedent(source))
+        values = {"heartbeat": 0.05, "ask_grace": 0.2, "raise_grace": 0.3, **settings}
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.log = directory / "stderr"
+        with theirs, self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "pgworkers.supervisor"),
+                    *("--fd", str(theirs.fileno()), "--parent", str(os.getpid()), ROOM),
+                ],
+                pass_fds=[theirs.fileno()],
+                process_group=0,
+                stdin=subprocess.DEVNULL,
+                stderr=log if stderr is None else stderr,
+                cwd=directory,
+                env={**os.environ, **(environ or {})},
+            )
+        self.control = Packets(ours)
+        self.facts: list[Fact] = []
+        self.crew: dict[int, Crewman] = {}
+        self.gone = False
+        self.send(
+            Boot(
+                str(config),
+                QueueSpec("q", **(queue or {})),
+                workers,
+                asdict(Settings(**values)),
+                "host",
+            )
+        )
+
+    def __enter__(self) -> Play:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(self, command: Boot | Scale | Stop | Dump | Exit) -> None:
+        self.control.send(msgspec.json.encode(command))
+
+    def pump(self) -> None:
+        if self.gone:
+            return
+        packets = self.control.receive()
+        if packets is None:
+            self.gone = True
+            return
+        for data, fds in packets:
+            fact: Fact = msgspec.json.decode(data, type=Fact)
+            if isinstance(fact, Forked):
+                self.crew[fact.slot] = Crewman(fact.slot, fact.pid, fds[0])
+            self.facts.append(fact)
+
+    def fact(self, kind: type[T], where: Callable[[T], bool] = lambda _: True) -> T:
+        """The next fact of a kind, taken."""
+
+        def look() -> T | None:
+            self.pump()
+            for fact in self.facts:
+                if isinstance(fact, kind) and where(fact):
+                    self.facts.remove(fact)
+                    return fact
+            return None
+
+        return until(f"{kind.__name__} among {self.facts}", look)
+
+    def worker(self, slot: int = 0, *, other_than: int = 0) -> Crewman:
+        """A worker that has said READY."""
+
+        def look() -> Crewman | None:
+            self.pump()
+            found = self.crew.get(slot)
+            if found is None or found.pid == other_than:
+                return None
+            return found if getattr(found, "ready", False) or found.take(Kind.READY) else None
+
+        found = until(f"a ready worker in slot {slot}; facts: {self.facts}", look)
+        found.ready = True  # type: ignore[attr-defined]
+        return found
+
+    def stop(
+        self,
+        worker: Crewman,
+        job: int,
+        reason: str = "cancel",
+        *,
+        lease: int = 1,
+        ask: float = 0.2,
+        rais: float = 0.3,
+    ) -> None:
+        self.send(Stop(worker.slot, job, lease, reason, ask, rais))
+
+    def close(self) -> None:
+        if self.process.poll() is None and not self.gone:
+            self.send(Exit())
+            until("the supervisor's end", lambda: (self.pump(), self.process.poll() is not None)[1])
+        self.control.sock.close()
+        for crewman in self.crew.values():
+            crewman.sock.close()
+        if self.process.poll() is None:
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+__all__ = [
+    "BootFailed",
+    "Booted",
+    "Crewman",
+    "Died",
+    "Dump",
+    "Exit",
+    "Forked",
+    "Play",
+    "Resting",
+    "Scale",
+    "Stack",
+    "Stalled",
+    "Stop",
+    "is_alive",
+    "until",
+]  # fmt: skip
