@@ -184,8 +184,9 @@ def settle(held: Held, ending: Ending, rand: float, worker: str, version: str) -
     )
 
 
-def json_of(raw: msgspec.Raw | None) -> str | None:
-    return None if raw is None else json_text(bytes(raw))
+def json_of(raw: msgspec.Raw) -> str | None:
+    """JSON text as Postgres takes it; `null` (nothing returned, nothing changed) is None."""
+    return None if bytes(raw) == b"null" else json_text(bytes(raw))
 
 
 def _rungs(rungs: list[tuple[str, float]]) -> str | None:
