@@ -27,6 +27,10 @@ _COLOURS = {
     "scheduled": "yellow",
 }
 _NUMBERS = frozenset({"id", "pid", "priority", "ready", "scheduled", "running", "dead", "workers", "jobs"})
+#: Columns of free text: the ones that are shortened when a terminal is narrow, down to _LEAST.
+_TEXTS = frozenset({"arguments", "error", "result", "meaning", "queues"})
+_LEAST = 12
+_GAP = 3  #: blanks between two columns that rich draws
 
 
 def rows(
@@ -116,28 +120,44 @@ def _width(text: str) -> int:
     )
 
 
-def _drawn(headings: Sequence[str], cells: Iterable[Sequence[str]]) -> None:
+def fitted(headings: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+    """The cells, with the long texts among them shortened so that a line fits the width, if that is enough."""
+    widths = [max(map(_width, column)) for column in zip(headings, *cells, strict=True)]
+    over = sum(widths) + _GAP * len(widths) - width
+    for at in sorted(range(len(widths)), key=lambda at: -widths[at]):
+        if over > 0 and headings[at] in _TEXTS:
+            cut = min(over, max(0, widths[at] - _LEAST))
+            widths[at] -= cut
+            over -= cut
+    return [
+        [cell if _width(cell) <= most else _cut(cell, most) for cell, most in zip(row, widths, strict=True)]
+        for row in cells
+    ]
+
+
+def _cut(text: str, most: int) -> str:
+    while text and _width(text) > most - 1:
+        text = text[: min(len(text) - 1, most - 1)]
+    return text + "…"
+
+
+def _drawn(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    console = Console(highlight=False, markup=False)
+    filled = [
+        at for at in range(len(headings)) if any(row[at] for row in cells)
+    ]  # an empty column is only noise
+    headings, cells = [headings[at] for at in filled], [[row[at] for at in filled] for row in cells]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in headings:
-        number = heading in _NUMBERS
-        table.add_column(
-            heading,
-            justify="right" if number else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            ratio=None,
-            min_width=6 if number else None,
+        table.add_column(heading, justify="right" if heading in _NUMBERS else "left", no_wrap=True)
+    for row in fitted(headings, cells, console.width):
+        styles = (
+            _COLOURS.get(cell, "") if at == "state" else "" for at, cell in zip(headings, row, strict=True)
         )
-    for row in cells:
-        table.add_row(
-            *(
-                Text(cell, style=_COLOURS.get(cell, "") if at == "state" else "")
-                for at, cell in zip(headings, row, strict=True)
-            )
-        )
-    Console(highlight=False, markup=False).print(table)
+        table.add_row(*(Text(cell, style=style) for cell, style in zip(row, styles, strict=True)))
+    console.print(table)

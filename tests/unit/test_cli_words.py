@@ -11,7 +11,7 @@ import click
 import pytest
 
 from pgworkers.cli.failure import explain, one_line, scrub
-from pgworkers.cli.output import aligned
+from pgworkers.cli.output import aligned, fitted
 from pgworkers.cli.preparing import as_call, typed
 from pgworkers.cli.run import parse_queues, parse_workers
 from pgworkers.cli.values import duration_or_forever, job_id, json_object, moment, pairs, plain_wait, scalar
@@ -72,6 +72,14 @@ def test_plain_tables_are_aligned_and_never_cut() -> None:
     wide = "x" * 300
     table = aligned(["id", "task"], [["7", "日本"], ["1042", wide]])
     assert table == ["  ID  TASK", "   7  日本", f"1042  {wide}"]
+
+
+def test_only_free_text_is_shortened_on_a_narrow_terminal() -> None:
+    (row,) = fitted(["id", "task", "arguments", "error"], [["1042", "t" * 30, "a" * 300, "日" * 40]], 80)
+    assert row[:2] == ["1042", "t" * 30]
+    assert row[2].endswith("a…")
+    assert row[3].endswith("日…")
+    assert fitted(["id", "error"], [["1042", "e" * 20]], 80) == [["1042", "e" * 20]]
 
 
 def test_values_are_json_where_they_are() -> None:
