@@ -1,0 +1,73 @@
+"""Desks in front of the test's database, and more sessions to race against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from support.desk import Desk
+from support.server import Server
+
+from pgworkers.postgres import connect
+from pgworkers.settings import Settings
+
+
+@pytest.fixture(scope="session")
+def shared(server: Server, template: str) -> Iterator[str]:
+    """One clone for this whole room: its tests change rows and nothing else, and emptying is faster than cloning."""
+    name = server.create(template=template)
+    yield name
+    server.drop(name)
+
+
+@pytest.fixture
+def dsn(server: Server, shared: str) -> Iterator[str]:
+    """The address of a migrated database without a row. A connection left open fails the test."""
+    with psycopg.connect(server.dsn(shared), autocommit=True) as conn:
+        conn.execute(
+            "TRUNCATE pgworkers.job, pgworkers.history, pgworkers.attempt, pgworkers.queue, pgworkers.task, pgworkers.host"
+            " RESTART IDENTITY"
+        )
+    yield server.dsn(shared)
+    left = server.connections(shared)
+    assert not left, f"the test left connections open: {left}"
+
+
+@pytest.fixture
+def clone(server: Server, template: str) -> Iterator[str]:
+    """The address of a migrated database that nobody else ever uses."""
+    name = server.create(template=template)
+    yield server.dsn(name)
+    server.drop(name)
+
+
+@pytest.fixture
+def session(dsn: str) -> Iterator[Callable[[], psycopg.Connection[Any]]]:
+    """More connections, as the master makes them; closed at the end."""
+    opened: list[psycopg.Connection[Any]] = []
+
+    def make() -> psycopg.Connection[Any]:
+        opened.append(connect.connect(Settings(), dsn, "test"))
+        return opened[-1]
+
+    yield make
+    for conn in opened:
+        conn.close()
+
+
+@pytest.fixture
+def desk(session: Callable[[], psycopg.Connection[Any]], schema: str) -> Desk:
+    """A registered host."""
+    made = Desk(session(), schema)
+    made.register()
+    return made
+
+
+@pytest.fixture
+def other(session: Callable[[], psycopg.Connection[Any]], schema: str) -> Desk:
+    """A second registered host on its own connection."""
+    made = Desk(session(), schema)
+    made.register()
+    return made

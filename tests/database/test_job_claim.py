@@ -1,0 +1,159 @@
+"""Claim: who may run what, in which order, and never more than was asked for."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from support.desk import Desk, until
+
+from pgworkers.job import cancel, claim, queue
+from pgworkers.job.state import State
+
+JOINS = [
+    "enable_hashjoin",
+    "enable_mergejoin",
+    "enable_nestloop",
+    "enable_material",
+    "enable_memoize",
+    "enable_tidscan",
+]
+
+
+def test_a_claimed_job_tells_all_a_worker_needs(desk: Desk) -> None:
+    job_id = desk.put(
+        args='{"n": 7}',
+        timeout=1.5,
+        memory=1 << 30,
+        deadline=3600.0,
+        meta_json='{"why": "nightly"}',
+        max_attempts=4,
+    )
+    (job,) = desk.take()
+    assert (job.id, job.lease, job.attempt, job.crashes) == (job_id, 1, 1, 0)
+    assert (job.queue, job.task, job.args, job.meta) == ("a", "t", '{"n": 7}', '{"why": "nightly"}')
+    assert (job.timeout, job.memory, job.max_attempts, job.max_crashes) == (1.5, 1 << 30, 4, 3)
+    assert job.remaining is not None
+    assert 3500 < job.remaining <= 3600
+    assert job.waited >= 0
+    assert (job.checkpoint, job.errors, job.cancelled) == (None, [], False)
+    seen = desk.see(job_id)
+    assert (seen.state, str(seen.host)) == (State.RUNNING, desk.host)
+    assert seen.started_at is not None
+
+
+def test_higher_priority_first_then_the_order_of_enqueueing(desk: Desk) -> None:
+    low, high, also_low = desk.put(), desk.put(priority=5), desk.put()
+    assert [job.id for job in desk.take(2)] == [high, low]
+    assert [job.id for job in desk.take(2)] == [also_low]
+
+
+def test_what_must_not_run_is_left_alone(desk: Desk) -> None:
+    desk.put(task="unknown")
+    desk.put(delay=60.0)
+    desk.put(queue="b")
+    desk.put(expires=0.0)
+    assert desk.take(10) == []
+
+
+def test_a_paused_queue_gives_nothing_and_holds_up_no_other(desk: Desk) -> None:
+    desk.ask(queue.declare(["a", "b"]))
+    held, free = desk.put(), desk.put(queue="b")
+    assert desk.ask(queue.pause("a"))
+    wants = [claim.Wants("a", 5), claim.Wants("b", 5)]
+    assert [job.id for job in desk.ask(claim.claim(desk.host, wants, ["t"]))] == [free]
+    assert desk.ask(queue.resume("a"))
+    assert [job.id for job in desk.take(5)] == [held]
+
+
+def test_a_throttled_queue_gives_nothing_until_it_has_cooled_down(desk: Desk) -> None:
+    desk.ask(queue.declare(["a"]))
+    desk.put()
+    desk.ask(queue.throttle("a", 0.2))
+    assert desk.take() == []
+    assert until(desk.take)
+
+
+@pytest.mark.parametrize("switched_off", [[], *([name] for name in JOINS), JOINS])
+def test_never_more_than_asked_whatever_the_join(desk: Desk, switched_off: list[str]) -> None:
+    for name in "abc":
+        for _ in range(20):
+            desk.put(queue=name)
+    desk.conn.execute("ANALYZE pgworkers.job")
+    known = {row[0] for row in desk.conn.execute("SELECT name FROM pg_settings").fetchall()}
+    for setting in known & set(switched_off):
+        desk.conn.execute(f"SET {setting} = off")  # a fixed list, above
+    wants = [claim.Wants("a", 3), claim.Wants("b", 1), claim.Wants("c", 0), claim.Wants("none", 9)]
+    for _ in range(7):  # past the fifth the statement is prepared
+        claimed = desk.ask(claim.claim(desk.host, wants, ["t"]))
+        by_queue = [job.queue for job in claimed]
+        assert len(claimed) == len({job.id for job in claimed})
+        assert by_queue.count("a") <= 3
+        assert by_queue.count("b") == 1
+        assert by_queue.count("c") == 0
+    assert desk.conn.execute("SELECT count(*) FROM pgworkers.job WHERE state = 'running'").fetchone() == (27,)
+
+
+def test_a_queue_named_twice_counts_twice_and_no_row_is_claimed_twice(desk: Desk) -> None:
+    ids = [desk.put() for _ in range(5)]
+    claimed = desk.ask(claim.claim(desk.host, [claim.Wants("a", 1), claim.Wants("a", 2)], ["t"]))
+    assert [job.id for job in claimed] == ids[:3]
+
+
+def test_a_row_that_another_session_holds_is_skipped(desk: Desk, other: Desk) -> None:
+    first, second = desk.put(), desk.put()
+    with other.conn.transaction():
+        other.conn.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [first])
+        assert [job.id for job in desk.take(2)] == [second]
+    assert [job.id for job in desk.take(2)] == [first]
+
+
+def test_two_hosts_claiming_at_once_get_disjoint_sets_and_everything(desk: Desk, other: Desk) -> None:
+    ids = {desk.put() for _ in range(300)}
+    got: dict[str, list[int]] = {desk.host: [], other.host: []}
+
+    def work(mine: Desk) -> None:
+        while claimed := mine.take(7):
+            got[mine.host] += [job.id for job in claimed]
+
+    threads = [threading.Thread(target=work, args=[mine]) for mine in (desk, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # A row locked by a claim that had not committed is skipped: one more look takes the rest.
+    rest = [job.id for job in desk.take(300)]
+    everything = got[desk.host] + got[other.host] + rest
+    assert sorted(everything) == sorted(ids)
+
+
+def test_a_row_that_changed_between_snapshot_and_lock_is_claimed_once_or_next_time(
+    desk: Desk, other: Desk
+) -> None:
+    job_id = desk.put()
+    with other.conn.transaction():
+        other.conn.execute("UPDATE pgworkers.job SET priority = 3 WHERE id = %s", [job_id])
+        assert desk.take() == []
+    (job,) = desk.take()
+    assert (job.id, job.lease) == (job_id, 1)
+
+
+def test_every_claim_raises_the_fence(desk: Desk) -> None:
+    job = desk.run_one()
+    for lease in (2, 3, 4):
+        assert desk.again(job, after=0) == "written"
+        (job,) = desk.take()
+        assert job.lease == lease
+
+
+def test_a_cancelled_job_is_never_claimed(desk: Desk) -> None:
+    job_id = desk.put()
+    assert desk.ask(cancel.cancel(job_id)) == "cancelled"
+    assert desk.take() == []
+
+
+def test_asking_for_nothing_claims_nothing(desk: Desk) -> None:
+    desk.put()
+    assert desk.ask(claim.claim(desk.host, [], ["t"])) == []
+    assert desk.ask(claim.claim(desk.host, [claim.Wants("a", 5)], [])) == []
+    assert desk.take(-3) == []

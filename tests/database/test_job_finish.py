@@ -1,0 +1,235 @@
+"""Finish: one end per job, written only by the lease that ran it, whatever the handler left behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.desk import Desk, blocked, until
+
+from pgworkers.job import cancel, finish, requeue, show
+from pgworkers.job.finish import End
+from pgworkers.job.state import State, Verdict
+
+
+def rows(desk: Desk, table: str) -> int:
+    (count,) = desk.conn.execute(f"SELECT count(*) FROM pgworkers.{table}").fetchone() or (0,)
+    return int(count)
+
+
+def test_a_success_moves_to_history_with_its_result_and_costs(desk: Desk) -> None:
+    job = desk.run_one(meta_json='{"why": "x"}')
+    desk.listen()
+    assert (
+        desk.end(job, result='{"url": "u"}', duration=1.5, cpu=1.25, peak_rss=4096, progress="[3, 3]")
+        == "written"
+    )
+    seen = desk.see(job.id)
+    assert (seen.state, seen.verdict, seen.result) == (State.SUCCEEDED, "succeeded", {"url": "u"})
+    assert (seen.duration, seen.cpu_seconds, seen.peak_rss) == (1.5, 1.25, 4096)
+    assert (seen.progress, seen.meta, seen.error) == ([3, 3], {"why": "x"}, None)
+    assert str(seen.host) == desk.host
+    assert (rows(desk, "job"), rows(desk, "history"), rows(desk, "attempt")) == (0, 1, 0)
+    assert desk.notices() == [("pgworkers_done", str(job.id))]
+
+
+def test_a_death_keeps_its_post_mortem(desk: Desk) -> None:
+    job = desk.run_one()
+    answer = desk.end(
+        job,
+        State.DEAD,
+        verdict=Verdict.CRASH,
+        crash=True,
+        error="ended by SIGSEGV",
+        traceback="Traceback…",
+        stack="Fatal Python error",
+        exit_status="SIGSEGV",
+        output="last words",
+        rungs='[{"rung": "kill", "after": 1.0}]',
+        worker="a/0 pid 7",
+        version="1.2",
+        progress='{"done": 3}',
+        checkpoint='{"page": 3}',
+    )
+    assert answer == "written"
+    seen = desk.see(job.id)
+    assert (seen.state, seen.verdict, seen.crashes, seen.error) == (
+        State.DEAD,
+        "crash",
+        1,
+        "ended by SIGSEGV",
+    )
+    assert (seen.checkpoint, seen.result) == ({"page": 3}, None)
+    (attempt,) = desk.ask(show.attempts(job.id))
+    assert (attempt.attempt, attempt.lease, attempt.verdict) == (1, 1, "crash")
+    assert (attempt.error, attempt.traceback, attempt.stack) == (
+        "ended by SIGSEGV",
+        "Traceback…",
+        "Fatal Python error",
+    )
+    assert (attempt.exit_status, attempt.output, attempt.worker) == ("SIGSEGV", "last words", "a/0 pid 7")
+    assert (attempt.progress, attempt.rungs) == ({"done": 3}, [{"rung": "kill", "after": 1.0}])
+    assert attempt.started_at == seen.started_at
+
+
+def test_a_stale_lease_writes_nothing(desk: Desk, other: Desk) -> None:
+    stale = desk.run_one()
+    assert desk.again(stale, after=0) == "written"
+    (fresh,) = other.take()
+    assert desk.end(stale, result="1") == "lost"
+    assert desk.see(stale.id).state is State.RUNNING
+    assert other.end(fresh, result="2") == "written"
+    assert desk.end(stale, result="1") == "lost"
+    assert desk.see(stale.id).result == 2
+
+
+def test_a_send_whose_acknowledgement_was_lost_is_answered_already(desk: Desk) -> None:
+    job = desk.run_one()
+    assert desk.end(job, result="1") == "written"
+    assert desk.end(job, result="1") == "already"
+    assert (rows(desk, "history"), desk.see(job.id).result) == (1, 1)
+
+
+def test_a_job_that_somebody_else_ended_under_this_lease_is_lost_not_already(desk: Desk, other: Desk) -> None:
+    job = desk.run_one()
+    desk.conn.execute("UPDATE pgworkers.job SET host = %s WHERE id = %s", [other.host, job.id])
+    assert other.end(job, State.DEAD, error="x") == "written"
+    assert desk.end(job, State.DEAD, error="x") == "lost"
+
+
+def test_a_batch_answers_for_each_row(desk: Desk) -> None:
+    for _ in range(4):
+        desk.put()
+    one, two, three, four = desk.take(4)
+    desk.end(two)
+    desk.again(three)
+    ends = [
+        End(id=four.id, lease=four.lease, state=State.DEAD, verdict=Verdict.DISCARDED, error="no"),
+        End(id=three.id, lease=three.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED),
+        End(id=two.id, lease=two.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED),
+        End(id=one.id, lease=one.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result="5"),
+        End(id=one.id, lease=one.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result="5"),
+        End(id=10**12, lease=1, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED),
+    ]
+    answers = desk.ask(finish.finish(desk.host, ends))
+    assert [answers[end.id, end.lease] for end in ends] == [
+        "written",
+        "lost",
+        "already",
+        "written",
+        "written",
+        "lost",
+    ]
+    assert [state for _, state in desk.states()] == ["succeeded", "succeeded", "scheduled", "dead"]
+
+
+def test_an_empty_batch_is_no_error(desk: Desk) -> None:
+    assert desk.ask(finish.finish(desk.host, [])) == {}
+
+
+def test_the_last_ten_errors_are_remembered_one_line_each(desk: Desk) -> None:
+    job = desk.run_one(max_attempts=100)
+    for n in range(12):
+        assert desk.again(job, after=0, error=f"error {n}\nwith a second line") == "written"
+        (job,) = desk.take()
+    assert job.errors == [f"error {n} with a second line" for n in range(2, 12)]
+    desk.end(job, State.DEAD, error="the end")
+    (errors,) = desk.conn.execute("SELECT errors FROM pgworkers.history").fetchone() or ([],)
+    assert errors[-1] == "the end"
+    assert len(errors) == 10
+
+
+def test_a_success_after_failures_shows_no_error(desk: Desk) -> None:
+    job = desk.run_one()
+    desk.again(job, after=0, error="first time unlucky")
+    (job,) = desk.take()
+    desk.end(job)
+    assert desk.see(job.id).error is None
+
+
+HOSTILE: list[dict[str, Any]] = [
+    {"error": "nul \x00 in it", "traceback": "\ud800", "output": "\x00" * 10, "stack": "\udfff\x00"},
+    {"result": '"\\u0000"'},
+    {"result": '"\\ud800"'},
+    {"result": "[NaN, Infinity, -Infinity]"},
+    {"result": "1e400000"},
+    {"result": "[1e-400000, 0.0e-99999]"},
+    {"result": "9" * 200_000},
+    {"result": "[" * 10_000 + "]" * 10_000},
+    {"result": "this is no JSON"},
+    {"result": ""},
+    {"result": '"' + "x" * 2_000_000 + '"'},
+    {"result": '"\x01 raw control"'},
+    {"progress": "NaN", "checkpoint": '{"a": "\\u0000"}', "rungs": "nope"},
+    {"progress": "{", "checkpoint": "{"},
+    {"error": "x" * 50_000_000},
+    {"error": "", "exit_status": "\x00", "worker": "\x00", "version": "\ud8ff"},
+    {"duration": float("nan"), "cpu": float("inf"), "peak_rss": 2**62},
+]
+
+
+@pytest.mark.parametrize("left", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("state", [State.SUCCEEDED, State.DEAD])
+def test_nothing_a_handler_leaves_behind_stops_its_job_or_its_neighbours(
+    desk: Desk, left: dict[str, Any], state: State
+) -> None:
+    desk.put()
+    desk.put()
+    bad, good = desk.take(2)
+    verdict = Verdict.SUCCEEDED if state is State.SUCCEEDED else Verdict.ERROR
+    ends = [
+        End(id=bad.id, lease=bad.lease, state=state, verdict=verdict, **left),
+        End(id=good.id, lease=good.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result="1"),
+    ]
+    assert set(desk.ask(finish.finish(desk.host, ends)).values()) == {"written"}
+    assert desk.see(bad.id).state is state  # and it can be read back
+    assert desk.see(good.id).result == 1
+
+
+def test_a_cancel_wish_that_commits_while_the_finish_waits_does_not_undo_the_success(
+    desk: Desk, other: Desk
+) -> None:
+    job = desk.run_one()
+    end = End(id=job.id, lease=job.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result="1")
+    with other.conn.transaction():
+        assert other.ask(cancel.cancel(job.id)) == "cancelling"
+        waiting = desk.in_thread(finish.finish(desk.host, [end]))
+        until(lambda: blocked(other.conn, desk.conn))
+    assert waiting.result(timeout=20) == {(job.id, job.lease): "written"}
+    assert desk.see(job.id).state is State.SUCCEEDED
+    assert other.ask(cancel.cancel(job.id)) == "succeeded"
+
+
+def test_many_ends_are_told_in_one_notification_and_too_many_as_a_star(desk: Desk) -> None:
+    desk.conn.execute("SELECT pgworkers.enqueue('t', queue => 'a') FROM generate_series(1, 2000)")
+    few, many = desk.take(3), desk.take(1900)
+    desk.listen()
+    for batch in (few, many):
+        ends = [End(id=j.id, lease=j.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in batch]
+        assert set(desk.ask(finish.finish(desk.host, ends)).values()) == {"written"}
+    assert desk.notices() == [
+        ("pgworkers_done", " ".join(str(job.id) for job in few)),
+        ("pgworkers_done", "*"),
+    ]
+
+
+def test_two_batches_in_opposite_order_do_not_deadlock(desk: Desk, other: Desk) -> None:
+    for _ in range(200):
+        desk.put()
+    jobs = desk.take(200)
+    ends = [End(id=j.id, lease=j.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs]
+    waiting = other.in_thread(finish.finish(desk.host, ends[::-1]))
+    mine = desk.ask(finish.finish(desk.host, ends))
+    theirs = waiting.result(timeout=20)
+    for key in mine:
+        assert sorted([mine[key], theirs[key]]) in (["already", "written"], ["lost", "written"])
+
+
+def test_a_requeued_job_runs_under_a_higher_lease_so_its_past_cannot_end_it(desk: Desk) -> None:
+    job = desk.run_one()
+    desk.end(job, State.DEAD, error="x")
+    desk.ask(requeue.requeue([job.id]))
+    (again,) = desk.take()
+    assert again.lease == job.lease + 1
+    assert desk.end(job, State.DEAD, error="x") == "lost"
+    assert desk.end(again) == "written"

@@ -1,0 +1,105 @@
+"""A desk in front of the database: the verbs of `job/` on real rows, and a second session to race against."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import psycopg
+
+from pgworkers.job import claim, enqueue, finish, host, retry, show
+from pgworkers.job.state import State, Verdict
+from pgworkers.postgres.statements import Query, run
+
+T = TypeVar("T")
+STEP = 0.01
+PATIENCE = 20.0
+
+
+def until(fact: Callable[[], T]) -> T:
+    """Wait for a fact, not for seconds."""
+    give_up = time.monotonic() + PATIENCE
+    while not (found := fact()):
+        assert time.monotonic() < give_up, "waited too long"
+        time.sleep(STEP)
+    return found
+
+
+@dataclass
+class Desk:
+    """One host's view of the database."""
+
+    conn: psycopg.Connection[Any]
+    schema: str
+    host: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+    def ask(self, query: Query[T]) -> T:
+        return run(self.conn, self.schema, query)
+
+    def register(self, lease: float = 30.0) -> None:
+        self.ask(host.register(self.host, "box", 4711, "", "app.py", "1", ["a"], lease))
+
+    def put(self, task: str = "t", args: str = "{}", **more: Any) -> int:
+        return self.ask(enqueue.enqueue(enqueue.NewJob(task, args, **{"queue": "a", **more}))).id
+
+    def take(self, count: int = 1, queue: str = "a", tasks: tuple[str, ...] = ("t",)) -> list[claim.Claimed]:
+        return self.ask(claim.claim(self.host, [claim.Wants(queue, count)], list(tasks)))
+
+    def run_one(self, **more: Any) -> claim.Claimed:
+        """Enqueue a job and claim it."""
+        self.put(**more)
+        (claimed,) = self.take()
+        return claimed
+
+    def end(self, job: claim.Claimed, state: State = State.SUCCEEDED, **more: Any) -> str:
+        verdict = more.pop("verdict", Verdict.SUCCEEDED if state is State.SUCCEEDED else Verdict.ERROR)
+        one = finish.End(id=job.id, lease=job.lease, state=state, verdict=verdict, **more)
+        return self.ask(finish.finish(self.host, [one]))[job.id, job.lease]
+
+    def again(self, job: claim.Claimed, after: float = 60.0, **more: Any) -> str:
+        verdict = more.pop("verdict", Verdict.ERROR)
+        one = retry.Again(id=job.id, lease=job.lease, verdict=verdict, after=after, **more)
+        return self.ask(retry.retry(self.host, [one]))[job.id, job.lease]
+
+    def see(self, job_id: int) -> show.JobView:
+        found = self.ask(show.get(job_id))
+        assert found is not None
+        return found
+
+    def states(self) -> list[tuple[int, str]]:
+        return self.conn.execute("SELECT id, state::text FROM pgworkers.jobs ORDER BY id").fetchall()
+
+    def notices(self) -> list[tuple[str, str]]:
+        """What was notified since the last look; `listen` first."""
+        self.conn.execute("SELECT")
+        return [(note.channel, note.payload) for note in self.conn.notifies(timeout=0)]
+
+    def listen(self) -> None:
+        self.conn.execute("LISTEN pgworkers")
+        self.conn.execute("LISTEN pgworkers_done")
+
+    def in_thread(self, query: Query[T]) -> Future[T]:
+        """Run a query meanwhile, and wait until it is blocked by a lock (or done)."""
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(self.ask(query))
+            except BaseException as exc:
+                future.set_exception(exc)
+
+        threading.Thread(target=work, daemon=True).start()
+        return future
+
+
+def blocked(watcher: psycopg.Connection[Any], conn: psycopg.Connection[Any]) -> bool:
+    pid = conn.info.backend_pid
+    row = watcher.execute(
+        "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s", [pid]
+    ).fetchone()
+    return bool(row and row[0])
