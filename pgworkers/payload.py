@@ -43,14 +43,18 @@ def encode(value: Any, *, limit: int, clean: bool = False) -> bytes:
     """The JSON text of `value`, at most `limit` bytes; with `clean`, bad characters become U+FFFD."""
     data = _encoded(value)
     if data is not None and len(data) > limit:
-        raise NotJson("", f"takes {show_size(len(data))} as JSON, more than {show_size(limit)}")
+        raise _too_large(data, limit)
     if data is None or _TROUBLE.search(data) or data.count(b"[") + data.count(b"{") > DEPTH:
         plain = [_plain(value)]
         _walk(plain, clean)
         data = _ENCODER.encode(plain[0])
         if len(data) > limit:
-            raise NotJson("", f"takes {show_size(len(data))} as JSON, more than {show_size(limit)}")
+            raise _too_large(data, limit)
     return data
+
+
+def _too_large(data: bytes, limit: int) -> NotJson:
+    return NotJson("", f"takes {len(data):,} bytes as JSON, more than {show_size(limit)}")
 
 
 def decoder(hint: Any) -> msgspec.json.Decoder[Any]:

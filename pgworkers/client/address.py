@@ -74,8 +74,7 @@ class Address:
         from pgworkers.postgres import migrate
         from pgworkers.postgres.embedded import EmbeddedServer
 
-        home = Path(loaded.settings.home or self._directory / ".pgworkers").expanduser().absolute()
-        self._server = EmbeddedServer(home)
+        self._server = EmbeddedServer(chosen.home)
         dsn = self._server.acquire()
         atexit.register(_release_at_exit, weakref.ref(self))
         with connect.connect(loaded.settings, dsn, "migrate") as conn:

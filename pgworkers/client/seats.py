@@ -12,7 +12,7 @@ import os
 import select
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -72,6 +72,20 @@ class _LoopSeat:
         self.pid = os.getpid()
         self.lock = asyncio.Lock()
         self.conn: psycopg.AsyncConnection[Any] | None = None
+        self.until_shutdown = self._until_shutdown()
+
+    async def _until_shutdown(self) -> AsyncGenerator[None, None]:
+        """Closes when the loop shuts its async generators down, as asyncio.run() does before it closes the loop."""
+        try:
+            yield
+        finally:
+            self.finish()
+
+    def finish(self) -> None:
+        """Close without awaiting: the loop may be closed already."""
+        conn, self.conn = self.conn, None
+        if conn is not None and self.pid == os.getpid():
+            conn.pgconn.finish()
 
 
 class AsyncSeats:
@@ -85,10 +99,10 @@ class AsyncSeats:
 
     @asynccontextmanager
     async def take(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
-        seat = self._mine()
+        seat = await self._mine()
         async with seat.lock:
             if seat.conn is not None and not alive(seat.conn.pgconn):
-                _finish(seat)
+                seat.finish()
             if seat.conn is None:
                 seat.conn = await self._connect()
             conn = seat.conn
@@ -99,31 +113,31 @@ class AsyncSeats:
                 raise
             finally:
                 if not idle(conn.pgconn):
-                    _finish(seat)
+                    seat.finish()
 
     async def close(self) -> None:
         seat = self._seats.pop(asyncio.get_running_loop(), None)
         if seat is not None and seat.pid == os.getpid():
             async with seat.lock:
-                _finish(seat)
+                await seat.until_shutdown.aclose()
 
-    def _mine(self) -> _LoopSeat:
+    async def _mine(self) -> _LoopSeat:
         loop = asyncio.get_running_loop()
         seat = self._seats.get(loop)
         if seat is not None and seat.pid != os.getpid():
             _inherited.append(seat)
             seat = None
         if seat is None:
+            self._forget_closed_loops()
             seat = self._seats[loop] = _LoopSeat()
-            weakref.finalize(loop, _finish, seat)  # asyncio.run() without app.aclose() leaves nothing open
+            await anext(seat.until_shutdown)
         return seat
 
-
-def _finish(seat: _LoopSeat) -> None:
-    """Close without awaiting: the loop may be closed already."""
-    conn, seat.conn = seat.conn, None
-    if conn is not None and seat.pid == os.getpid():
-        conn.pgconn.finish()
+    def _forget_closed_loops(self) -> None:
+        for loop, seat in list(self._seats.items()):
+            if loop.is_closed():
+                seat.finish()
+                del self._seats[loop]
 
 
 def alive(pgconn: PGconn) -> bool:

@@ -168,7 +168,7 @@ class Arguments:
                 encode({name: value}, limit=limit)
             except NotJson as inner:
                 return f"argument {name} {inner.reason}"
-        return f"the arguments together {exc.reason}"
+        return f"the arguments together {exc.reason.replace('takes', 'take', 1)}"
 
     @cached_property
     def _rest(self) -> Parameter | None:

@@ -166,9 +166,10 @@ def test_the_users_async_transaction_decides(app: App, db: Db, dsn: str) -> None
             async with conn.transaction():
                 await render(app).using(conn=conn).aenqueue(1)
                 assert await app.aenqueue_many([render(app).prepare(2)], conn=conn) == 1
+                once = render(app).using(conn=conn, unique="u", on_conflict="raise")
+                await once.aenqueue(3)
                 with pytest.raises(DuplicateJob):
-                    for _ in range(2):
-                        await render(app).using(conn=conn, unique="u", on_conflict="raise").aenqueue(3)
+                    await once.aenqueue(3)
                 assert count(db) == 0
             assert count(db) == 3
 
@@ -182,7 +183,7 @@ def test_the_wrong_kind_of_connection_is_refused(app: App, db: Db, dsn: str) -> 
                 UsageError, match=r"not a psycopg.Connection; nothing was enqueued; use aenqueue"
             ):
                 render(app).using(conn=conn).enqueue(1)
-        with pytest.raises(UsageError, match="not a psycopg.AsyncConnection"):
+        with pytest.raises(UsageError, match=r"not a psycopg.AsyncConnection"):
             await render(app).using(conn=db).aenqueue(1)
 
     asyncio.run(main())
