@@ -16,7 +16,7 @@ from support import embedded_user
 
 from pgworkers.postgres.embedded import EmbeddedServer
 
-FAST = {"fsync": "off", "shared_buffers": "16MB"}
+FAST = {"fsync": "off", "shared_buffers": "16MB", "dynamic_shared_memory_type": "mmap"}
 REPOSITORY = Path(__file__).resolve().parents[2]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: becoming another user needs root")
 

@@ -14,7 +14,7 @@ from pgworkers.postgres.embedded import EmbeddedServer
 def main(home: str, store: str, bindir: str = "") -> None:
     server = EmbeddedServer(
         Path(home),
-        options={"fsync": "off", "shared_buffers": "16MB"},
+        options={"fsync": "off", "shared_buffers": "16MB", "dynamic_shared_memory_type": "mmap"},
         bindir=Path(bindir) if bindir else None,
         stores=(Path(store),),
     )

@@ -24,6 +24,7 @@ FAST = {
     "shared_buffers": "64MB",
     "max_connections": "300",
     "autovacuum_naptime": "1h",
+    "dynamic_shared_memory_type": "mmap",  # in the data directory: a killed server leaves nothing in /dev/shm
 }
 STEP = 0.02
 PATIENCE = 5.0  # how long a connection that was just closed may still be seen
