@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import psycopg
-    from psycopg.abc import PGconn
+    from psycopg.pq.abc import PGconn
 
 #: Connections inherited by fork belong to the parent: kept, so that nothing closes or collects them here.
 _inherited: list[object] = []

@@ -90,7 +90,7 @@ class Arguments:
             if reason is not None:
                 raise UsageError(
                     f"task {task}: parameter {parameter.name} cannot be carried by JSON: {reason}; "
-                    "pass an id, a path, a dataclass or a msgspec.Struct instead, or annotate it Any if you know it is plain data"
+                    "pass an id, a path, a dataclass or a msgspec.Struct instead, or annotate it Any if it is plain data"
                 )
         returns = hints.get("return", Any)
         if returns in (None, type(None), typing.NoReturn, typing.Never):
