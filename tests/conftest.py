@@ -19,6 +19,7 @@ from support.server import OwnServer, Server, migrated, run_server
 WATCHED = {"process", "tree", "fault"}  # the directories whose tests start processes
 RUN = pytest.StashKey[str]()
 ROOT = pytest.StashKey[Path]()
+ALIVE = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,7 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     run = uuid.uuid4().hex[:12]
     root = Path(tempfile.mkdtemp(prefix="pgw-", dir=_fast_directory()))
     root.chmod(0o711)
-    config.stash[RUN], config.stash[ROOT] = run, root
+    config.stash[RUN], config.stash[ROOT], config.stash[ALIVE] = run, root, leftovers.claim(root)
+    leftovers.sweep(root.parent)
     os.environ[leftovers.MARK] = run
     for variable in [
         name for name in os.environ if re.fullmatch(r"PG[A-Z]+|DATABASE_URL|PGWORKERS_\w+", name)
@@ -58,6 +60,7 @@ def _fast_directory() -> str | None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if ROOT in config.stash:
         shutil.rmtree(config.stash[ROOT])
+        os.close(config.stash[ALIVE])
 
 
 @pytest.fixture(scope="session")

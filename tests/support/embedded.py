@@ -65,7 +65,7 @@ class User:
         python = sys.executable
         if account:
             python = python_for(account)
-            environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), *site.getsitepackages()])
+            environ["PYTHONPATH"] = _readable_code()
         self._process = subprocess.Popen(
             [python, str(embedded_user.__file__), str(home), str(store), str(bindir or "")],
             stdin=subprocess.PIPE,
@@ -114,9 +114,10 @@ def python_for(account: str) -> str:
     for python in (sys.executable, f"/usr/local/bin/python{wanted}", f"/usr/bin/python{wanted}"):
         try:
             done = subprocess.run(
-                [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
+                [python, "-c", "import sys, support.embedded_user; print('%d.%d' % sys.version_info[:2])"],
                 capture_output=True,
                 text=True,
+                env={**os.environ, "PYTHONPATH": _readable_code()},
                 user=account,
                 cwd="/",
                 check=False,
@@ -125,4 +126,11 @@ def python_for(account: str) -> str:
             continue
         if done.stdout.strip() == wanted:
             return python
-    pytest.skip(f"NOT TESTED: no Python {wanted} that {account} can run")
+    pytest.skip(
+        f"NOT TESTED: no Python {wanted} that {account} can run, or {REPOSITORY} is closed to {account}"
+    )
+
+
+def _readable_code() -> str:
+    """The module path of an interpreter that does not know our virtual environment."""
+    return os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests"), *site.getsitepackages()])

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
+
+from pgworkers.errors import DatabaseUnreachable
+from pgworkers.postgres.embedded import EmbeddedServer
 
 MARK = "PGWORKERS_TEST_RUN"
 RUN_SERVER = "server"  # the directory of the server that all tests share
@@ -49,6 +54,26 @@ def end(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+
+def claim(root: Path) -> int:
+    """Mark a directory as that of a living run, for as long as the descriptor is open."""
+    descriptor = os.open(root / "run.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def sweep(directory: Path) -> None:
+    """Remove what runs that were killed left in a directory of temporary things: their server and their files."""
+    for root in directory.glob("pgw-*"):
+        try:
+            with (root / "run.lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                for home in root.rglob("users.lock"):
+                    EmbeddedServer(home.parent).stop(force=True)
+                shutil.rmtree(root)
+        except (OSError, DatabaseUnreachable):
+            continue  # it is alive, just being made, or somebody else's
 
 
 def _readable(path: Path) -> bool:
