@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import threading
 import weakref
@@ -16,6 +17,8 @@ from pgworkers.settings import Loaded, Settings
 
 if TYPE_CHECKING:
     from pgworkers.postgres.embedded import EmbeddedServer
+
+_log = logging.getLogger("pgworkers.client")
 
 
 class Address:
@@ -45,19 +48,23 @@ class Address:
         """The address. When it is the embedded server, that is started and its schema brought up to date."""
         if self._dsn is not None:
             return self._dsn
-        if self._pid != os.getpid():  # the parent may have held the lock when it forked
-            self._lock, self._pid = threading.Lock(), os.getpid()
-        with self._lock:
+        with self._guard():
             if self._dsn is None:
                 self._dsn = self._choose()
             return self._dsn
 
     def release(self) -> None:
         """Let the embedded server go; its last user stops it."""
-        server, self._server = self._server, None
-        if server is not None and self._pid == os.getpid():
-            self._dsn = None
-            server.release()
+        with self._guard():
+            server, self._server = self._server, None
+            if server is not None:
+                self._dsn = None
+                server.release()
+
+    def _guard(self) -> threading.Lock:
+        if self._pid != os.getpid():  # the parent may have held the lock when it forked
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        return self._lock
 
     def _settings(self) -> Loaded:
         if self._loaded is None:
@@ -74,7 +81,8 @@ class Address:
         from pgworkers.postgres import migrate
         from pgworkers.postgres.embedded import EmbeddedServer
 
-        self._server = EmbeddedServer(chosen.home)
+        _log.info("no database is configured: using the embedded server in %s", chosen.home)
+        self._server = EmbeddedServer(chosen.home, say=_log.info)
         dsn = self._server.acquire()
         atexit.register(_release_at_exit, weakref.ref(self))
         with connect.connect(loaded.settings, dsn, "migrate") as conn:
