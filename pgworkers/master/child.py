@@ -44,14 +44,8 @@ class Supervisor:
         with theirs:
             self.process = subprocess.Popen(
                 [
-                    sys.executable,
-                    "-m",
-                    "pgworkers.supervisor",
-                    "--fd",
-                    str(theirs.fileno()),
-                    "--parent",
-                    str(os.getpid()),
-                    ROOM,
+                    *(sys.executable, "-m", "pgworkers.supervisor"),
+                    *("--fd", str(theirs.fileno()), "--parent", str(os.getpid()), ROOM),
                 ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -66,10 +60,10 @@ class Supervisor:
         loop.add_reader(self._pidfd, self._exited)
         self.send(boot)
 
-    def send(self, command: Command) -> None:
+    def send(self, order: Command) -> None:
         if self._control is None:
             return
-        self._unsent.append(_encode(command))
+        self._unsent.append(_encode(order))
         self._flush()
 
     def _flush(self) -> None:

@@ -121,6 +121,19 @@ class Forest:
         self.masters: list[Master] = []
         self.db = psycopg.connect(dsn, autocommit=True)
 
+    def reconnect(self) -> None:
+        """A new connection of the test itself, after the server was away."""
+        self.db.close()
+
+        def connected() -> bool:
+            try:
+                self.db = psycopg.connect(self.dsn, autocommit=True)
+            except psycopg.OperationalError:
+                return False
+            return True
+
+        wait_for(connected, what="the server is back")
+
     def start(
         self, *args: str, queues: str = "default:2", dsn: str | None = None, wait: bool = True, **environ: str
     ) -> Master:
@@ -169,8 +182,7 @@ class Forest:
         args = psycopg.types.json.Jsonb(options.pop("args", {}))
         names = "".join(f", {name} => %({name})s" for name in options)
         rows = self.db.execute(
-            "SELECT e.id FROM generate_series(1, %(count)s),"
-            f" LATERAL pgworkers.enqueue(%(task)s, %(args)s, %(queue)s{names}) e",
+            f"SELECT (pgworkers.enqueue(%(task)s, %(args)s, %(queue)s{names})).id FROM generate_series(1, %(count)s)",
             {"count": count, "task": task, "args": args, "queue": queue, **options},
         ).fetchall()
         return [row[0] for row in rows]
