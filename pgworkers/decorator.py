@@ -131,7 +131,7 @@ class Declare(Protocol):
     def __call__(self, fn: Callable[Concatenate[Anything, P], R], /) -> PlainTask[..., R, R]: ...
 
     @overload
-    def __call__(  # pyright: ignore[reportOverlappingOverload]
+    def __call__(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
         self, fn: Callable[Concatenate[Ctx, P], Coroutine[Any, Any, R]], /
     ) -> CtxTask[P, R, Coroutine[Any, Any, R]]: ...
 

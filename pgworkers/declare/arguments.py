@@ -225,7 +225,7 @@ class Arguments:
         parameters = self.signature.parameters.values()
         if self._rest is None and not any(p.kind in _POSITIONAL for p in parameters):
             return (), values
-        bound = inspect.BoundArguments(self.signature, values)  # type: ignore[arg-type]
+        bound = inspect.BoundArguments(self.signature, values)
         bound.apply_defaults()
         return bound.args, bound.kwargs
 
