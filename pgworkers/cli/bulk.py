@@ -49,17 +49,19 @@ def _retry(db: place.Database, ids: list[int]) -> list[tuple[int, str | None]]:
 
 
 def _cancel(db: place.Database, ids: list[int]) -> list[tuple[int, str | None]]:
-    from pgworkers.job.cancel import cancel
+    from pgworkers.job.cancel import cancel_many
     from pgworkers.postgres.statements import run
 
-    return [(one, run(db.conn, db.schema, cancel(one))) for one in ids]
+    found = run(db.conn, db.schema, cancel_many(ids))
+    return [(one, found[one]) for one in ids]
 
 
 def _discard(db: place.Database, ids: list[int]) -> list[tuple[int, str | None]]:
-    from pgworkers.job.discard import discard
+    from pgworkers.job.discard import discard_many
     from pgworkers.postgres.statements import run
 
-    return [(one, run(db.conn, db.schema, discard(one))) for one in ids]
+    found = run(db.conn, db.schema, discard_many(ids))
+    return [(one, found[one]) for one in ids]
 
 
 _WAITING = (State.SCHEDULED, State.READY)

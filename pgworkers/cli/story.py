@@ -70,16 +70,16 @@ def why(job: JobView, attempts: Sequence[AttemptView], now: datetime) -> str:
 
 
 def _death(job: JobView, last: AttemptView | None) -> str:
+    """What it died of: whose decision, or which budget, and the last words."""
     verdict = job.verdict or (last.verdict if last else "")
-    if verdict == Verdict.DISCARDED:
-        return "it was given up: discarded by its handler or an operator"
-    if verdict == Verdict.EXPIRED:
-        return MEANINGS[Verdict.EXPIRED]
+    words = f"{_ended(verdict)}: {plain(short(job.error))}" if job.error else _ended(verdict)
+    if verdict in (Verdict.DISCARDED, Verdict.EXPIRED):
+        return words
     if verdict in CRASHES and job.attempt < job.max_attempts:
-        return f"it took its worker down too often (crashes: {job.crashes}), the last time {_ended(verdict)}"
+        return f"it took its worker down too often (crashes: {job.crashes}), the last time {words}"
     if job.attempt >= job.max_attempts:
-        return f"out of attempts ({job.attempt} of {job.max_attempts}), the last one {_ended(verdict)}"
-    return f"{_ended(verdict)} on attempt {job.attempt} of {job.max_attempts}"
+        return f"out of attempts ({job.attempt} of {job.max_attempts}), the last one {words}"
+    return f"{words}, on attempt {job.attempt} of {job.max_attempts}"
 
 
 def _ended(verdict: str) -> str:

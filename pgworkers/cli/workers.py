@@ -32,7 +32,7 @@ def list_(ctx: click.Context) -> None:
     with place.database(invocation) as db:
         found = run(db.conn, db.schema, show.workers())
     output.rows(
-        invocation, found, _COLUMNS, empty="no workers: no host is running; start one with pgworkers run"
+        invocation, found, _COLUMNS, empty="no workers: no host has told of any yet; pgworkers run starts one"
     )
 
 

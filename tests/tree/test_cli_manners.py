@@ -121,6 +121,18 @@ def test_the_apps_own_database_is_found(cli: Command, dsn: str, db: Db) -> None:
     assert len(cli("jobs", "list", "-o", "json", PGWORKERS_CONFIG="shop:app").json()) == 1
 
 
+def test_without_a_database_the_embedded_server_beside_the_app_is_used(cli: Command) -> None:
+    shop = cli.cwd / "shop"
+    cli("init", str(shop))
+    words = ["-c", str(shop / "app.py")]
+    assert "no embedded server" in cli.fails("jobs", "list", *words, code=4)
+    cli("migrate", "up", *words)
+    number = cli("enqueue", "count_primes", "-q", *words).out.strip()
+    assert cli("jobs", "list", "-q", *words).lines() == [number]
+    assert (shop / ".pgworkers").is_dir()
+    assert not (cli.cwd / ".pgworkers").exists()
+
+
 def test_the_environment_loses_to_what_was_typed(cli: Command) -> None:
     assert cli("version", PGWORKERS_OUTPUT="json").out.startswith("{")
     assert not cli("version", "-o", "table", PGWORKERS_OUTPUT="json").out.startswith("{")
