@@ -100,7 +100,7 @@ def queue_spec(
         raise UsageError(f'{what} preload must be a list of module names: preload=["numpy"]')
     return QueueSpec(
         name=name,
-        workers=read_count(workers, what=f"{what} workers", most=1024),
+        workers=read_count(workers, what=f"{what} workers", least=1, most=1024),
         cluster_workers=_optional(cluster_workers, f"{what} cluster_workers"),
         memory=read_memory(memory, what=f"{what} memory"),
         nice=read_count(nice, what=f"{what} nice", least=-20, most=19),

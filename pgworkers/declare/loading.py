@@ -108,7 +108,13 @@ def _run(config: str, name: str, load: object) -> ModuleType:
                 if frames is not None
                 else ""
             )
-            reason = f"{''.join(traceback.format_exception_only(exc)).strip().splitlines()[-1]}{line}"
+            said = (
+                traceback.format_exception_only(exc)[-1]
+                .strip()
+                .splitlines()[-1]
+                .removeprefix("pgworkers.errors.")
+            )
+            reason = f"{said}{line}"
         raise AppNotLoaded(f"{config} could not be imported: {reason}", text) from exc
 
 

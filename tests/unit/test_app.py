@@ -161,7 +161,7 @@ def test_task_options_that_cannot_work_are_refused(options: dict[str, Any], said
         ("\ud800", {}, "control or unprintable"),
         ("ø" * 101, {}, "too long: 202 bytes, at most 200"),
         (7, {}, "queue name: 7 is not a string"),
-        ("q", {"workers": -1}, "workers: -1 is out of range"),
+        ("q", {"workers": 0}, "workers: 0 is out of range (1 to 1024)"),
         ("q", {"workers": 1025}, "workers: 1025 is out of range"),
         ("q", {"nice": 20}, "nice: 20 is out of range"),
         ("q", {"max_jobs": 0}, "max_jobs: 0 is out of range"),
