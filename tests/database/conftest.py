@@ -16,14 +16,14 @@ from pgworkers.settings import Settings
 
 @pytest.fixture(scope="session")
 def shared(server: Server, template: str) -> Iterator[str]:
-    """One clone for this whole room: its tests change rows and nothing else, and emptying is faster than cloning."""
+    """One clone for all tests that only change rows: emptying is faster than cloning."""
     name = server.create(template=template)
     yield name
     server.drop(name)
 
 
 @pytest.fixture
-def dsn(server: Server, shared: str) -> Iterator[str]:
+def emptied(server: Server, shared: str) -> Iterator[str]:
     """The address of a migrated database without a row. A connection left open fails the test."""
     with psycopg.connect(server.dsn(shared), autocommit=True) as conn:
         conn.execute(
@@ -36,20 +36,12 @@ def dsn(server: Server, shared: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def clone(server: Server, template: str) -> Iterator[str]:
-    """The address of a migrated database that nobody else ever uses."""
-    name = server.create(template=template)
-    yield server.dsn(name)
-    server.drop(name)
-
-
-@pytest.fixture
-def session(dsn: str) -> Iterator[Callable[[], psycopg.Connection[Any]]]:
+def session(emptied: str) -> Iterator[Callable[[], psycopg.Connection[Any]]]:
     """More connections, as the master makes them; closed at the end."""
     opened: list[psycopg.Connection[Any]] = []
 
     def make() -> psycopg.Connection[Any]:
-        opened.append(connect.connect(Settings(), dsn, "test"))
+        opened.append(connect.connect(Settings(), emptied, "test"))
         return opened[-1]
 
     yield make

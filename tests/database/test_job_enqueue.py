@@ -1,0 +1,285 @@
+"""Enqueue: one job by the function that psql and triggers use too, many by COPY."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from support.desk import Desk
+
+from pgworkers.errors import ArgumentError, DuplicateJob, SchemaOutOfDate, UsageError
+from pgworkers.job import queue
+from pgworkers.job.enqueue import CHUNK_ROWS, Enqueued, NewJob, acopy_in, copy_in, enqueue, translate
+from pgworkers.job.state import State
+from pgworkers.specs import TaskSpec
+
+Session = Callable[[], psycopg.Connection[Any]]
+
+
+def count(desk: Desk) -> int:
+    (found,) = desk.conn.execute("SELECT count(*) FROM pgworkers.job").fetchone() or (0,)
+    return int(found)
+
+
+def refused(desk: Desk, job: NewJob) -> Exception:
+    """The error a caller would see; and nothing was enqueued."""
+    with pytest.raises(psycopg.Error) as caught:
+        desk.ask(enqueue(job))
+    assert count(desk) == 0
+    return translate(caught.value)
+
+
+def test_a_job_is_ready_and_its_queue_is_told(desk: Desk) -> None:
+    desk.listen()
+    made = desk.ask(enqueue(NewJob("t", '{"a": [1, "é"]}', queue="a", meta_json='{"why": 1}')))
+    assert made.created
+    seen = desk.see(made.id)
+    assert (seen.state, seen.args, seen.meta, seen.queue) == (State.READY, {"a": [1, "é"]}, {"why": 1}, "a")
+    assert (seen.attempt, seen.max_attempts, seen.lease, seen.priority) == (0, 10, 0, 0)
+    assert desk.notices() == [("pgworkers", "ready:a")]
+
+
+def test_what_the_task_says_is_used_where_the_caller_says_nothing(desk: Desk) -> None:
+    desk.ask(queue.declare_tasks([TaskSpec("t", "reports", priority=7, max_attempts=2, max_crashes=1)]))
+    seen = desk.see(desk.ask(enqueue(NewJob("t"))).id)
+    assert (seen.queue, seen.priority, seen.max_attempts) == ("reports", 7, 2)
+    seen = desk.see(desk.ask(enqueue(NewJob("t", queue="x", priority=-1, max_attempts=9))).id)
+    assert (seen.queue, seen.priority, seen.max_attempts) == ("x", -1, 9)
+    assert desk.see(desk.ask(enqueue(NewJob("nobody"))).id).queue == "default"
+
+
+def test_a_later_time_makes_it_scheduled_and_tells_nobody(desk: Desk) -> None:
+    desk.listen()
+    at = datetime.now(UTC) + timedelta(hours=1)
+    by_time = desk.see(desk.put(run_at=at))
+    assert (by_time.state, by_time.run_at) == (State.SCHEDULED, at)
+    assert desk.see(desk.put(delay=5.0)).state is State.SCHEDULED
+    assert desk.notices() == []
+    assert desk.see(desk.put(delay=0.0)).state is State.READY
+    assert desk.see(desk.put(run_at=datetime(2020, 1, 1, tzinfo=UTC))).state is State.READY
+
+
+def test_a_unique_key_leads_to_the_live_job_that_holds_it(desk: Desk) -> None:
+    first = desk.ask(enqueue(NewJob("t", '{"v": 1}', queue="a", unique="k")))
+    assert desk.ask(enqueue(NewJob("t", '{"v": 2}', queue="a", unique="k"))) == Enqueued(first.id, False)
+    assert desk.see(first.id).args == {"v": 1}
+    replaced = desk.ask(enqueue(NewJob("t", '{"v": 3}', queue="a", unique="k", on_conflict="replace")))
+    assert replaced == Enqueued(first.id, False)
+    assert desk.see(first.id).args == {"v": 3}
+    assert desk.ask(enqueue(NewJob("other", queue="a", unique="k"))).created, "keys belong to a task"
+    (job,) = desk.take()
+    desk.ask(enqueue(NewJob("t", '{"v": 4}', queue="a", unique="k", on_conflict="replace")))
+    assert desk.see(first.id).args == {"v": 3}, "what runs keeps its arguments"
+    desk.end(job)
+    assert desk.ask(enqueue(NewJob("t", queue="a", unique="k"))).created, "a finished job holds no key"
+
+
+def test_raise_names_the_job_that_is_in_the_way(desk: Desk) -> None:
+    first = desk.put(unique="k%20")
+    with pytest.raises(psycopg.Error) as caught:
+        desk.put(unique="k%20", on_conflict="raise")
+    error = translate(caught.value)
+    assert isinstance(error, DuplicateJob)
+    assert (error.job_id, error.unique) == (first, "k%20")
+    assert count(desk) == 1
+
+
+def test_fifty_enqueuers_with_one_key_make_one_job(desk: Desk, session: Session, schema: str) -> None:
+    desks = [Desk(session(), schema) for _ in range(50)]
+    answers: list[Enqueued] = []
+
+    def work(mine: Desk) -> None:
+        answers.append(mine.ask(enqueue(NewJob("t", queue="a", unique="k"))))
+
+    threads = [threading.Thread(target=work, args=[mine]) for mine in desks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({answer.id for answer in answers}) == 1
+    assert [answer.created for answer in answers].count(True) == 1
+    assert len(answers) == 50
+
+
+@pytest.mark.parametrize(
+    ("job", "says"),
+    [
+        (NewJob("t", "[1]"), "not a JSON object"),
+        (NewJob("t", '{"a": "\\u0000"}'), "cannot store"),
+        (NewJob("t", '{"a": "\\ud800"}'), "cannot store"),
+        (NewJob("t", '{"a": NaN}'), "cannot store"),
+        (NewJob("t", "nope"), "cannot store"),
+        (NewJob("t\x00"), "cannot store"),
+        (NewJob("t", queue=""), "the queue's name is empty"),
+        (NewJob("t", queue="x" * 201), "longer than 200"),
+        (NewJob("x" * 501), "longer than 500"),
+        (NewJob("t", unique=""), "unique key is empty"),
+        (NewJob("t", unique="k" * 1001), "longer than 1000"),
+        (NewJob("t", max_attempts=0), "at least 1"),
+        (NewJob("t", '{"a": "%s"}' % ("x" * 4_200_000)), "larger than 4MB"),
+        (NewJob("t", '{"a": ' + "[" * 200_000 + "]" * 200_000 + "}"), "cannot store"),
+        (NewJob("t", on_conflict="explode"), "use return, replace or raise"),  # type: ignore[arg-type]
+    ],
+    ids=range(15),
+)
+def test_what_cannot_work_is_refused_at_once_with_a_reason(desk: Desk, job: NewJob, says: str) -> None:
+    error = refused(desk, job)
+    assert isinstance(error, ArgumentError)
+    assert says in str(error)
+    assert "nothing was enqueued" in str(error)
+
+
+def test_a_database_without_our_tables_says_what_to_do(empty_dsn: str) -> None:
+    with psycopg.connect(empty_dsn, autocommit=True) as conn, pytest.raises(psycopg.Error) as caught:
+        Desk(conn, "pgworkers").put()
+    error = translate(caught.value)
+    assert isinstance(error, SchemaOutOfDate)
+    assert "migrate up" in str(error)
+
+
+def test_an_error_that_is_not_about_the_job_stays_what_it_is() -> None:
+    gone = psycopg.OperationalError("the connection is closed")
+    assert translate(gone) is gone
+
+
+def test_it_happens_in_the_callers_transaction(desk: Desk, other: Desk) -> None:
+    with desk.conn.transaction(force_rollback=True):
+        desk.put()
+    assert count(desk) == 0
+    with desk.conn.transaction():
+        desk.put()
+        assert count(other) == 0
+    assert count(other) == 1
+
+
+def test_sql_can_enqueue_and_cancel_by_itself(db: psycopg.Connection[Any]) -> None:
+    row = db.execute(
+        """SELECT id, created FROM pgworkers.enqueue('t', '{"a": 1}', delay => '1 hour')"""
+    ).fetchone()
+    assert row is not None
+    assert row[1]
+    assert db.execute("SELECT state::text FROM pgworkers.jobs WHERE id = %s", [row[0]]).fetchone() == (
+        "scheduled",
+    )
+    assert db.execute("SELECT pgworkers.cancel(%s)", [row[0]]).fetchone() == ("cancelled",)
+
+
+def test_a_serializable_transaction_of_the_user_gets_an_error_it_can_retry(
+    desk: Desk, session: Session
+) -> None:
+    job_id = desk.put(unique="k")
+    conn = session()
+    conn.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
+    with conn.transaction():
+        assert Desk(conn, "pgworkers").put(unique="k") == job_id
+
+
+def test_many_jobs_by_copy(desk: Desk) -> None:
+    desk.ask(queue.declare_tasks([TaskSpec("t", "reports", priority=7, max_attempts=2)]))
+    at = datetime.now(UTC) + timedelta(hours=1)
+    jobs = [
+        NewJob("t", '{"a": "tab\\t back\\\\slash é"}'),
+        NewJob("t", queue="b", priority=1, delay=60.0, expires=5.0, deadline=50.0, timeout=1.5, memory=99),
+        NewJob("x", run_at=at, concurrency_key="c", meta_json='{"m": 1}', max_attempts=3, max_crashes=1),
+    ]
+    desk.listen()
+    told: list[int] = []
+    assert copy_in(desk.conn, desk.schema, jobs, told.append) == 3
+    assert told == [3]
+    one, two, three = (desk.see(job_id) for job_id, _ in desk.states())
+    assert (one.state, one.queue, one.priority, one.max_attempts) == (State.READY, "reports", 7, 2)
+    assert one.args == {"a": "tab\t back\\slash é"}
+    assert (two.state, two.queue, two.priority) == (State.SCHEDULED, "b", 1)
+    assert (two.run_at - two.created_at) == timedelta(seconds=60)
+    assert (three.state, three.run_at, three.queue, three.meta) == (State.SCHEDULED, at, "default", {"m": 1})
+    details = desk.conn.execute(
+        "SELECT expires_at - run_at, deadline_at - run_at, timeout, memory FROM pgworkers.job WHERE queue = 'b'"
+    ).fetchone()
+    assert details == (timedelta(seconds=5), timedelta(seconds=50), timedelta(seconds=1.5), 99)
+    assert desk.notices() == [("pgworkers", "ready:reports")]
+
+
+def test_copy_takes_an_endless_stream_in_chunks_and_keeps_none(desk: Desk) -> None:
+    held = most = 0
+
+    def stream() -> Iterator[NewJob]:
+        nonlocal held, most
+        for n in range(3 * CHUNK_ROWS + 7):
+            held += 1
+            most = max(most, held)
+            yield NewJob("t", f'{{"n": {n}}}', queue="a")
+
+    def told(total: int) -> None:
+        nonlocal held
+        held = 0
+        counts.append(total)
+
+    counts: list[int] = []
+    assert copy_in(desk.conn, desk.schema, stream(), told) == 3 * CHUNK_ROWS + 7
+    assert counts == [CHUNK_ROWS, 2 * CHUNK_ROWS, 3 * CHUNK_ROWS, 3 * CHUNK_ROWS + 7]
+    assert most <= CHUNK_ROWS
+    row = desk.conn.execute(
+        "SELECT count(*), bool_and((args->>'n')::int = id - 1) FROM pgworkers.job"
+    ).fetchone()
+    assert row == (3 * CHUNK_ROWS + 7, True), "ids in the order of the stream"
+
+
+@pytest.mark.parametrize("bad", [NewJob("t", "[]"), NewJob("t", "nope"), NewJob("t", queue="")], ids=range(3))
+def test_one_bad_row_and_nothing_is_enqueued(desk: Desk, bad: NewJob) -> None:
+    jobs = [NewJob("t", queue="a")] * (CHUNK_ROWS + 1) + [bad]
+    with pytest.raises(psycopg.Error) as caught:
+        copy_in(desk.conn, desk.schema, jobs, None)
+    assert isinstance(translate(caught.value), ArgumentError)
+    assert count(desk) == 0
+    assert desk.put()  # the connection is as good as before
+
+
+def test_unique_keys_are_refused_in_bulk_and_so_is_an_iterator_that_fails(desk: Desk) -> None:
+    with pytest.raises(UsageError, match="unique key"):
+        copy_in(desk.conn, desk.schema, [NewJob("t"), NewJob("t", unique="k")], None)
+
+    def broken() -> Iterator[NewJob]:
+        yield NewJob("t")
+        raise RuntimeError("the file ended early")
+
+    with pytest.raises(RuntimeError):
+        copy_in(desk.conn, desk.schema, broken(), None)
+    assert count(desk) == 0
+
+
+def test_copy_joins_the_callers_transaction(desk: Desk, emptied: str) -> None:
+    jobs = [NewJob("t", queue="a")] * 3
+    with desk.conn.transaction(force_rollback=True):
+        copy_in(desk.conn, desk.schema, jobs, None)
+    assert count(desk) == 0
+    with psycopg.connect(emptied, row_factory=dict_row) as conn:  # not autocommit, other rows: a user's own
+        copy_in(conn, desk.schema, jobs, None)
+        assert count(desk) == 0, "nothing is committed behind the caller's back"
+        with pytest.raises(UsageError):
+            copy_in(conn, desk.schema, [NewJob("t", unique="k")], None)
+        conn.commit()
+    assert count(desk) == 3
+
+
+def test_copy_of_nothing(desk: Desk) -> None:
+    assert copy_in(desk.conn, desk.schema, [], None) == 0
+
+
+def test_copy_on_an_async_connection(desk: Desk, emptied: str) -> None:
+    async def work() -> None:
+        async with await psycopg.AsyncConnection.connect(emptied, autocommit=True) as conn:
+            assert await acopy_in(conn, desk.schema, [NewJob("t", queue="a")] * 5, None) == 5
+            with pytest.raises(UsageError):
+                await acopy_in(conn, desk.schema, [NewJob("t", unique="k")], None)
+        async with await psycopg.AsyncConnection.connect(emptied) as conn:
+            assert await acopy_in(conn, desk.schema, [NewJob("t", queue="a")] * 2, None) == 2
+            await conn.rollback()
+
+    asyncio.run(work())
+    assert count(desk) == 5

@@ -1,0 +1,49 @@
+"""Hosts: rows that stand for one life of a master."""
+
+from __future__ import annotations
+
+from support.desk import Desk, until
+
+from pgworkers.job import host, show
+from pgworkers.job.renew import renew
+
+
+def test_a_registered_host_is_shown_and_a_removed_one_is_not(desk: Desk) -> None:
+    (seen,) = desk.ask(show.hosts())
+    assert (str(seen.id), seen.name, seen.pid, seen.lease, seen.queues) == (
+        desk.host,
+        "box",
+        4711,
+        30.0,
+        ["a"],
+    )
+    assert (seen.stale, seen.running, seen.workers, seen.state) == (False, 0, 0, "running")
+    assert desk.ask(host.remove(desk.host))
+    assert not desk.ask(host.remove(desk.host))
+    assert desk.ask(show.hosts()) == []
+
+
+def test_registering_again_renews_instead_of_failing(desk: Desk) -> None:
+    (before,) = desk.ask(show.hosts())
+    desk.register(lease=7.0)
+    (after,) = desk.ask(show.hosts())
+    assert after.renewed_at > before.renewed_at
+    assert (after.lease, after.started_at) == (7.0, before.started_at)
+
+
+def test_sweeping_spares_the_living_and_those_that_still_own_jobs(desk: Desk, other: Desk) -> None:
+    other.register(lease=0.01)
+    other.put()
+    (job,) = other.take()
+    until(lambda: any(seen.stale for seen in desk.ask(show.hosts())))
+    until(
+        lambda: (
+            desk.conn.execute("SELECT FROM pgworkers.host WHERE renewed_at < now() - 10 * lease").fetchone()
+            is not None
+        )
+    )
+    assert desk.ask(host.sweep()) == 0
+    other.end(job)
+    assert desk.ask(host.sweep()) == 1
+    assert [str(seen.id) for seen in desk.ask(show.hosts())] == [desk.host]
+    assert not other.ask(renew(other.host, [], "running", "[]")).known

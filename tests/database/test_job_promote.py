@@ -1,0 +1,72 @@
+"""Promote: what waits for its time becomes ready when it has come, or dead when it is over."""
+
+from __future__ import annotations
+
+from support.desk import Desk, until
+
+from pgworkers.job import promote
+from pgworkers.job.state import State
+
+
+def test_nothing_is_promoted_before_its_time_and_the_next_time_is_told(desk: Desk) -> None:
+    assert desk.ask(promote.promote(10)) == promote.Promoted(0, None)
+    desk.put(delay=60.0)
+    desk.put(delay=3600.0)
+    promoted = desk.ask(promote.promote(10))
+    assert promoted.count == 0
+    assert promoted.next_in is not None
+    assert 50 < promoted.next_in <= 60
+
+
+def test_what_is_due_becomes_ready_and_each_queue_is_told_once(desk: Desk) -> None:
+    ids = [desk.put(delay=0.05), desk.put(delay=0.05), desk.put(delay=0.05, queue="b")]
+    desk.listen()
+    until(lambda: desk.ask(promote.promote(10)).count)
+    until(lambda: desk.ask(promote.promote(10)).next_in is None)
+    assert desk.states() == [(job_id, "ready") for job_id in ids]
+    assert sorted(set(desk.notices())) == [("pgworkers", "ready:a"), ("pgworkers", "ready:b")]
+
+
+def test_the_earliest_are_promoted_first_and_a_full_batch_asks_for_another(desk: Desk) -> None:
+    late, early, middle = desk.put(delay=0.12), desk.put(delay=0.04), desk.put(delay=0.08)
+    until(lambda: desk.conn.execute("SELECT max(run_at) <= now() FROM pgworkers.job").fetchone() == (True,))
+    assert desk.ask(promote.promote(2)) == promote.Promoted(2, 0.0)
+    assert desk.states() == [(late, "scheduled"), (early, "ready"), (middle, "ready")]
+    assert desk.ask(promote.promote(2)) == promote.Promoted(1, None)
+
+
+def test_a_row_that_another_session_holds_is_left_to_it(desk: Desk, other: Desk) -> None:
+    job_id = desk.put(delay=0.01)
+    with other.conn.transaction():
+        other.conn.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [job_id])
+        assert desk.ask(promote.promote(10)).count == 0
+    until(lambda: desk.ask(promote.promote(10)).count)
+
+
+def test_a_job_not_started_in_time_is_dead_and_says_so(desk: Desk) -> None:
+    ready, waiting = desk.put(expires=0.0), desk.put(delay=0.01, expires=0.0)
+    kept = desk.put(expires=3600.0)
+    desk.listen()
+    until(
+        lambda: (
+            desk.conn.execute("SELECT count(*) FROM pgworkers.job WHERE expires_at <= now()").fetchone()
+            == (2,)
+        )
+    )
+    assert desk.ask(promote.expire(1)) == 1
+    assert desk.ask(promote.expire(10)) == 1
+    assert desk.ask(promote.expire(10)) == 0
+    for job_id in (ready, waiting):
+        seen = desk.see(job_id)
+        assert (seen.state, seen.verdict) == (State.DEAD, "expired")
+        assert seen.error is not None
+        assert seen.error.startswith("expired: not started by 2")
+    assert desk.see(kept).state is State.READY
+    assert len(desk.notices()) == 2
+
+
+def test_a_job_that_runs_never_expires(desk: Desk) -> None:
+    job = desk.run_one(expires=0.3)
+    until(lambda: desk.conn.execute("SELECT expires_at <= now() FROM pgworkers.job").fetchone() == (True,))
+    assert desk.ask(promote.expire(10)) == 0
+    assert desk.end(job) == "written"

@@ -1,0 +1,43 @@
+"""Release: what was claimed but not started goes back as if it had never been claimed."""
+
+from __future__ import annotations
+
+from support.desk import Desk
+
+from pgworkers.job import cancel, release, show
+from pgworkers.job.state import State
+
+
+def test_a_released_job_is_ready_at_once_and_its_attempt_is_given_back(desk: Desk, other: Desk) -> None:
+    job = desk.run_one()
+    desk.listen()
+    assert desk.ask(release.release([(job.id, job.lease)])) == 1
+    assert desk.notices() == [("pgworkers", "ready:a")]
+    seen = desk.see(job.id)
+    assert (seen.state, seen.attempt, seen.host) == (State.READY, 0, None)
+    assert desk.ask(show.attempts(job.id)) == []
+    (again,) = other.take()
+    assert (again.attempt, again.lease) == (1, 2)
+
+
+def test_only_what_is_still_held_is_released(desk: Desk, other: Desk) -> None:
+    for _ in range(3):
+        desk.put()
+    one, two, three = desk.take(3)
+    desk.end(one)
+    desk.again(two, after=0.0)
+    (taken,) = other.take()
+    held = [(job.id, job.lease) for job in (three, two, one)]
+    assert desk.ask(release.release(held)) == 1
+    assert desk.ask(release.release(held)) == 0
+    assert desk.see(taken.id).state is State.RUNNING
+    assert desk.ask(release.release([])) == 0
+
+
+def test_a_job_wished_away_while_it_was_claimed_is_cancelled_not_given_back(desk: Desk, other: Desk) -> None:
+    job = desk.run_one()
+    assert other.ask(cancel.cancel(job.id)) == "cancelling"
+    assert desk.ask(release.release([(job.id, job.lease)])) == 1
+    seen = desk.see(job.id)
+    assert (seen.state, seen.attempt) == (State.CANCELLED, 0)
+    assert other.take() == []

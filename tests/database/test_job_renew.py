@@ -1,0 +1,58 @@
+"""Renew: one row keeps all leases, and the same round trip brings the wishes and the losses."""
+
+from __future__ import annotations
+
+from support.desk import Desk
+
+from pgworkers.job import cancel, host, show
+from pgworkers.job.renew import renew
+
+WORKERS = '[{"queue": "a", "slot": 0, "pid": 7, "state": "busy", "job_id": 1, "task": "t", "since": 0.5, "jobs": 3}]'
+
+
+def test_renewing_moves_the_clock_of_the_host_and_shows_its_workers(desk: Desk) -> None:
+    (before,) = desk.ask(show.hosts())
+    renewed = desk.ask(renew(desk.host, [], "draining", WORKERS))
+    assert (renewed.known, renewed.cancels, renewed.lost) == (True, [], [])
+    (after,) = desk.ask(show.hosts())
+    assert after.renewed_at > before.renewed_at
+    assert (after.state, after.workers, after.stale) == ("draining", 1, False)
+    (worker,) = desk.ask(show.workers())
+    assert (worker.queue, worker.pid, worker.job_id, worker.since) == ("a", 7, 1, 0.5)
+
+
+def test_it_learns_which_jobs_are_wished_away_and_which_it_no_longer_owns(desk: Desk, other: Desk) -> None:
+    for _ in range(5):
+        desk.put()
+    kept, wished, ended, taken, gone = desk.take(5)
+    other.ask(cancel.cancel(wished.id))
+    desk.end(ended)
+    desk.again(taken, after=0.0)
+    other.take()
+    held = [(job.id, job.lease) for job in (kept, wished, ended, taken, gone)]
+    desk.conn.execute("DELETE FROM pgworkers.job WHERE id = %s", [gone.id])
+    renewed = desk.ask(renew(desk.host, held, "running", "[]"))
+    assert renewed.cancels == [(wished.id, wished.lease)]
+    assert sorted(renewed.lost) == [(job.id, job.lease) for job in (ended, taken, gone)]
+
+
+def test_a_host_whose_row_was_swept_is_told_so(desk: Desk) -> None:
+    job = desk.run_one()
+    desk.ask(host.remove(desk.host))
+    renewed = desk.ask(renew(desk.host, [(job.id, job.lease)], "running", "[]"))
+    assert not renewed.known
+    assert renewed.lost == []  # nobody has rescued it yet
+    desk.register()
+    assert desk.ask(renew(desk.host, [], "running", "[]")).known
+
+
+def test_renewing_does_not_wait_for_a_row_lock_on_a_job(desk: Desk, other: Desk) -> None:
+    job = desk.run_one()
+    with other.conn.transaction():
+        other.conn.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [job.id])
+        assert desk.ask(renew(desk.host, [(job.id, job.lease)], "running", "[]")).known
+
+
+def test_a_view_of_workers_that_is_no_json_never_costs_the_lease(desk: Desk) -> None:
+    assert desk.ask(renew(desk.host, [], "odd\x00\nstate", "{")).known
+    assert desk.ask(show.workers()) == []

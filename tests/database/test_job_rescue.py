@@ -1,0 +1,117 @@
+"""Rescue: jobs of hosts that stopped renewing. Real time passes here: leases are short, rows are never back-dated."""
+
+from __future__ import annotations
+
+from support.desk import Desk, until
+
+from pgworkers.job import cancel, host, requeue, show
+from pgworkers.job.rescue import Rescued, rescue
+from pgworkers.job.state import State
+
+
+def lose(lost: Desk, seen_by: Desk) -> None:
+    """Let the lease of a host run out."""
+    lost.register(lease=0.05)
+    until(lambda: any(seen.stale for seen in seen_by.ask(show.hosts()) if str(seen.id) == lost.host))
+
+
+def test_a_lost_host_costs_its_job_one_crash_and_one_attempt(desk: Desk, other: Desk) -> None:
+    job = other.run_one()
+    lose(other, desk)
+    assert desk.ask(rescue(desk.host, 10)) == [Rescued(job.id, 1, "a", "t", State.SCHEDULED)]
+    seen = desk.see(job.id)
+    assert (seen.state, seen.crashes, seen.attempt, seen.host) == (State.SCHEDULED, 1, 1, None)
+    assert seen.error is not None
+    assert seen.error.startswith("host lost: no heartbeat for ")
+    (attempt,) = desk.ask(show.attempts(job.id))
+    assert (attempt.verdict, str(attempt.host), attempt.lease, attempt.error) == (
+        "host_lost",
+        other.host,
+        1,
+        seen.error,
+    )
+    (pause,) = desk.conn.execute(
+        "SELECT extract(epoch FROM run_at - now())::float FROM pgworkers.job"
+    ).fetchone() or (0,)
+    assert 0 < pause <= 2.2
+
+
+def test_a_host_without_a_row_is_lost_at_once(desk: Desk, other: Desk) -> None:
+    job = other.run_one()
+    other.ask(host.remove(other.host))
+    assert [rescued.id for rescued in desk.ask(rescue(desk.host, 10))] == [job.id]
+    assert desk.see(job.id).error == "host lost: its row is gone"
+
+
+def test_a_living_host_and_the_asking_one_are_never_robbed(desk: Desk, other: Desk) -> None:
+    mine, theirs = desk.run_one(), other.run_one()
+    assert desk.ask(rescue(desk.host, 10)) == []
+    lose(desk, other)  # it asks although its own lease has run out
+    assert desk.ask(rescue(desk.host, 10)) == []
+    assert {state for _, state in desk.states()} == {"running"}
+    assert [rescued.id for rescued in other.ask(rescue(other.host, 10))] == [mine.id]
+    assert other.end(theirs) == "written"
+
+
+def test_the_zombie_cannot_write_its_end_any_more(desk: Desk, other: Desk) -> None:
+    job = other.run_one()
+    lose(other, desk)
+    desk.ask(rescue(desk.host, 10))
+    assert other.end(job, result="1") == "lost"
+    assert other.again(job) == "lost"
+    assert desk.see(job.id).state is State.SCHEDULED
+
+
+def test_a_job_that_outlived_its_budgets_is_dead(desk: Desk, other: Desk) -> None:
+    out_of_crashes = other.run_one(max_crashes=1)
+    out_of_attempts = other.run_one(max_attempts=1)
+    out_of_time = other.run_one(deadline=0.0)
+    lose(other, desk)
+    desk.listen()
+    rescued = desk.ask(rescue(desk.host, 10))
+    assert [(r.id, r.state) for r in rescued] == [
+        (job.id, State.DEAD) for job in (out_of_crashes, out_of_attempts, out_of_time)
+    ]
+    seen = desk.see(out_of_crashes.id)
+    assert (seen.state, seen.verdict, seen.crashes) == (State.DEAD, "host_lost", 1)
+    assert len(desk.ask(show.attempts(out_of_time.id))) == 1
+    assert desk.notices() == [("pgworkers_done", str(r.id)) for r in rescued]
+    assert other.end(out_of_crashes) == "lost"
+
+
+def test_a_job_that_was_wished_away_is_cancelled_not_run_again(desk: Desk, other: Desk) -> None:
+    job = other.run_one()
+    desk.ask(cancel.cancel(job.id))
+    lose(other, desk)
+    assert [r.state for r in desk.ask(rescue(desk.host, 10))] == [State.CANCELLED]
+    assert desk.see(job.id).state is State.CANCELLED
+
+
+def test_it_is_bounded_and_skips_what_is_locked(desk: Desk, other: Desk) -> None:
+    jobs = [other.run_one() for _ in range(5)]
+    lose(other, desk)
+    with other.conn.transaction():
+        other.conn.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [jobs[0].id])
+        assert [r.id for r in desk.ask(rescue(desk.host, 2))] == [jobs[1].id, jobs[2].id]
+    assert [r.id for r in desk.ask(rescue(desk.host, 10))] == [jobs[0].id, jobs[3].id, jobs[4].id]
+    assert desk.ask(rescue(desk.host, 10)) == []
+
+
+def test_a_unique_key_never_stands_in_the_way_because_a_running_job_keeps_it(desk: Desk, other: Desk) -> None:
+    job = other.run_one(unique="k")
+    assert desk.put(unique="k") == job.id
+    lose(other, desk)
+    assert len(desk.ask(rescue(desk.host, 10))) == 1
+    assert desk.put(unique="k") == job.id
+
+
+def test_a_poison_job_is_dead_after_its_crashes_whatever_its_attempts(desk: Desk, other: Desk) -> None:
+    job_id = other.put(max_attempts=100, max_crashes=3)
+    states = []
+    for _ in range(3):
+        other.register()
+        desk.ask(requeue.requeue([job_id]))  # no need to wait for the back-off
+        assert other.take()
+        lose(other, desk)
+        states += [r.state for r in desk.ask(rescue(desk.host, 10))]
+    assert states == [State.SCHEDULED, State.SCHEDULED, State.DEAD]

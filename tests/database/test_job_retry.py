@@ -1,0 +1,115 @@
+"""Retry: an attempt ends and the job goes on; when, at which cost, and what is remembered."""
+
+from __future__ import annotations
+
+from support.desk import Desk, blocked, until
+
+from pgworkers.job import cancel, promote, retry, show
+from pgworkers.job.retry import Again
+from pgworkers.job.state import State, Verdict
+
+
+def test_a_failed_attempt_waits_for_its_time_and_costs_an_attempt(desk: Desk) -> None:
+    job = desk.run_one(expires=3600.0)
+    desk.listen()
+    assert (
+        desk.again(job, after=120.0, error="ValueError: no", traceback="tb", checkpoint='{"page": 4}')
+        == "written"
+    )
+    seen = desk.see(job.id)
+    assert (seen.state, seen.attempt, seen.crashes, seen.error) == (State.SCHEDULED, 1, 0, "ValueError: no")
+    assert (seen.host, seen.started_at, seen.checkpoint) == (None, None, {"page": 4})
+    assert 110 < (seen.run_at - seen.created_at).total_seconds() < 130
+    (attempt,) = desk.ask(show.attempts(job.id))
+    assert (attempt.attempt, attempt.verdict, attempt.traceback) == (1, "error", "tb")
+    assert str(attempt.host) == desk.host
+    assert desk.notices() == []
+    (expires,) = desk.conn.execute("SELECT expires_at FROM pgworkers.job").fetchone() or (1,)
+    assert expires is None, "it was started in time: expiry has had its say"
+
+
+def test_with_nothing_to_wait_for_it_is_ready_at_once_and_its_queue_is_told(desk: Desk) -> None:
+    job = desk.run_one()
+    desk.listen()
+    assert desk.again(job, after=0.0, verdict=Verdict.INTERRUPTED, free=True) == "written"
+    assert desk.see(job.id).state is State.READY
+    assert desk.notices() == [("pgworkers", "ready:a")]
+
+
+def test_a_free_verdict_gives_the_attempt_back_and_still_leaves_a_post_mortem(desk: Desk) -> None:
+    job = desk.run_one()
+    desk.again(job, after=0.0, verdict=Verdict.INTERRUPTED, free=True, error="drained")
+    (again,) = desk.take()
+    assert (again.attempt, again.lease) == (1, 2)
+    assert [a.verdict for a in desk.ask(show.attempts(job.id))] == ["interrupted"]
+
+
+def test_a_crash_is_counted(desk: Desk) -> None:
+    job = desk.run_one()
+    desk.again(job, after=0.0, verdict=Verdict.OOM, crash=True)
+    (again,) = desk.take()
+    assert (again.crashes, again.errors) == (1, ["oom"])
+
+
+def test_a_second_send_is_answered_already_and_a_stale_lease_lost(desk: Desk) -> None:
+    job = desk.run_one()
+    assert desk.again(job, after=0.0) == "written"
+    assert desk.again(job, after=0.0) == "already"
+    assert len(desk.ask(show.attempts(job.id))) == 1
+    (fresh,) = desk.take()
+    assert desk.again(job, after=0.0, verdict=Verdict.TIMEOUT) == "lost"
+    assert desk.again(fresh, after=0.0) == "written"
+
+
+def test_a_batch_takes_each_row_by_itself(desk: Desk) -> None:
+    for _ in range(3):
+        desk.put()
+    one, two, three = desk.take(3)
+    desk.end(two)
+    agains = [
+        Again(id=three.id, lease=three.lease, verdict=Verdict.ERROR, after=0.0, error="3 \x00"),
+        Again(id=two.id, lease=two.lease, verdict=Verdict.ERROR, after=0.0, error="2"),
+        Again(id=one.id, lease=one.lease, verdict=Verdict.SNOOZED, after=50.0, free=True, progress="NaN"),
+    ]
+    answers = desk.ask(retry.retry(desk.host, agains))
+    assert [answers[a.id, a.lease] for a in agains] == ["written", "lost", "written"]
+    assert [state for _, state in desk.states()] == ["scheduled", "succeeded", "ready"]
+
+
+def test_a_delay_beyond_all_reason_is_stored_and_not_an_error(desk: Desk) -> None:
+    for after in (1e300, float("inf"), float("nan"), -5.0):
+        job = desk.run_one()
+        assert desk.again(job, after=after) == "written"
+
+
+def test_after_an_acknowledged_cancel_nothing_starts_again(desk: Desk, other: Desk) -> None:
+    job = desk.run_one()
+    assert other.ask(cancel.cancel(job.id)) == "cancelling"
+    desk.listen()
+    assert desk.again(job, after=0.0, error="boom", checkpoint='{"p": 1}', crash=True) == "written"
+    seen = desk.see(job.id)
+    assert (seen.state, seen.verdict, seen.error, seen.crashes) == (State.CANCELLED, "error", "boom", 1)
+    assert seen.checkpoint == {"p": 1}
+    assert len(desk.ask(show.attempts(job.id))) == 1
+    assert desk.notices() == [("pgworkers_done", str(job.id))]
+    assert desk.take() == []
+    assert desk.again(job, after=0.0, error="boom") == "already"
+
+
+def test_a_cancel_that_commits_while_the_retry_waits_is_seen(desk: Desk, other: Desk) -> None:
+    job = desk.run_one()
+    again = Again(id=job.id, lease=job.lease, verdict=Verdict.ERROR, after=0.0)
+    with other.conn.transaction():
+        other.ask(cancel.cancel(job.id))
+        waiting = desk.in_thread(retry.retry(desk.host, [again]))
+        until(lambda: blocked(other.conn, desk.conn))
+    assert waiting.result(timeout=20) == {(job.id, job.lease): "written"}
+    assert desk.see(job.id).state is State.CANCELLED
+
+
+def test_a_retried_job_is_promoted_when_its_time_has_come(desk: Desk) -> None:
+    job = desk.run_one()
+    desk.again(job, after=0.1)
+    until(lambda: desk.ask(promote.promote(10)).count)
+    (again,) = desk.take()
+    assert (again.id, again.attempt, again.lease) == (job.id, 2, 2)

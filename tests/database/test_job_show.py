@@ -1,0 +1,73 @@
+"""Show: what people and handles see."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from support.desk import Desk
+
+from pgworkers.job import cancel, queue, show
+from pgworkers.job.show import Filter, JobView
+from pgworkers.job.state import State
+
+
+def test_the_view_is_shown_with_all_its_columns(desk: Desk) -> None:
+    cursor = desk.conn.execute("SELECT * FROM pgworkers.jobs LIMIT 0")
+    assert {column.name for column in cursor.description or []} == {field.name for field in fields(JobView)}
+
+
+def test_no_such_job(desk: Desk) -> None:
+    assert desk.ask(show.get(1)) is None
+    assert desk.ask(show.attempts(1)) == []
+
+
+def test_jobs_are_found_by_what_they_are_the_newest_first_page_by_page(desk: Desk) -> None:
+    ids = [desk.put() for _ in range(3)] + [desk.put(queue="b"), desk.put(task="u"), desk.put(delay=60.0)]
+    desk.ask(cancel.cancel(ids[0]))
+    (job,) = desk.take()
+    desk.end(job, State.DEAD, error="x")
+    everything = [found.id for found in desk.ask(show.find(Filter()))]
+    assert everything == ids[::-1]
+    cases = {
+        Filter(states=(State.DEAD, State.CANCELLED)): [ids[1], ids[0]],
+        Filter(queue="b"): [ids[3]],
+        Filter(task="u", queue="a"): [ids[4]],
+        Filter(ids=(ids[0], ids[5], 999)): [ids[5], ids[0]],
+        Filter(ids=()): [],
+        Filter(before=ids[2]): [ids[1], ids[0]],
+        Filter(states=(State.SCHEDULED,)): [ids[5]],
+    }
+    for where, expected in cases.items():
+        assert [found.id for found in desk.ask(show.find(where))] == expected
+        assert desk.ask(show.count(where)) == len(expected)
+    page = desk.ask(show.find(Filter(limit=4)))
+    rest = desk.ask(show.find(Filter(limit=4, before=page[-1].id)))
+    assert [found.id for found in page + rest] == everything
+
+
+def test_queues_with_their_counts(desk: Desk) -> None:
+    desk.ask(queue.declare(["a", "idle"]))
+    desk.ask(queue.pause("idle"))
+    dead = desk.run_one()
+    desk.end(dead, State.DEAD, error="x")
+    desk.run_one()
+    desk.put()
+    desk.put(delay=60.0)
+    desk.put(queue="undeclared")
+    a, idle, undeclared = desk.ask(show.queues())
+    assert (a.name, a.paused, a.ready, a.scheduled, a.running, a.dead) == ("a", False, 1, 1, 1, 1)
+    assert a.oldest_ready is not None
+    assert a.oldest_ready >= 0
+    assert (idle.name, idle.paused, idle.ready, idle.oldest_ready) == ("idle", True, 0, None)
+    assert (undeclared.name, undeclared.ready) == ("undeclared", 1)
+
+
+def test_a_burst_waits_for_what_is_ready_runs_or_is_to_be_retried(desk: Desk) -> None:
+    assert desk.ask(show.unfinished(["a"])) == 0
+    job = desk.run_one()
+    assert desk.ask(show.unfinished(["a"])) == 1
+    desk.again(job)
+    assert desk.ask(show.unfinished(["a"])) == 1
+    desk.put(delay=3600.0)
+    desk.put(queue="b")
+    assert desk.ask(show.unfinished(["a"])) == 1
