@@ -72,7 +72,9 @@ class DuplicateJob(PgworkersError):
     """A live job holds the unique key and `on_conflict="raise"` was asked for; nothing was enqueued."""
 
     def __init__(self, unique: str, job_id: int) -> None:
-        super().__init__(f"a live job (#{job_id}) already holds the unique key {unique!r}; nothing was enqueued")
+        super().__init__(
+            f"a live job (#{job_id}) already holds the unique key {unique!r}; nothing was enqueued"
+        )
         self.unique = unique
         self.job_id = job_id
 
@@ -91,7 +93,7 @@ class ResultTimeout(PgworkersError, TimeoutError):
     """`Job.result(timeout=...)` gave up waiting; the job itself goes on."""
 
 
-class Control(Exception):  # noqa: N818 - raised to steer, not to report an error
+class Control(Exception):
     """What a handler raises to say how its attempt ends."""
 
 

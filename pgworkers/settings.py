@@ -39,10 +39,18 @@ def _text(default: str, doc: str, *, secret: bool = False) -> Any:
 class Settings:
     """The settings of one process. Durations are seconds, sizes are bytes."""
 
-    dsn: str = _text("", "Postgres to use; DATABASE_URL counts too, then PG* variables, then the embedded server.", secret=True)
-    direct_dsn: str = _text("", "A direct address of the same database when dsn goes through a transaction pooler.", secret=True)
+    dsn: str = _text(
+        "",
+        "Postgres to use; DATABASE_URL counts too, then PG* variables, then the embedded server.",
+        secret=True,
+    )
+    direct_dsn: str = _text(
+        "", "A direct address of the same database when dsn goes through a transaction pooler.", secret=True
+    )
     schema: str = _text("pgworkers", "The schema that holds the tables.")
-    home: str = _text("", "Where the embedded server keeps its data; by default .pgworkers beside the config file.")
+    home: str = _text(
+        "", "Where the embedded server keeps its data; by default .pgworkers beside the config file."
+    )
 
     renew: float = _duration(5.0, "How often a host renews its row, and with it the lease of all its jobs.")
     lease: float = _duration(30.0, "A host that has not renewed for this long has lost its jobs.")
@@ -52,16 +60,26 @@ class Settings:
     upkeep: float = _duration(3600.0, "How often partitions are made ahead and old ones dropped.")
     statement_timeout: float = _duration(5.0, "The longest any control statement may take.")
     connect_timeout: float = _duration(5.0, "The longest an attempt to connect may take.")
-    connect_wait: float = _duration(30.0, "How long `run` waits at its start for a database that refuses connections.")
-    tcp_timeout: float = _duration(10.0, "After this long without an acknowledgement a connection counts as cut.")
+    connect_wait: float = _duration(
+        30.0, "How long `run` waits at its start for a database that refuses connections."
+    )
+    tcp_timeout: float = _duration(
+        10.0, "After this long without an acknowledgement a connection counts as cut."
+    )
     reconnect: float = _duration(2.0, "The longest pause between two attempts to reconnect.")
 
     drain: float = _duration(25.0, "How long running jobs may go on after SIGTERM.")
     ask_grace: float = _duration(5.0, "Stop ladder: from asking (ctx.cancelled) to raising JobStopped.")
-    raise_grace: float = _duration(5.0, "Stop ladder: from raising JobStopped to dumping the stacks and SIGKILL.")
-    heartbeat: float = _duration(1.0, "How often a worker beats, and how often progress and checkpoint are flushed.")
+    raise_grace: float = _duration(
+        5.0, "Stop ladder: from raising JobStopped to dumping the stacks and SIGKILL."
+    )
+    heartbeat: float = _duration(
+        1.0, "How often a worker beats, and how often progress and checkpoint are flushed."
+    )
     boot: float = _duration(60.0, "How long importing the app may take.")
-    restart_intensity: int = _count(5, "Starts that may fail within restart_period before the back-off grows.")
+    restart_intensity: int = _count(
+        5, "Starts that may fail within restart_period before the back-off grows."
+    )
     restart_period: float = _duration(30.0, "The period of restart_intensity.")
     restart_cap: float = _duration(30.0, "The longest pause before a failing process is started again.")
 
@@ -87,12 +105,22 @@ class Settings:
                 f"raise lease to {show_seconds(3 * self.renew + self.statement_timeout)} or lower renew"
             )
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema):
-            raise UsageError(f"schema={self.schema!r}: use lower-case letters, digits and _, at most 40 characters")
+            raise UsageError(
+                f"schema={self.schema!r}: use lower-case letters, digits and _, at most 40 characters"
+            )
         if self.log not in ("text", "json"):
             raise UsageError(f"log={self.log!r}: use text or json")
         if not 1 <= self.max_workers <= 1024:
             raise UsageError(f"max_workers={self.max_workers}: use a number from 1 to 1024")
-        for name in ("renew", "poll", "promote", "rescue", "statement_timeout", "connect_timeout", "heartbeat"):
+        for name in (
+            "renew",
+            "poll",
+            "promote",
+            "rescue",
+            "statement_timeout",
+            "connect_timeout",
+            "heartbeat",
+        ):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} must be longer than 0")
         for name in ("claim_batch", "finish_batch", "restart_intensity"):

@@ -21,6 +21,9 @@ from pgworkers.master.line import Line, LineDown
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
+#: A young host renews every second, so that operators see its workers as they come up.
+FRESH = 10.0
+
 
 class Unbroken:
     """Since when this host has renewed without a gap; pure. `gap` is the longest silence that is no gap."""
@@ -63,6 +66,7 @@ class Renewal:
         self._registration = registration
         self._on_notice = on_notice
         self._due = 0.0
+        self._born = monotonic()
         self.unbroken = Unbroken(2 * settings.renew + settings.statement_timeout)
         line.on_connect = self._listen
 
@@ -89,7 +93,8 @@ class Renewal:
         if not renewed.known:
             # The row was swept while this host was away. Its jobs are lost; the host begins anew under the same id.
             await self._line.ask(self._registration())
-        self._due = sent + self._settings.renew
+        fresh = sent - self._born < FRESH
+        self._due = sent + (min(1.0, self._settings.renew) if fresh else self._settings.renew)
         self.unbroken.renewed(sent)
         for job, _lease in renewed.cancels:
             self._dispatch.cancel(job)

@@ -175,7 +175,7 @@ class Supervisors:
             os.close(fd)
 
     def _bury(self, worker: Worker, died: Died) -> None:
-        left = worker.state in ("leaving", "booting") and died.status == "exit 0"
+        left = worker.state == "leaving" or (worker.state == "booting" and died.status == "exit 0")
         verdict = self._dispatch.died(worker, died)
         why = verdict or ("left" if left else "while idle")
         self._facts.tell(
@@ -193,6 +193,8 @@ class Supervisors:
         await self.sweep()
         for worker in supervisor.workers.values():
             worker.drain_frames()
+            if self._leaving and worker.held is None:
+                worker.become("leaving")  # it was told to go with its supervisor
             job, lease = worker.held.key if worker.held is not None else (0, 0)
             why = f"the death of its supervisor ({supervisor.status})"
             duration = monotonic() - worker.since

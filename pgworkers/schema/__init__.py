@@ -1,6 +1,5 @@
-"""The numbered migrations: the whole storage of pgworkers as SQL.
+"""The migrations: numbered `.sql` files, applied in order, one transaction each, by `postgres/migrate.py`.
 
-`postgres/migrate.py` applies them in order, each in one transaction, and writes down what it applied. A file that was
-released is never edited again: its checksum is in every database that has seen it. The files are written for the schema
-`pgworkers` and rendered for the configured one; they use no extension and nothing newer than Postgres 13.
+Written for the schema name `pgworkers`; the loader puts the configured name in its place. What is applied is
+recorded with a checksum in the table `migration`.
 """

@@ -26,6 +26,8 @@ FAST = {
     "autovacuum_naptime": "1h",
     "dynamic_shared_memory_type": "mmap",  # in the data directory: a killed server leaves nothing in /dev/shm
 }
+#: For a server that is crashed: what it acknowledged must be in its log. Only the machine stays up.
+CRASHABLE = FAST | {"synchronous_commit": "on", "full_page_writes": "on"}
 STEP = 0.02
 PATIENCE = 5.0  # how long a connection that was just closed may still be seen
 
@@ -75,7 +77,7 @@ class OwnServer:
     """A server that belongs to one test, which may stop, crash and start it."""
 
     def __init__(self, home: Path, bindir: Path | None) -> None:
-        self.embedded = EmbeddedServer(home, options=FAST, bindir=bindir)
+        self.embedded = EmbeddedServer(home, options=CRASHABLE, bindir=bindir)
         self.dsn = self.embedded.acquire()
 
     def crash(self) -> None:
