@@ -24,9 +24,9 @@ def make_home(home: Path) -> None:
     Root makes it as the owner of the directory it comes to lie in, if that is an ordinary account, so that
     the owner can use it too. Others may pass through a new home of root's: the server's account needs to.
     """
-    if home.is_dir():
-        return
     try:
+        if home.is_dir():
+            return
         owner = accounts.choose(home, None)
         if owner.foreign and accounts.nearest(home).stat().st_uid == owner.uid:
             accounts.run(owner, ["/bin/mkdir", "-p", home])

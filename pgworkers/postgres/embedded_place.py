@@ -126,11 +126,11 @@ def fits(directory: Path) -> bool:
 
 
 def _short_parents(account: Account) -> list[Path]:
-    parents = [Path(tempfile.gettempdir()), Path("/tmp")]
+    if account.foreign:  # what our environment names may be closed to it
+        return [Path("/tmp")]
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime and not account.foreign and accounts.is_private(Path(runtime), account):
-        parents.insert(0, Path(runtime))
-    return parents
+    private = [Path(runtime)] if runtime and accounts.is_private(Path(runtime), account) else []
+    return [*private, Path(tempfile.gettempdir()), Path("/tmp")]
 
 
 def _random_directory(account: Account) -> Path:
