@@ -80,7 +80,7 @@ def of_report(report: Report) -> Ending:
         report.cpu,
         report.peak_rss,
         error=report.error or _SENTENCES.get(verdict),
-        result=json_of(report.result),
+        result=None if report.result is None else json_text(bytes(report.result)),
         traceback=report.traceback,
         output=report.output,
         progress=json_of(report.progress),
@@ -184,9 +184,11 @@ def settle(held: Held, ending: Ending, rand: float, worker: str, version: str) -
     )
 
 
-def json_of(raw: msgspec.Raw) -> str | None:
-    """JSON text as Postgres takes it; `null` (nothing returned, nothing changed) is None."""
-    return None if bytes(raw) == b"null" else json_text(bytes(raw))
+def json_of(raw: msgspec.Raw | None) -> str | None:
+    """The text of what a handler left; None when it left nothing."""
+    if raw is None or bytes(raw) == b"null":
+        return None
+    return json_text(bytes(raw))
 
 
 def _rungs(rungs: list[tuple[str, float]]) -> str | None:

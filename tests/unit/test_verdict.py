@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import Raw
 
 from pgworkers.job.claim import Claimed
 from pgworkers.job.finish import End
@@ -114,3 +115,9 @@ def test_a_crash_counts_and_the_last_allowed_one_is_the_end() -> None:
     second = settle(held(crashes=1), of_death(died()), 0.5, "", "")
     assert isinstance(second, End)
     assert second.state is State.DEAD
+
+
+def test_a_handler_that_left_no_checkpoint_does_not_wipe_the_one_on_record() -> None:
+    end = written(Report("done", 1, 1, 1, result=Raw(b"null"), checkpoint=Raw(b"null"), progress=Raw(b"null")))
+    assert isinstance(end, End)
+    assert (end.checkpoint, end.progress, end.result) == (None, None, "null")
