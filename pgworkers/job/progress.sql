@@ -1,8 +1,14 @@
 -- What running handlers said about themselves. NULL leaves a column as it is. Guard: id, lease and state = 'running'
--- under the row lock, in id order. Index: the primary key, by nested loops over the materialised input.
-WITH said AS MATERIALIZED (
-    SELECT * FROM unnest(%(ids)s::bigint[], %(leases)s::integer[], %(progresses)s::text[], %(checkpoints)s::text[])
-                  AS s (id, lease, progress, checkpoint)
+-- under the row lock, in id order. Index: the primary key, by nested loops over the materialised input (see finish.sql).
+WITH sent AS MATERIALIZED (
+    SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(progresses)s::text[] AS progresses,
+           %(checkpoints)s::text[] AS checkpoints
+),
+said AS MATERIALIZED (
+    SELECT s.*
+      FROM sent
+     CROSS JOIN LATERAL unnest(sent.ids, sent.leases, sent.progresses, sent.checkpoints)
+           AS s (id, lease, progress, checkpoint)
 ),
 held AS MATERIALIZED (
     SELECT s.*

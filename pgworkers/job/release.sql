@@ -1,8 +1,11 @@
 -- Give back claimed jobs that were not started: running -> ready at once, the attempt returned, no post-mortem. A job that
 -- was wished away meanwhile becomes cancelled instead. Guard: id, lease and state = 'running' under the row lock, in id
--- order. Index: the primary key, by nested loops over the materialised input.
-WITH back AS MATERIALIZED (
-    SELECT * FROM unnest(%(ids)s::bigint[], %(leases)s::integer[]) AS b (id, lease)
+-- order. Index: the primary key, by nested loops over the materialised input (see finish.sql).
+WITH sent AS MATERIALIZED (
+    SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases
+),
+back AS MATERIALIZED (
+    SELECT b.* FROM sent s CROSS JOIN LATERAL unnest(s.ids, s.leases) AS b (id, lease)
 ),
 held AS MATERIALIZED (
     SELECT b.id, b.lease, locked.wished

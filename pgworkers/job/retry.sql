@@ -1,13 +1,19 @@
 -- End an attempt but not the job: running -> scheduled, or ready when there is nothing to wait for. A job that was wished
 -- away meanwhile becomes cancelled instead: after an acknowledged cancel nothing starts.
 -- Guard: id, lease and state = 'running', checked under the row lock, locks taken in id order. Index: the primary key, by
--- nested loops over the materialised input (see finish.sql for why it stays so).
-WITH again AS MATERIALIZED (
-    SELECT *
-      FROM unnest(%(ids)s::bigint[], %(leases)s::integer[], %(verdicts)s::text[], %(afters)s::double precision[],
-                  %(frees)s::boolean[], %(durations)s::double precision[], %(cpus)s::double precision[],
-                  %(peaks)s::bigint[], %(progresses)s::text[], %(checkpoints)s::text[], %(crashes)s::boolean[],
-                  %(lines)s::text[])
+-- nested loops over the materialised input; finish.sql says why, and why the arrays pass through a CTE.
+WITH sent AS MATERIALIZED (
+    SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(verdicts)s::text[] AS verdicts,
+           %(afters)s::double precision[] AS afters, %(frees)s::boolean[] AS frees,
+           %(durations)s::double precision[] AS durations, %(cpus)s::double precision[] AS cpus, %(peaks)s::bigint[] AS peaks,
+           %(progresses)s::text[] AS progresses, %(checkpoints)s::text[] AS checkpoints, %(crashes)s::boolean[] AS crashes,
+           %(lines)s::text[] AS lines
+),
+again AS MATERIALIZED (
+    SELECT a.*
+      FROM sent s
+     CROSS JOIN LATERAL unnest(s.ids, s.leases, s.verdicts, s.afters, s.frees, s.durations, s.cpus, s.peaks, s.progresses,
+                               s.checkpoints, s.crashes, s.lines)
            AS a (id, lease, verdict, after, free, duration, cpu, peak, progress, checkpoint, crash, line)
 ),
 held AS MATERIALIZED (

@@ -1,0 +1,154 @@
+"""Connections: what every session of ours is like, which database is meant, and what people are told."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from pgworkers.errors import DatabaseUnreachable, UsageError
+from pgworkers.postgres.connect import aconnect, choose, connect, shown
+from pgworkers.settings import Settings, load
+
+CANARY = "c4n4ry-p4ssw0rd"
+EXPECTED = {
+    "statement_timeout": "5s",
+    "lock_timeout": "5s",
+    "idle_in_transaction_session_timeout": "10s",
+    "default_transaction_isolation": "read committed",
+    "transaction_isolation": "read committed",
+    "application_name": "pgworkers claim",
+    "client_encoding": "UTF8",
+    "search_path": "pg_catalog,pg_temp",
+}
+
+
+def test_every_wait_is_bounded_and_nothing_of_it_can_be_reset(dsn: str) -> None:
+    with connect(Settings(), dsn, "claim") as conn:
+        assert conn.autocommit
+        for _ in range(2):
+            for name, value in EXPECTED.items():
+                row = conn.execute("SELECT current_setting(%s)", [name]).fetchone()
+                assert row == (value,), name
+            conn.execute("RESET ALL")
+
+
+def test_read_committed_even_where_the_database_says_serializable(dsn: str) -> None:
+    name = conninfo_to_dict(dsn)["dbname"]
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute(f'ALTER DATABASE "{name}" SET default_transaction_isolation = serializable')
+        admin.execute(f'ALTER DATABASE "{name}" SET statement_timeout = 0')
+    with psycopg.connect(dsn, autocommit=True) as plain:
+        assert plain.execute("SHOW transaction_isolation").fetchone() == ("serializable",)
+    with connect(Settings(), dsn, "claim") as conn, conn.transaction():
+        assert conn.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
+        assert conn.execute("SHOW statement_timeout").fetchone() == ("5s",)
+
+
+def test_a_statement_that_takes_too_long_is_ended(dsn: str) -> None:
+    settings = Settings(statement_timeout=0.05)
+    with connect(settings, dsn, "claim") as conn, pytest.raises(psycopg.errors.QueryCanceled):
+        conn.execute("SELECT pg_sleep(10)")
+
+
+def test_options_of_the_dsn_stay_but_ours_win(dsn: str) -> None:
+    theirs = psycopg.conninfo.make_conninfo(dsn, options="-c work_mem=5MB -c statement_timeout=1h")
+    with connect(Settings(), theirs, "claim") as conn:
+        assert conn.execute("SHOW work_mem").fetchone() == ("5MB",)
+        assert conn.execute("SHOW statement_timeout").fetchone() == ("5s",)
+
+
+def test_a_server_that_is_read_only_is_not_taken(dsn: str) -> None:
+    name = conninfo_to_dict(dsn)["dbname"]
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    with pytest.raises(DatabaseUnreachable, match="read-only"):
+        connect(Settings(), dsn, "claim")
+
+
+def test_the_same_on_an_event_loop(dsn: str) -> None:
+    async def work() -> None:
+        async with await aconnect(Settings(), dsn, "claim") as conn:
+            assert conn.autocommit
+            for name, value in EXPECTED.items():
+                cursor = await conn.execute("SELECT current_setting(%s)", [name])
+                assert await cursor.fetchone() == (value,), name
+        with pytest.raises(DatabaseUnreachable):
+            await aconnect(Settings(), f"postgresql://u:{CANARY}@127.0.0.1:1/x", "claim")
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"postgresql://u:{CANARY}@127.0.0.1:1/x",
+        f"host=/nowhere user=u password={CANARY} dbname=x",
+        f"postgresql://u:{CANARY}@127.0.0.1:1,127.0.0.2:1/x",
+    ],
+)
+def test_an_unreachable_database_is_named_without_its_password(dsn: str) -> None:
+    with pytest.raises(DatabaseUnreachable) as caught:
+        connect(Settings(), dsn, "claim")
+    text = str(caught.value)
+    assert CANARY not in text
+    assert "nothing was done" in text
+    assert "u@" in text
+    assert "\n" not in text
+    assert caught.value.__cause__ is None
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    "dsn", [f"postgresql://u:{CANARY}%@h/x", f"user=u {CANARY}", f"postgresql://u:{CANARY}@[h/x"]
+)
+def test_a_dsn_that_cannot_be_read_is_not_quoted(dsn: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        connect(Settings(), dsn, "claim")
+    assert CANARY not in str(caught.value)
+    assert CANARY not in shown(dsn)
+
+
+@pytest.mark.parametrize(
+    ("dsn", "text"),
+    [
+        (
+            f"postgresql://me:{CANARY}@db.example:6432/jobs?sslmode=require",
+            "postgresql://me@db.example:6432/jobs",
+        ),
+        (f"host=/run/pg port=5433 user=me password={CANARY} dbname=jobs", "postgresql://me@/run/pg/jobs"),
+        ("postgresql://db.example/jobs", "postgresql://db.example/jobs"),
+    ],
+)
+def test_a_dsn_for_people(dsn: str, text: str) -> None:
+    assert shown(dsn) == text
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "source", "dsn"),
+    [
+        ({"dsn": "a"}, {"PGWORKERS_DSN": "b", "DATABASE_URL": "c", "PGHOST": "d"}, "--dsn", "a"),
+        ({}, {"PGWORKERS_DSN": "b", "DATABASE_URL": "c", "PGHOST": "d"}, "PGWORKERS_DSN", "b"),
+        ({}, {"DATABASE_URL": "c", "PGHOST": "d"}, "DATABASE_URL", "c"),
+        ({}, {"PGHOST": "d"}, "PG* variables", ""),
+        ({}, {"PGSERVICE": "d"}, "PG* variables", ""),
+        ({}, {"PGUSER": "me", "PGPASSWORD": "x"}, "embedded server", ""),
+        ({}, {}, "embedded server", ""),
+    ],
+)
+def test_which_database_is_meant(
+    flags: dict[str, str], environ: dict[str, str], source: str, dsn: str
+) -> None:
+    loaded = load(flags=flags, environ=environ)
+    chosen = choose(loaded.settings, loaded.sources, Path("/srv/app"), environ)
+    assert (chosen.source, chosen.dsn, chosen.embedded) == (source, dsn, source == "embedded server")
+    assert chosen.home == Path("/srv/app/.pgworkers")
+
+
+def test_the_app_may_name_the_database_and_the_home_may_be_elsewhere() -> None:
+    loaded = load(app={"dsn": "x"}, environ={"PGWORKERS_HOME": "/var/lib/pgw"})
+    chosen = choose(loaded.settings, loaded.sources, Path("/srv/app"), {})
+    assert (chosen.source, chosen.dsn, chosen.home) == ("the app's dsn", "x", Path("/var/lib/pgw"))
