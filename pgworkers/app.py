@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
@@ -19,7 +18,7 @@ from pgworkers.client.address import Address
 from pgworkers.client.session import Client
 from pgworkers.context import Ctx
 from pgworkers.declare.arguments import takes_ctx
-from pgworkers.declare.loading import import_config, release_of
+from pgworkers.declare.loading import import_config, origin_of, release_of
 from pgworkers.decorator import Anything, Declare, TaskOptions, queue_spec, task_spec
 from pgworkers.errors import AppNotLoaded, UsageError
 from pgworkers.specs import AppSpec, QueueSpec
@@ -49,7 +48,7 @@ class App:
     ) -> None:
         given = {"dsn": dsn, "schema": schema, **settings}
         self.settings = {key: declared.parse(key, value) for key, value in given.items() if value is not None}
-        self.origin = _origin(sys._getframe(1))
+        self.origin = origin_of(sys._getframe(1))
         self.name = name or self.origin.name
         self.version = version
         self.tasks: dict[str, Task[..., Any]] = {}
@@ -247,9 +246,3 @@ def load(config: str) -> App:
             raise AppNotLoaded(
                 f"{config}: several Apps in it ({names}); say which one: {config}:{several[0][0]}"
             )
-
-
-def _origin(frame: FrameType) -> Path:
-    """The file that makes the App; the embedded server lives beside it."""
-    file = frame.f_globals.get("__file__")
-    return Path(file).resolve() if isinstance(file, str) else Path.cwd() / "app.py"

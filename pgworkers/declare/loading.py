@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 
 from pgworkers.errors import AppNotLoaded
 
@@ -130,6 +130,12 @@ def _same_file(module: ModuleType, path: Path) -> bool:
 def _first_in_path(directory: str) -> None:
     if sys.path[:1] != [directory]:
         sys.path[:] = [directory, *(entry for entry in sys.path if entry != directory)]
+
+
+def origin_of(frame: FrameType) -> Path:
+    """The file that makes an App; the embedded server lives beside it."""
+    file = frame.f_globals.get("__file__")
+    return Path(file).resolve() if isinstance(file, str) else Path.cwd() / "app.py"
 
 
 def release_of(app_file: Path) -> str:
