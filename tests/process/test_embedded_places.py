@@ -278,6 +278,21 @@ def test_root_copies_programs_that_the_account_cannot_read(homes: Homes) -> None
 
 
 @as_root
+def test_server_in_another_container_is_not_started_twice(homes: Homes) -> None:
+    """From here neither its process nor its shared memory can be seen; only the users' lock can."""
+    container = ("unshare", "--pid", "--ipc", "--fork", "--mount-proc", "--kill-child")
+    if subprocess.run([*container, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("NOT TESTED: no right to make a pid namespace")
+    with homes.user(within=container) as inside:
+        inside.server_pid()
+        server = homes.server()
+        with pytest.raises(DatabaseUnreachable, match="in use in another container; nothing was started"):
+            server.acquire()
+        inside.leave()
+    server.acquire()
+
+
+@as_root
 def test_ordinary_user_runs_it_as_themselves(homes: Homes) -> None:
     mine = homes.root / "mine"
     mine.mkdir(mode=0o700)

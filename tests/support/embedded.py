@@ -49,8 +49,11 @@ class Homes:
             server.stop(force=True)
 
     @contextmanager
-    def user(self, home: Path | None = None, *, account: str | None = None) -> Iterator[User]:
-        user = User(home or self.home, self.stores[0], self.bindir, account)
+    def user(
+        self, home: Path | None = None, *, account: str | None = None, within: tuple[str, ...] = ()
+    ) -> Iterator[User]:
+        """Another process that uses a server, as another account or run by another program."""
+        user = User(home or self.home, self.stores[0], self.bindir, account, within)
         try:
             yield user
         finally:
@@ -60,14 +63,16 @@ class Homes:
 class User:
     """Another process that uses the server of a home."""
 
-    def __init__(self, home: Path, store: Path, bindir: Path | None, account: str | None = None) -> None:
+    def __init__(
+        self, home: Path, store: Path, bindir: Path | None, account: str | None, within: tuple[str, ...]
+    ) -> None:
         environ = {**os.environ}
         python = sys.executable
         if account:
             python = python_for(account)
             environ["PYTHONPATH"] = _readable_code()
         self._process = subprocess.Popen(
-            [python, str(embedded_user.__file__), str(home), str(store), str(bindir or "")],
+            [*within, python, str(embedded_user.__file__), str(home), str(store), str(bindir or "")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
