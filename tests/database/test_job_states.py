@@ -1,0 +1,54 @@
+"""The states in SQL are the states in Python, and the table refuses what no verb may do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from support.desk import Desk
+
+from pgworkers.job.state import LIVE, TERMINAL, State
+
+
+def test_one_enum(desk: Desk) -> None:
+    rows = desk.conn.execute("SELECT unnest(enum_range(NULL::pgworkers.job_state))::text").fetchall()
+    assert [row[0] for row in rows] == [str(state) for state in State]
+
+
+@pytest.mark.parametrize("state", sorted(TERMINAL))
+def test_no_finished_job_lies_among_the_live(desk: Desk, state: State) -> None:
+    job_id = desk.put()
+    with pytest.raises(psycopg.errors.CheckViolation):
+        desk.conn.execute("UPDATE pgworkers.job SET state = %s WHERE id = %s", [str(state), job_id])
+
+
+@pytest.mark.parametrize("state", sorted(LIVE))
+def test_no_live_job_lies_in_history(desk: Desk, state: State) -> None:
+    job = desk.run_one()
+    desk.end(job)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        desk.conn.execute("UPDATE pgworkers.history SET state = %s", [str(state)])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "state = 'running'",
+        "host = gen_random_uuid()",
+        "args = '[]'",
+        "attempt = -1",
+        "max_attempts = 0",
+        "queue = ''",
+    ],
+)
+def test_a_row_that_makes_no_sense_is_refused(desk: Desk, change: Any) -> None:
+    desk.put()
+    with pytest.raises(psycopg.errors.CheckViolation):
+        desk.conn.execute(f"UPDATE pgworkers.job SET {change}")
+
+
+def test_a_running_job_always_has_a_host(desk: Desk) -> None:
+    desk.run_one()
+    with pytest.raises(psycopg.errors.CheckViolation):
+        desk.conn.execute("UPDATE pgworkers.job SET host = NULL")
