@@ -23,6 +23,16 @@ OLDEST_SERVER = 130000
 #: Any of these says which server is meant; PGUSER or PGPASSWORD alone do not.
 PG_VARIABLES = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGSERVICE")
 
+#: What libpq says when trying again cannot help (its errors at connect carry no SQLSTATE).
+_WRONG_ADDRESS = (
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "does not exist",
+    "could not translate host name",
+    "invalid port",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
@@ -151,7 +161,8 @@ def _unreachable(dsn: str, exc: psycopg.OperationalError) -> DatabaseUnreachable
         reason = reason.replace(secret, "(password)")
     return DatabaseUnreachable(
         f"cannot connect to {shown(dsn)}: {reason}; nothing was done; "
-        "check that Postgres runs there and that the dsn is right"
+        "check that Postgres runs there and that the dsn is right",
+        transient=not any(sign in reason for sign in _WRONG_ADDRESS),
     )
 
 
