@@ -25,6 +25,7 @@ _OURS = re.compile(
     r"(?P<prefix>\bpgworkers\.)|(?P<schema>\bSCHEMA\s+pgworkers\b)|'(?P<literal>pgworkers(?:_done)?)'"
 )
 _COMMENT_LINES = re.compile(r"^\s*--[^\n]*\n", re.MULTILINE)
+_INDENTS = re.compile(r"\n +")
 
 
 def rename(text: str, schema: str) -> str:
@@ -55,10 +56,11 @@ class Statement:
         return cls(name, Path(file).with_name(f"{name}.sql").read_text(encoding="utf-8"))
 
     def render(self, schema: str) -> bytes:
-        """What is sent. Comment lines stay behind: psycopg parses a statement again each time when it is long."""
+        """What is sent. Comments and indents stay behind: psycopg parses a statement of 4096 bytes again each time."""
         rendered = self._rendered.get(schema)
         if rendered is None:
-            rendered = rename(_COMMENT_LINES.sub("", self.text), schema).strip().rstrip(";").encode()
+            text = _INDENTS.sub("\n", _COMMENT_LINES.sub("", self.text)).strip().rstrip(";")
+            rendered = rename(text, schema).encode()
             self._rendered[schema] = rendered
         return rendered
 

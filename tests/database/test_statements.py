@@ -53,6 +53,11 @@ def test_each_file_is_one_statement_with_a_header(path: Path) -> None:
         assert path.stem in {"record"}, f"{name} has no cast: its type would depend on the value"
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_statement_is_short_enough_for_psycopg_to_keep_it_parsed(path: Path) -> None:
+    assert len(Statement(path.stem, path.read_text()).render("pgworkers")) < 4096
+
+
 @pytest.mark.parametrize("schema", ["pgworkers", "order"])
 def test_the_server_understands_every_statement(empty_dsn: str, schema: str) -> None:
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
@@ -98,5 +103,5 @@ def test_a_rendered_statement_carries_no_comment_and_is_made_once() -> None:
     statement = Statement(
         "x", "-- why\nSELECT 1 -- kept: it is not a line of its own\n  FROM pgworkers.job;\n"
     )
-    assert statement.render("b") == b'SELECT 1 -- kept: it is not a line of its own\n  FROM "b".job'
+    assert statement.render("b") == b'SELECT 1 -- kept: it is not a line of its own\nFROM "b".job'
     assert statement.render("b") is statement.render("b")
