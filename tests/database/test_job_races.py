@@ -1,0 +1,118 @@
+"""All verbs at once on the same rows, from many sessions: no deadlock, no error, nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from support.desk import Desk
+
+from pgworkers.job import (
+    cancel,
+    discard,
+    finish,
+    host,
+    progress,
+    promote,
+    release,
+    renew,
+    requeue,
+    rescue,
+    retry,
+)
+from pgworkers.job.finish import End
+from pgworkers.job.progress import Saved
+from pgworkers.job.retry import Again
+from pgworkers.job.state import State, Verdict
+
+JOBS = 120
+ROUNDS = 40
+
+
+def work(mine: Desk, rand: random.Random) -> None:
+    """A host: claims, and ends what it claimed in every way, in batches of no particular order."""
+    for _ in range(ROUNDS):
+        jobs = mine.take(rand.randint(1, 15))
+        rand.shuffle(jobs)
+        held = [(job.id, job.lease) for job in jobs]
+        mine.ask(progress.save([Saved(*key, "1", None) for key in held]))
+        mine.ask(renew.renew(mine.host, held, "running", "[]"))
+        third = len(jobs) // 3
+        ended, again = jobs[:third], jobs[third : 2 * third]
+        state = rand.choice([(State.SUCCEEDED, Verdict.SUCCEEDED), (State.DEAD, Verdict.ERROR)])
+        mine.ask(
+            finish.finish(
+                mine.host, [End(id=j.id, lease=j.lease, state=state[0], verdict=state[1]) for j in ended]
+            )
+        )
+        after = rand.choice([0.0, 0.01])
+        mine.ask(
+            retry.retry(
+                mine.host,
+                [Again(id=j.id, lease=j.lease, verdict=Verdict.ERROR, after=after, error="x") for j in again],
+            )
+        )
+        mine.ask(release.release(held[2 * third :]))
+
+
+def lose(mine: Desk, rand: random.Random) -> None:
+    """A host that claims and is gone."""
+    for _ in range(ROUNDS // 2):
+        mine.register()
+        mine.take(rand.randint(1, 5))
+        mine.ask(host.remove(mine.host))
+
+
+def sweep(mine: Desk, rand: random.Random) -> None:
+    for _ in range(ROUNDS):
+        mine.ask(rescue.rescue(mine.host, rand.randint(1, 20)))
+        mine.ask(promote.promote(rand.randint(1, 20)))
+        mine.ask(promote.expire(10))
+
+
+def meddle(mine: Desk, rand: random.Random) -> None:
+    """An operator."""
+    for _ in range(ROUNDS * 2):
+        job_id = rand.randint(1, JOBS)
+        mine.ask(rand.choice([cancel.cancel(job_id), discard.discard(job_id)]))
+        mine.ask(requeue.requeue([rand.randint(1, JOBS) for _ in range(10)]))
+
+
+def test_all_verbs_at_once(session: Callable[[], psycopg.Connection[Any]], schema: str) -> None:
+    keeper = Desk(session(), schema)
+    for n in range(JOBS):
+        keeper.put(unique=f"k{n}" if n % 3 else None, delay=0.01 if n % 5 == 0 else None, max_crashes=100)
+    failed: list[BaseException] = []
+
+    def start(role: Callable[[Desk, random.Random], None], seed: int) -> threading.Thread:
+        mine = Desk(session(), schema)
+        mine.register()
+
+        def run() -> None:
+            try:
+                role(mine, random.Random(seed))
+            except BaseException as exc:
+                failed.append(exc)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    threads = [
+        start(role, seed) for seed, role in enumerate([work, work, work, lose, sweep, sweep, meddle, meddle])
+    ]
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert [job_id for job_id, _ in keeper.states()] == list(range(1, JOBS + 1)), "each job exactly once"
+    row = keeper.conn.execute(
+        "SELECT count(*) FROM (SELECT job_id, lease FROM pgworkers.attempt GROUP BY 1, 2 HAVING count(*) > 1) twice"
+    ).fetchone()
+    assert row == (0,), "one post-mortem per lease"
+    row = keeper.conn.execute(
+        "SELECT count(*) FROM pgworkers.attempt a JOIN pgworkers.jobs j ON j.id = a.job_id WHERE a.lease > j.lease"
+    ).fetchone()
+    assert row == (0,), "no lease beyond the row's own"
