@@ -39,7 +39,7 @@ class Client:
         self.address = address
         self._seats = Seats(lambda: self.connect("client"))
         self._async_seats = AsyncSeats(lambda: self.aconnect("client"))
-        self._watch: tuple[int, Watch] | None = None
+        self._watch: dict[int, Watch] = {}  # by pid: a fork leaves its parent's behind
         self._watches: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncWatch] = WeakKeyDictionary()
 
     @property
@@ -151,11 +151,9 @@ class Client:
 
     def watch(self) -> Watch:
         """Where the threads of this process wait for jobs."""
-        if self._watch is None or self._watch[0] != os.getpid():
-            from pgworkers.client.waiting import Watch
+        from pgworkers.client.waiting import Watch
 
-            self._watch = (os.getpid(), Watch(self))
-        return self._watch[1]
+        return self._watch.setdefault(os.getpid(), Watch(self))  # atomic: all threads get the same one
 
     def async_watch(self) -> AsyncWatch:
         """Where the coroutines of the running event loop wait for jobs."""
