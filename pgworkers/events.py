@@ -202,6 +202,12 @@ class DutyFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaderChanged:
+    leads: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class HostChanged:
     """running, draining, stopping, gone."""
 
@@ -213,7 +219,7 @@ Fact = (
     JobStarted | JobEnded | JobsReleased | LeaseLost | FinishRejected | JobRescued | StopWished | JobStalled
     | WorkerForked | WorkerReady | WorkerDied
     | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | WorkersResting | OrphansKilled
-    | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified | DutyDone | DutyFailed | HostChanged
+    | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified | DutyDone | DutyFailed | LeaderChanged | HostChanged
 )  # fmt: skip
 
 Listener = Callable[[Fact], None]

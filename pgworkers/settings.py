@@ -55,6 +55,8 @@ class Settings:
     renew: float = _duration(5.0, "How often a host renews its row, and with it the lease of all its jobs.")
     lease: float = _duration(30.0, "A host that has not renewed for this long has lost its jobs.")
     rescue: float = _duration(5.0, "How often jobs of lost hosts are looked for.")
+    leader_retry: float = _duration(2.0, "How often a host that does not lead tries to.")
+    prune: float = _duration(60.0, "How often finished jobs past their queue's retention are deleted.")
     promote: float = _duration(1.0, "How often scheduled jobs that are due are made ready.")
     poll: float = _duration(1.0, "How often a queue is looked at when no notification arrives.")
     upkeep: float = _duration(3600.0, "How often partitions are made ahead and old ones dropped.")

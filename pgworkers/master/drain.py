@@ -29,6 +29,7 @@ async def drain(host: Host) -> None:
     host.become("draining", f"{host.why}; {len(host.dispatch.busy())} running")
     host.dispatch.claiming = False
     host.supervisors.leave()
+    await host.leadership.resign()
     host.dispatch.give_back_all("the host is draining")
     for worker in host.dispatch.all_workers():
         if worker.state == "idle":
@@ -42,7 +43,7 @@ async def drain(host: Host) -> None:
     await _write_the_rest(host)
     try:
         async with asyncio.timeout(settings.statement_timeout):
-            await host.lines["duty"].ask(host_rows.remove(host.id))
+            await host.lines["leadership"].ask(host_rows.remove(host.id))
     except (LineDown, TimeoutError, psycopg.Error):
         pass  # the row goes stale and is swept by others
     host.become("gone", "drained")

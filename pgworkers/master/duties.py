@@ -1,7 +1,7 @@
-"""What must be done for the cluster, on its own connection: promote, expire, rescue, partitions, dead host rows.
+"""What must be done once for the whole cluster: the leader's duties.
 
-Until leadership exists every host performs them; each is idempotent, bounded and skips what others have locked.
-A duty that fails is told and counted, and never stops the others.
+Each is bounded, loops until nothing is left, skips what others have locked, and runs on the leading session. A
+duty that fails is told and counted, and never stops the others. `perform` runs one by hand, for operators and tests.
 """
 
 from __future__ import annotations
@@ -9,18 +9,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import psycopg
 
 from pgworkers.clock import monotonic
+from pgworkers.errors import NotFound
 from pgworkers.events import DutyDone, DutyFailed, Facts, JobRescued
 from pgworkers.job import archive, host, promote, rescue
-from pgworkers.master.line import Line, LineDown
+from pgworkers.master.leadership import Leadership
+from pgworkers.master.line import LineDown
+from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
+T = TypeVar("T")
 RESCUE_BATCH = 500
-PROMOTE_BATCH = 1000
+BATCH = 1000
 DAYS_AHEAD = 3
+
+
+class Asker(Protocol):
+    """Who runs a duty's statements: the leadership, or an operator's own line."""
+
+    async def ask(self, query: Query[T]) -> T: ...
 
 
 @dataclass(slots=True)
@@ -28,72 +39,97 @@ class Duty:
     name: str
     every: float
     perform: Callable[[], Awaitable[int]]
+    doc: str
+    at_once: bool = False  # on becoming leader; others start a full period later
     due: float = 0.0
 
 
 class Duties:
     def __init__(
-        self, host_id: str, line: Line, facts: Facts, settings: Settings, may_rescue: Callable[[], bool]
+        self, host_id: str, asker: Asker, facts: Facts, settings: Settings, may_rescue: Callable[[], bool]
     ) -> None:
         self._host = host_id
-        self._line = line
+        self._asker = asker
         self._facts = facts
         self._settings = settings
         self._may_rescue = may_rescue
-        self._wake = asyncio.Event()
-        now = monotonic()
-        self.duties = [
-            Duty("promote", settings.promote, self._promote),
-            Duty("expire", settings.rescue, self._expire, now + settings.rescue),
-            Duty("rescue", settings.rescue, self._rescue, now + settings.rescue),
-            Duty("sweep_hosts", settings.rescue * 6, self._sweep_hosts, now + settings.rescue * 6),
-            Duty("partitions", settings.upkeep, self._partitions),
-        ]
+        every = settings
+        self.all = {
+            duty.name: duty
+            for duty in (
+                Duty("promote", every.promote, self._promote, "make scheduled jobs that are due ready", True),
+                Duty("expire", every.rescue, self._expire, "end jobs that were not started in time"),
+                Duty("rescue", every.rescue, self._rescue, "take jobs back from hosts that stopped renewing"),
+                Duty("sweep", every.rescue * 6, self._sweep, "forget hosts that are long gone"),
+                Duty(
+                    "partitions", every.upkeep, self._partitions, "make partitions ahead, drop old ones", True
+                ),
+                Duty("prune", every.prune, self._prune, "delete finished jobs past their queue's retention"),
+            )
+        }
 
-    async def run(self) -> None:
+    def add(self, duty: Duty) -> None:
+        self.all[duty.name] = duty
+
+    async def run(self, leadership: Leadership) -> None:
+        """Perform what is due, for as long as this host leads; then wait to lead again."""
         while True:
-            now = monotonic()
-            for duty in self.duties:
-                if duty.due <= now:
-                    duty.due = now + duty.every
-                    await self.perform(duty)
-            pause = min(duty.due for duty in self.duties) - monotonic()
-            if pause > 0:
-                await asyncio.sleep(pause)
+            await leadership.until_leading()
+            term = leadership.since
+            for duty in self.all.values():
+                duty.due = term + (0.0 if duty.at_once else duty.every)
+            while leadership.leads and leadership.since == term:
+                for duty in self.all.values():
+                    if duty.due <= monotonic() and leadership.leads:
+                        duty.due = monotonic() + duty.every
+                        await self.perform(duty.name)
+                pause = min(duty.due for duty in self.all.values()) - monotonic()
+                await asyncio.sleep(max(0.005, pause))
 
-    async def perform(self, duty: Duty) -> int:
+    async def perform(self, name: str) -> int:
+        """One duty, now. How many rows it touched."""
+        duty = self.all.get(name)
+        if duty is None:
+            raise NotFound(f"there is no duty {name!r}; there are {', '.join(self.all)}")
         began = monotonic()
         try:
             count = await duty.perform()
-        except LineDown as error:
-            self._facts.tell(DutyFailed(duty.name, str(error)))
-            await self._line.rest()
+        except (LineDown, psycopg.Error) as error:
+            self._facts.tell(DutyFailed(name, f"{type(error).__name__}: {error}"))
             return 0
-        except psycopg.Error as error:
-            self._facts.tell(DutyFailed(duty.name, f"{type(error).__name__}: {error}"))
-            return 0
-        self._facts.tell(DutyDone(duty.name, count, monotonic() - began))
+        self._facts.tell(DutyDone(name, count, monotonic() - began))
         return count
+
+    async def _until_empty(self, query: Callable[[], Query[Any]], batch: int) -> int:
+        total = 0
+        while True:
+            done = await self._asker.ask(query())
+            count = done if isinstance(done, int) else len(done)
+            total += count
+            if count < batch:
+                return total
 
     async def _promote(self) -> int:
         total = 0
         while True:
-            promoted = await self._line.ask(promote.promote(PROMOTE_BATCH))
+            promoted = await self._asker.ask(promote.promote(BATCH))
             total += promoted.count
-            if promoted.count < PROMOTE_BATCH:
-                if promoted.next_in is not None:
-                    duty = self.duties[0]
+            if promoted.count < BATCH:
+                if (
+                    promoted.next_in is not None
+                ):  # sooner than the next round, when something is due before it
+                    duty = self.all["promote"]
                     duty.due = min(duty.due, monotonic() + max(0.01, promoted.next_in))
                 return total
 
     async def _expire(self) -> int:
-        return await self._line.ask(promote.expire(PROMOTE_BATCH))
+        return await self._until_empty(lambda: promote.expire(BATCH), BATCH)
 
     async def _rescue(self) -> int:
         """Only a host that has itself renewed without a gap may call others lost: an outage must not be a mass rescue."""
         total = 0
         while self._may_rescue():
-            rescued = await self._line.ask(rescue.rescue(self._host, RESCUE_BATCH))
+            rescued = await self._asker.ask(rescue.rescue(self._host, RESCUE_BATCH))
             for job in rescued:
                 self._facts.tell(JobRescued(job.id, job.lease, job.queue, job.task, job.state))
             total += len(rescued)
@@ -101,12 +137,15 @@ class Duties:
                 break
         return total
 
-    async def _sweep_hosts(self) -> int:
-        return await self._line.ask(host.sweep()) if self._may_rescue() else 0
+    async def _sweep(self) -> int:
+        return await self._asker.ask(host.sweep()) if self._may_rescue() else 0
 
     async def _partitions(self) -> int:
-        made = await self._line.ask(archive.make_partitions(DAYS_AHEAD))
-        old = await self._line.ask(archive.old_partitions(self._settings.retention))
+        made = await self._asker.ask(archive.make_partitions(DAYS_AHEAD))
+        old = await self._asker.ask(archive.old_partitions(self._settings.retention))
         for name in old:
-            await self._line.ask(archive.drop(name))
+            await self._asker.ask(archive.drop(name))
         return made + len(old)
+
+    async def _prune(self) -> int:
+        return await self._until_empty(lambda: archive.prune(self._settings.retention, BATCH), BATCH)

@@ -25,6 +25,7 @@ from pgworkers.master.drain import drain
 from pgworkers.master.duties import Duties
 from pgworkers.master.ends import Ends
 from pgworkers.master.held import Held
+from pgworkers.master.leadership import Leadership
 from pgworkers.master.line import Line, LineDown
 from pgworkers.master.options import RunOptions
 from pgworkers.master.renewal import Renewal
@@ -34,7 +35,7 @@ from pgworkers.process import prctl, titles
 from pgworkers.supervisor.messages import Boot
 
 TICK = 0.5
-ROLES = ("claim", "finish", "listen", "duty")
+ROLES = ("claim", "finish", "listen", "leadership")
 
 
 def new_boot_id() -> str:
@@ -79,7 +80,10 @@ class Host:
             registration=self._registration,
             on_notice=self._noticed,
         )
-        self.duties = Duties(self.id, self.lines["duty"], facts, settings, self._may_rescue)
+        self.leadership = Leadership(self.id, self.lines["leadership"], facts, settings, self._unbroken)
+        self.duties = Duties(
+            self.id, self.leadership, facts, settings, lambda: self._unbroken(settings.lease)
+        )
         boots = {
             name: Boot(
                 options.config,
@@ -114,7 +118,14 @@ class Host:
         prctl.inherit_orphans()
         await self._register()
         self.supervisors.start()
-        for part in (self.ends.run(), self.claims.run(), self.renewal.run(), self.duties.run(), self._tick()):
+        for part in (
+            self.ends.run(),
+            self.claims.run(),
+            self.renewal.run(),
+            self.leadership.run(),
+            self.duties.run(self.leadership),
+            self._tick(),
+        ):
             self._start(part)
         self.become("running", f"host {self.id}, pid {os.getpid()}")
         try:
@@ -136,7 +147,7 @@ class Host:
 
     def _part_ended(self, task: asyncio.Task[None]) -> None:
         """A part never ends by itself. If one does, the host must not go on half alive."""
-        if task.cancelled():
+        if task.cancelled() or (self.leaving and task.exception() is None):
             return
         error = task.exception()
         self.failed = True
@@ -159,7 +170,7 @@ class Host:
             self.leave("burst: " + "; ".join(f"queue {q}: {e}" for q, e in self.supervisors.errors.items()))
             return
         try:
-            left = await self.lines["duty"].ask(unfinished(list(self.plan.queues)))
+            left = await self.lines["leadership"].ask(unfinished(list(self.plan.queues)))
         except (LineDown, psycopg.Error):
             return
         if left == 0 and not self.dispatch.busy():
@@ -185,8 +196,9 @@ class Host:
             self.settings.lease,
         )
 
-    def _may_rescue(self) -> bool:
-        return self.renewal.unbroken.for_at_least(self.settings.lease, monotonic())
+    def _unbroken(self, period: float) -> bool:
+        """Has this host renewed without a gap for so long? Only then may it call others lost."""
+        return self.renewal.unbroken.for_at_least(period, monotonic())
 
     def _noticed(self, payload: str) -> None:
         kind, _, what = payload.partition(":")

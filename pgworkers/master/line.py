@@ -43,6 +43,7 @@ class Line:
     def __init__(self, role: str, dsn: str, settings: Settings, facts: Facts) -> None:
         self.role = role
         self.up = False
+        self.session = 0  # counts the connections this line has had
         self._dsn = dsn
         self._settings = settings
         self._facts = facts
@@ -53,9 +54,14 @@ class Line:
         self._closed = False
         self.on_connect: Callable[[psycopg.AsyncConnection[Any]], Awaitable[None]] | None = None
 
-    async def ask(self, query: Query[T]) -> T:
-        """Run one statement; data errors pass through, everything else becomes `LineDown`."""
+    async def ask(self, query: Query[T], *, session: int | None = None) -> T:
+        """Run one statement; data errors pass through, everything else becomes `LineDown`.
+
+        With `session`, only on that very session: a connection that came back is another one.
+        """
         conn = await self.connection()
+        if session is not None and session != self.session:
+            raise LineDown("the session is gone")
         began = clock.monotonic()
         name = query.statement.name
         try:
@@ -90,6 +96,7 @@ class Line:
             self.lose(error)
             raise LineDown(str(error)) from error
         self._conn = conn
+        self.session += 1
         self._answered()
         return conn
 

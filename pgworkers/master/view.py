@@ -35,7 +35,8 @@ def workers(host: Host) -> str:
 def title(host: Host) -> str:
     busy = len(host.dispatch.busy())
     total = sum(host.supervisors.target(queue) for queue in host.dispatch.desks)
-    return f"pgworkers: master {host.plan.app.name} [{host.state}] {busy}/{total} busy"
+    state = "leader" if host.state == "running" and host.leadership.leads else host.state
+    return f"pgworkers: master {host.plan.app.name} [{state}] {busy}/{total} busy"
 
 
 def answer(host: Host, metrics: Metrics, path: str, accept: str) -> tuple[int, str, bytes]:
@@ -75,5 +76,6 @@ def measure(host: Host, metrics: Metrics) -> None:
         began = [w.held.started for w in desk.busy() if w.held is not None and w.held.started is not None]
         metrics.running.labels(name).set(len(began))
         metrics.oldest.labels(name).set(now - min(began) if began else 0)
+    metrics.leader.set(host.leadership.leads)
     for state in HOST_STATES:
         metrics.state.labels(state).set(host.state == state)

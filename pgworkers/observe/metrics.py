@@ -84,6 +84,9 @@ class Metrics:
             ("queue",),
             registry=r,
         )
+        self.leader = Gauge(
+            "pgworkers_leader", "1 while this host performs the cluster's duties.", registry=r
+        )
         self.state = Gauge(
             "pgworkers_master_state", "1 for the state the master is in.", ("state",), registry=r
         )

@@ -1,0 +1,89 @@
+"""Many masters, one leader: killed, frozen, terminated, and never two that act."""
+
+from __future__ import annotations
+
+import signal
+
+from support.ledger import audit, read
+from support.tree import Forest, Master, wait_for
+
+
+def leaders(forest: Forest) -> list[int]:
+    """Pids of the sessions that hold a leader's lock in this database."""
+    rows = forest.db.execute(
+        "SELECT l.pid FROM pg_locks l WHERE locktype = 'advisory' AND granted AND classid = 1885828967"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    ).fetchall()
+    return [row[0] for row in rows]
+
+
+def leader(forest: Forest) -> Master | None:
+    row = forest.db.execute("SELECT pid FROM pgworkers.host WHERE leader").fetchone()
+    return next((m for m in forest.masters if row and m.pid == row[0]), None)
+
+
+def test_exactly_one_of_three_leads_and_says_so(forest: Forest) -> None:
+    masters = [forest.start(queues="default:1") for _ in range(3)]
+    first = wait_for(lambda: leader(forest))
+    assert len(leaders(forest)) == 1
+    wait_for(lambda: first.titles("[leader]"))
+    assert sum(bool(m.titles("[leader]")) for m in masters) == 1
+    assert forest.db.execute("SELECT count(*) FROM pgworkers.host WHERE leader").fetchone() == (1,)
+
+
+def test_another_host_leads_after_the_leader_was_killed(forest: Forest) -> None:
+    for _ in range(3):
+        forest.start(queues="default:1")
+    first = wait_for(lambda: leader(forest))
+    first.signal(signal.SIGKILL)
+    first.wait()
+    second = wait_for(lambda: (m := leader(forest)) is not None and m is not first and m)
+    [job] = forest.enqueue("work", delay="0.2 seconds")
+    forest.until(job, "succeeded")
+    assert wait_for(lambda: second.titles("[leader]"))
+
+
+def test_a_frozen_leader_is_deposed_and_does_not_act_when_it_wakes_up(forest: Forest) -> None:
+    for _ in range(2):
+        forest.start(queues="default:1")
+    frozen = wait_for(lambda: leader(forest))
+    before = leaders(forest)
+    frozen.signal(signal.SIGSTOP)
+    wait_for(lambda: leaders(forest) not in ([], before), what="another session holds the lock")
+    other = wait_for(lambda: (m := leader(forest)) is not None and m is not frozen and m)
+    [job] = forest.enqueue("work", delay="0.2 seconds")
+    forest.until(job, "succeeded")
+    frozen.signal(signal.SIGCONT)
+    wait_for(lambda: "no longer leads" in frozen.log())
+    assert leader(forest) is other
+    assert len(leaders(forest)) == 1
+    wait_for(lambda: not frozen.titles("[leader]"))
+
+
+def test_a_drained_leader_resigns_at_once(forest: Forest) -> None:
+    first = forest.start(queues="default:1")
+    wait_for(lambda: leader(forest) is first)
+    second = forest.start(queues="default:1")
+    [job] = forest.enqueue("work", args={"seconds": 3})
+    wait_for(lambda: read(forest.ledger))
+    first.signal(signal.SIGTERM)
+    wait_for(lambda: leader(forest) is second)
+    assert first.wait() == 0
+    forest.until(job, "succeeded")
+    assert audit(forest.db, forest.ledger, [job]) == []
+
+
+def test_a_leader_whose_session_was_terminated_is_replaced_or_wins_again(forest: Forest) -> None:
+    forest.start(queues="default:1")
+    forest.start(queues="default:1")
+    [session] = wait_for(lambda: leaders(forest))
+    forest.db.execute("SELECT pg_terminate_backend(%s)", (session,))
+    wait_for(lambda: leaders(forest) not in ([], [session]))
+    [job] = forest.enqueue("work", delay="0.2 seconds")
+    forest.until(job, "succeeded")
+
+
+def test_two_installs_in_one_database_have_a_leader_each(forest: Forest) -> None:
+    forest.start(queues="default:1")
+    forest.start(queues="default:1", PGWORKERS_SCHEMA="second")
+    wait_for(lambda: len(leaders(forest)) == 2)
