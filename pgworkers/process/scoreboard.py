@@ -91,7 +91,7 @@ class Slot:
     started = Field(4)
     deadline = Field(5)  # 0: none
     memory = Field(6)  # bytes, 0: no limit
-    window = Field(7)  # 1: the handler may be interrupted
+    window = Field(7)  # 1: the handler has the main thread, 2: the event loop has it
     jobs = Field(8)  # done in this life
     progress = Field(9)  # permille, -1: unknown
     cpu_before = Field(10)  # microseconds used when the job began
@@ -103,6 +103,7 @@ class Slot:
     rung = Field(19)
     asked = Field(20)
     raised = Field(21)
+    tell = Field(22)  # grows when the tasks of the event loop should be written to the dump
 
     def __init__(self, view: memoryview[int]) -> None:
         self.view = view

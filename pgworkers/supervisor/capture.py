@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
+import stat as modes
 
 from pgworkers.process import memfd
+from pgworkers.supervisor import stack
 
 #: Uncopied or unneeded output beyond this is given back to the kernel.
 KEEP = 1 << 20
@@ -40,10 +41,10 @@ class Capture:
         data = memfd.between(self.output, max(start, self._forgotten), memfd.size(self.output), limit)
         return data.decode("utf-8", "replace")
 
-    def stack(self) -> str:
-        """What faulthandler wrote since `dump_from`; the beginning, where the guilty thread is, if it is long."""
-        end = min(memfd.size(self.dump), self.dump_from + STACK_LIMIT)
-        return memfd.between(self.dump, self.dump_from, end, STACK_LIMIT).decode("utf-8", "replace").strip()
+    def stack(self, start: int) -> str:
+        """What faulthandler wrote since `start`; of a long one the beginning, where the guilty thread is."""
+        end = min(memfd.size(self.dump), start + STACK_LIMIT)
+        return stack.tell(memfd.between(self.dump, start, end, STACK_LIMIT).decode("utf-8", "replace"))
 
     def dump_size(self) -> int:
         return memfd.size(self.dump)
@@ -91,9 +92,9 @@ class Screen:
         self._socket: socket.socket | None = None
         try:
             kind = os.fstat(fd).st_mode
-            if stat.S_ISSOCK(kind):
+            if modes.S_ISSOCK(kind):
                 self._socket = socket.socket(fileno=os.dup(fd))
-            elif stat.S_ISREG(kind):
+            elif modes.S_ISREG(kind):
                 self._fd = os.dup(fd)
             else:
                 path = f"/proc/self/fd/{fd}"

@@ -54,20 +54,20 @@ def step(worker: Worker, now: float) -> None:
     """Climb as far as is due."""
     if not worker.climbs:
         return
-    running = worker.slot.running()
-    seen = _seen(worker, running)
+    seen = _seen(worker, worker.slot.running())
     for key, climb in list(worker.climbs.items()):
         climb.met = climb.met or ladder.concerns(climb, seen)
         if ladder.over(climb, seen) or (not climb.met and now - climb.wished > 60):
             del worker.climbs[key]
             continue
-        while (rung := ladder.tick(now, climb, _seen(worker, running))) is not None:
+        while (rung := ladder.tick(now, climb, seen)) is not None:
             climb.times[rung] = now
             if not _do(worker, climb, rung, now):
                 return
 
 
 def _seen(worker: Worker, running: Running) -> Seen:
+    """Once a tick: a dump that has not grown since the last one is complete."""
     size = worker.capture.dump_size()
     dumped = size > worker.capture.dump_from and size == worker.dump_seen
     worker.dump_seen = size
@@ -98,6 +98,13 @@ def dump(worker: Worker) -> None:
     worker.capture.dump_from = worker.dump_seen = worker.capture.dump_size()
     if is_stopped(worker):
         signals.send_group(worker.pid, signal.SIGCONT)
+    _write_stacks(worker)
+
+
+def _write_stacks(worker: Worker) -> None:
+    if worker.slot.window == 2:  # an event loop: only Python knows where its tasks wait
+        worker.slot.tell += 1
+        signals.send(worker.pid, signal.SIGUSR1)
     signals.send(worker.pid, signal.SIGUSR2)
 
 
@@ -120,7 +127,8 @@ def _kill(worker: Worker, climb: Climb) -> bool:
             break
         time.sleep(_STOP_STEP)
     running = worker.slot.running()
-    if not ladder.concerns(climb, _seen(worker, running)):
+    now_seen = Seen(running.job, running.lease, running.state == State.RUNNING)
+    if not ladder.concerns(climb, now_seen):
         signals.send(worker.pid, signal.SIGCONT)
         return False
     kill_group(worker, climb.reason)
@@ -155,9 +163,8 @@ def begin_dump(worker: Worker, order: Dump, now: float) -> Stack | None:
     if not worker.ready:
         return Stack(worker.index, order.token, "the worker is starting; it has no job yet")
     size = worker.capture.dump_size()
-    worker.dumps.append(DumpWish(order.token, size, now + 1.0))
-    worker.dump_seen = size
-    signals.send(worker.pid, signal.SIGUSR2)
+    worker.dumps.append(DumpWish(order.token, size, size, now + 1.0))
+    _write_stacks(worker)
     return None
 
 
@@ -165,15 +172,15 @@ def finish_dumps(worker: Worker, now: float) -> list[Fact]:
     facts: list[Fact] = []
     size = worker.capture.dump_size()
     for wanted in list(worker.dumps):
-        quiet = size > wanted.size and size == worker.dump_seen
+        quiet = size > wanted.size and size == wanted.seen
+        wanted.seen = size
         if not quiet and now < wanted.until:
             continue
         worker.dumps.remove(wanted)
-        worker.capture.dump_from = wanted.size
-        text = worker.capture.stack() or "no stack: the worker did not answer within a second"
+        text = worker.capture.stack(wanted.size) or "no stack: the worker did not answer within a second"
         facts.append(Stack(worker.index, wanted.token, text))
-        worker.capture.dump_from = size
-    worker.dump_seen = size
+        if not any(Rung.DUMP in climb.times for climb in worker.climbs.values()):
+            worker.capture.dump_from = size  # it is not the stack of a later death
     return facts
 
 

@@ -15,7 +15,8 @@ class DumpWish:
     """A `Dump` that waits for faulthandler to finish writing."""
 
     token: int
-    size: int
+    size: int  # of the file when it was asked for
+    seen: int  # at the last look
     until: float
 
 

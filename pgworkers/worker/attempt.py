@@ -102,6 +102,7 @@ class Attempt:
             raise AppNotLoaded(f"this worker's app has no task {self._order.task!r}; it was not run")
         value = task.call(self.ctx, bytes(self._order.args))
         if inspect.isawaitable(value):
+            self._slot.window = 2
             value = loop.run(value)
         return task.encode_result(value, self._birth.settings.result_limit)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable
 from typing import Any
 
@@ -44,6 +45,14 @@ class Loop:
             loop.call_soon_threadsafe(main.cancel)  # threadsafe: it also wakes the selector
         return current is None
 
+    def write_stacks(self, fd: int) -> None:
+        """Where each task waits, in faulthandler's words: its own dump only sees the loop that waits for them."""
+        if self._main is None:
+            return
+        for task in asyncio.all_tasks(self._main.get_loop()):
+            lines = [f"Task {task.get_name()} (most recent call first):", *reversed(_frames(task.get_coro()))]
+            os.write(fd, ("\n" + "\n".join(lines) + "\n\n").encode("utf-8", "replace"))
+
     def _cancel(self, loop: asyncio.AbstractEventLoop, left: set[asyncio.Task[Any]]) -> None:
         if not left:
             return
@@ -55,6 +64,18 @@ class Loop:
     def close(self) -> None:
         if self._runner is not None and not self.stuck:
             self._runner.close()
+
+
+def _frames(coroutine: Any) -> list[str]:
+    """The chain of coroutines that wait for each other, the outermost first."""
+    lines: list[str] = []
+    while coroutine is not None and len(lines) < 100:
+        frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
+        if frame is not None:
+            code = frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {frame.f_lineno} in {code.co_name}')
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
+    return lines
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

@@ -52,7 +52,7 @@ class Worker:
         self._slot = birth.slot
         self._outbox = Outbox(birth.sock)
         self._loop = Loop()
-        self._window = Window(birth.slot, self._loop.interrupt)
+        self._window = Window(birth.slot, self._loop, birth.dump)
         self._heartbeat = Heartbeat(birth, self._outbox)
         self._meter = Meter()
         self._tidy: Tidy | None = None

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from pgworkers.errors import JobStopped
 from pgworkers.process.scoreboard import Reason, Slot
+from pgworkers.worker.loop import Loop
 
 
 class Ending(NamedTuple):
@@ -28,9 +29,11 @@ class Ending(NamedTuple):
 
 
 class Window:
-    def __init__(self, slot: Slot, interrupt_loop: Callable[[], bool]) -> None:
+    def __init__(self, slot: Slot, loop: Loop, dump: int) -> None:
         self._slot = slot
-        self._interrupt_loop = interrupt_loop
+        self._loop = loop
+        self._dump = dump
+        self._told = 0
         self._job = 0
         self._lease = 0
         self._open = False
@@ -39,13 +42,16 @@ class Window:
         signal.signal(signal.SIGUSR1, self.on_signal)
 
     def on_signal(self, _signum: int, _frame: FrameType | None) -> None:
+        if self._slot.tell != self._told:
+            self._told = self._slot.tell
+            self._loop.write_stacks(self._dump)
         if not self._open:
             return
         reason = self._slot.wished(self._job, self._lease)
         if not reason:
             return
         self._open = False  # once
-        if not self._interrupt_loop():
+        if not self._loop.interrupt():
             raise JobStopped(Reason(reason).word)
 
     def run(self, job: int, lease: int, call: Callable[[None], bytes]) -> Ending:

@@ -50,14 +50,16 @@ app.queue("q")
 """
 
 
-def until(what: str, ask: Callable[[], T | None], patience: float = PATIENCE) -> T:
+def until(
+    what: str, ask: Callable[[], T | None], patience: float = PATIENCE, tell: Callable[[], str] = str
+) -> T:
     """Wait for a fact."""
     give_up = time.monotonic() + patience
     while True:
         found = ask()
         if found:
             return found
-        assert time.monotonic() < give_up, f"waited in vain for: {what}"
+        assert time.monotonic() < give_up, f"waited in vain for: {what}{tell()}"
         time.sleep(STEP)
 
 
@@ -103,7 +105,7 @@ class Crewman:
         self,
         job: int,
         task: str,
-        *args: Any,
+        *,
         lease: int = 1,
         timeout: float | None = None,
         memory: int | None = None,
@@ -126,7 +128,6 @@ class Crewman:
                 [],
             )
         )
-        assert not args
         self.sock.setblocking(True)
         self.sock.sendall(frames.encode(Kind.ORDER, job, lease, body))
         self.sock.setblocking(False)
@@ -150,8 +151,7 @@ class Play:
     def __init__(
         self,
         directory: Path,
-        source: str,
-        *,
+        *sources: str,
         workers: int = 1,
         environ: dict[str, str] | None = None,
         stderr: Any = None,
@@ -159,8 +159,8 @@ class Play:
         **settings: Any,
     ) -> None:
         config = directory / "app.py"
-        config.write_text(HEAD + textwrap.dedent(source))
-        values = {"heartbeat": 0.05, "ask_grace": 0.2, "raise_grace": 0.3, **settings}
+        config.write_text(HEAD + "\n".join(textwrap.dedent(source) for source in sources))
+        values = {"heartbeat": 0.05, "ask_grace": 0.1, "raise_grace": 0.2, **settings}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = directory / "stderr"
         with theirs, self.log.open("ab") as log:
@@ -179,6 +179,7 @@ class Play:
         self.control = Packets(ours)
         self.facts: list[Fact] = []
         self.crew: dict[int, Crewman] = {}
+        self.everyone: list[Crewman] = []
         self.gone = False
         self.send(
             Boot(
@@ -202,6 +203,7 @@ class Play:
     def pump(self) -> None:
         if self.gone:
             return
+        self.control.flush()
         packets = self.control.receive()
         if packets is None:
             self.gone = True
@@ -210,6 +212,7 @@ class Play:
             fact: Fact = msgspec.json.decode(data, type=Fact)
             if isinstance(fact, Forked):
                 self.crew[fact.slot] = Crewman(fact.slot, fact.pid, fds[0])
+                self.everyone.append(self.crew[fact.slot])
             self.facts.append(fact)
 
     def fact(self, kind: type[T], where: Callable[[T], bool] = lambda _: True) -> T:
@@ -223,7 +226,7 @@ class Play:
                     return fact
             return None
 
-        return until(f"{kind.__name__} among {self.facts}", look)
+        return until(kind.__name__, look, tell=lambda: f"; there are {self.facts}")
 
     def worker(self, slot: int = 0, *, other_than: int = 0) -> Crewman:
         """A worker that has said READY."""
@@ -246,8 +249,8 @@ class Play:
         reason: str = "cancel",
         *,
         lease: int = 1,
-        ask: float = 0.2,
-        rais: float = 0.3,
+        ask: float = 0.1,
+        rais: float = 0.2,
     ) -> None:
         self.send(Stop(worker.slot, job, lease, reason, ask, rais))
 
@@ -256,7 +259,7 @@ class Play:
             self.send(Exit())
             until("the supervisor's end", lambda: (self.pump(), self.process.poll() is not None)[1])
         self.control.sock.close()
-        for crewman in self.crew.values():
+        for crewman in self.everyone:
             crewman.sock.close()
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGKILL)

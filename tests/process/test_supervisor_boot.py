@@ -1,0 +1,198 @@
+"""Importing the app, refusing to fork, starts that fail, workers that leave by themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from play import Booted, BootFailed, Died, Forked, Play, Resting, is_alive, until
+
+TASKS = """
+@app.task
+def pid() -> int:
+    return os.getpid()
+
+@app.task
+def look(what: str):
+    return eval(what)
+"""
+
+
+def refused(play: Play) -> BootFailed:
+    failed = play.fact(BootFailed)
+    until("the supervisor's end", lambda: play.process.poll() is not None)
+    assert play.process.returncode == 6
+    assert not [fact for fact in play.facts if isinstance(fact, Forked)]
+    return failed
+
+
+def test_an_app_that_cannot_be_imported(tmp_path: Path) -> None:
+    with Play(tmp_path, "raise ValueError('postgresql://me:hunter2@host/db is wrong')") as play:
+        failed = refused(play)
+        assert "ValueError" in failed.error
+        assert "hunter2" not in failed.error + failed.traceback
+        assert "app.py" in failed.traceback
+
+
+def test_an_app_that_leaves_while_it_is_imported(tmp_path: Path) -> None:
+    with Play(tmp_path, "sys.exit(0)") as play:
+        assert "sys.exit" in refused(play).error
+
+
+def test_a_preload_module_that_does_not_exist(tmp_path: Path) -> None:
+    with Play(tmp_path, TASKS, queue={"preload": ("no_such_module_here",)}) as play:
+        assert "no_such_module_here" in refused(play).error
+
+
+def test_an_import_that_takes_too_long_names_the_line(tmp_path: Path) -> None:
+    with Play(tmp_path, "def slow_model():\n    time.sleep(999)\nslow_model()", boot=0.3) as play:
+        failed = refused(play)
+        assert "longer than 0.3s" in failed.error
+        assert "slow_model" in failed.traceback
+
+
+def test_fork_is_refused_with_threads(tmp_path: Path) -> None:
+    source = "threading.Thread(target=time.sleep, args=(999,), name='sneaky', daemon=True).start()"
+    with Play(tmp_path, source) as play:
+        failed = refused(play)
+        assert "sneaky" in failed.error
+        assert "on_worker_start" in failed.error
+
+
+def test_fork_is_refused_with_threads_that_python_does_not_know(tmp_path: Path) -> None:
+    source = """
+    import _thread
+    _thread.start_new_thread(time.sleep, (999,))
+    """
+    with Play(tmp_path, source) as play:
+        assert "native thread" in refused(play).error
+
+
+def test_what_every_worker_inherits(tmp_path: Path) -> None:
+    """Threads of numeric libraries are limited before the import; random numbers differ after the fork."""
+    source = "SEEN = os.environ.get('OMP_NUM_THREADS')\n" + TASKS
+    with Play(tmp_path, source, workers=2, queue={"threads": 3, "nice": 5, "preload": ("wave",)}) as play:
+        assert play.fact(Booted).seconds > 0
+        one, two = play.worker(0), play.worker(1)
+        assert bytes(one.run(1, "look", what="[SEEN, 'wave' in sys.modules]").result) == b'["3",true]'
+        assert bytes(one.run(2, "look", what="os.getpriority(os.PRIO_PROCESS, 0)").result) == b"5"
+        draws = [bytes(w.run(3, "look", what="random.random()").result) for w in (one, two)]
+        assert draws[0] != draws[1]
+        assert bytes(one.run(4, "look", what="os.getpgrp() == os.getpid()").result) == b"true"
+        score = int(Path(f"/proc/{one.pid}/oom_score_adj").read_text())
+        assert score > int(Path(f"/proc/{play.process.pid}/oom_score_adj").read_text())
+        assert bytes(one.run(5, "look", what="sys.stdin.read()").result) == b'""'
+
+
+def test_a_crash_loop_at_start_backs_off_and_recovers(tmp_path: Path) -> None:
+    source = """
+    @app.on_worker_start
+    def broken():
+        with open("starts", "a") as file: file.write("x")
+        if not os.path.exists("repaired"): raise RuntimeError("no model")
+    """
+    with Play(tmp_path, source, TASKS, restart_period=1.5, restart_cap=0.3) as play:
+        died = play.fact(Died)
+        assert (died.ready, died.status, died.job) == (False, "exit 1", 0)
+        assert "no model" in (died.output or "")
+        pauses = [play.fact(Resting) for _ in range(4)]
+        assert [rest.deaths for rest in pauses] == [1, 2, 3, 4]
+        assert [rest.seconds for rest in pauses] == [0.05, 0.1, 0.2, 0.3]
+        (tmp_path / "repaired").touch()
+        until("a worker that is ready", lambda: play.worker(other_than=died.pid))
+        play.pump()
+        assert len((tmp_path / "starts").read_text()) == len([f for f in play.facts if isinstance(f, Forked)])
+
+
+def test_only_one_is_tried_while_starts_fail(tmp_path: Path) -> None:
+    source = """
+    @app.on_worker_start
+    def broken(): os._exit(9)
+    """
+    with Play(tmp_path, source, workers=4, restart_period=3.0, restart_cap=0.2) as play:
+        for _ in range(4):
+            assert play.fact(Died).status == "exit 9"
+        for deaths in (5, 6, 7):
+            assert play.fact(Died).ready is False
+            until(f"death {deaths}", lambda deaths=deaths: play.fact(Resting).deaths == deaths)
+        forked = [fact.slot for fact in play.facts if isinstance(fact, Forked)]
+        assert forked[:4] == [0, 1, 2, 3]
+        assert set(forked[4:]) == {0}
+
+
+def test_hooks_run_in_the_worker_and_async_ones_on_its_loop(tmp_path: Path) -> None:
+    source = """
+    STATE = {}
+    @app.on_worker_start
+    def load(): STATE["pid"] = os.getpid()
+    @app.on_worker_start
+    async def connect():
+        STATE["background"] = asyncio.create_task(asyncio.sleep(999))
+    @app.on_worker_stop
+    def bye(): open("bye", "w").write(str(os.getpid()))
+    @app.task
+    async def state() -> list:
+        return [STATE["pid"], STATE["background"].done(), STATE["background"].get_loop() is asyncio.get_running_loop()]
+    """
+    with Play(tmp_path, source) as play:
+        worker = play.worker()
+        for job in (1, 2):
+            told = msgspec.json.decode(bytes(worker.run(job, "state").result))
+            assert told == [worker.pid, False, True]
+        worker.sock.close()
+        died = play.fact(Died)
+        assert (died.status, died.job) == ("exit 0", 0)
+        assert (tmp_path / "bye").read_text() == str(worker.pid)
+
+
+def test_a_stop_hook_that_hangs_is_ended(tmp_path: Path) -> None:
+    source = """
+    @app.on_worker_stop
+    def hang():
+        while True: time.sleep(1)
+    """
+    with Play(tmp_path, source) as play:
+        worker = play.worker()
+        worker.sock.close()
+        assert play.fact(Died).status == "SIGKILL"
+        play.worker(other_than=worker.pid)
+
+
+@pytest.mark.parametrize("max_jobs", [1, 20])
+def test_max_jobs(tmp_path: Path, max_jobs: int) -> None:
+    with Play(tmp_path, TASKS, queue={"max_jobs": max_jobs}) as play:
+        worker = play.worker()
+        done = 0
+        while not worker.run(done + 1, "pid").last:
+            done += 1
+        assert abs(done + 1 - max_jobs) <= max_jobs // 10
+        died = play.fact(Died)
+        assert (died.status, died.job) == ("exit 0", 0)
+        assert not is_alive(worker.pid)
+        assert play.worker(other_than=worker.pid).run(99, "pid").outcome == "done"
+
+
+def test_max_rss(tmp_path: Path) -> None:
+    source = """
+    HEAP = []
+    @app.task
+    def leak(size: int) -> None: HEAP.append(bytearray(b"x" * size))
+    """
+    with Play(tmp_path, source, queue={"max_rss": 120 << 20}) as play:
+        worker = play.worker()
+        assert worker.run(1, "leak", size=10).last is False
+        assert worker.run(2, "leak", size=150 << 20).last is True
+        assert play.fact(Died).status == "exit 0"
+
+
+def test_what_the_app_started_at_import_is_spared_until_the_end(tmp_path: Path) -> None:
+    source = 'HELPER = subprocess.Popen(["sleep", "999"])\n' + TASKS
+    with Play(tmp_path, source) as play:
+        worker = play.worker()
+        helper = int(bytes(worker.run(1, "look", what="HELPER.pid").result))
+        worker.order(2, "look", what="os._exit(1)")
+        play.fact(Died)
+        assert is_alive(helper)
+        play.worker(other_than=worker.pid)
+    until("the helper's end", lambda: not is_alive(helper))

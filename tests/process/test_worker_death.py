@@ -1,0 +1,317 @@
+"""A worker that dies is told with its cause, replaced, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from play import Crewman, Died, Exit, Forked, Play, Scale, is_alive, until
+
+from pgworkers.process import tree
+from pgworkers.worker.messages import Kind
+
+APP = """
+def child_of(how: str) -> int:
+    shell = {
+        "plain": "sleep 999 & echo $!",
+        "own session": "setsid sh -c 'echo $$; exec sleep 999' &",
+        "double fork": "(sleep 999 & echo $!) ",
+        "daemon": "setsid sh -c '(sleep 999 & echo $!)' ",
+        "no environment": "env -i setsid sh -c '(sleep 999 & echo $!)' ",
+    }[how]
+    asked = subprocess.Popen(["sh", "-c", shell], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return int(asked.stdout.readline())
+
+@app.task
+def leaves(how: str) -> int:
+    return child_of(how)
+
+@app.task
+def leaves_and_hangs(how: str) -> None:
+    with open("child.part", "w") as file: file.write(str(child_of(how)))
+    os.rename("child.part", "child")
+    while True: time.sleep(0.01)
+
+@app.task
+def forks_a_python_child() -> int:
+    pid = os.fork()
+    if pid == 0: return -1      # returns from the handler, in the child
+    return pid
+
+@app.task
+def leaves_a_zombie() -> int:
+    pid = os.fork()
+    if pid == 0: os._exit(0)
+    while " Z " not in open(f"/proc/{pid}/stat").read(): time.sleep(0.001)
+    return pid
+
+@app.task
+def pid() -> int:
+    return os.getpid()
+
+@app.task
+def hang(label: str) -> None:
+    print("hanging", label)
+    open("started", "w").close()
+    while True: time.sleep(0.01)
+
+def guilty_crash(how):
+    if how == "segfault": ctypes.string_at(0)
+    if how == "abort": os.abort()
+    if how == "exit": os._exit(0)
+    if how == "exit 3": os._exit(3)
+    if how == "kill": os.kill(os.getpid(), signal.SIGKILL)
+    if how == "term": os.kill(os.getpid(), signal.SIGTERM)
+
+@app.task
+def crash(how: str) -> None:
+    print("about to crash")
+    guilty_crash(how)
+
+@app.task
+def multiprocess(n: int) -> int:
+    import multiprocessing
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        return sum(pool.map(abs, range(n)))
+"""
+ESCAPES = ["plain", "own session", "double fork", "daemon", "no environment"]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Play]:
+    with Play(tmp_path, APP) as playing:
+        yield playing
+
+
+def read_child(tmp_path: Path) -> int:
+    until("the handler's child", (tmp_path / "child").exists)
+    return int((tmp_path / "child").read_text())
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "number", "has_stack"),
+    [
+        ("segfault", "SIGSEGV", signal.SIGSEGV, True),
+        ("abort", "SIGABRT", signal.SIGABRT, True),
+        ("exit", "exit 0", 0, False),
+        ("exit 3", "exit 3", 0, False),
+        ("kill", "SIGKILL", signal.SIGKILL, False),
+        ("term", "SIGTERM", signal.SIGTERM, False),
+    ],
+)
+def test_the_cause_of_death(play: Play, how: str, status: str, number: int, has_stack: bool) -> None:
+    worker = play.worker()
+    worker.order(7, "crash", lease=2, how=how)
+    died = play.fact(Died)
+    assert (died.slot, died.pid, died.job, died.lease) == (0, worker.pid, 7, 2)
+    assert (died.status, died.signal, died.ready, died.oom) == (status, number, True, False)
+    assert (died.reason, died.rungs) == (None, [])
+    assert ("guilty_crash" in (died.stack or "")) == has_stack
+    assert died.output == "about to crash\n"
+    assert died.peak_rss > 1 << 20
+    assert died.cpu < 5
+    assert worker.take(Kind.REPORT) is None
+    assert play.worker(other_than=worker.pid).run(8, "pid").outcome == "done"
+
+
+def test_kill_9_of_an_idle_worker_has_no_job(play: Play) -> None:
+    worker = play.worker()
+    worker.run(1, "pid")
+    os.kill(worker.pid, signal.SIGKILL)
+    died = play.fact(Died)
+    assert (died.job, died.lease, died.status, died.ready) == (0, 0, "SIGKILL", True)
+    play.worker(other_than=worker.pid)
+
+
+def test_deaths_at_once_are_all_told(tmp_path: Path) -> None:
+    """SIGCHLD does not count: several deaths may be one signal."""
+    with Play(tmp_path, APP, workers=12) as play:
+        first = [play.worker(slot) for slot in range(12)]
+        for worker in first:
+            os.kill(worker.pid, signal.SIGKILL)
+        gone = {play.fact(Died).pid for _ in first}
+        assert gone == {worker.pid for worker in first}
+        for worker in first:
+            play.worker(worker.slot, other_than=worker.pid)
+        zombies = [s for pid in tree.children(play.process.pid) if (s := tree.stat(pid)) and s.state == "Z"]
+        assert not zombies
+
+
+@pytest.mark.parametrize("how", ESCAPES)
+def test_nothing_survives_the_kill(play: Play, tmp_path: Path, how: str) -> None:
+    worker = play.worker()
+    worker.order(1, "leaves_and_hangs", how=how)
+    child = read_child(tmp_path)
+    assert is_alive(child)
+    play.stop(worker, 1, ask=0, rais=0)
+    # `sleep` does not obey, but the handler may: killed or not, its children go
+    until("the end of the handler's child", lambda: not is_alive(child))
+
+
+@pytest.mark.parametrize("how", ESCAPES)
+def test_nothing_survives_the_death_of_a_worker(play: Play, tmp_path: Path, how: str) -> None:
+    worker = play.worker()
+    worker.order(1, "leaves_and_hangs", how=how)
+    child = read_child(tmp_path)
+    os.kill(worker.pid, signal.SIGKILL)
+    died = play.fact(Died)
+    assert not is_alive(child), "dead before the death was told"
+    assert died.swept == (0 if how in ("plain", "double fork") else 1), "those in the group need no sweep"
+
+
+@pytest.mark.parametrize("how", ESCAPES)
+def test_children_left_by_a_job_that_ended_well_are_swept(play: Play, how: str) -> None:
+    worker = play.worker()
+    report = worker.run(1, "leaves", how=how)
+    assert report.outcome == "done"
+    assert not is_alive(int(bytes(report.result))), "gone before the report"
+    assert int(bytes(worker.run(2, "pid").result)) == worker.pid
+
+
+def test_the_children_of_a_neighbour_are_never_touched(tmp_path: Path) -> None:
+    with Play(tmp_path, APP, workers=2) as play:
+        neighbour, victim = play.worker(0), play.worker(1)
+        neighbour.order(1, "leaves_and_hangs", how="daemon")
+        child = read_child(tmp_path)
+        for job in range(2, 7):
+            victim.order(job, "crash", how="kill")
+            play.fact(Died)
+            assert is_alive(child)
+            victim = play.worker(1, other_than=victim.pid)
+        parent = tree.stat(child)
+        assert parent is not None
+        assert parent.ppid == neighbour.pid, "orphans of a living worker are its own"
+        play.stop(neighbour, 1, ask=0, rais=0)
+        until("the end of the child", lambda: not is_alive(child))
+
+
+def test_a_forked_child_that_returns_from_the_handler_reports_nothing(play: Play) -> None:
+    worker = play.worker()
+    report = worker.run(1, "forks_a_python_child")
+    assert report.outcome == "done"
+    child = int(bytes(report.result))
+    assert child > 0
+    assert not is_alive(child)
+    assert int(bytes(worker.run(2, "pid").result)) == worker.pid
+    assert worker.take(Kind.REPORT) is None
+
+
+def test_zombies_are_reaped(play: Play) -> None:
+    worker = play.worker()
+    zombie = int(bytes(worker.run(1, "leaves_a_zombie").result))
+    assert tree.stat(zombie) is None
+    assert tree.children(worker.pid) == []
+
+
+def test_multiprocessing_works_in_a_handler(play: Play) -> None:
+    worker = play.worker()
+    for job in (1, 2):
+        assert bytes(worker.run(job, "multiprocess", n=10).result) == b"45"
+
+
+def all_gone(play: Play, crew: list[Crewman], *others: int) -> bool:
+    return not any(is_alive(pid) for pid in (play.process.pid, *(w.pid for w in crew), *others))
+
+
+@pytest.mark.parametrize("how", ["daemon", "plain"])
+def test_a_closed_control_socket_is_the_end_of_everything(tmp_path: Path, how: str) -> None:
+    with Play(tmp_path, APP, workers=3) as play:
+        crew = [play.worker(slot) for slot in range(3)]
+        crew[0].order(1, "leaves_and_hangs", how=how)
+        crew[1].order(2, "hang", label="x")
+        child = read_child(tmp_path)
+        play.control.sock.close()
+        play.gone = True
+        until(
+            "an empty tree",
+            lambda: all_gone(play, crew, child) or (play.process.poll(), False)[1],
+            patience=2.0,
+        )
+
+
+def test_the_death_of_the_supervisor_takes_its_workers(tmp_path: Path) -> None:
+    with Play(tmp_path, APP, workers=3) as play:
+        crew = [play.worker(slot) for slot in range(3)]
+        crew[1].order(2, "hang", label="x")
+        until("the start", (tmp_path / "started").exists)
+        os.kill(play.process.pid, signal.SIGKILL)
+        until("an empty tree", lambda: all_gone(play, crew) or (play.process.poll(), False)[1], patience=2.0)
+
+
+def test_a_worker_whose_master_is_gone_ends_itself(tmp_path: Path) -> None:
+    """Only its own socket is closed: the supervisor sees nothing, the heartbeat does."""
+    with Play(tmp_path, APP) as play:
+        worker = play.worker()
+        worker.order(1, "hang", label="x")
+        until("the start", (tmp_path / "started").exists)
+        worker.sock.close()
+        died = play.fact(Died)
+        assert (died.job, died.status, died.reason) == (1, "SIGKILL", None)
+
+
+def test_sigterm_of_the_supervisor_is_ignored_while_its_parent_lives(play: Play) -> None:
+    worker = play.worker()
+    for signum in (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):
+        os.kill(play.process.pid, signum)
+    assert worker.run(1, "pid").outcome == "done"
+    assert play.process.poll() is None
+
+
+def test_exit_tells_every_death(tmp_path: Path) -> None:
+    with Play(tmp_path, APP, workers=2) as play:
+        worker = play.worker(0)
+        play.worker(1)
+        worker.order(4, "hang", label="x")
+        until("the start", (tmp_path / "started").exists)
+        play.send(Exit())
+        deaths = {died.slot: died for died in (play.fact(Died), play.fact(Died))}
+        assert (deaths[0].job, deaths[0].reason) == (4, "kill")
+        assert (deaths[1].job, deaths[1].reason) == (0, None)
+        until("the supervisor's end", lambda: play.process.poll() is not None)
+        assert play.process.returncode == 0
+
+
+def test_scaling_up_forks_and_scaling_down_forks_no_replacements(tmp_path: Path) -> None:
+    with Play(tmp_path, APP, workers=1) as play:
+        play.worker(0)
+        play.send(Scale(3))
+        crew = [play.worker(slot) for slot in range(3)]
+        play.send(Scale(1))
+        for worker in crew[1:]:
+            worker.sock.close()
+        assert {play.fact(Died).slot, play.fact(Died).slot} == {1, 2}
+        os.kill(crew[0].pid, signal.SIGKILL)
+        play.fact(Died)
+        play.worker(0, other_than=crew[0].pid)
+        assert len([fact for fact in play.facts if isinstance(fact, Forked)]) == 4
+
+
+@pytest.mark.parametrize(
+    ("point", "job_told", "report"),
+    [("after_order", 1, False), ("before_report", 1, False), ("after_report", 1, True)],
+)
+def test_fault_points(tmp_path: Path, point: str, job_told: int, report: bool) -> None:
+    with Play(tmp_path, APP, environ={"PGWORKERS_FAULT": point}) as play:
+        worker = play.worker()
+        worker.order(1, "pid")
+        died = play.fact(Died)
+        assert (died.job, died.status) == (job_told, "SIGKILL")
+        assert (worker.take(Kind.REPORT) is not None) == report
+
+
+def test_the_master_dies_between_fork_and_prctl(tmp_path: Path) -> None:
+    with Play(tmp_path, APP, environ={"PGWORKERS_FAULT": "fork_child_early:sleep=0.5"}) as play:
+        forked = play.fact(Forked)
+        os.kill(play.process.pid, signal.SIGKILL)
+        play.process.wait()
+        until("the child's end", lambda: not is_alive(forked.pid), patience=2.0)

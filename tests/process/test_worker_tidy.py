@@ -1,0 +1,144 @@
+"""What a handler does to its process is not the next job's problem."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from play import Died, Play
+
+APP = """
+import locale, resource
+
+@app.task
+def state() -> dict:
+    mask = os.umask(0); os.umask(mask)
+    return {
+        "cwd": os.getcwd(), "umask": mask, "env": sorted(os.environ.items()),
+        "usr1": str(signal.getsignal(signal.SIGUSR1)), "term": str(signal.getsignal(signal.SIGTERM)),
+        "mask": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())), "timer": signal.getitimer(signal.ITIMER_REAL)[0],
+        "files": resource.getrlimit(resource.RLIMIT_NOFILE)[0], "cores": sorted(os.sched_getaffinity(0)),
+        "locale": locale.setlocale(locale.LC_ALL), "recursion": sys.getrecursionlimit(),
+        "stdout": [os.readlink("/proc/self/fd/1"), sys.stdout is sys.__stdout__],
+    }
+
+@app.task
+def mess(kind: str) -> None:
+    if kind == "cwd": os.chdir("/")
+    if kind == "cwd gone": os.mkdir("away"); os.chdir("away"); os.rmdir("../away")
+    if kind == "umask": os.umask(0o777)
+    if kind == "env": os.environ["NEW"] = "1"; del os.environ["PATH"]; os.environ["HOME"] = "/nowhere"
+    if kind == "signals":
+        for s in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
+    if kind == "timer": signal.alarm(1)
+    if kind == "soft limit": resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    if kind == "cores": os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    if kind == "locale":
+        for name in ("C.UTF-8", "POSIX", "C"):
+            try: locale.setlocale(locale.LC_ALL, name); break
+            except locale.Error: pass
+    if kind == "recursion": sys.setrecursionlimit(5000)
+    if kind == "streams": sys.stdout = sys.stderr = None; os.close(1); os.close(2)
+    if kind == "faulthandler":
+        import faulthandler; faulthandler.disable(); faulthandler.unregister(signal.SIGUSR2)
+
+@app.task
+def loud() -> None:
+    print("heard"); raise ValueError("x")
+
+def guilty_crash():
+    ctypes.string_at(0)
+
+@app.task
+def crash() -> None:
+    guilty_crash()
+
+@app.task
+def hang() -> None:
+    while True: pass
+
+@app.task
+async def leaves_a_task(stubborn: bool) -> None:
+    async def background():
+        while True:
+            try: await asyncio.sleep(999)
+            except asyncio.CancelledError:
+                if not stubborn: raise
+    asyncio.create_task(background()); await asyncio.sleep(0)
+
+@app.task
+async def tasks() -> int:
+    return len(asyncio.all_tasks())
+"""
+KINDS = [
+    *("cwd", "cwd gone", "umask", "env", "signals", "timer", "soft limit", "cores", "locale", "recursion"),
+    *("streams", "faulthandler"),
+]
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Play]:
+    with Play(tmp_path, APP) as playing:
+        yield playing
+
+
+def test_everything_is_put_back(play: Play) -> None:
+    worker = play.worker()
+    before = msgspec.json.decode(bytes(worker.run(1, "state").result))
+    for job, kind in enumerate(KINDS, 2):
+        report = worker.run(job, "mess", kind=kind)
+        assert (report.outcome, report.last) == ("done", False), (kind, report.error)
+        after = msgspec.json.decode(bytes(worker.run(100 + job, "state").result))
+        assert after == before, kind
+    assert worker.run(200, "loud").output == "heard\n"
+    worker.order(201, "hang")
+    play.stop(worker, 201, ask=0, rais=20)
+    assert worker.report(201).outcome == "stopped", "SIGUSR1 is heard again"
+    worker.order(202, "crash")
+    assert "guilty_crash" in (play.fact(Died).stack or ""), "so is a crash"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
+def test_a_process_that_cannot_be_repaired_has_done_its_last_job(tmp_path: Path) -> None:
+    source = """
+    @app.task
+    def drop_rights() -> None: os.setresuid(65534, 65534, 65534)
+    @app.task
+    def user() -> int: return os.getuid()
+    """
+    with Play(tmp_path, source) as play:
+        worker = play.worker()
+        assert worker.run(1, "drop_rights").last is True
+        assert play.fact(Died).status == "exit 0"
+        assert bytes(play.worker(other_than=worker.pid).run(2, "user").result) == b"0"
+
+
+def test_a_lowered_hard_limit_does_not_reach_the_next_job(tmp_path: Path) -> None:
+    """Root may raise it again; anybody else needs a new process."""
+    source = """
+    import resource
+    @app.task
+    def lower() -> None: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+    @app.task
+    def limit() -> list: return resource.getrlimit(resource.RLIMIT_NOFILE)
+    """
+    with Play(tmp_path, source) as play:
+        worker = play.worker()
+        before = bytes(worker.run(1, "limit").result)
+        last = worker.run(2, "lower").last
+        if last:
+            assert play.fact(Died).status == "exit 0"
+            worker = play.worker(other_than=worker.pid)
+        assert bytes(worker.run(3, "limit").result) == before != b"[100,100]"
+
+
+def test_tasks_left_on_the_event_loop_are_cancelled(play: Play) -> None:
+    worker = play.worker()
+    assert worker.run(1, "leaves_a_task", stubborn=False).last is False
+    assert bytes(worker.run(2, "tasks").result) == b"1"
+    assert worker.run(3, "leaves_a_task", stubborn=True).last is True, "one that swallows it ends the worker"
+    assert play.fact(Died).status == "exit 0"

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+from pgworkers.process.budget import RATE, Budget
+
+
+def starts_of_a_broken_child(budget: Budget, until: float) -> list[float]:
+    """A child that dies the moment it is started."""
+    now, starts = 0.0, []
+    while now < until:
+        starts.append(now)
+        now += budget.died(now, was_ready=False)
+    return starts
+
+
+def test_five_starts_in_the_first_thirty_seconds_then_one_in_thirty() -> None:
+    starts = starts_of_a_broken_child(Budget(5, 30.0, 30.0), 300.0)
+    assert len([at for at in starts if at < 30.0]) == 5
+    late = [at for at in starts if at >= 60.0]
+    assert all(b - a == 30.0 for a, b in pairwise(late))
+
+
+def test_it_never_gives_up_and_never_overflows() -> None:
+    budget = Budget(5, 30.0, 30.0)
+    starts = starts_of_a_broken_child(budget, 30.0 * 5000)
+    assert len(starts) > 4000
+    assert budget.deaths > 4000
+
+
+def test_many_workers_failing_at_once_wait_for_the_period() -> None:
+    budget = Budget(5, 30.0, 30.0)
+    pauses = [budget.died(0.0, was_ready=False) for _ in range(8)]
+    assert pauses[-1] == 30.0
+
+
+def test_a_child_that_was_ready_is_replaced_at_once_but_not_in_a_spin() -> None:
+    budget = Budget(5, 30.0, 30.0)
+    assert budget.died(100.0, was_ready=True) == 0.0
+    assert budget.died(100.0, was_ready=True) == RATE
+    assert budget.died(100.5, was_ready=True) == 0.0
+    assert budget.deaths == 0
+
+
+def test_ready_forgets_the_failures() -> None:
+    budget = Budget(5, 30.0, 30.0)
+    for at in (0.0, 1.0, 3.0, 7.0):
+        budget.died(at, was_ready=False)
+    budget.ready()
+    assert budget.deaths == 0
+    assert budget.died(8.0, was_ready=False) == 1.0
+
+
+def test_cap() -> None:
+    assert max(Budget(1, 30.0, 2.0).died(float(i), was_ready=False) for i in range(50)) == 2.0

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from pgworkers.process.scoreboard import FIELDS, Field, Reason, Scoreboard, Slot, State
+
+
+def test_fields_do_not_overlap_and_slots_are_apart() -> None:
+    indexes = [field.index for field in vars(Slot).values() if isinstance(field, Field)]
+    assert len(indexes) == len(set(indexes))
+    assert max(indexes) < FIELDS
+    board = Scoreboard(3)
+    for number, slot in enumerate(board.slots):
+        for index in range(FIELDS):
+            slot.view[index] = number * 100 + index
+    for number, slot in enumerate(board.slots):
+        assert list(slot.view) == [number * 100 + index for index in range(FIELDS)]
+
+
+def test_numbers_are_64_bit_and_signed() -> None:
+    slot = Scoreboard(1)[0]
+    slot.job = 2**63 - 1
+    slot.progress = -1
+    assert (slot.job, slot.progress) == (2**63 - 1, -1)
+
+
+def test_a_job_is_seen_from_its_lease_to_its_end() -> None:
+    slot = Scoreboard(1)[0]
+    assert slot.running().job == 0
+    slot.begin(7, 3, started=10, deadline=20, memory=30, cpu=40, output=50)
+    seen = slot.running()
+    assert (seen.job, seen.lease, seen.state) == (7, 3, State.RUNNING)
+    assert (seen.started, seen.deadline, seen.memory) == (10, 20, 30)
+    assert (seen.cpu_before, seen.output_from) == (40, 50)
+    slot.lease = 0  # half way through `end`: no lease, no job
+    assert slot.running().job == 0
+    slot.end()
+    assert (slot.running().job, slot.state, slot.jobs, slot.deadline) == (0, State.IDLE, 1, 0)
+
+
+def test_a_wish_hits_only_its_own_job_and_lease() -> None:
+    slot = Scoreboard(1)[0]
+    assert slot.wished(7, 3) == 0
+    slot.wish(7, 3, Reason.CANCEL, asked=100)
+    assert slot.wished(7, 3) == Reason.CANCEL
+    assert slot.wished(7, 4) == 0
+    assert slot.wished(8, 3) == 0
+    slot.raised = 5
+    slot.wish(7, 3, Reason.DEADLINE, asked=200)  # latched: the first reason stays
+    assert (slot.wished(7, 3), slot.asked, slot.raised) == (Reason.CANCEL, 100, 5)
+    slot.wish(8, 1, Reason.MEMORY, asked=300)
+    assert (slot.wished(7, 3), slot.wished(8, 1), slot.raised) == (0, Reason.MEMORY, 0)
+
+
+def test_no_job_is_never_wished_for() -> None:
+    """An idle slot is all zero, and so is an empty wish: they must not match."""
+    slot = Scoreboard(1)[0]
+    assert not slot.wished(0, 0)
