@@ -47,6 +47,9 @@ if TYPE_CHECKING:
         PgworkersError as PgworkersError,
     )
     from pgworkers.errors import (
+        RateTimeout as RateTimeout,
+    )
+    from pgworkers.errors import (
         ResultError as ResultError,
     )
     from pgworkers.errors import (
@@ -73,7 +76,7 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     "AppNotLoaded ArgumentError DatabaseUnreachable Discard DuplicateJob JobFailed JobStopped NotFound "
-    "OutcomeUnknown PgworkersError ResultError ResultTimeout Retry SchemaOutOfDate Snooze Throttled UsageError"
+    "OutcomeUnknown PgworkersError RateTimeout ResultError ResultTimeout Retry SchemaOutOfDate Snooze Throttled UsageError"
 )
 _PLACES = {
     "App": "pgworkers.app",

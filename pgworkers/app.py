@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, 
 
 from pgworkers import settings as declared
 from pgworkers.client.address import Address
+from pgworkers.client.rates import Rates
 from pgworkers.client.session import Client
 from pgworkers.context import Ctx
 from pgworkers.declare.arguments import takes_ctx
 from pgworkers.declare.loading import import_config, origin_of, release_of
+from pgworkers.declare.options import Duration
 from pgworkers.decorator import Anything, Declare, TaskOptions, queue_spec, task_spec
 from pgworkers.errors import AppNotLoaded, UsageError
+from pgworkers.flow.rate import Rate
 from pgworkers.specs import AppSpec, QueueSpec
 from pgworkers.task import CtxTask, PlainTask, Prepared, Task
 
@@ -56,6 +59,7 @@ class App:
         self.start_hooks: list[Callable[[], Any]] = []
         self.stop_hooks: list[Callable[[], Any]] = []
         self.client = Client(Address(self.settings, self.origin.parent))
+        self.rates = Rates(self.client)
 
     def queue(
         self,
@@ -146,10 +150,20 @@ class App:
 
         return Job(job_id, self.client)
 
+    def rate(
+        self, scope: str, rate: float | None = None, per: Duration = "1s", burst: float | None = None
+    ) -> Rate:
+        """A rate that all hosts share: `app.rate("github", rate=50, per="1s").acquire()`.
+
+        Said once with its numbers, later by its name alone. In a handler use `ctx.rate`, which notices a stop.
+        """
+        return self.rates.get(scope, rate, per, burst)
+
     def bind(self, dsn: str, settings: declared.Settings | Mapping[str, Any] | None = None) -> None:
         """Use this database from now on; the worker calls it after its fork."""
         self.client.close()
         self.client.address.bind(dsn, settings)
+        self.rates.forget()
 
     def close(self) -> None:
         """Close this process's connection; the next enqueue opens a new one."""

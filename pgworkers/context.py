@@ -15,6 +15,9 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from pgworkers.errors import JobStopped, UsageError
+from pgworkers.flow.limit import Limit
+from pgworkers.flow.rate import Rate, Unlimited
+from pgworkers.flow.stock import Stock
 from pgworkers.payload import NotJson, encode
 
 T = TypeVar("T")
@@ -28,6 +31,13 @@ class Feed(Protocol):
     def cancelled(self) -> bool: ...
 
     def remaining(self) -> float | None: ...
+
+
+def _unlimited(
+    scope: str, rate: float | None = None, per: float | str = "1s", burst: float | None = None
+) -> Rate:
+    """The rate of a handler that is called as a plain function: it never waits."""
+    return Rate(Limit(scope, 1.0, 1.0), Stock(1.0), Unlimited())
 
 
 class _Detached:
@@ -104,7 +114,7 @@ class Ctx:
     """The context of one attempt."""
 
     __slots__ = (
-        "_changed", "_done", "_feed", "_lock", "_note", "_total",
+        "_changed", "_done", "_feed", "_lock", "_note", "_rate", "_total",
         "attempt", "checkpoint", "crashes", "errors", "job_id", "lease", "log", "meta", "queue", "task",
     )  # fmt: skip
 
@@ -121,6 +131,7 @@ class Ctx:
         errors: Iterable[str] = (),
         checkpoint: Mapping[str, Any] | None = None,
         feed: Feed | None = None,
+        rate: Callable[..., Rate] | None = None,
     ) -> None:
         self.job_id = job_id
         self.task = task
@@ -136,6 +147,7 @@ class Ctx:
             {"job": job_id, "task": task, "queue": queue, "attempt": attempt},
         )
         self._feed: Feed = feed if feed is not None else _Detached()
+        self._rate = rate if rate is not None else _unlimited
         self._lock = threading.Lock()
         self._done: float | None = None
         self._total: float | None = None
@@ -200,6 +212,12 @@ class Ctx:
         """Raise JobStopped if this job should end."""
         if self._feed.cancelled():
             raise JobStopped("cancel")
+
+    def rate(
+        self, scope: str, rate: float | None = None, per: float | str = "1s", burst: float | None = None
+    ) -> Rate:
+        """A rate that all hosts share; waiting for it ends when this job should. `ctx.rate("github").acquire()`."""
+        return self._rate(scope, rate, per, burst).stopping(self.stop_point)
 
     def take_progress(self) -> bytes | None:
         """For the worker: the JSON text of the progress if it changed since it was last taken."""

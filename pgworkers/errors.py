@@ -93,6 +93,10 @@ class ResultTimeout(PgworkersError, TimeoutError):
     """`Job.result(timeout=...)` gave up waiting; the job itself goes on."""
 
 
+class RateTimeout(PgworkersError, TimeoutError):
+    """`acquire(timeout=...)`: no token of that rate is due in time; none was used."""
+
+
 class Control(Exception):
     """What a handler raises to say how its attempt ends."""
 

@@ -87,6 +87,7 @@ class Attempt:
             errors=order.errors,
             checkpoint=msgspec.json.decode(order.checkpoint),
             feed=self._feed,
+            rate=self._birth.app.rate,
         )
 
     def run(self, window: Window, loop: Loop) -> None:
@@ -110,6 +111,8 @@ class Attempt:
         """What the master will hear. Reads texts of user code, so the ladder may still climb until it is done."""
         report = Report("done", 0.0, 0.0, 0, started=self._started)
         ending, wished = self._ending, self._slot.wished(self.job, self.lease)
+        if self._started and not wished:
+            self._birth.app.rates.give_back()
         if not self._started:
             report.outcome = "stopped"
         elif ending.raised is not None:

@@ -27,7 +27,8 @@ def emptied(server: Server, shared: str) -> Iterator[str]:
     """The address of a migrated database without a row. A connection left open fails the test."""
     with psycopg.connect(server.dsn(shared), autocommit=True) as conn:
         conn.execute(
-            "TRUNCATE pgworkers.job, pgworkers.history, pgworkers.attempt, pgworkers.queue, pgworkers.task, pgworkers.host"
+            "TRUNCATE pgworkers.job, pgworkers.history, pgworkers.attempt, pgworkers.queue, pgworkers.task, pgworkers.host,"
+            " pgworkers.bucket"
             " RESTART IDENTITY"
         )
     yield server.dsn(shared)

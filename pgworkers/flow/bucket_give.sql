@@ -1,0 +1,5 @@
+-- Tokens that were taken ahead and not used go back. Index: the primary key.
+UPDATE pgworkers.bucket b
+   SET tokens = least(b.burst, b.tokens + %(count)s::integer)
+ WHERE b.scope = %(scope)s::text
+RETURNING b.tokens

@@ -1,0 +1,199 @@
+"""Rate buckets on a real row: refill, reservation, drain, sessions that ask at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from support.desk import Desk
+
+from pgworkers import App, Ctx, JobStopped, RateTimeout, UsageError
+from pgworkers.flow import bucket
+from pgworkers.flow.limit import Limit
+
+SLOW = Limit("slow", rate=1 / 3600, burst=5.0)  # no refill worth a token while a test lasts
+
+
+def tokens(desk: Desk, scope: str) -> float:
+    row = desk.conn.execute("SELECT tokens FROM pgworkers.bucket WHERE scope = %s", [scope]).fetchone()
+    assert row is not None
+    return float(row[0])
+
+
+def age(desk: Desk, scope: str, seconds: float) -> None:
+    """As if so much time had passed since the last question."""
+    desk.conn.execute(
+        "UPDATE pgworkers.bucket SET updated_at = updated_at - make_interval(secs => %s) WHERE scope = %s",
+        [seconds, scope],
+    )
+
+
+@pytest.fixture
+def app(emptied: str) -> Iterator[App]:
+    made = App(dsn=emptied)
+    made.queue("q")
+    yield made
+    made.close()
+
+
+def test_a_new_bucket_is_full_and_then_empty(desk: Desk) -> None:
+    assert desk.ask(bucket.take(SLOW, 3, 0.0)).granted == 3
+    assert desk.ask(bucket.take(SLOW, 3, 0.0)).granted == 2
+    assert desk.ask(bucket.take(SLOW, 3, 0.0)).granted == 0
+
+
+def test_a_first_question_larger_than_the_burst_gets_the_burst(desk: Desk) -> None:
+    assert desk.ask(bucket.take(SLOW, 64, 0.0)).granted == 5
+
+
+def test_it_refills_by_the_clock_of_the_database_and_never_above_the_burst(desk: Desk) -> None:
+    limit = Limit("x", rate=2.0, burst=5.0)
+    desk.ask(bucket.take(limit, 5, 0.0))
+    age(desk, "x", 1.5)
+    assert desk.ask(bucket.take(limit, 9, 0.0)).granted == 3
+    age(desk, "x", 1e6)
+    assert desk.ask(bucket.take(limit, 9, 0.0)).had == 5.0
+
+
+def test_a_clock_that_was_set_back_takes_nothing_away(desk: Desk) -> None:
+    desk.ask(bucket.take(SLOW, 1, 0.0))
+    age(desk, "slow", -1000.0)
+    assert desk.ask(bucket.take(SLOW, 1, 0.0)).had == pytest.approx(4.0)
+
+
+def test_who_asks_first_is_served_first_and_later_ones_later(desk: Desk, other: Desk) -> None:
+    limit = Limit("x", rate=1 / 3600, burst=1.0)
+    waits = [who.ask(bucket.take(limit, 1, None)).waits(limit.rate)[0] for who in (desk, other, desk, other)]
+    assert [round(wait / 3600, 1) for wait in waits] == [0, 1, 2, 3]
+
+
+def test_nothing_is_taken_that_is_due_too_late(desk: Desk) -> None:
+    desk.ask(bucket.take(SLOW, 7, None))
+    assert desk.ask(bucket.take(SLOW, 1, 1800.0)).granted == 0
+    assert tokens(desk, "slow") == pytest.approx(-2.0, abs=0.1), "only the refill"
+
+
+def test_unused_tokens_go_back_and_never_above_the_burst(desk: Desk) -> None:
+    desk.ask(bucket.take(SLOW, 4, 0.0))
+    desk.ask(bucket.give("slow", 2))
+    assert tokens(desk, "slow") == pytest.approx(3.0)
+    desk.ask(bucket.give("slow", 99))
+    assert tokens(desk, "slow") == 5.0
+
+
+@pytest.mark.parametrize(("said", "meant"), [(0.01, 1.0), (10.0, 10.0), (9999.0, 60.0)])
+def test_drain_keeps_everybody_waiting_for_as_long_as_the_service_said(
+    desk: Desk, other: Desk, said: float, meant: float
+) -> None:
+    limit = Limit("x", rate=50.0, burst=50.0)
+    other.ask(bucket.take(limit, 1, 0.0))
+    desk.ask(bucket.drain(limit, said))
+    assert tokens(desk, "x") == pytest.approx(1 - meant * 50), "the next token is due after that time"
+    assert other.ask(bucket.take(limit, 1, 0.0)).granted == 0
+
+
+def test_drain_of_a_bucket_nobody_used_yet(desk: Desk) -> None:
+    limit = Limit("new", rate=50.0, burst=50.0)
+    desk.ask(bucket.drain(limit, 30))
+    assert desk.ask(bucket.take(limit, 1, 0.0)).granted == 0
+
+
+def test_sessions_that_ask_at_once_never_get_more_than_there_is(
+    session: Callable[[], psycopg.Connection[Any]], schema: str
+) -> None:
+    desks = [Desk(session(), schema) for _ in range(4)]
+    limit = Limit("x", rate=200.0, burst=20.0)
+    began = desks[0].conn.execute("SELECT clock_timestamp()").fetchone()
+    granted = [0] * len(desks)
+
+    def ask(n: int) -> None:
+        for _ in range(150):
+            granted[n] += desks[n].ask(bucket.take(limit, 3, 0.0)).granted
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(len(desks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    row = (
+        desks[0]
+        .conn.execute(
+            "SELECT extract(epoch FROM clock_timestamp() - %s::timestamptz)::float8, tokens FROM pgworkers.bucket",
+            began,
+        )
+        .fetchone()
+    )
+    assert row is not None
+    elapsed, left = row
+    assert sum(granted) <= limit.burst + limit.rate * elapsed
+    assert sum(granted) + left >= limit.burst, "and nothing that was there is lost"
+
+
+def test_acquire_from_outside_and_what_was_taken_ahead_goes_back(app: App, desk: Desk) -> None:
+    with app.rate("x", rate=1000, per="1s", burst=1000) as rate:
+        for _ in range(100):
+            rate.acquire(timeout=5)
+        assert len(rate.stock) > 0, "a fast loop takes ahead"
+        held, left = len(rate.stock), tokens(desk, "x")
+    assert len(rate.stock) == 0
+    assert tokens(desk, "x") == pytest.approx(left + held)
+
+
+def test_a_declared_rate_is_found_by_its_name_and_an_unknown_one_is_refused(app: App) -> None:
+    declared = app.rate("x", rate=5, per="1m")
+    assert app.rate("x") is declared
+    with pytest.raises(UsageError, match="rate 'y' is not declared"):
+        app.rate("y")
+
+
+def test_acquire_that_cannot_be_in_time_raises_and_uses_nothing(app: App, desk: Desk) -> None:
+    rate = app.rate("x", rate=1, per="1h", burst=1)
+    rate.acquire()
+    assert rate.try_acquire() is False
+    with pytest.raises(RateTimeout, match="none was used"):
+        rate.acquire(timeout=0.05)
+    assert tokens(desk, "x") == pytest.approx(0.0, abs=0.01)
+
+
+def test_async_callers_share_the_bucket(app: App) -> None:
+    async def use() -> list[bool]:
+        rate = app.rate("x", rate=1, per="1h", burst=2)
+        await rate.aacquire(timeout=1)
+        got = [await rate.atry_acquire(), await rate.atry_acquire()]
+        await rate.adrain(5)
+        await rate.agive_back()
+        await app.aclose()
+        return got
+
+    assert asyncio.run(use()) == [True, False]
+
+
+def test_a_handler_that_should_stop_does_not_wait_and_keeps_no_token(app: App, desk: Desk) -> None:
+    ctx = Ctx(job_id=1, task="t", queue="q", feed=_Stopping(), rate=app.rate)
+    rate = ctx.rate("x", rate=1, per="1h", burst=1)
+    rate.acquire()
+    with pytest.raises(JobStopped):
+        rate.acquire()
+    app.rates.give_back()
+    assert tokens(desk, "x") == pytest.approx(0.0, abs=0.01)
+
+
+class _Stopping:
+    def cancelled(self) -> bool:
+        return True
+
+    def remaining(self) -> float | None:
+        return None
+
+
+def test_a_plain_call_of_a_handler_never_waits() -> None:
+    rate = Ctx.for_test().rate("anything")
+    for _ in range(1000):
+        rate.acquire()
+    assert rate.try_acquire()
+    rate.drain(60)
+    rate.acquire()
