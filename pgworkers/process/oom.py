@@ -7,27 +7,30 @@ rose, was taken by the kernel.
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def _counters() -> list[str]:
-    """Files with a line `oom_kill N`, the closest first."""
+def counters_of(groups: Iterable[str]) -> list[str]:
+    """Files with a line `oom_kill N` for lines of /proc/PID/cgroup, the closest first. Pure."""
     found: list[str] = []
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
+    for line in groups:
         _, controllers, path = line.split(":", 2)
+        path = path.rstrip("/")
         if "memory" in controllers.split(","):
             found.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
             found.append("/sys/fs/cgroup/memory/memory.oom_control")
         elif not controllers:
             found.append(f"/sys/fs/cgroup{path}/memory.events")
             found.append(f"/sys/fs/cgroup/unified{path}/memory.events")
-    found.append("/proc/vmstat")
-    return found
+    return [*found, "/proc/vmstat"]
+
+
+def _own_groups() -> list[str]:
+    try:
+        return Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
 
 
 def _count(path: str) -> int | None:
@@ -47,8 +50,9 @@ class Witness:
     and its
     discovery does not hide it."""
 
-    def __init__(self) -> None:
-        self._path = next((p for p in _counters() if os.path.exists(p) and _count(p) is not None), None)
+    def __init__(self, counters: Iterable[str] | None = None) -> None:
+        places = counters_of(_own_groups()) if counters is None else counters
+        self._path = next((path for path in places if _count(path) is not None), None)
         self._older = self._newer = self._read()
 
     def _read(self) -> int:

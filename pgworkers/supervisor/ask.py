@@ -25,8 +25,11 @@ class _Refusal(msgspec.Struct):
     traceback: str = ""
 
 
-def describe(config: str, timeout: float) -> AppSpec:
-    """What the app declares. AppNotLoaded (with the app's own traceback) when it cannot be imported or described."""
+def describe(config: str, timeout: float, spare: set[int] | None = None) -> AppSpec:
+    """What the app declares. AppNotLoaded (with the app's own traceback) when it cannot be imported or described.
+
+    A caller that reaps or kills strays among its children gives the set of those it spares.
+    """
     reader, writer = os.pipe()
     try:
         child = subprocess.Popen(
@@ -40,11 +43,15 @@ def describe(config: str, timeout: float) -> AppSpec:
         raise
     finally:
         os.close(writer)
+    if spare is not None:
+        spare.add(child.pid)
     try:
         data = _read_line(reader, child, time.monotonic() + timeout)
     finally:
         os.close(reader)
         _end(child)
+        if spare is not None:
+            spare.discard(child.pid)
     if data is None:
         raise AppNotLoaded(
             f"importing {config} took longer than {show_seconds(timeout)}; nothing was started. "

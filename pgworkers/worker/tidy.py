@@ -7,16 +7,21 @@ could be undone.
 
 from __future__ import annotations
 
+import importlib
 import locale
 import os
 import resource
 import signal
 import sys
 import time
+from typing import Any
 
 from pgworkers.process import tree
 from pgworkers.worker.birth import point_streams, watch_faults
 
+# The same functions without the wrappers that make enums of everything: they run after every job.
+_c_signal: Any = importlib.import_module("_signal")
+_c_locale: Any = importlib.import_module("_locale")
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} - set(range(32, 65)))
 _RLIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -32,8 +37,8 @@ class Tidy:
         self._cwd = os.getcwd()
         self._umask = os.umask(0o077)
         os.umask(self._umask)
-        self._environ = dict(os.environ)
-        self._handlers = {signum: signal.getsignal(signum) for signum in _SIGNALS}
+        self._environ = dict(os.environb)
+        self._handlers = {signum: _c_signal.getsignal(signum) for signum in map(int, _SIGNALS)}
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._limits = {kind: resource.getrlimit(kind) for kind in _RLIMITS}
         self._cores = os.sched_getaffinity(0)
@@ -72,15 +77,15 @@ class Tidy:
             return True  # the handler went into a directory and removed it
 
     def _restore_python(self) -> None:
-        if os.environ != self._environ:
-            for name in set(os.environ) - set(self._environ):
-                del os.environ[name]
+        if _environ() != self._environ:
+            for name in set(os.environb) - set(self._environ):
+                del os.environb[name]
             for name, value in self._environ.items():
-                if os.environ.get(name) != value:
-                    os.environ[name] = value
+                if os.environb.get(name) != value:
+                    os.environb[name] = value
         if sys.getrecursionlimit() != self._recursion:
             sys.setrecursionlimit(self._recursion)
-        if locale.setlocale(locale.LC_ALL) != self._locale:
+        if _c_locale.setlocale(locale.LC_ALL) != self._locale:
             locale.setlocale(locale.LC_ALL, self._locale)
 
     def _restore_signals(self) -> None:
@@ -88,9 +93,9 @@ class Tidy:
             if signal.getitimer(timer)[0]:
                 signal.setitimer(timer, 0)
         for signum, handler in self._handlers.items():
-            if signal.getsignal(signum) is not handler and handler is not None:
+            if _c_signal.getsignal(signum) is not handler and handler is not None:
                 signal.signal(signum, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        _c_signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         watch_faults(self._dump)
 
     def _restore_streams(self) -> None:
@@ -116,6 +121,11 @@ class Tidy:
             if time.monotonic() > give_up:
                 return False
             time.sleep(_STEP)
+
+
+def _environ() -> dict[bytes, bytes]:
+    """The environment's own dictionary: comparing it decodes nothing."""
+    return os.environb._data  # type: ignore[attr-defined,no-any-return]
 
 
 def _stdlib_servants() -> set[int]:

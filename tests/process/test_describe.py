@@ -1,0 +1,106 @@
+"""The child that imports the app so that the master need not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from play import is_alive, until
+
+from pgworkers.errors import AppNotLoaded
+from pgworkers.supervisor.ask import describe
+
+GOOD = """
+import os, subprocess, sys, time
+from pgworkers import App
+print("hello from the app")
+app = App(version="v7", drain="1m")
+app.queue("reports", workers=3, memory="1GB")
+@app.task(queue="reports", timeout="10m")
+def render(report_id: int) -> str: return str(report_id)
+"""
+
+
+def write(directory: Path, source: str) -> str:
+    (directory / "app.py").write_text(source)
+    return str(directory / "app.py")
+
+
+def refused(directory: Path, source: str, timeout: float = 30.0) -> AppNotLoaded:
+    with pytest.raises(AppNotLoaded) as caught:
+        describe(write(directory, source), timeout)
+    return caught.value
+
+
+def test_what_an_app_declares(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    spec = describe(write(tmp_path, GOOD), 30.0)
+    assert (spec.version, spec.settings) == ("v7", {"drain": 60.0})
+    assert [(queue.name, queue.workers, queue.memory) for queue in spec.queues] == [("reports", 3, 1 << 30)]
+    assert [(task.name, task.queue, task.timeout) for task in spec.tasks] == [("render", "reports", 600.0)]
+    out, err = capfd.readouterr()
+    assert (out, err) == ("", "hello from the app\n"), (
+        "what an app prints must not mix with output of the CLI"
+    )
+
+
+def test_an_app_that_raises(tmp_path: Path) -> None:
+    error = refused(tmp_path, GOOD + "raise RuntimeError('no postgresql://u:hunter2@h/d, password=hunter2')")
+    assert "RuntimeError" in str(error)
+    assert "app.py" in error.traceback
+    assert "hunter2" not in str(error) + error.traceback
+
+
+@pytest.mark.parametrize("leave", ["sys.exit(0)", "raise KeyboardInterrupt"])
+def test_an_app_that_leaves(tmp_path: Path, leave: str) -> None:
+    assert "app.py" in str(refused(tmp_path, GOOD + leave))
+
+
+def test_an_app_that_crashes(tmp_path: Path) -> None:
+    assert "SIGSEGV" in str(refused(tmp_path, GOOD + "import ctypes; ctypes.string_at(0)"))
+    assert "exit status 4" in str(refused(tmp_path, GOOD + "os._exit(4)"))
+
+
+def test_an_app_without_queues_or_without_an_app(tmp_path: Path) -> None:
+    assert "declares no queue" in str(refused(tmp_path, "from pgworkers import App\napp = App()"))
+    assert "no App in it" in str(refused(tmp_path, "x = 1"))
+
+
+def test_an_app_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
+    source = GOOD + (
+        f"child = subprocess.Popen(['sleep', '999']); open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(999)"
+    )
+    assert "longer than 1s" in str(refused(tmp_path, source, timeout=1.0))
+    child = int((tmp_path / "child").read_text())
+    until("the end of its child", lambda: not is_alive(child))
+
+
+def test_a_process_the_app_leaves_does_not_keep_us_waiting(tmp_path: Path) -> None:
+    """It holds a copy of the pipe, because it was forked without exec."""
+    source = (
+        GOOD
+        + f"""
+pid = os.fork()
+if pid == 0:
+    time.sleep(999); os._exit(0)
+open({str(tmp_path / "child")!r}, "w").write(str(pid))
+"""
+    )
+    assert describe(write(tmp_path, source), 30.0).version == "v7"
+    child = int((tmp_path / "child").read_text())
+    until("the end of its child", lambda: not is_alive(child))
+
+
+def test_threads_and_exit_handlers_of_the_app_do_not_hold_it(tmp_path: Path) -> None:
+    source = GOOD + "import threading, atexit\nthreading.Thread(target=time.sleep, args=(999,)).start()\n"
+    source += "atexit.register(time.sleep, 999)\n"
+    assert describe(write(tmp_path, source), 30.0).version == "v7"
+
+
+def test_no_descriptor_is_left(tmp_path: Path) -> None:
+    config = write(tmp_path, GOOD)
+    before = len(os.listdir("/proc/self/fd"))
+    describe(config, 30.0)
+    refused(tmp_path, "raise ValueError")
+    assert len(os.listdir("/proc/self/fd")) == before

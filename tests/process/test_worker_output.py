@@ -1,0 +1,128 @@
+"""Output of handlers: kept on the record, passed on to the screen, and never in anybody's way."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from play import Died, Play, until
+
+APP = """
+@app.task
+def flood(megabytes: int) -> None:
+    line = "x" * 99 + "\\n"
+    for _ in range(megabytes * 10_000): sys.stdout.write(line)
+    print("the last line")
+    raise ValueError("flooded")
+
+@app.task
+def say(text: str) -> None:
+    print(text)
+
+@app.task
+def odd() -> None:
+    print("caf\\u00e9 \\ud800 \\u2028"); os.write(1, b"raw \\xff\\xfe bytes\\n"); raise ValueError("odd")
+
+@app.task
+def crash(text: str) -> None:
+    sys.stdout.write("no newline: " + text); sys.stdout.flush(); os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_flood_keeps_its_end_and_costs_no_memory(tmp_path: Path) -> None:
+    with Play(tmp_path, APP) as play:
+        worker = play.worker()
+        report = worker.run(1, "flood", megabytes=20)
+        assert report.output is not None
+        assert report.output.endswith("x\nthe last line\n")
+        assert len(report.output) <= 16 << 10
+        until("holes in the capture file", lambda: capture_blocks(worker.pid) < 4 << 20)
+        until("the end on the screen", lambda: "the last line" in play.log.read_text())
+
+
+def capture_blocks(pid: int) -> int:
+    return os.stat(f"/proc/{pid}/fd/1").st_blocks * 512
+
+
+def test_nobody_reads_the_screen(tmp_path: Path) -> None:
+    """stderr is a full pipe: jobs run, the supervisor climbs ladders, and later says what was not shown."""
+    reader, writer = os.pipe()
+    try:
+        with Play(tmp_path, APP, stderr=writer) as play:
+            os.close(writer)
+            writer = -1
+            worker = play.worker()
+            assert worker.run(1, "flood", megabytes=10).outcome == "error"
+            worker.order(2, "crash", text="x")
+            assert play.fact(Died).job == 2
+            assert play.worker(other_than=worker.pid).run(3, "say", text="fine").outcome == "done"
+            os.set_blocking(reader, False)
+            shown = bytearray()
+
+            def read() -> bool:
+                try:
+                    shown.extend(os.read(reader, 1 << 16))
+                except BlockingIOError:
+                    pass
+                return b"were not shown" in shown
+
+            until("the confession", read)
+    finally:
+        os.close(reader)
+        if writer >= 0:
+            os.close(writer)
+
+
+@pytest.mark.parametrize("kind", ["closed pipe", "closed", "socket", "full disk"])
+def test_a_screen_that_is_no_screen(tmp_path: Path, kind: str) -> None:
+    reader, writer = os.pipe()
+    ours, theirs = socket.socketpair()
+    disk = os.open("/dev/full", os.O_WRONLY)
+    screens = {
+        "closed pipe": writer,
+        "closed": subprocess.DEVNULL,
+        "socket": theirs.fileno(),
+        "full disk": disk,
+    }
+    os.close(reader)
+    try:
+        with Play(tmp_path, APP, stderr=screens[kind]) as play:
+            worker = play.worker()
+            for job in (1, 2, 3):
+                assert worker.run(job, "say", text="anybody there?").outcome == "done"
+            if kind == "socket":
+                ours.settimeout(20)
+                assert b"anybody there?" in ours.recv(1000)
+    finally:
+        for fd in (writer, disk):
+            os.close(fd)
+        ours.close()
+        theirs.close()
+
+
+def test_odd_characters(tmp_path: Path) -> None:
+    with Play(tmp_path, APP) as play:
+        report = play.worker().run(1, "odd")
+        assert report.error == "ValueError: odd", "a character that cannot be printed is no error"
+        assert report.output == "caf\u00e9 \\ud800 \u2028\nraw \ufffd\ufffd bytes\n"
+
+
+def test_the_end_of_a_line_that_never_ended(tmp_path: Path) -> None:
+    with Play(tmp_path, APP) as play:
+        worker = play.worker()
+        worker.run(1, "say", text="of another job")
+        worker.order(2, "crash", text="cut")
+        assert play.fact(Died).output == "no newline: cut"
+        until("it on the screen", lambda: "no newline: cut" in play.log.read_text())
+
+
+def test_output_with_escapes_fits_into_a_packet(tmp_path: Path) -> None:
+    """16 KiB of NUL are 96 KiB of JSON; a large output_limit must not break the control socket."""
+    with Play(tmp_path, APP, output_limit=1 << 20) as play:
+        play.worker().order(1, "crash", text="\x01" * 300_000)
+        died = play.fact(Died)
+        assert died.output is not None
+        assert set(died.output) == {"\x01"}

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pgworkers.errors import Discard, JobStopped, Retry, Snooze, Throttled
+from pgworkers.worker import outcome
+
+
+def of(error: BaseException, wished: bool = False, seen: bool = False) -> outcome.Outcome:
+    return outcome.of(error, stop_wished=wished, stop_seen=seen, limit=1000)
+
+
+def turned(first: BaseException, second: BaseException) -> BaseException:
+    try:
+        try:
+            raise first
+        except BaseException as caught:
+            raise second from caught
+    except BaseException as error:
+        return error
+
+
+STOPS = [
+    JobStopped("cancel"),
+    asyncio.CancelledError(),
+    BaseExceptionGroup("tasks", [ValueError(), JobStopped("cancel")]),
+    turned(JobStopped("cancel"), RuntimeError("could not finish")),
+]
+
+
+@pytest.mark.parametrize("error", STOPS)
+def test_a_stop_counts_only_when_somebody_wished_it(error: BaseException) -> None:
+    assert of(error, wished=True).outcome == "stopped"
+    assert of(error, wished=False).outcome == "error"
+
+
+def test_an_error_at_the_same_time_is_an_error_unless_the_handler_had_been_told() -> None:
+    assert of(ValueError("x"), wished=True).outcome == "error"
+    assert of(ValueError("x"), wished=True, seen=True).outcome == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("error", "name", "after"),
+    [
+        (Retry("x", after="1m"), "retry", 60.0),
+        (Retry(after="soon"), "retry", None),
+        (Retry(after=float("nan")), "retry", None),
+        (Retry(after=-1), "retry", None),
+        (Retry(after=[]), "retry", None),  # type: ignore[arg-type]
+        (Snooze(5), "snooze", 5.0),
+        (Throttled(), "throttled", None),
+        (Discard(), "discard", None),
+        (SystemExit(), "exit", None),
+        (KeyboardInterrupt(), "error", None),
+    ],
+)
+def test_what_exceptions_mean(error: BaseException, name: str, after: float | None) -> None:
+    found = of(error)
+    assert (found.outcome, found.after) == (name, after)
+    assert "\n" not in (found.error or "")
+
+
+def test_a_chain_of_causes_without_end() -> None:
+    error = ValueError("x")
+    error.__context__ = error
+    assert of(error, wished=True).outcome == "error"
+
+
+def test_long_tracebacks_keep_both_ends() -> None:
+    def deep(n: int) -> None:
+        if n:
+            deep_again(n)
+        raise ValueError("the very end")
+
+    def deep_again(n: int) -> None:
+        deep(n - 1)
+
+    with pytest.raises(ValueError, match="the very end") as caught:
+        deep(100)
+    text = outcome.told(caught.value, 2000)
+    assert len(text) <= 2000
+    assert text.startswith("Traceback")
+    assert text.rstrip().endswith("ValueError: the very end")
