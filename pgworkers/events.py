@@ -202,6 +202,13 @@ class DutyFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ReloadRefused:
+    """Newer code does not start; the old one goes on."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaderChanged:
     leads: bool
     why: str
@@ -219,7 +226,8 @@ Fact = (
     JobStarted | JobEnded | JobsReleased | LeaseLost | FinishRejected | JobRescued | StopWished | JobStalled
     | WorkerForked | WorkerReady | WorkerDied
     | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | WorkersResting | OrphansKilled
-    | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified | DutyDone | DutyFailed | LeaderChanged | HostChanged
+    | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified
+    | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | HostChanged
 )  # fmt: skip
 
 Listener = Callable[[Fact], None]

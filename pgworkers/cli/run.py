@@ -52,6 +52,13 @@ class Setting(click.Option):
 )
 @click.option("--log", cls=Setting, metavar="text|json", help="How log lines look.")
 @click.option(
+    "--reload",
+    is_flag=True,
+    envvar="PGWORKERS_RELOAD",
+    show_envvar=True,
+    help="Reload the code when a Python file beside the app changes; for development.",
+)
+@click.option(
     "--check",
     is_flag=True,
     envvar="PGWORKERS_CHECK",
@@ -74,6 +81,7 @@ def run(
     drain: str | None,
     metrics: str | None,
     log: str | None,
+    reload: bool,
     check: bool,
     enqueue: tuple[str, ...],
 ) -> int:
@@ -113,6 +121,7 @@ def run(
             check=check,
             enqueue=enqueue,
             quiet=invocation.quiet,
+            reload=reload,
         )
     )
 

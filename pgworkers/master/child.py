@@ -28,12 +28,15 @@ class Supervisor:
     def __init__(
         self,
         boot: Boot,
+        version: str,
         on_fact: Callable[[Supervisor, Fact, list[int]], None],
         on_death: Callable[[Supervisor], None],
     ) -> None:
         self.queue = boot.queue.name
+        self.version = version
         self.workers: dict[int, Worker] = {}
         self.booted = False
+        self.failure = ""  # why it could not boot
         self._on_fact = on_fact
         self._on_death = on_death
         self._unsent: list[bytes] = []

@@ -29,7 +29,6 @@ class Claims:
         self._wake.set()
 
     async def run(self) -> None:
-        tasks = list(self._dispatch.tasks)
         while True:
             try:
                 async with asyncio.timeout(self._settings.poll):
@@ -42,7 +41,7 @@ class Claims:
                 continue
             self.polls += 1
             try:
-                claimed = await self._line.ask(claim(self._host, wants, tasks))
+                claimed = await self._line.ask(claim(self._host, wants, list(self._dispatch.tasks)))
             except LineDown:
                 await self._line.rest()
                 self._wake.set()

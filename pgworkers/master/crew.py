@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pgworkers.clock import monotonic
 from pgworkers.master.held import Held
 from pgworkers.process.frames import Frame, Reader, encode
+from pgworkers.supervisor.messages import Command
 
 _CHUNK = 1 << 18
 
@@ -20,13 +21,23 @@ class Worker:
     """One worker process, as the master sees it: booting, idle, busy, leaving or gone."""
 
     def __init__(
-        self, queue: str, slot: int, pid: int, sock: socket.socket, on_frame: Callable[[Worker, Frame], None]
+        self,
+        queue: str,
+        slot: int,
+        pid: int,
+        version: str,
+        sock: socket.socket,
+        on_frame: Callable[[Worker, Frame], None],
+        tell: Callable[[Command], None],
     ) -> None:
         self.queue = queue
         self.slot = slot
         self.pid = pid
+        self.version = version  # of the user's code it runs
+        self.tell = tell  # its supervisor
         self.state = "booting"
         self.held: Held | None = None
+        self.retiring = False  # its supervisor was replaced: it leaves after its job
         self.since = monotonic()  # of the present state
         self.jobs = 0
         self._sock: socket.socket | None = sock

@@ -36,5 +36,9 @@ class QueueDesk:
     def learn(self, duration: float) -> None:
         self.typical = duration if self.typical is None else 0.9 * self.typical + 0.1 * duration
 
+    def count(self) -> int:
+        """Workers that stay."""
+        return sum(w.state != "leaving" and not w.retiring for w in self.workers)
+
     def busy(self) -> Iterator[Worker]:
         return (w for w in self.workers if w.held is not None)

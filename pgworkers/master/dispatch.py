@@ -47,7 +47,6 @@ class Dispatch:
         tasks: dict[str, TaskSpec],
         queues: Iterable[str],
         ends: Ends,
-        version: str,
         want_claim: Callable[[], None],
         stop: Callable[[Worker, Held, str], None],
     ) -> None:
@@ -59,7 +58,6 @@ class Dispatch:
         self._settings = settings
         self._facts = facts
         self._ends = ends
-        self._version = version
         self._want_claim = want_claim
         self._stop = stop
 
@@ -124,8 +122,22 @@ class Dispatch:
         """Fewer workers: idle ones leave now, busy ones after their job."""
         desk = self.desks[queue]
         desk.target = target
-        while sum(w.state != "leaving" for w in desk.workers) > target and desk.idle:
+        while desk.count() > target and desk.idle:
             desk.idle.pop().leave()
+
+    def retire(self, worker: Worker) -> None:
+        """Its supervisor was replaced by one with newer code: it leaves now, or after its job."""
+        worker.retiring = True
+        desk = self.desks[worker.queue]
+        if worker in desk.idle:
+            desk.idle.remove(worker)
+            worker.leave()
+
+    def adopt(self, tasks: dict[str, TaskSpec], queues: Iterable[str]) -> None:
+        """A newer version of the app: other tasks, perhaps other queues."""
+        self.tasks = tasks
+        for name in queues:
+            self.desks.setdefault(name, QueueDesk(name))
 
     def joined(self, worker: Worker) -> None:
         self.desks[worker.queue].workers.append(worker)
@@ -229,7 +241,7 @@ class Dispatch:
     def _idle(self, worker: Worker) -> None:
         worker.become("idle")
         desk = self.desks[worker.queue]
-        if not self.claiming or sum(w.state != "leaving" for w in desk.workers) > desk.target:
+        if not self.claiming or worker.retiring or desk.count() > desk.target:
             worker.leave()
             return
         desk.idle.append(worker)
@@ -286,17 +298,17 @@ class Dispatch:
             self._idle(worker)
 
     def _settle(self, worker: Worker, held: Held, ending: verdict.Ending) -> None:
-        if held.wish == "lease" or ending.verdict is Verdict.LEASE_LOST:
-            return  # not ours to write
+        if held.wish == "lease":
+            return  # the database said so: not ours to write
         if not ending.started and ending.verdict is Verdict.INTERRUPTED:
             self._ends.release([held.key], "stopped before it began")
             return
         if ending.verdict is Verdict.THROTTLED:
             self._ends.throttle(worker.queue, ending.after if ending.after is not None else COOL_DOWN)
         name = f"{worker.name} pid {worker.pid}"
-        self._ends.put(held, verdict.settle(held, ending, random.random(), name, self._version))
+        self._ends.put(held, verdict.settle(held, ending, random.random(), name, worker.version))
 
     def _end_unstarted(self, held: Held, reason: str) -> None:
         ending = verdict.of_report(Report("stopped", 0.0, 0.0, 0, reason=reason, started=False))
         held.wish = reason if reason == "cancel" else held.wish
-        self._ends.put(held, verdict.settle(held, ending, random.random(), "", self._version))
+        self._ends.put(held, verdict.settle(held, ending, random.random(), "", ""))

@@ -8,6 +8,7 @@ import socket
 import uuid
 from collections.abc import Coroutine
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -28,6 +29,7 @@ from pgworkers.master.held import Held
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.line import Line, LineDown
 from pgworkers.master.options import RunOptions
+from pgworkers.master.reload import Reloads
 from pgworkers.master.renewal import Renewal
 from pgworkers.master.supervisors import Supervisors
 from pgworkers.postgres.statements import Query
@@ -48,6 +50,7 @@ class Host:
         settings = plan.settings
         self.id = boot_id
         self.plan = plan
+        self.options = options
         self.settings = settings
         self.facts = facts
         self.state = "starting"
@@ -55,7 +58,6 @@ class Host:
         self.failed = False
         self.hurry = asyncio.Event()  # leave without waiting for running jobs
         self._leave = asyncio.Event()
-        self._burst = options.burst
         self._parts: list[asyncio.Task[None]] = []
         self.lines = {role: Line(role, plan.dsn, settings, facts) for role in ROLES}
         self.ends = Ends(self.id, self.lines["finish"], facts, settings.finish_batch)
@@ -65,7 +67,6 @@ class Host:
             {task.name: task for task in plan.app.tasks},
             plan.queues,
             self.ends,
-            plan.app.version,
             want_claim=self._want_claim,
             stop=self._stop_job,
         )
@@ -77,25 +78,23 @@ class Host:
             facts,
             settings,
             view=lambda: (self.state, view.workers(self)),
-            registration=self._registration,
+            registration=self.registration,
             on_notice=self._noticed,
         )
         self.leadership = Leadership(self.id, self.lines["leadership"], facts, settings, self._unbroken)
         self.duties = Duties(
             self.id, self.leadership, facts, settings, lambda: self._unbroken(settings.lease)
         )
-        boots = {
-            name: Boot(
-                options.config,
-                spec,
-                spec.workers,
-                asdict(settings) | {"dsn": plan.dsn},
-                self.id,
-                settings.label,
-            )
-            for name, spec in plan.queues.items()
+        self.supervisors = Supervisors(settings, facts, self.dispatch, self.boots(), plan.app.version)
+        self.reloads = Reloads(self)
+
+    def boots(self) -> dict[str, Boot]:
+        """What each supervisor is told first."""
+        settings = asdict(self.settings) | {"dsn": self.plan.dsn}
+        return {
+            name: Boot(self.options.config, spec, spec.workers, settings, self.id, self.settings.label)
+            for name, spec in self.plan.queues.items()
         }
-        self.supervisors = Supervisors(settings, facts, self.dispatch, boots)
 
     @property
     def leaving(self) -> bool:
@@ -124,9 +123,12 @@ class Host:
             self.renewal.run(),
             self.leadership.run(),
             self.duties.run(self.leadership),
+            self.reloads.run(),
             self._tick(),
         ):
             self._start(part)
+        if self.options.reload:
+            self._start(self.reloads.watch(Path(self.options.config.partition(":")[0]).parent))
         self.become("running", f"host {self.id}, pid {os.getpid()}")
         try:
             await self._leave.wait()
@@ -160,7 +162,7 @@ class Host:
         while True:
             titles.show(view.title(self))
             self.supervisors.reap()
-            if self._burst and not self.leaving and not self.dispatch.busy() and not len(self.ends):
+            if self.options.burst and not self.leaving and not self.dispatch.busy() and not len(self.ends):
                 await self._end_burst()
             await asyncio.sleep(TICK)
 
@@ -179,12 +181,12 @@ class Host:
     async def _register(self) -> None:
         while True:
             try:
-                await self.lines["listen"].ask(self._registration())
+                await self.lines["listen"].ask(self.registration())
                 return
             except LineDown:
                 await self.lines["listen"].rest()
 
-    def _registration(self) -> Query[Any]:
+    def registration(self) -> Query[Any]:
         return host_rows.register(
             self.id,
             socket.gethostname(),

@@ -19,3 +19,4 @@ class RunOptions:
     check: bool = False
     enqueue: tuple[str, ...] = ()
     quiet: bool = False
+    reload: bool = False  # when the app's files change

@@ -11,6 +11,7 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Callable
 
 import msgspec
 
@@ -28,59 +29,86 @@ from pgworkers.supervisor.messages import (
     Boot,
     Booted,
     BootFailed,
+    Command,
     Died,
     Fact,
     Forked,
     Resting,
     Scale,
+    Stack,
     Stalled,
     Stop,
 )
 
 
 class Supervisors:
-    """All of them, one per queue, with a restart budget each."""
+    """All of them: one per queue, with a restart budget each, and those that newer code is replacing."""
 
     def __init__(
-        self,
-        settings: Settings,
-        facts: Facts,
-        dispatch: Dispatch,
-        boots: dict[str, Boot],
+        self, settings: Settings, facts: Facts, dispatch: Dispatch, boots: dict[str, Boot], version: str
     ) -> None:
         self._settings = settings
         self._facts = facts
         self._dispatch = dispatch
         self._boots = boots
+        self._version = version
         self._host = next(iter(boots.values())).host
-        self._budgets = {
-            name: Budget(settings.restart_intensity, settings.restart_period, settings.restart_cap)
-            for name in boots
-        }
-        self._running: dict[str, Supervisor] = {}
+        self._budgets: dict[str, Budget] = {}
+        self._current: dict[str, Supervisor] = {}
+        self._retiring: list[Supervisor] = []
         self._burying: set[asyncio.Task[None]] = set()
         self._leaving = False
+        self.guests: set[int] = set()  # children that somebody else in this process waits for
         self.errors: dict[str, str] = {}  # why a queue has no workers
+        self.stacks: dict[int, Callable[[str], None]] = {}  # who waits for a stack, by token
 
     def start(self) -> None:
         for name in self._boots:
-            self._spawn(name)
+            self._start(name)
 
     def scale(self, queue: str, workers: int) -> None:
         self._boots[queue] = msgspec.structs.replace(self._boots[queue], workers=workers)
-        if queue in self._running:
-            self._running[queue].send(Scale(workers))
+        if queue in self._current:
+            self._current[queue].send(Scale(workers))
 
     def target(self, queue: str) -> int:
-        return self._boots[queue].workers
+        return self._boots[queue].workers if queue in self._boots else 0
 
     def stop_job(self, worker: Worker, held: Held, reason: str, *, now: bool = False) -> None:
         """Send a wish down, naming job and lease."""
-        supervisor = self._running.get(worker.queue)
-        if supervisor is None or supervisor.workers.get(worker.slot) is not worker:
-            return
         ask, raise_ = (0.0, 0.0) if now else (self._settings.ask_grace, self._settings.raise_grace)
-        supervisor.send(Stop(worker.slot, *held.key, reason, ask, raise_))
+        worker.tell(Stop(worker.slot, *held.key, reason, ask, raise_))
+
+    def broadcast(self, command: Command) -> None:
+        for supervisor in self._all():
+            supervisor.send(command)
+
+    async def replace(self, boots: dict[str, Boot], version: str) -> list[str]:
+        """Newer code: a new supervisor for each queue, one by one; the old one leaves when its jobs are done.
+
+        A queue whose new supervisor cannot boot keeps its old one; its name and reason are returned.
+        """
+        refused = []
+        self._version = version
+        for queue in [name for name in self._boots if name not in boots]:
+            del self._boots[queue]
+            self._retire(self._current.pop(queue, None))
+        for queue, boot in boots.items():
+            fresh = Supervisor(boot, version, self._heard, self._died)
+            self._facts.tell(events.SupervisorStarted(queue, fresh.pid))
+            old = self._current.get(queue)
+            self._retiring.append(fresh)  # not the one to restart, until it has proved itself
+            while not (fresh.booted or fresh.failure or fresh.process.returncode is not None):
+                await asyncio.sleep(0.02)
+            if not fresh.booted:
+                refused.append(f"queue {queue}: {fresh.failure or fresh.status}")
+                fresh.hang_up()
+                continue
+            self._boots[queue] = boot
+            self._retiring.remove(fresh)
+            self._current[queue] = fresh
+            self._retire(old)
+        return refused
 
     def leave(self) -> None:
         """Start nothing any more."""
@@ -90,24 +118,22 @@ class Supervisors:
 
     def hang_up(self) -> None:
         self._leaving = True
-        for supervisor in self._running.values():
+        for supervisor in self._all():
             supervisor.hang_up()
 
     def kill(self) -> None:
         """A supervisor that does not leave when its socket closes is stopped or broken."""
-        for supervisor in self._running.values():
+        for supervisor in self._all():
             supervisor.process.kill()
 
     @property
     def alive(self) -> bool:
-        return bool(self._running or self._burying)
+        return bool(self._current or self._retiring or self._burying)
 
     @property
     def pids(self) -> set[int]:
-        return {supervisor.pid for supervisor in self._running.values()}
-
-    def all_ready(self) -> bool:
-        return all(name in self._running and self._running[name].booted for name in self._boots)
+        """Children that are neither strays nor to be reaped by the way."""
+        return {supervisor.pid for supervisor in self._all()} | self.guests
 
     async def sweep(self) -> None:
         """Kill and reap every process that a dead supervisor left: as the subreaper of the tree they are our children.
@@ -133,33 +159,51 @@ class Supervisors:
                 if found is not None and found.state == "Z":
                     tree.reap(child)
 
-    def _spawn(self, queue: str) -> None:
-        if self._leaving or queue in self._running:
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _all(self) -> list[Supervisor]:
+        return [*self._current.values(), *self._retiring]
+
+    def _start(self, queue: str) -> None:
+        if self._leaving or queue in self._current or queue not in self._boots:
             return
-        supervisor = Supervisor(self._boots[queue], self._heard, self._died)
-        self._running[queue] = supervisor
+        supervisor = Supervisor(self._boots[queue], self._version, self._heard, self._died)
+        self._current[queue] = supervisor
         self._facts.tell(events.SupervisorStarted(queue, supervisor.pid))
+
+    def _retire(self, old: Supervisor | None) -> None:
+        if old is None:
+            return
+        self._retiring.append(old)
+        old.send(Scale(0))
+        for worker in list(old.workers.values()):
+            self._dispatch.retire(worker)
+        self._let_go(old)
+
+    def _let_go(self, supervisor: Supervisor) -> None:
+        """A retired supervisor without workers has nothing left to do."""
+        if supervisor in self._retiring and supervisor.booted and not supervisor.workers:
+            supervisor.hang_up()
 
     def _heard(self, supervisor: Supervisor, fact: Fact, fds: list[int]) -> None:
         match fact:
             case Booted():
                 supervisor.booted = True
-                self._budgets[supervisor.queue].ready()
+                self._budget(supervisor.queue).ready()
                 self.errors.pop(supervisor.queue, None)
                 self._facts.tell(events.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))
             case BootFailed():
-                self.errors[supervisor.queue] = fact.error
+                supervisor.failure = fact.error
+                if supervisor is self._current.get(supervisor.queue):
+                    self.errors[supervisor.queue] = fact.error
                 self._facts.tell(events.SupervisorFailed(supervisor.queue, fact.error, fact.traceback))
             case Forked():
-                sock = socket.socket(fileno=fds.pop())
-                worker = Worker(supervisor.queue, fact.slot, fact.pid, sock, self._dispatch.heard)
-                supervisor.workers[fact.slot] = worker
-                self._dispatch.joined(worker)
-                self._facts.tell(events.WorkerForked(supervisor.queue, fact.slot, fact.pid))
+                self._forked(supervisor, fact, fds.pop())
             case Died():
                 gone = supervisor.workers.pop(fact.slot, None)
                 if gone is not None:
                     self._bury(gone, fact)
+                self._let_go(supervisor)
             case Stalled():
                 stalled = supervisor.workers.get(fact.slot)
                 if (
@@ -171,8 +215,26 @@ class Supervisors:
                     self._facts.tell(events.JobStalled(fact.job, fact.lease, supervisor.queue, fact.stalled))
             case Resting():
                 self._facts.tell(events.WorkersResting(supervisor.queue, fact.seconds, fact.deaths))
+            case Stack():
+                waiting = self.stacks.pop(fact.token, None)
+                if waiting is not None:
+                    waiting(fact.text)
         for fd in fds:
             os.close(fd)
+
+    def _forked(self, supervisor: Supervisor, fact: Forked, fd: int) -> None:
+        worker = Worker(
+            supervisor.queue,
+            fact.slot,
+            fact.pid,
+            supervisor.version,
+            socket.socket(fileno=fd),
+            self._dispatch.heard,
+            supervisor.send,
+        )
+        supervisor.workers[fact.slot] = worker
+        self._dispatch.joined(worker)
+        self._facts.tell(events.WorkerForked(supervisor.queue, fact.slot, fact.pid))
 
     def _bury(self, worker: Worker, died: Died) -> None:
         left = worker.state == "leaving" or (worker.state == "booting" and died.status == "exit 0")
@@ -189,35 +251,35 @@ class Supervisors:
 
     async def _after_death(self, supervisor: Supervisor) -> None:
         """Wait until every worker of it is really gone, end their jobs, and start the next one."""
-        self._running.pop(supervisor.queue, None)
+        queue = supervisor.queue
+        was_current = self._current.get(queue) is supervisor
+        if was_current:
+            del self._current[queue]
+        elif supervisor in self._retiring:
+            self._retiring.remove(supervisor)
         await self.sweep()
         for worker in supervisor.workers.values():
             worker.drain_frames()
-            if self._leaving and worker.held is None:
+            if (self._leaving or not was_current) and worker.held is None:
                 worker.become("leaving")  # it was told to go with its supervisor
             job, lease = worker.held.key if worker.held is not None else (0, 0)
             why = f"the death of its supervisor ({supervisor.status})"
             duration = monotonic() - worker.since
+            kill = int(signal.SIGKILL)
             self._bury(
-                worker,
-                Died(
-                    worker.slot,
-                    worker.pid,
-                    job,
-                    lease,
-                    why,
-                    int(signal.SIGKILL),
-                    ready=True,
-                    duration=duration,
-                ),
+                worker, Died(worker.slot, worker.pid, job, lease, why, kill, ready=True, duration=duration)
             )
-        pause = (
-            None if self._leaving else self._budgets[supervisor.queue].died(monotonic(), supervisor.booted)
-        )
-        self._facts.tell(events.SupervisorDied(supervisor.queue, supervisor.pid, supervisor.status, pause))
+        supervisor.workers.clear()
+        again = was_current and not self._leaving
+        pause = self._budget(queue).died(monotonic(), supervisor.booted) if again else None
+        self._facts.tell(events.SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
         if pause is not None:
             await asyncio.sleep(pause)
-            self._spawn(supervisor.queue)
+            self._start(queue)
+
+    def _budget(self, queue: str) -> Budget:
+        s = self._settings
+        return self._budgets.setdefault(queue, Budget(s.restart_intensity, s.restart_period, s.restart_cap))
 
 
 def strangers(host: str) -> set[int]:

@@ -140,6 +140,8 @@ def line(fact: events.Fact) -> str | None:
             return f"database: the {fact.role} connection is back after {show_seconds(fact.seconds)}"
         case events.DutyFailed():
             return f"duty {fact.duty} failed: {escape(fact.error)}"
+        case events.ReloadRefused():
+            return f"reload refused, the old code goes on: {escape(fact.why, 600)}"
         case events.LeaderChanged():
             return fact.why
         case events.HostChanged():

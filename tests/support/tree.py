@@ -240,6 +240,8 @@ class Forest:
                     left.append(f"left behind: {process.pid} {process.cmdline()}")
                     process.kill()
         self.db.close()
+        for master in self.masters:  # pytest shows it when the test failed
+            print(f"--- log of master {master.pid}\n{master.log()[-4000:]}")
         assert not left, "\n".join(left)
 
 

@@ -1,0 +1,87 @@
+"""Newer code under load: SIGHUP, a broken version, a queue that comes and one that goes."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from support.ledger import audit, read
+from support.tree import Forest, wait_for
+
+ADDED = """
+
+@app.task
+def newcomer(ctx: Ctx) -> str:
+    note(ctx, "START")
+    note(ctx, "END")
+    return "new code"
+"""
+
+
+def change(forest: Forest, text: str) -> None:
+    forest.app.write_text(text)
+
+
+def test_sighup_replaces_the_code_and_running_jobs_finish_on_the_old(forest: Forest) -> None:
+    master = forest.start(queues="default:2")
+    [slow] = forest.enqueue("work", args={"seconds": 3, "value": "old"})
+    wait_for(lambda: read(forest.ledger))
+    old = read(forest.ledger)[0].pid
+    change(forest, forest.app.read_text() + ADDED)
+    [job] = forest.enqueue("newcomer")
+    master.signal(signal.SIGHUP)
+    assert forest.until(job, "succeeded")["result"] == "new code"
+    assert forest.state(slow) == "running", "the old job was disturbed"
+    row = forest.until(slow, "succeeded")
+    assert (row["attempt"], row["result"]) == (1, "old")
+    wait_for(lambda: old not in master.worker_pids() and len(master.worker_pids()) == 2)
+    wait_for(lambda: len(master.supervisor_pids()) == 1)
+    assert audit(forest.db, forest.ledger, [slow, job]) == []
+
+
+def test_a_broken_version_is_refused_and_the_old_one_goes_on(forest: Forest) -> None:
+    master = forest.start(queues="default:1")
+    workers = master.worker_pids()
+    good = forest.app.read_text()
+    change(forest, good + "\nraise RuntimeError('half a deploy')\n")
+    master.signal(signal.SIGHUP)
+    wait_for(lambda: "reload refused" in master.log() and "half a deploy" in master.log())
+    [job] = forest.enqueue("work")
+    forest.until(job, "succeeded")
+    assert master.worker_pids() == workers
+    change(forest, good + ADDED)
+    master.signal(signal.SIGHUP)
+    [new] = forest.enqueue("newcomer")
+    forest.until(new, "succeeded")
+
+
+def test_a_queue_comes_and_another_goes(forest: Forest) -> None:
+    master = forest.start(queues="default:1,images:1")
+    text = forest.app.read_text()
+    change(forest, text.replace('os.environ.get("ZOO_QUEUES", "default:2")', '"default:1,extra:2"'))
+    master.signal(signal.SIGHUP)
+    wait_for(lambda: len(master.worker_pids("extra/")) == 2 and not master.worker_pids("images/"))
+    [job] = forest.enqueue("work", queue="extra")
+    forest.until(job, "succeeded")
+
+
+def test_reloads_under_load_lose_and_repeat_nothing(forest: Forest) -> None:
+    master = forest.start(queues="default:3")
+    jobs = forest.enqueue("work", 300, args={"seconds": 0.02})
+    for _ in range(4):
+        seen = master.log().count("reloaded: version")
+        master.signal(signal.SIGHUP)
+        wait_for(lambda n=seen: master.log().count("reloaded: version") > n)
+    forest.until_all_ended()
+    assert len([e for e in read(forest.ledger) if e.kind == "START"]) == 300, "a reload repeated a job"
+    assert audit(forest.db, forest.ledger, jobs) == []
+    wait_for(lambda: len(master.worker_pids()) == 3 and len(master.supervisor_pids()) == 1)
+
+
+def test_run_reload_watches_the_files(forest: Forest) -> None:
+    forest.start("--reload", queues="default:1")
+    [job] = forest.enqueue("newcomer")
+    time.sleep(0.1)
+    assert forest.state(job) == "ready"
+    change(forest, forest.app.read_text() + ADDED)
+    forest.until(job, "succeeded")
