@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import os
 
+_before = os.environ.get("SPT_NOENV")
 os.environ["SPT_NOENV"] = "1"
 
-import setproctitle
+import setproctitle  # noqa: E402
 
 #: Appended to the command line of a process that will set titles.
 ROOM = "--room=" + "." * 120
+
+setproctitle.getproctitle()  # it looks for the command line now, and the variable has served
+if _before is None:
+    del os.environ["SPT_NOENV"]
 
 _last = ""
 
@@ -25,8 +30,3 @@ def show(title: str) -> None:
     if title != _last:
         setproctitle.setproctitle(title)
         _last = title
-
-
-def setup() -> None:
-    """Let setproctitle look for the command line now, in the process that was exec'd."""
-    setproctitle.getproctitle()

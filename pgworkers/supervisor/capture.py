@@ -25,7 +25,8 @@ STACK_LIMIT = 32 << 10
 class Capture:
     """The two files of one worker."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, output_limit: int) -> None:
+        self._keep = max(KEEP, 2 * output_limit)
         self.output = memfd.create(f"pgworkers-output-{name}")
         self.dump = memfd.create(f"pgworkers-dump-{name}")
         self.echoed = 0  # how far output was passed on
@@ -54,8 +55,8 @@ class Capture:
         end = memfd.size(self.output)
         if self.echoed < end:
             self._copy(screen, end, everything)
-        if end - self._forgotten > 2 * KEEP:
-            self._forgotten = memfd.forget(self.output, self._forgotten, end - KEEP)
+        if end - self._forgotten > 2 * self._keep:
+            self._forgotten = memfd.forget(self.output, self._forgotten, end - self._keep)
             if self.echoed < self._forgotten:
                 screen.dropped += self._forgotten - self.echoed
                 self.echoed = self._forgotten

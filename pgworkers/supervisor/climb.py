@@ -42,12 +42,19 @@ def check_limits(worker: Worker, settings: Settings, now: float) -> None:
     key = (running.job, running.lease)
     if running.state == State.LEAVING and running.deadline and now * 1e9 > running.deadline:
         kill_group(worker, "kill")  # its stop hooks hang
-    if running.job == 0 or key in worker.climbs:
+    if running.job == 0:
         return
     used = measure.over(worker.pid, running.memory) if running.memory else 0
+    known = worker.climbs.get(key)
+    if known is not None:
+        if watch.runs_away(running, used):
+            known.hurry(0.0, 0.0)
+        return
     reason = watch.broken_limit(int(now * 1e9), running, used)
     if reason is not Reason.NONE:
-        worker.climbs[key] = Climb(*key, reason.word, now, settings.ask_grace, settings.raise_grace)
+        # who eats memory is not asked first: every second of grace is more of it
+        ask = 0.0 if reason is Reason.MEMORY else settings.ask_grace
+        worker.climbs[key] = Climb(*key, reason.word, now, ask, settings.raise_grace)
 
 
 def step(worker: Worker, now: float) -> None:

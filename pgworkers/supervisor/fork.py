@@ -46,7 +46,7 @@ def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) ->
     if threads:
         raise ForkRefused(f"no worker was forked: this process has threads ({', '.join(threads)})")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    capture = Capture(f"{nursery.queue.name}-{index}"[:200])
+    capture = Capture(f"{nursery.queue.name}-{index}"[:200], nursery.settings.output_limit)
     slot.clear()
     slot.state = State.BOOTING
     parent = os.getpid()

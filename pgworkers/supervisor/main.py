@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import selectors
 import signal
 import socket
+import sys
 import time
 
 import msgspec
@@ -55,11 +57,15 @@ class Supervisor:
         self._selector.register(control.sock, selectors.EVENT_READ)
 
     def run(self) -> int:
-        while True:
-            self.tick()
-            if self._leaving:
-                return self._leave()
-            self._wait()
+        try:
+            while True:
+                self.tick()
+                if self._leaving:
+                    break
+                self._wait()
+        finally:  # also when something is wrong with ourselves
+            clean = self._leave()
+        return 0 if clean else 1
 
     def tick(self) -> None:
         """One round: take what came, look at every worker, fork what is missing."""
@@ -145,7 +151,7 @@ class Supervisor:
         title = f"pgworkers: queue {self._name} {busy}/{len(workers)} busy"
         titles.show(f"{title}, {stalled} stalled" if stalled else title)
 
-    def _leave(self) -> int:
+    def _leave(self) -> bool:
         """Nothing of ours may outlive us: groups, orphans, children of the app."""
         titles.show(f"pgworkers: queue {self._name} leaving")
         clean = self._crew.end("kill", LEAVE_TIME)
@@ -155,11 +161,13 @@ class Supervisor:
             if self._control.receive() is None:
                 break  # nobody reads any more
             time.sleep(0.005)
-        return 0 if clean else 1
+        return clean
 
 
 def main(fd: int, parent: int) -> int:
     """Everything from exec to exit."""
+    if sys.stderr is not None:
+        faulthandler.enable()
     for signum in (*_IGNORED, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     # an import may hang in C, so until there are workers to end, the death of the master is ours
@@ -167,7 +175,6 @@ def main(fd: int, parent: int) -> int:
         return 0
     os.set_inheritable(fd, False)
     sock = socket.socket(fileno=fd)
-    titles.setup()
     sock.setblocking(True)
     data = sock.recv(MAX_PACKET)
     if not data:

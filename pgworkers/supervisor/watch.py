@@ -18,6 +18,11 @@ def broken_limit(now: int, running: Running, used: int) -> Reason:
     return Reason.NONE
 
 
+def runs_away(running: Running, used: int) -> bool:
+    """Far beyond its memory limit while it is being stopped: no grace is worth the neighbours' memory."""
+    return running.memory > 0 and used > running.memory * 3 // 2
+
+
 def patience(heartbeat: float) -> float:
     """How long a worker may neither beat nor use CPU before it counts as stalled."""
     return max(2.0, 3 * heartbeat)

@@ -67,25 +67,19 @@ class Worker:
         self._tidy = Tidy(self._birth.output, self._birth.dump)
         faults.point("before_ready")
         _flush()
-        self._slot.state = State.IDLE
-        self._outbox.send(frames.encode(Kind.READY, 0, 0))
 
     def serve(self) -> None:
         """Orders until the master closes the socket or this worker has done enough."""
         reader = frames.Reader()
-        while True:
-            try:
-                data = self._birth.sock.recv(1 << 16)
-            except OSError:
-                return
-            if not data:
-                return
-            for frame in reader.feed(data):
-                try:
+        self._slot.state = State.IDLE
+        try:
+            self._outbox.send(frames.encode(Kind.READY, 0, 0))
+            while data := self._birth.sock.recv(1 << 16):
+                for frame in reader.feed(data):
                     if self._obey(frame):
                         return
-                except OSError:
-                    return  # nobody reads our reports: the master is gone
+        except OSError:
+            return  # the master has closed its end
 
     def _obey(self, frame: Frame) -> bool:
         """Run one order; True: it was the last."""

@@ -55,8 +55,7 @@ class Tidy:
             self._restore_python()
             self._restore_signals()
             self._restore_streams()
-            if os.umask(self._umask) != self._umask:
-                pass  # put back by asking
+            os.umask(self._umask)
             if os.sched_getaffinity(0) != self._cores:
                 os.sched_setaffinity(0, self._cores)
             if self._moved():
@@ -66,9 +65,9 @@ class Tidy:
             for kind, limit in self._limits.items():
                 if resource.getrlimit(kind) != limit:
                     resource.setrlimit(kind, limit)
+            return self.sweep() and (os.getresuid(), os.getresgid()) == self._users
         except (OSError, ValueError):
-            return False
-        return (os.getresuid(), os.getresgid()) == self._users and self.sweep()
+            return False  # its result counts all the same
 
     def _moved(self) -> bool:
         try:

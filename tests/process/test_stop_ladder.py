@@ -131,6 +131,15 @@ async def guilty_async():
 async def async_swallows() -> None:
     begin(); await guilty_async()
 
+def guilty_eater(food):
+    while True:
+        try: food.append(bytearray(b"x" * 4_000_000)); time.sleep(0.005)
+        except BaseException: pass
+
+@app.task
+def eats_stubbornly() -> None:
+    begin(); guilty_eater([])
+
 @app.task
 def eats() -> None:
     begin()
@@ -292,6 +301,16 @@ def test_memory_limit(play: Play, tmp_path: Path) -> None:
     assert (report.outcome, report.reason) == ("stopped", "memory")
     assert report.peak_rss > 150 << 20
     assert worker.run(2, "quick", n=1).outcome == "done"
+
+
+def test_who_runs_away_with_memory_is_killed_without_graces(tmp_path: Path) -> None:
+    with Play(tmp_path, APP, ask_grace=600.0, raise_grace=600.0) as play:
+        worker = play.worker()
+        worker.order(1, "eats_stubbornly", memory=100 << 20)
+        died = play.fact(Died)
+        assert (died.job, died.reason, died.status) == (1, "memory", "SIGKILL")
+        assert "guilty_eater" in (died.stack or "")
+        assert died.peak_rss > 100 << 20
 
 
 def test_the_deadline_holds_while_nobody_reads(tmp_path: Path) -> None:

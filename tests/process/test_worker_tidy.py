@@ -136,6 +136,26 @@ def test_a_lowered_hard_limit_does_not_reach_the_next_job(tmp_path: Path) -> Non
         assert bytes(worker.run(3, "limit").result) == before != b"[100,100]"
 
 
+def test_a_handler_that_takes_every_descriptor_is_still_reported(tmp_path: Path) -> None:
+    source = """
+    KEPT = []
+    @app.task
+    def take_all() -> str:
+        subprocess.Popen(["sleep", "999"])
+        try:
+            while True: KEPT.append(os.open("/dev/null", 0))
+        except OSError as error: return error.strerror
+    @app.task
+    def fine() -> int: return 1
+    """
+    with Play(tmp_path, source) as play:
+        worker = play.worker()
+        report = worker.run(1, "take_all")
+        assert (bytes(report.result), report.last) == (b'"Too many open files"', True)
+        assert play.fact(Died).status == "exit 0"
+        assert bytes(play.worker(other_than=worker.pid).run(2, "fine").result) == b"1"
+
+
 def test_tasks_left_on_the_event_loop_are_cancelled(play: Play) -> None:
     worker = play.worker()
     assert worker.run(1, "leaves_a_task", stubborn=False).last is False

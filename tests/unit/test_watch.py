@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from pgworkers.process.scoreboard import Reason, Running, State
-from pgworkers.supervisor.watch import Pulse, broken_limit, patience
+from pgworkers.supervisor.watch import Pulse, broken_limit, patience, runs_away
 
 JOB = Running(7, 1, State.RUNNING, started=100, deadline=0, memory=0, cpu_before=0, output_from=0)
 
@@ -14,6 +14,13 @@ def test_limits() -> None:
     small = JOB._replace(memory=1000)
     assert broken_limit(0, small, 1000) is Reason.NONE
     assert broken_limit(0, small, 1001) is Reason.MEMORY
+
+
+def test_running_away() -> None:
+    small = JOB._replace(memory=1000)
+    assert not runs_away(small, 1500)
+    assert runs_away(small, 1501)
+    assert not runs_away(JOB, 10**12)
 
 
 def test_a_handler_that_has_ended_breaks_no_limit() -> None:
