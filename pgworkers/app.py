@@ -22,19 +22,21 @@ from pgworkers.declare.arguments import takes_ctx
 from pgworkers.declare.loading import import_config, origin_of, release_of
 from pgworkers.declare.options import Duration
 from pgworkers.decorator import Anything, Declare, TaskOptions, queue_spec, task_spec
-from pgworkers.errors import AppNotLoaded, UsageError
+from pgworkers.errors import AppNotLoaded, NotFound, UsageError
 from pgworkers.flow.rate import Rate
-from pgworkers.specs import AppSpec, QueueSpec
+from pgworkers.specs import AppSpec, QueueSpec, ScheduleSpec
 from pgworkers.task import CtxTask, PlainTask, Prepared, Task
 
 if TYPE_CHECKING:
     import psycopg
 
+    from pgworkers.declare.schedule import ScheduleOptions
     from pgworkers.handle import Job
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Hook = TypeVar("Hook", bound=Callable[[], Any])
+Scheduled = TypeVar("Scheduled", bound=Task[..., Any])
 
 
 class App:
@@ -56,6 +58,7 @@ class App:
         self.version = version
         self.tasks: dict[str, Task[..., Any]] = {}
         self.queues: dict[str, QueueSpec] = {}
+        self.schedules: dict[str, Callable[[], ScheduleSpec]] = {}
         self.start_hooks: list[Callable[[], Any]] = []
         self.stop_hooks: list[Callable[[], Any]] = []
         self.client = Client(Address(self.settings, self.origin.parent))
@@ -114,6 +117,40 @@ class App:
             return self._declare(fn, options, sys._getframe(1))
 
         return declare
+
+    def schedule(
+        self, cron: str | None = None, /, **options: Unpack[ScheduleOptions]
+    ) -> Callable[[Scheduled], Scheduled]:
+        """Enqueue a task by the calendar: `@app.schedule("0 3 * * *", tz="Europe/Berlin")` above its `@app.task`."""
+        from pgworkers.declare.schedule import declared
+
+        def declare(task: Scheduled, /) -> Scheduled:
+            if not isinstance(task, Task) or self.tasks.get(task.name) is not task:
+                raise UsageError(f"@app.schedule: {task!r} is not a task of this app; put it above @app.task")
+            name, spec = declared(task, cron, options)
+            if name in self.schedules:
+                raise UsageError(f"schedule {name!r} is declared twice; give one of them another name=")
+            self.schedules[name] = spec
+            return task
+
+        return declare
+
+    def add_scope(self, schedule: str, scope: str, args: Mapping[str, Any] | None = None) -> bool:
+        """One more scope (a tenant, say) of a scoped schedule, from now on. False: it was there, with these arguments."""
+        from psycopg.errors import NoDataFound
+
+        from pgworkers.schedule import operate
+
+        try:
+            return self.client.run(operate.add_scope(schedule, scope, dict(args or {})))
+        except NoDataFound as exc:
+            raise NotFound(f"there is no scoped schedule {schedule!r}; no scope was added") from exc
+
+    def remove_scope(self, schedule: str, scope: str) -> bool:
+        """One scope less; its jobs go on. False: there was none."""
+        from pgworkers.schedule import operate
+
+        return self.client.run(operate.remove_scope(schedule, scope))
 
     def on_worker_start(self, hook: Hook) -> Hook:
         """Run in each worker after its fork, before its first job: load a model, open a client."""
@@ -182,8 +219,14 @@ class App:
             version=self.version or release_of(self.origin),
             queues=tuple(self.queues.values()),
             tasks=tuple(task.spec() for task in self.tasks.values()),
+            schedules=tuple(self._scheduled(make()) for make in self.schedules.values()),
             settings=self.settings,
         )
+
+    def _scheduled(self, spec: ScheduleSpec) -> ScheduleSpec:
+        if spec.queue is not None:
+            self._place(spec.queue)
+        return spec
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.queues)} queues, {len(self.tasks)} tasks>"

@@ -202,6 +202,35 @@ class DutyFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class TickFired:
+    """A schedule's tick has its row. `job` is None when none was made, for `reason`; `at` is Unix time, by the calendar."""
+
+    schedule: str
+    scope: str
+    at: float
+    job: int | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TicksSkipped:
+    """Missed ticks that the schedule's policy passed by."""
+
+    schedule: str
+    scope: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleFailed:
+    """A schedule cannot fire; the others go on."""
+
+    schedule: str
+    scope: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReloadRefused:
     """Newer code does not start; the old one goes on."""
 
@@ -227,6 +256,7 @@ Fact = (
     | WorkerForked | WorkerReady | WorkerDied
     | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | WorkersResting | OrphansKilled
     | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified
+    | TickFired | TicksSkipped | ScheduleFailed
     | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | HostChanged
 )  # fmt: skip
 

@@ -5,6 +5,7 @@ The master never imports the user's code; these structs are all it knows of it.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -53,12 +54,28 @@ class QueueSpec(msgspec.Struct, frozen=True):
 
 
 class ScheduleSpec(msgspec.Struct, frozen=True):
+    """When a task is enqueued by itself: `cron` in `tz`, or `every` so many seconds."""
+
     name: str
     task: str
     cron: str | None = None
     every: float | None = None
     tz: str = "UTC"
-    options: dict[str, Any] = {}
+    args: dict[str, Any] = {}
+    jitter: float = 0.0  # seconds
+    start: datetime | None = None
+    end: datetime | None = None
+    missed: str = "latest"  # all, skip
+    window: float = 86400.0  # seconds; how far back missed="all" goes
+    overlap: str = "allow"  # skip, replace
+    reentrant: bool = True
+    paused: bool = False  # when it is first seen; later the operators' word counts
+    scope_kind: str = ""  # "tenant": one calendar for each of `scopes`
+    scopes: dict[str, dict[str, Any]] = {}  # scope -> arguments of its own
+    queue: str | None = None
+    priority: int | None = None
+    deadline: float | None = None  # seconds
+    expires: float | None = None  # seconds
 
 
 class AppSpec(msgspec.Struct, frozen=True):

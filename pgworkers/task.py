@@ -134,6 +134,11 @@ class Task(Generic[P, R]):
     def queue(self) -> str:
         return self._place(self._spec.queue or None)
 
+    @property
+    def declared(self) -> TaskSpec:
+        """As it was written: the queue may be left open."""
+        return self._spec
+
     def spec(self) -> TaskSpec:
         """As data, for the master; UsageError when something about it cannot work."""
         return msgspec.structs.replace(self._spec, queue=self.queue, signature=self.arguments.shown)

@@ -140,6 +140,9 @@ def line(fact: events.Fact) -> str | None:
             return f"database: the {fact.role} connection is back after {show_seconds(fact.seconds)}"
         case events.DutyFailed():
             return f"duty {fact.duty} failed: {escape(fact.error)}"
+        case events.ScheduleFailed():
+            whose = f" ({escape(fact.scope)})" if fact.scope else ""
+            return f"schedule {escape(fact.schedule)}{whose} cannot fire: {escape(fact.error)}"
         case events.ReloadRefused():
             return f"reload refused, the old code goes on: {escape(fact.why, 600)}"
         case events.LeaderChanged():

@@ -1,0 +1,205 @@
+"""What `@app.schedule(...)` accepts, checked where it is written, as the data the leader fires by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+from pgworkers.declare.options import Duration, read_count, read_duration, read_moment, read_name
+from pgworkers.errors import UsageError
+from pgworkers.payload import NotJson
+from pgworkers.payload import encode as encode_json
+from pgworkers.schedule.expression import EPOCH
+from pgworkers.schedule.plan import MISSED, OVERLAP, Timing
+from pgworkers.specs import ScheduleSpec, TaskSpec
+
+NAME_LIMIT = 200
+SCOPE_LIMIT = 500
+WINDOW = 86400.0
+ARGS_LIMIT = 1 << 20
+
+Missed = Literal["latest", "all", "skip"]
+Overlap = Literal["allow", "skip", "replace"]
+Scopes = Iterable[str] | Mapping[str, Mapping[str, Any]]
+#: Arguments as the JSON object of a job; ArgumentError when they do not fit the task.
+Encode = Callable[[Mapping[str, Any]], bytes]
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """The keywords of `@app.schedule(...)`."""
+
+    name: str | None  # by default the task's
+    every: Duration | None  # instead of a cron expression
+    tz: str  # of the cron expression
+    args: Mapping[str, Any] | None  # of the job
+    jitter: Duration | None  # the job waits up to this long, always the same for the same tick
+    start: datetime | None  # no tick before it; an interval counts from it
+    end: datetime | None  # no tick at or after it
+    missed: Missed  # what becomes of ticks that nobody was there for
+    window: Duration  # how far back missed="all" goes
+    overlap: Overlap  # when the last job is still live
+    reentrant: bool  # False: one attempt; not run again when its host dies
+    paused: bool  # waits for `pgworkers schedules resume`
+    scope: str | None  # "tenant": the same schedule for many, each with its own ticks
+    scopes: Scopes | None  # their names, or names with arguments of their own
+    queue: str | None
+    priority: int | None
+    deadline: Duration | None
+    expires: Duration | None
+
+
+def declared(
+    task: Any, cron: str | None, options: Mapping[str, Any]
+) -> tuple[str, Callable[[], ScheduleSpec]]:
+    """The name of a schedule, and how to make its spec. What can be refused is refused now.
+
+    Annotations that name what the module defines later cannot be resolved yet: then arguments are checked only when the
+    whole app is described.
+    """
+
+    def fits(args: Mapping[str, Any]) -> bytes:
+        found: bytes = task.arguments.encode((), dict(args), limit=ARGS_LIMIT)
+        return found
+
+    ready = "arguments" in vars(task)
+    spec = schedule_spec(task.declared, fits if ready else plain_json, cron, **options)
+    return spec.name, lambda: schedule_spec(task.declared, fits, cron, **options)
+
+
+def schedule_spec(
+    task: TaskSpec,
+    encode: Encode,
+    cron: str | None,
+    *,
+    name: str | None = None,
+    every: Duration | None = None,
+    tz: str = "UTC",
+    args: Mapping[str, Any] | None = None,
+    jitter: Duration | None = None,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    missed: Missed = "latest",
+    window: Duration = WINDOW,
+    overlap: Overlap = "allow",
+    reentrant: bool = True,
+    paused: bool = False,
+    scope: str | None = None,
+    scopes: Scopes | None = None,
+    queue: str | None = None,
+    priority: int | None = None,
+    deadline: Duration | None = None,
+    expires: Duration | None = None,
+) -> ScheduleSpec:
+    """Check and convert; UsageError says what to write instead."""
+    name = read_name(name if name is not None else task.name, what="schedule name", limit=NAME_LIMIT)
+    what = f"schedule {name}:"
+    kind, own = _scopes(what, scope, scopes)
+    base = _mapping(what, args)
+    first, last = _moment(start, f"{what} start"), _moment(end, f"{what} end")
+    if first is not None and last is not None and last <= first:
+        raise UsageError(f"{what} end is not after start; no tick could ever fire")
+    _one_of(missed, MISSED, f"{what} missed")
+    _one_of(overlap, OVERLAP, f"{what} overlap")
+    timing = Timing(
+        cron=cron,
+        every=read_duration(every, what=f"{what} every"),
+        tz=tz,
+        start=first,
+        end=last,
+        missed=missed,
+        window=read_duration(window, what=f"{what} window") or WINDOW,
+    )
+    _check(what, timing)
+    # Arguments of a scoped schedule are whole only together with those of the scope.
+    whole = _encoded(what, encode if kind == "" else plain_json, base)
+    encoded = {one: _encoded(what, encode, {**base, **more}) for one, more in own.items()}
+    return ScheduleSpec(
+        name=name,
+        task=task.name,
+        cron=None if cron is None else " ".join(cron.split()),
+        every=timing.every,
+        tz=tz,
+        args=whole,
+        jitter=read_duration(jitter, what=f"{what} jitter", positive=False) or 0.0,
+        start=first,
+        end=last,
+        missed=missed,
+        window=timing.window,
+        overlap=overlap,
+        reentrant=bool(reentrant),
+        paused=bool(paused),
+        scope_kind=kind,
+        scopes=encoded,
+        queue=queue,
+        priority=None
+        if priority is None
+        else read_count(priority, what=f"{what} priority", least=-(1 << 31) + 1),
+        deadline=read_duration(deadline, what=f"{what} deadline") or task.deadline,
+        expires=read_duration(expires, what=f"{what} expires") or task.expires,
+    )
+
+
+def _check(what: str, timing: Timing) -> None:
+    if timing.cron is None and timing.every is None:
+        raise UsageError(f'{what} say when: @app.schedule("0 3 * * *") or @app.schedule(every="5m")')
+    if timing.cron is not None and timing.every is not None:
+        raise UsageError(f"{what} a cron expression or every=, not both")
+    if timing.every is not None and timing.tz != "UTC":
+        raise UsageError(f"{what} every= counts elapsed time and has no time zone; leave tz out")
+    try:
+        timing.calendar()
+    except UsageError as exc:
+        raise UsageError(f"{what} {exc}") from None
+    if timing.start is not None and timing.end is not None and timing.next_after(EPOCH) is None:
+        raise UsageError(f"{what} no tick lies between start and end")
+
+
+def _scopes(what: str, kind: str | None, scopes: Scopes | None) -> tuple[str, dict[str, dict[str, Any]]]:
+    if kind is None:
+        if scopes is not None:
+            raise UsageError(f'{what} scopes= without scope=: say what they are, e.g. scope="tenant"')
+        return "", {}
+    kind = read_name(kind, what=f"{what} scope", limit=NAME_LIMIT)
+    if isinstance(scopes, str):
+        raise UsageError(f'{what} scopes must be a list of names or a dict: scopes=["{scopes}"]')
+    given = scopes if isinstance(scopes, Mapping) else {one: {} for one in scopes or ()}
+    return kind, {
+        read_name(one, what=f"{what} {kind}", limit=SCOPE_LIMIT): _mapping(f"{what} {kind} {one}", more)
+        for one, more in given.items()
+    }
+
+
+def plain_json(args: Mapping[str, Any]) -> bytes:
+    """Arguments that cannot be compared with the task yet."""
+    try:
+        return encode_json(dict(args), limit=ARGS_LIMIT)
+    except NotJson as exc:
+        raise UsageError(f"args: {exc}") from None
+
+
+def _mapping(what: str, args: Mapping[str, Any] | None) -> dict[str, Any]:
+    if args is not None and not isinstance(args, Mapping):
+        raise UsageError(f"{what} args must be a dict by parameter name, not {type(args).__name__}")
+    return dict(args or {})
+
+
+def _encoded(what: str, encode: Encode, args: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = msgspec.json.decode(encode(args))
+    except UsageError as exc:
+        raise UsageError(f"{what} {str(exc).replace('; nothing was enqueued', '')}") from None
+    return found
+
+
+def _moment(value: datetime | None, what: str) -> datetime | None:
+    """To the second: ticks of a calendar are whole ones."""
+    found = read_moment(value, what=what)
+    return None if found is None else found.replace(microsecond=0)
+
+
+def _one_of(value: Any, known: tuple[str, ...], what: str) -> None:
+    if value not in known:
+        raise UsageError(f"{what}={value!r}: use {', '.join(known)}")

@@ -1,0 +1,7 @@
+-- Schedules to look at, the longest overdue first, with the clock that decides. Index: schedule_due.
+SELECT now(), s.name, s.scope, s.revision, s.considered_at, s.cron, s.every, s.tz, s.starts_at, s.ends_at, s.missed,
+       s.missed_window, s.jitter
+  FROM pgworkers.schedule s
+ WHERE NOT s.paused AND s.due_at <= now()
+ ORDER BY s.due_at, s.name, s.scope
+ LIMIT %(limit)s::bigint

@@ -1,0 +1,7 @@
+-- A schedule that cannot fire says why and is looked at again later; the others go on. Index: the primary key. Guard:
+-- revision.
+UPDATE pgworkers.schedule s
+   SET error = %(error)s::text, next_at = NULL, revision = s.revision + 1,
+       due_at = now() + make_interval(secs => %(again)s::double precision)
+ WHERE s.name = %(name)s::text AND s.scope = %(scope)s::text AND s.revision = %(revision)s::bigint
+RETURNING s.name

@@ -1,0 +1,10 @@
+-- Pause or resume a schedule, all of its scopes or one. Ticks that passed while it was paused have had their turn. Index:
+-- the primary key. Guard: the revision is raised, so that a firing planned before does nothing.
+UPDATE pgworkers.schedule s
+   SET paused = %(paused)s::boolean, revision = s.revision + 1,
+       considered_at = CASE WHEN s.paused AND NOT %(paused)s::boolean THEN now() ELSE s.considered_at END,
+       next_at = NULL,
+       due_at = CASE WHEN (s.scope <> '') = (s.scope_kind <> '') THEN '-infinity' ELSE 'infinity' END::timestamptz
+ WHERE s.name = %(name)s::text AND (%(scope)s::text IS NULL OR s.scope = %(scope)s::text)
+   AND s.paused <> %(paused)s::boolean
+RETURNING s.name, s.scope

@@ -1,0 +1,44 @@
+"""A leader without a host: the duty on schedules, on its own connection, as often as a test likes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from pgworkers.events import Fact, Facts
+from pgworkers.master import ticks
+from pgworkers.master.line import Line
+from pgworkers.settings import Settings
+from pgworkers.specs import ScheduleSpec
+
+
+class Leader:
+    """One line and what it told."""
+
+    def __init__(self, dsn: str, settings: Settings | None = None) -> None:
+        self.told: list[Fact] = []
+        facts = Facts()
+        facts.listen(self.told.append)
+        self._facts = facts
+        self._runner = asyncio.Runner()
+        self.line = Line("duty", dsn, settings or Settings(), facts)
+
+    def sync(self, *specs: ScheduleSpec) -> list[str]:
+        return self._runner.run(ticks.sync(self.line, specs))
+
+    def fire(self) -> int:
+        return self._runner.run(ticks.fire(self.line, self._facts))
+
+    def prune(self, retention: float) -> int:
+        return self._runner.run(ticks.prune(self.line, retention))
+
+    def ask(self, query: Any) -> Any:
+        return self._runner.run(self.line.ask(query))
+
+    def facts(self, kind: type[Any]) -> Sequence[Any]:
+        return [fact for fact in self.told if isinstance(fact, kind)]
+
+    def close(self) -> None:
+        self._runner.run(self.line.close())
+        self._runner.close()
