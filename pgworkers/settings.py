@@ -100,11 +100,12 @@ class Settings:
 
     def check(self) -> None:
         """Refuse what cannot hold."""
-        if 3 * self.renew + self.statement_timeout > self.lease:
+        needed = 1.5 * (3 * self.renew + self.statement_timeout)
+        if needed > self.lease:
             raise UsageError(
                 f"lease={show_seconds(self.lease)} is too short: three renewals ({show_seconds(self.renew)} each) and one "
-                f"statement timeout ({show_seconds(self.statement_timeout)}) must fit into it; "
-                f"raise lease to {show_seconds(3 * self.renew + self.statement_timeout)} or lower renew"
+                f"statement timeout ({show_seconds(self.statement_timeout)}) must fit into two thirds of it, where "
+                f"exclusive jobs are stopped; raise lease to {show_seconds(needed)} or lower renew"
             )
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema):
             raise UsageError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from pgworkers.cli import bulk, output, place
+from pgworkers.cli import bulk, inside, output, place
 from pgworkers.cli.choosing import filters, states
 from pgworkers.cli.invocation import Group, Invocation, said
 from pgworkers.cli.output import Column
@@ -18,7 +18,7 @@ from pgworkers.job.state import State
 
 @click.group(cls=Group)
 def jobs() -> None:
-    """List, show, retry, cancel, discard and await jobs."""
+    """List, show, await, retry, cancel, discard jobs; look inside, suspend, resume, kill."""
 
 
 @jobs.command("list")
@@ -162,5 +162,13 @@ def _result(job: Any) -> str:
     return compact(job.result) if job.state == State.SUCCEEDED else (job.error or job.verdict or "")
 
 
-for _verb in (bulk.retry, bulk.cancel, bulk.discard):
+for _verb in (
+    bulk.retry,
+    bulk.cancel,
+    bulk.discard,
+    inside.stack,
+    inside.suspend,
+    inside.resume,
+    inside.kill,
+):
     jobs.add_command(_verb)

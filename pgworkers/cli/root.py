@@ -17,10 +17,17 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Jobs": {
         "enqueue": ("pgworkers.cli.enqueue:enqueue", "Enqueue one job, or a file of them."),
-        "jobs": ("pgworkers.cli.jobs:jobs", "List, show, retry, cancel, discard and await jobs."),
+        "jobs": (
+            "pgworkers.cli.jobs:jobs",
+            "List, show, await, retry, cancel, discard jobs; look inside, suspend, resume, kill.",
+        ),
     },
     "Cluster": {
         "queues": ("pgworkers.cli.queues:queues", "List, pause and resume queues."),
+        "schedules": (
+            "pgworkers.cli.schedules:schedules",
+            "List, run, pause, resume and remove schedules; their next ticks.",
+        ),
         "workers": ("pgworkers.cli.workers:workers", "The worker processes of all hosts."),
         "hosts": ("pgworkers.cli.hosts:hosts", "The hosts that share this database."),
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pgworkers.cli import output, place
+from pgworkers.cli import inside, output, place
 from pgworkers.cli.invocation import Group, said
 from pgworkers.cli.output import Column
 from pgworkers.cli.wording import lasting
@@ -46,3 +46,5 @@ _COLUMNS: list[Column] = [
     ("for", lambda worker: lasting(worker.since)),
     ("jobs", lambda worker: "" if worker.jobs is None else str(worker.jobs)),
 ]
+
+workers.add_command(inside.workers_stack)

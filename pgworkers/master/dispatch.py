@@ -279,6 +279,8 @@ class Dispatch:
             checkpoint=_NULL if job.checkpoint is None else Raw(job.checkpoint.encode()),
             meta=_NULL if job.meta is None else Raw(job.meta.encode()),
             errors=job.errors,
+            exclusive=held.spec.exclusive,
+            stall_timeout=held.spec.stall_timeout,
         )
         worker.send(Kind.ORDER, job.id, job.lease, _order(order))
         waited = job.waited + held.started - held.since

@@ -31,6 +31,7 @@ from pgworkers.master.line import Line, LineDown
 from pgworkers.master.options import RunOptions
 from pgworkers.master.reload import Reloads
 from pgworkers.master.renewal import Renewal
+from pgworkers.master.requests import Requests
 from pgworkers.master.supervisors import Supervisors
 from pgworkers.postgres.statements import Query
 from pgworkers.process import prctl, titles
@@ -80,6 +81,7 @@ class Host:
             view=lambda: (self.state, view.workers(self)),
             registration=self.registration,
             on_notice=self._noticed,
+            on_renewed=self._renewed,
         )
         self.leadership = Leadership(self.id, self.lines["leadership"], facts, settings, self._unbroken)
         self.duties = Duties(
@@ -87,6 +89,7 @@ class Host:
         )
         self.supervisors = Supervisors(settings, facts, self.dispatch, self.boots(), plan.app.version)
         self.reloads = Reloads(self)
+        self.requests = Requests(self)
 
     def boots(self) -> dict[str, Boot]:
         """What each supervisor is told first."""
@@ -124,6 +127,7 @@ class Host:
             self.leadership.run(),
             self.duties.run(self.leadership),
             self.reloads.run(),
+            self.requests.run(),
             self._tick(),
         ):
             self._start(part)
@@ -206,8 +210,15 @@ class Host:
         kind, _, what = payload.partition(":")
         if kind in ("ready", "reconnected", "queue"):
             self.claims.poke()
-        elif kind == "cancel" and what.isdigit():
+        if kind in ("request", "reconnected"):
+            self.requests.poke()
+        if kind == "cancel" and what.isdigit():
             self.dispatch.cancel(int(what))
+
+    def _renewed(self, sent: float) -> None:
+        """Exclusive jobs are dead two thirds into the lease, counted from the sending of the last renewal that held."""
+        if any(task.exclusive for task in self.plan.app.tasks):
+            self.supervisors.fence(sent + self.settings.lease * 2 / 3)
 
     def _want_claim(self) -> None:
         self.claims.poke()

@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgworkers.clock import monotonic
+from pgworkers.clock import boottime, monotonic
 from pgworkers.events import Facts, Notified
 from pgworkers.job.renew import renew
 from pgworkers.master.dispatch import Dispatch
@@ -56,6 +56,7 @@ class Renewal:
         view: Callable[[], tuple[str, str]],
         registration: Callable[[], Query[Any]],
         on_notice: Callable[[str], None],
+        on_renewed: Callable[[float], None],
     ) -> None:
         self._host = host
         self._line = line
@@ -65,6 +66,7 @@ class Renewal:
         self._view = view
         self._registration = registration
         self._on_notice = on_notice
+        self._on_renewed = on_renewed  # with the time of its sending, on CLOCK_BOOTTIME
         self._due = 0.0
         self._born = monotonic()
         self.unbroken = Unbroken(2 * settings.renew + settings.statement_timeout)
@@ -87,7 +89,7 @@ class Renewal:
 
     async def once(self) -> None:
         """Renew now, and act on what comes back."""
-        sent = monotonic()
+        sent, sent_boottime = monotonic(), boottime()
         state, workers = self._view()
         renewed = await self._line.ask(renew(self._host, self._dispatch.held_keys(), state, workers))
         if not renewed.known:
@@ -96,6 +98,7 @@ class Renewal:
         fresh = sent - self._born < FRESH
         self._due = sent + (min(1.0, self._settings.renew) if fresh else self._settings.renew)
         self.unbroken.renewed(sent)
+        self._on_renewed(sent_boottime)
         for job, _lease in renewed.cancels:
             self._dispatch.cancel(job)
         for key in renewed.lost:

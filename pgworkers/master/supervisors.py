@@ -11,7 +11,6 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Callable
 
 import msgspec
 
@@ -29,15 +28,16 @@ from pgworkers.supervisor.messages import (
     Boot,
     Booted,
     BootFailed,
-    Command,
     Died,
     Fact,
+    Fence,
     Forked,
     Resting,
     Scale,
     Stack,
     Stalled,
     Stop,
+    Suspended,
 )
 
 
@@ -60,7 +60,8 @@ class Supervisors:
         self._leaving = False
         self.guests: set[int] = set()  # children that somebody else in this process waits for
         self.errors: dict[str, str] = {}  # why a queue has no workers
-        self.stacks: dict[int, Callable[[str], None]] = {}  # who waits for a stack, by token
+        self.answers: dict[int, asyncio.Future[tuple[bool, str]]] = {}  # who waits for one, by token
+        self._fence: Fence | None = None
 
     def start(self) -> None:
         for name in self._boots:
@@ -79,9 +80,11 @@ class Supervisors:
         ask, raise_ = (0.0, 0.0) if now else (self._settings.ask_grace, self._settings.raise_grace)
         worker.tell(Stop(worker.slot, *held.key, reason, ask, raise_))
 
-    def broadcast(self, command: Command) -> None:
+    def fence(self, until: float) -> None:
+        """Exclusive jobs may run until then (CLOCK_BOOTTIME); the next renewal moves it on."""
+        self._fence = Fence(until)
         for supervisor in self._all():
-            supervisor.send(command)
+            supervisor.send(self._fence)
 
     async def replace(self, boots: dict[str, Boot], version: str) -> list[str]:
         """Newer code: a new supervisor for each queue, one by one; the old one leaves when its jobs are done.
@@ -189,6 +192,8 @@ class Supervisors:
         match fact:
             case Booted():
                 supervisor.booted = True
+                if self._fence is not None:
+                    supervisor.send(self._fence)
                 self._budget(supervisor.queue).ready()
                 self.errors.pop(supervisor.queue, None)
                 self._facts.tell(events.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))
@@ -216,11 +221,16 @@ class Supervisors:
             case Resting():
                 self._facts.tell(events.WorkersResting(supervisor.queue, fact.seconds, fact.deaths))
             case Stack():
-                waiting = self.stacks.pop(fact.token, None)
-                if waiting is not None:
-                    waiting(fact.text)
+                self._answered(fact.token, True, fact.text)
+            case Suspended():
+                self._answered(fact.token, fact.done, fact.text)
         for fd in fds:
             os.close(fd)
+
+    def _answered(self, token: int, done: bool, text: str) -> None:
+        waiting = self.answers.pop(token, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result((done, text))
 
     def _forked(self, supervisor: Supervisor, fact: Forked, fd: int) -> None:
         worker = Worker(

@@ -17,7 +17,7 @@ from pgworkers.job.state import Verdict
 _DURATIONS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600, 14400)
 _WAITS = (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200)
 _STATEMENTS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
-WORKER_STATES = ("booting", "idle", "busy", "leaving")
+WORKER_STATES = ("booting", "idle", "busy", "suspended", "leaving")
 HOST_STATES = ("starting", "running", "draining", "stopping")
 
 

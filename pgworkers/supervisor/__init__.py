@@ -9,6 +9,7 @@ socket; orders come down on it (`messages.Command`), facts go up (`messages.Fact
 - `crew`     what it knows of each living worker
 - `ladder`   (pure) which rung of ask, raise, dump, kill is due
 - `watch`    (pure) deadlines, memory limits, stalls
+- `suspend`  a group that stands still by wish, and its deadline with it
 - `climb`    does what `ladder` and `watch` decided
 - `reap`     the death of a worker: group, rusage, orphans, cause
 - `capture`  output and stack dumps in nameless files; output is passed on, never waited for

@@ -9,7 +9,7 @@ import time
 from pgworkers.process import measure, scoreboard, signals, tree
 from pgworkers.process.scoreboard import Reason, Running, State
 from pgworkers.settings import Settings
-from pgworkers.supervisor import ladder, watch
+from pgworkers.supervisor import ladder, suspend, watch
 from pgworkers.supervisor.ladder import Climb, Rung, Seen
 from pgworkers.supervisor.member import DumpWish, Worker
 from pgworkers.supervisor.messages import Dump, Fact, Stack, Stalled, Stop
@@ -26,6 +26,7 @@ def wish(worker: Worker, order: Stop, now: float) -> None:
     if known is not None:
         known.hurry(order.ask_grace, order.raise_grace)
         return
+    suspend.go_on(worker, now)
     worker.climbs[key] = Climb(
         order.job, order.lease, order.reason, now, max(0.0, order.ask_grace), max(0.0, order.raise_grace)
     )
@@ -36,8 +37,12 @@ def _reason(word: str) -> int:
     return Reason.__members__.get(word.upper(), Reason.KILL)
 
 
-def check_limits(worker: Worker, settings: Settings, now: float) -> None:
-    """Deadline and memory limit travel in the slot: they hold without master and database."""
+def check_limits(worker: Worker, settings: Settings, now: float, fence: float) -> None:
+    """Deadline and memory limit travel in the slot: they hold without master and database.
+
+    So does the fence of exclusive jobs: the master moves it on with each renewal, and it holds while the master
+    is away.
+    """
     running = worker.slot.running()
     key = (running.job, running.lease)
     if running.state == State.LEAVING and running.deadline and now * 1e9 > running.deadline:
@@ -50,11 +55,22 @@ def check_limits(worker: Worker, settings: Settings, now: float) -> None:
         if watch.runs_away(running, used):
             known.hurry(0.0, 0.0)
         return
-    reason = watch.broken_limit(int(now * 1e9), running, used)
+    clock = worker.suspended or now  # the deadline of a suspended job stands still
+    reason = watch.broken_limit(int(clock * 1e9), running, used)
+    ask, raise_ = settings.ask_grace, settings.raise_grace
+    if reason is Reason.MEMORY:
+        ask = 0.0  # who eats memory is not asked first: every second of grace is more of it
+    elif running.state == State.RUNNING and worker.slot.exclusive and now >= fence:
+        reason, ask, raise_ = Reason.LEASE, 0.0, settings.lease / 6
+    elif (
+        reason is Reason.NONE
+        and not worker.suspended
+        and watch.stood_still(now, worker.pulse, worker.slot.stall)
+    ):
+        reason = Reason.STALL
     if reason is not Reason.NONE:
-        # who eats memory is not asked first: every second of grace is more of it
-        ask = 0.0 if reason is Reason.MEMORY else settings.ask_grace
-        worker.climbs[key] = Climb(*key, reason.word, now, ask, settings.raise_grace)
+        suspend.go_on(worker, now)
+        worker.climbs[key] = Climb(*key, reason.word, now, ask, raise_)
 
 
 def step(worker: Worker, now: float) -> None:
@@ -152,7 +168,7 @@ def kill_group(worker: Worker, why: str) -> None:
 def feel(worker: Worker, settings: Settings, now: float) -> Stalled | None:
     """Has the worker just stalled, or come back?"""
     found = tree.stat(worker.pid)
-    if found is None or found.state == "Z":
+    if found is None or found.state == "Z" or worker.suspended:
         return None
     news = worker.pulse.feel(now, worker.slot.beat, found.ticks, watch.patience(settings.heartbeat))
     if news is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import selectors
 import signal
@@ -14,7 +15,7 @@ import msgspec
 
 from pgworkers.process import prctl, scoreboard, signals, titles
 from pgworkers.process.packets import MAX_PACKET, Packets
-from pgworkers.supervisor import climb, fork
+from pgworkers.supervisor import climb, fork, suspend
 from pgworkers.supervisor.boot import load_app
 from pgworkers.supervisor.crew import Crew
 from pgworkers.supervisor.messages import (
@@ -25,9 +26,11 @@ from pgworkers.supervisor.messages import (
     Dump,
     Exit,
     Fact,
+    Fence,
     Scale,
     Stack,
     Stop,
+    Suspend,
 )
 
 TICK = 0.2
@@ -51,6 +54,7 @@ class Supervisor:
         self._name = nursery.queue.name
         self._next_second = 0.0
         self._leaving = False
+        self._fence = math.inf
         self._notes = signals.Notes((signal.SIGCHLD, signal.SIGTERM), _IGNORED)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._notes.reader, selectors.EVENT_READ)
@@ -78,7 +82,7 @@ class Supervisor:
         now = now_seconds()
         self._crew.bury(now)
         for worker in self._crew:
-            climb.check_limits(worker, self._settings, now)
+            climb.check_limits(worker, self._settings, now, self._fence)
             climb.step(worker, now)
             for fact in climb.finish_dumps(worker, now) if worker.dumps else ():
                 self._tell(fact, None)
@@ -126,6 +130,10 @@ class Supervisor:
                 answer = climb.begin_dump(worker, command, now) if worker is not None else gone
                 if answer is not None:
                     self._tell(answer, None)
+            case Suspend(slot=slot):
+                self._tell(suspend.obey(self._crew.get(slot), command, now), None)
+            case Fence(until=until):
+                self._fence = until
             case Exit() | Boot():
                 self._leaving = True
 
@@ -148,7 +156,9 @@ class Supervisor:
         workers = list(self._crew)
         busy = sum(worker.busy for worker in workers)
         stalled = sum(worker.pulse.stalled for worker in workers)
+        suspended = sum(bool(worker.suspended) for worker in workers)
         title = f"pgworkers: queue {self._name} {busy}/{len(workers)} busy"
+        title += f", {suspended} suspended" if suspended else ""
         titles.show(f"{title}, {stalled} stalled" if stalled else title)
 
     def _leave(self) -> bool:

@@ -34,6 +34,7 @@ class Worker:
     dump_seen: int = 0  # size of the dump file at the last look
     killed: str | None = None  # why we sent SIGKILL
     seen_ready: bool = False
+    suspended: float = 0.0  # since when its group stands still by wish
 
     @property
     def ready(self) -> bool:

@@ -47,6 +47,22 @@ class Dump(msgspec.Struct, tag="dump", tag_field="is"):
     token: int
 
 
+class Suspend(msgspec.Struct, tag="suspend", tag_field="is"):
+    """Stop the group of this job's worker (SIGSTOP), or let it go on; its deadline stands still meanwhile."""
+
+    slot: int
+    job: int
+    lease: int
+    token: int
+    suspend: bool
+
+
+class Fence(msgspec.Struct, tag="fence", tag_field="is"):
+    """Exclusive jobs must not run beyond this time (seconds of CLOCK_BOOTTIME): the lease could be somebody else's then."""
+
+    until: float
+
+
 class Exit(msgspec.Struct, tag="exit", tag_field="is"):
     """Kill every worker group, sweep, leave."""
 
@@ -102,6 +118,15 @@ class Stack(msgspec.Struct, tag="stack", tag_field="is"):
     text: str
 
 
+class Suspended(msgspec.Struct, tag="suspended", tag_field="is"):
+    """The answer to `Suspend`: done, or why not."""
+
+    slot: int
+    token: int
+    done: bool
+    text: str
+
+
 class Resting(msgspec.Struct, tag="resting", tag_field="is"):
     """Workers die before they are ready; the next is started after `seconds`."""
 
@@ -109,5 +134,5 @@ class Resting(msgspec.Struct, tag="resting", tag_field="is"):
     deaths: int
 
 
-Command = Boot | Scale | Stop | Dump | Exit
-Fact = Booted | BootFailed | Forked | Died | Stalled | Stack | Resting
+Command = Boot | Scale | Stop | Dump | Suspend | Fence | Exit
+Fact = Booted | BootFailed | Forked | Died | Stalled | Stack | Suspended | Resting

@@ -28,6 +28,11 @@ def patience(heartbeat: float) -> float:
     return max(2.0, 3 * heartbeat)
 
 
+def stood_still(now: float, pulse: Pulse, limit: int) -> bool:
+    """Has a stalled worker shown no sign of life for longer than its job allows? `limit` in nanoseconds, 0: any."""
+    return limit > 0 and pulse.stalled and now - pulse.since >= limit / 1e9
+
+
 @dataclass(slots=True)
 class Pulse:
     """The last sign of life of one worker: its beat, or else its CPU time.

@@ -26,11 +26,10 @@ from pgworkers.worker.window import Ending, Window
 class Feed:
     """What the context of a running handler knows of its slot."""
 
-    def __init__(self, slot: Slot, job: int, lease: int, deadline: int) -> None:
+    def __init__(self, slot: Slot, job: int, lease: int) -> None:
         self._slot = slot
         self._job = job
         self._lease = lease
-        self._deadline = deadline
         self.told = False  # the handler has seen that it should stop
 
     def cancelled(self) -> bool:
@@ -39,7 +38,9 @@ class Feed:
         return self.told
 
     def remaining(self) -> float | None:
-        return (self._deadline - scoreboard.now()) / 1e9 if self._deadline else None
+        """From the slot: the supervisor moves the deadline of a job that was suspended."""
+        deadline = self._slot.deadline
+        return (deadline - scoreboard.now()) / 1e9 if deadline else None
 
 
 class Attempt:
@@ -65,6 +66,8 @@ class Attempt:
         memory = order.memory or self._birth.queue.memory or 0
         deadline = now + int(max(0.0, order.timeout) * 1e9) if order.timeout is not None else 0
         cpu = int(meter.begin() * 1e6)
+        self._slot.exclusive = int(order.exclusive)
+        self._slot.stall = int((order.stall_timeout or 0.0) * 1e9)
         self._slot.begin(
             self.job,
             self.lease,
@@ -75,7 +78,7 @@ class Attempt:
             output=self._output_from,
         )
         faults.point("after_order")
-        self._feed = Feed(self._slot, self.job, self.lease, deadline)
+        self._feed = Feed(self._slot, self.job, self.lease)
         self.ctx = Ctx(
             job_id=self.job,
             task=order.task,

@@ -36,6 +36,8 @@ class Order(msgspec.Struct, array_like=True):
     checkpoint: Raw  # JSON text, `null` when there is none
     meta: Raw  # likewise
     errors: list[str]
+    exclusive: bool = False
+    stall_timeout: float | None = None
 
 
 class Progress(msgspec.Struct, array_like=True):

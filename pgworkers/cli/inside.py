@@ -1,0 +1,122 @@
+"""`jobs stack|suspend|resume|kill` and `workers stack`: reaching into a running job, on whatever host it runs."""
+
+from __future__ import annotations
+
+import click
+
+from pgworkers.cli import output, place
+from pgworkers.cli.invocation import Command, said
+from pgworkers.cli.values import job_id
+from pgworkers.errors import PgworkersError, UsageError
+
+
+def _reach(ctx: click.Context, kind: str, number: int) -> None:
+    from pgworkers.cli import asking
+
+    invocation = said(ctx)
+    with place.database(invocation) as db:
+        answer = asking.of_job(db, kind, number)
+    if answer.done is None:
+        raise PgworkersError(
+            f"job #{number}: its host did not answer; pgworkers hosts shows whether it lives"
+        )
+    if not answer.done:
+        raise PgworkersError(f"job #{number}: {answer.text}")
+    if invocation.output == "table":
+        click.echo(answer.text if kind == "stack" else f"#{number} {answer.text}")
+    else:
+        output.document({"id": number, kind: answer.text})
+
+
+@click.command("stack", cls=Command)
+@click.argument("number", metavar="ID", type=job_id)
+@click.pass_context
+def stack(ctx: click.Context, *, number: int) -> None:
+    """The Python stack of a running job, now, without stopping it.
+
+    Works on any host, also while C code holds the interpreter's lock.
+
+    \b
+    Examples:
+      pgworkers jobs stack 1042
+    """
+    _reach(ctx, "stack", number)
+
+
+@click.command("suspend", cls=Command)
+@click.argument("number", metavar="ID", type=job_id)
+@click.pass_context
+def suspend(ctx: click.Context, *, number: int) -> None:
+    """Let a running job stand still (SIGSTOP); its lease is kept and its deadline waits.
+
+    \b
+    Examples:
+      pgworkers jobs suspend 1042
+      pgworkers jobs resume 1042
+    """
+    _reach(ctx, "suspend", number)
+
+
+@click.command("resume", cls=Command)
+@click.argument("number", metavar="ID", type=job_id)
+@click.pass_context
+def resume(ctx: click.Context, *, number: int) -> None:
+    """Let a suspended job go on.
+
+    \b
+    Examples:
+      pgworkers jobs resume 1042
+    """
+    _reach(ctx, "resume", number)
+
+
+@click.command("kill", cls=Command)
+@click.argument("number", metavar="ID", type=job_id)
+@click.pass_context
+def kill(ctx: click.Context, *, number: int) -> None:
+    """Kill the process of a running job at once; the job is handed back and runs again.
+
+    \b
+    Examples:
+      pgworkers jobs kill 1042
+      pgworkers jobs cancel 1042      to end it for good
+    """
+    _reach(ctx, "kill", number)
+
+
+@click.command("stack", cls=Command)
+@click.argument("worker", metavar="[QUEUE[/SLOT]]", required=False)
+@click.pass_context
+def workers_stack(ctx: click.Context, *, worker: str | None) -> None:
+    """The Python stacks of workers, now: all of them, those of a queue, or one.
+
+    \b
+    Examples:
+      pgworkers workers stack
+      pgworkers workers stack render
+      pgworkers workers stack render/0
+    """
+    from pgworkers.cli import asking
+
+    invocation = said(ctx)
+    queue, _, slot = (worker or "").partition("/")
+    if slot and not slot.isdigit():
+        raise UsageError(
+            f"{worker!r} is not a worker; write QUEUE or QUEUE/SLOT, as pgworkers workers shows them"
+        )
+    with place.database(invocation) as db:
+        found = asking.of_workers(db, "stack", queue or None, int(slot) if slot else None)
+    told = [
+        {"host": one.host, "worker": f"{one.queue}/{one.slot}", "stack": one.text or "no answer"}
+        for one in found
+    ]
+    if invocation.output == "json":
+        output.document(told)
+    elif invocation.output == "ndjson":
+        for row in told:
+            output.line(row)
+    else:
+        for row in told:
+            click.echo(f"{row['worker']} on {row['host']}\n{row['stack']}\n")
+        if not told:
+            output.note(invocation, "no workers: no host has told of any yet; pgworkers run starts one")

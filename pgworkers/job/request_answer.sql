@@ -1,0 +1,8 @@
+-- The answer, once. Index: the primary key. Guard: not answered before.
+WITH answered AS (
+    UPDATE pgworkers.request r
+       SET answered_at = now(), done = %(done)s::boolean, answer = %(answer)s::text
+     WHERE r.id = %(id)s::bigint AND r.answered_at IS NULL
+    RETURNING r.id
+)
+SELECT id, pg_notify('pgworkers_done', 'request:' || id) FROM answered

@@ -1,0 +1,11 @@
+-- Ask about each worker that the living hosts told of at their last renewal, all or some.
+WITH asked AS (
+    INSERT INTO pgworkers.request (host, kind, queue, slot)
+    SELECT w.host, %(kind)s::text, w.queue, w.slot
+      FROM pgworkers.worker w
+      JOIN pgworkers.host h ON h.id = w.host AND h.renewed_at > now() - h.lease
+     WHERE (%(queue)s::text IS NULL OR w.queue = %(queue)s::text) AND (%(slot)s::integer IS NULL OR w.slot = %(slot)s::integer)
+     ORDER BY w.host, w.queue, w.slot
+    RETURNING id
+)
+SELECT id, pg_notify('pgworkers', 'request:') FROM asked

@@ -1,0 +1,112 @@
+"""Looking into running jobs, suspending, resuming and killing them, from anywhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+from support.ledger import audit, read
+from support.tree import Forest, wait_for
+
+
+def pgworkers(forest: Forest, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pgworkers", "--dsn", forest.dsn, *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd="/")
+
+
+def running(forest: Forest, task: str, **args: object) -> int:
+    options = {"timeout": args.pop("timeout")} if "timeout" in args else {}
+    [job] = forest.enqueue(task, args=args, **options)
+    wait_for(lambda: [e for e in read(forest.ledger) if e.job == job])
+    return job
+
+
+def state_of(pid: int) -> str:
+    return psutil.Process(pid).status()
+
+
+def test_the_stack_of_a_running_job_names_its_function_even_in_c_code(forest: Forest) -> None:
+    forest.start(queues="default:1")
+    forest.start(queues="default:1")
+    job = running(forest, "hold_gil", turns=10_000_000_000)
+    done = pgworkers(forest, "jobs", "stack", str(job))
+    assert done.returncode == 0, done.stderr
+    assert "in hold_gil" in done.stdout
+    assert forest.state(job) == "running"
+    all_of_them = pgworkers(forest, "workers", "stack")
+    assert "in hold_gil" in all_of_them.stdout
+    forest.db.execute("SELECT pgworkers.cancel(%s)", (job,))
+    forest.until(job, "cancelled")
+
+
+def test_a_job_that_does_not_run_has_no_stack(forest: Forest) -> None:
+    [job] = forest.enqueue("work")
+    done = pgworkers(forest, "jobs", "stack", str(job))
+    assert (done.returncode, "not running" in done.stderr) == (1, True)
+    assert pgworkers(forest, "jobs", "stack", "999").returncode == 3
+
+
+def test_a_suspended_job_stands_still_and_its_deadline_waits(forest: Forest) -> None:
+    master = forest.start(queues="default:1")
+    job = running(forest, "work", seconds=1.0, timeout="3 seconds")
+    pid = read(forest.ledger)[0].pid
+    done = pgworkers(forest, "jobs", "suspend", str(job))
+    assert done.returncode == 0, done.stderr
+    assert state_of(pid) == psutil.STATUS_STOPPED
+    wait_for(lambda: master.titles("1 suspended"))
+    began = forest.db.execute("SELECT now()").fetchone()
+    wait_for(lambda: forest.db.execute("SELECT now() - %s > '4 seconds'", began).fetchone() == (True,))
+    assert forest.state(job) == "running", "its deadline did not wait"
+    assert pgworkers(forest, "jobs", "resume", str(job)).returncode == 0
+    row = forest.until(job, "succeeded")
+    assert (row["attempt"], row["lease"]) == (1, 1)
+    assert audit(forest.db, forest.ledger, [job]) == []
+
+
+def test_a_suspended_job_can_be_cancelled(forest: Forest) -> None:
+    forest.start(queues="default:1")
+    job = running(forest, "work", seconds=60)
+    pgworkers(forest, "jobs", "suspend", str(job))
+    forest.db.execute("SELECT pgworkers.cancel(%s)", (job,))
+    forest.until(job, "cancelled")
+
+
+def test_a_drain_does_not_wait_for_a_suspended_job_for_ever(forest: Forest) -> None:
+    master = forest.start(queues="default:1", PGWORKERS_DRAIN="1s")
+    job = running(forest, "work", seconds=60)
+    pgworkers(forest, "jobs", "suspend", str(job))
+    assert master.terminate() == 0, master.log()
+    assert (forest.row(job)["state"], forest.row(job)["attempt"]) == ("ready", 0)
+
+
+def test_kill_hands_the_job_back_and_it_runs_again(forest: Forest) -> None:
+    forest.start(queues="default:1")
+    job = running(forest, "work", seconds=1.0)
+    done = pgworkers(forest, "jobs", "kill", str(job))
+    assert done.returncode == 0, done.stderr
+    row = forest.until(job, "succeeded")
+    assert (row["attempt"], row["crashes"], row["lease"]) == (1, 0, 2)
+    assert audit(forest.db, forest.ledger, [job]) == []
+
+
+def test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers(forest: Forest) -> None:
+    """The master is stopped, so nothing renews: its supervisor stops the handler by itself."""
+    first = forest.start(queues="default:1")
+    forest.app.write_text(
+        forest.app.read_text().replace("@app.task\ndef work", "@app.task(exclusive=True)\ndef work")
+    )
+    first.signal(signal.SIGHUP)
+    wait_for(lambda: "reloaded" in first.log())
+    job = running(forest, "work", seconds=30)
+    wait_for(lambda: first.titles(f"#{job}"))
+    first.signal(signal.SIGSTOP)
+    wait_for(lambda: not first.titles(f"#{job}"), timeout=20, what="the supervisor fenced it")
+    row = forest.row(job)
+    assert (row["state"], row["lease"]) == ("running", 1), "it outlived its lease"
+    second = forest.start(queues="default:1")
+    wait_for(lambda: forest.row(job)["lease"] == 2, timeout=30)
+    first.signal(signal.SIGCONT)
+    os.kill(second.pid, 0)
