@@ -24,6 +24,7 @@ from pgworkers.postgres import migrate
 from pgworkers.postgres.connect import choose, connect, shown
 from pgworkers.postgres.embedded import EmbeddedServer
 from pgworkers.postgres.statements import run as ask
+from pgworkers.schedule import sync as schedules
 from pgworkers.settings import Loaded, Settings
 from pgworkers.specs import AppSpec, QueueSpec
 from pgworkers.supervisor.ask import describe
@@ -64,6 +65,8 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
             applied = migrate.up(conn, loaded.settings.schema)
             ask(conn, loaded.settings.schema, queues.declare(list(served)))
             ask(conn, loaded.settings.schema, queues.declare_tasks(list(app.tasks)))
+            if app.schedules:
+                ask(conn, loaded.settings.schema, schedules.sync(app.schedules))
             for task in options.enqueue:
                 _enqueue(conn, loaded.settings.schema, app, task)
             postgres = f"Postgres {conn.info.server_version // 10000}"

@@ -7,31 +7,26 @@ duty that fails is told and counted, and never stops the others. `perform` runs 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.errors import NotFound
 from pgworkers.events import DutyDone, DutyFailed, Facts, JobRescued
-from pgworkers.job import archive, host, promote, rescue
+from pgworkers.job import archive, host, promote, request, rescue
+from pgworkers.master import ticks
 from pgworkers.master.leadership import Leadership
-from pgworkers.master.line import LineDown
+from pgworkers.master.line import Asker, LineDown
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
+from pgworkers.specs import ScheduleSpec
 
-T = TypeVar("T")
 RESCUE_BATCH = 500
 BATCH = 1000
 DAYS_AHEAD = 3
-
-
-class Asker(Protocol):
-    """Who runs a duty's statements: the leadership, or an operator's own line."""
-
-    async def ask(self, query: Query[T]) -> T: ...
 
 
 @dataclass(slots=True)
@@ -46,13 +41,20 @@ class Duty:
 
 class Duties:
     def __init__(
-        self, host_id: str, asker: Asker, facts: Facts, settings: Settings, may_rescue: Callable[[], bool]
+        self,
+        host_id: str,
+        asker: Asker,
+        facts: Facts,
+        settings: Settings,
+        may_rescue: Callable[[], bool],
+        schedules: Callable[[], Sequence[ScheduleSpec]],
     ) -> None:
         self._host = host_id
         self._asker = asker
         self._facts = facts
         self._settings = settings
         self._may_rescue = may_rescue
+        self._declared = schedules
         every = settings
         self.all = {
             duty.name: duty
@@ -65,6 +67,14 @@ class Duties:
                     "partitions", every.upkeep, self._partitions, "make partitions ahead, drop old ones", True
                 ),
                 Duty("prune", every.prune, self._prune, "delete finished jobs past their queue's retention"),
+                Duty(
+                    "schedules",
+                    every.upkeep,
+                    self._schedules,
+                    "write down the schedules that the app declares",
+                    True,
+                ),
+                Duty("ticks", every.promote, self._ticks, "fire the schedules that are due"),
             )
         }
 
@@ -148,4 +158,12 @@ class Duties:
         return made + len(old)
 
     async def _prune(self) -> int:
-        return await self._until_empty(lambda: archive.prune(self._settings.retention, BATCH), BATCH)
+        jobs = await self._until_empty(lambda: archive.prune(self._settings.retention, BATCH), BATCH)
+        requests = await self._until_empty(lambda: request.forget(BATCH), BATCH)
+        return jobs + requests + await ticks.prune(self._asker, self._settings.retention)
+
+    async def _schedules(self) -> int:
+        return len(await ticks.sync(self._asker, self._declared()))
+
+    async def _ticks(self) -> int:
+        return await ticks.fire(self._asker, self._facts)

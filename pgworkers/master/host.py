@@ -85,7 +85,12 @@ class Host:
         )
         self.leadership = Leadership(self.id, self.lines["leadership"], facts, settings, self._unbroken)
         self.duties = Duties(
-            self.id, self.leadership, facts, settings, lambda: self._unbroken(settings.lease)
+            self.id,
+            self.leadership,
+            facts,
+            settings,
+            may_rescue=lambda: self._unbroken(settings.lease),
+            schedules=lambda: self.plan.app.schedules,
         )
         self.supervisors = Supervisors(settings, facts, self.dispatch, self.boots(), plan.app.version)
         self.reloads = Reloads(self)

@@ -13,7 +13,7 @@ import os
 import random
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psycopg
 
@@ -33,6 +33,12 @@ _TRANSIENT = (
     psycopg.InternalError,
     psycopg.ProgrammingError,
 )
+
+
+class Asker(Protocol):
+    """Who runs a duty's statements: the leadership, or an operator's own line."""
+
+    async def ask(self, query: Query[T]) -> T: ...
 
 
 class LineDown(Exception):

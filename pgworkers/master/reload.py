@@ -17,7 +17,7 @@ import psycopg
 from pgworkers.errors import PgworkersError
 from pgworkers.events import HostChanged, ReloadRefused
 from pgworkers.job import queue as queues
-from pgworkers.master import boot
+from pgworkers.master import boot, ticks
 from pgworkers.master.line import LineDown
 from pgworkers.supervisor.ask import describe
 
@@ -41,6 +41,7 @@ async def reload(host: Host) -> bool:
     try:
         await host.lines["claim"].ask(queues.declare(list(served)))
         await host.lines["claim"].ask(queues.declare_tasks(list(app.tasks)))
+        await ticks.sync(host.lines["claim"], app.schedules)
     except (LineDown, psycopg.Error) as error:
         host.facts.tell(ReloadRefused(f"the database does not answer: {error}"))
         return False

@@ -13,7 +13,7 @@ import psycopg
 
 from pgworkers.errors import UsageError
 from pgworkers.events import Facts, ScheduleFailed, TickFired, TicksSkipped
-from pgworkers.master.line import Line
+from pgworkers.master.line import Asker
 from pgworkers.schedule import fire as verbs
 from pgworkers.schedule import sync as declared
 from pgworkers.schedule.plan import plan
@@ -26,12 +26,12 @@ PRUNE_BATCH = 1000
 TRY_AGAIN = 60.0
 
 
-async def sync(line: Line, specs: Sequence[ScheduleSpec]) -> list[str]:
+async def sync(line: Asker, specs: Sequence[ScheduleSpec]) -> list[str]:
     """Write down what this deploy declares; by each host when it starts. Answers what is new or changed."""
     return await line.ask(declared.sync(specs)) if specs else []
 
 
-async def fire(line: Line, facts: Facts) -> int:
+async def fire(line: Asker, facts: Facts) -> int:
     """One pass over what is due: each schedule once, so that no backlog holds up the others. Answers the jobs made."""
     seen: set[tuple[str, str]] = set()
     made = 0
@@ -46,7 +46,7 @@ async def fire(line: Line, facts: Facts) -> int:
     return made
 
 
-async def prune(line: Line, retention: float) -> int:
+async def prune(line: Asker, retention: float) -> int:
     """Delete old ticks until none is left."""
     total = 0
     while True:
@@ -56,7 +56,7 @@ async def prune(line: Line, retention: float) -> int:
             return total
 
 
-async def _fire_batch(line: Line, facts: Facts, batch: list[verbs.Due]) -> int:
+async def _fire_batch(line: Asker, facts: Facts, batch: list[verbs.Due]) -> int:
     planned: list[tuple[verbs.Due, verbs.Firing]] = []
     for due in batch:
         try:
@@ -78,7 +78,7 @@ async def _fire_batch(line: Line, facts: Facts, batch: list[verbs.Due]) -> int:
         return made
 
 
-async def _failed(line: Line, facts: Facts, due: verbs.Due, error: str) -> None:
+async def _failed(line: Asker, facts: Facts, due: verbs.Due, error: str) -> None:
     if await line.ask(verbs.fail(due, error, TRY_AGAIN)):
         facts.tell(ScheduleFailed(due.name, due.scope, error))
 
