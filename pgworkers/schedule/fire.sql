@@ -40,7 +40,7 @@ ticked AS (
 ),
 put AS (
     INSERT INTO pgworkers.job (id, state, priority, queue, task, args, max_attempts, max_crashes, run_at, expires_at,
-                               deadline_at, meta)
+                               deadline_at, concurrency_key, meta)
     SELECT n.job_id, CASE WHEN n.due > now() THEN 'scheduled' ELSE 'ready' END::pgworkers.job_state,
            coalesce((n.options ->> 'priority')::integer, k.priority, 0),
            coalesce(n.options ->> 'queue', k.queue, 'default'), n.task, n.args,
@@ -49,6 +49,8 @@ put AS (
            greatest(n.due, now()),
            greatest(n.due, now()) + make_interval(secs => (n.options ->> 'expires')::double precision),
            greatest(n.due, now()) + make_interval(secs => (n.options ->> 'deadline')::double precision),
+           -- one at a time: the new one waits until the one it replaces is really dead
+           CASE WHEN n.overlap = 'replace' THEN 'schedule:' || n.name || '/' || n.scope END,
            jsonb_build_object('schedule', n.name, 'tick', to_jsonb(n.at))
            || CASE WHEN n.scope_kind <> '' THEN jsonb_build_object('scope_kind', n.scope_kind, 'scope', n.scope)
                    ELSE '{}' END
