@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pgworkers.app import App as App
+    from pgworkers.batch import Batch as Batch
     from pgworkers.context import Ctx as Ctx
     from pgworkers.declare.backoff import Exponential as Exponential
     from pgworkers.errors import (
@@ -80,6 +81,7 @@ _ERRORS = (
 )
 _PLACES = {
     "App": "pgworkers.app",
+    "Batch": "pgworkers.batch",
     "Ctx": "pgworkers.context",
     "Exponential": "pgworkers.declare.backoff",
     "Job": "pgworkers.handle",

@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, 
 
 from pgworkers import settings as declared
 from pgworkers.client.address import Address
-from pgworkers.client.rates import Rates
 from pgworkers.client.session import Client
 from pgworkers.context import Ctx
 from pgworkers.declare.arguments import takes_ctx
 from pgworkers.declare.loading import import_config, origin_of, release_of
-from pgworkers.declare.options import Duration
 from pgworkers.decorator import Anything, Declare, TaskOptions, queue_spec, task_spec
 from pgworkers.errors import AppNotLoaded, NotFound, UsageError
-from pgworkers.flow.rate import Rate
 from pgworkers.specs import AppSpec, QueueSpec, ScheduleSpec
+from pgworkers.steering import Steering
 from pgworkers.task import CtxTask, PlainTask, Prepared, Task
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ Hook = TypeVar("Hook", bound=Callable[[], Any])
 Scheduled = TypeVar("Scheduled", bound=Task[..., Any])
 
 
-class App:
+class App(Steering):
     """Queues, tasks, hooks and settings of one application."""
 
     def __init__(
@@ -62,7 +60,7 @@ class App:
         self.start_hooks: list[Callable[[], Any]] = []
         self.stop_hooks: list[Callable[[], Any]] = []
         self.client = Client(Address(self.settings, self.origin.parent))
-        self.rates = Rates(self.client)
+        super().__init__()
 
     def queue(
         self,
@@ -143,7 +141,7 @@ class App:
 
         try:
             return self.client.run(operate.add_scope(schedule, scope, dict(args or {})))
-        except NoDataFound as exc:
+        except (NoDataFound, NotFound) as exc:
             raise NotFound(f"there is no scoped schedule {schedule!r}; no scope was added") from exc
 
     def remove_scope(self, schedule: str, scope: str) -> bool:
@@ -187,15 +185,6 @@ class App:
 
         return Job(job_id, self.client)
 
-    def rate(
-        self, scope: str, rate: float | None = None, per: Duration = "1s", burst: float | None = None
-    ) -> Rate:
-        """A rate that all hosts share: `app.rate("github", rate=50, per="1s").acquire()`.
-
-        Said once with its numbers, later by its name alone. In a handler use `ctx.rate`, which notices a stop.
-        """
-        return self.rates.get(scope, rate, per, burst)
-
     def bind(self, dsn: str, settings: declared.Settings | Mapping[str, Any] | None = None) -> None:
         """Use this database from now on; the worker calls it after its fork."""
         self.client.close()
@@ -231,8 +220,9 @@ class App:
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.queues)} queues, {len(self.tasks)} tasks>"
 
-    def _place(self, queue: str | None) -> str:
-        """The queue of a job: the one named, else "default", else the only one."""
+    def _place(self, queue: str | None, task: str = "") -> str:
+        """The queue of a job: the one named, else the one its task is routed to, else "default", else the only one."""
+        queue = queue or self._routed(task)
         if queue is None:
             if "default" in self.queues or not self.queues:
                 return "default"
@@ -246,6 +236,9 @@ class App:
             known = ", ".join(self.queues) or "none"
             raise UsageError(f'queue {queue!r} is not declared (declared: {known}); add app.queue("{queue}")')
         return queue
+
+    def _include(self, fn: Callable[..., Any], options: dict[str, Any]) -> None:
+        self._declare(fn, options, sys._getframe())
 
     def _declare(
         self, fn: Callable[..., Any], options: Mapping[str, Any], frame: FrameType

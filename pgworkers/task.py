@@ -47,7 +47,7 @@ class Task(Generic[P, R]):
         spec: TaskSpec,
         *,
         client: Client,
-        place: Callable[[str | None], str],
+        place: Callable[[str | None, str], str],
         backoff: Callable[[int], float | str] | None = None,
         local: Mapping[str, Any] | None = None,
     ) -> None:
@@ -132,7 +132,7 @@ class Task(Generic[P, R]):
 
     @property
     def queue(self) -> str:
-        return self._place(self._spec.queue or None)
+        return self._place(self._spec.queue or None, self.name)
 
     @property
     def declared(self) -> TaskSpec:
@@ -173,7 +173,7 @@ class Task(Generic[P, R]):
         return NewJob(
             task=self.name,
             args_json=text.decode(),
-            queue=self._place(how.queue or spec.queue or None),
+            queue=self._place(how.queue or spec.queue or None, self.name),
             priority=spec.priority if how.priority is None else how.priority,
             run_at=how.at,
             delay=how.delay,
@@ -187,6 +187,8 @@ class Task(Generic[P, R]):
             expires=spec.expires if how.expires is None else how.expires,
             concurrency_key=how.concurrency_key,
             meta_json=how.meta_json,
+            after=how.after,
+            on_failed=how.on_failed,
         )
 
     def _enqueue(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:

@@ -24,8 +24,9 @@ from pgworkers.errors import OutcomeUnknown, UsageError
 if TYPE_CHECKING:
     import psycopg
 
+    from pgworkers.client.batches import Made
     from pgworkers.client.waiting import AsyncWatch, Watch
-    from pgworkers.job.enqueue import Enqueued, NewJob
+    from pgworkers.job.enqueue import Enqueued, NewJob, OnFailed
     from pgworkers.postgres.statements import Query
     from pgworkers.settings import Settings
 
@@ -105,6 +106,49 @@ class Client:
         own = None if conn is not None else await self.aconnect("copy")
         try:
             return await verb.acopy_in(own or _async(conn), self.settings.schema, jobs, progress)
+        except Exception as exc:
+            raise self._explained(exc, lost=own is not None and own.broken) from exc
+        finally:
+            if own is not None:
+                await own.close()
+
+    def batch(
+        self,
+        jobs: Iterable[NewJob],
+        then: NewJob | None,
+        on_failed: OnFailed,
+        conn: Any,
+        progress: Callable[[int], None] | None,
+    ) -> Made:
+        """A batch with all its jobs, or nothing."""
+        from pgworkers.client import batches
+
+        own = None if conn is not None else self.connect("copy")
+        try:
+            return batches.create(
+                own or _blocking(conn), self.settings.schema, jobs, then, on_failed, progress
+            )
+        except Exception as exc:
+            raise self._explained(exc, lost=own is not None and own.broken) from exc
+        finally:
+            if own is not None:
+                own.close()
+
+    async def abatch(
+        self,
+        jobs: Iterable[NewJob],
+        then: NewJob | None,
+        on_failed: OnFailed,
+        conn: Any,
+        progress: Callable[[int], None] | None,
+    ) -> Made:
+        from pgworkers.client import batches
+
+        own = None if conn is not None else await self.aconnect("copy")
+        try:
+            return await batches.acreate(
+                own or _async(conn), self.settings.schema, jobs, then, on_failed, progress
+            )
         except Exception as exc:
             raise self._explained(exc, lost=own is not None and own.broken) from exc
         finally:

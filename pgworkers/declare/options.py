@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from pgworkers.clock import seconds, size
 from pgworkers.errors import UsageError
@@ -17,8 +17,16 @@ if TYPE_CHECKING:
 Duration = float | str | timedelta
 OnConflict = Literal["return", "replace", "raise"]
 ON_CONFLICT = ("return", "replace", "raise")
+OnFailed = Literal["cancel", "run", "wait"]
+ON_FAILED = ("cancel", "run", "wait")
 META_LIMIT = 16 << 10
 _MOST = (1 << 31) - 1
+
+
+class Numbered(Protocol):
+    """A job's handle, or anything else that has its number."""
+
+    id: int
 
 
 class Using(TypedDict, total=False):
@@ -38,6 +46,8 @@ class Using(TypedDict, total=False):
     conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None  # enqueue in your own transaction
     retries: int | None
     concurrency_key: str | None
+    after: Sequence[Numbered | int]  # begins when all of these jobs have succeeded
+    on_failed: OnFailed  # one that did not succeed: cancel this one, run it, or wait for a retry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +68,8 @@ class Options:
     conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None = None
     max_attempts: int | None = None
     concurrency_key: str | None = None
+    after: tuple[int, ...] = ()
+    on_failed: OnFailed = "cancel"
 
 
 def read_name(value: Any, *, what: str, limit: int) -> str:
@@ -143,6 +155,18 @@ def read_meta(value: Mapping[str, Any] | None) -> str | None:
         raise UsageError(f"meta: {exc}; nothing was enqueued") from None
 
 
+def read_after(value: Sequence[Numbered | int]) -> tuple[int, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise UsageError(f"after: {type(value).__name__} is not a list of jobs; nothing was enqueued")
+    found = []
+    for job in value:
+        number = getattr(job, "id", job)
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise UsageError(f"after: {job!r} is neither a job nor its number; nothing was enqueued")
+        found.append(number)
+    return tuple(found)
+
+
 def options(
     *,
     delay: Duration | None = None,
@@ -159,10 +183,18 @@ def options(
     conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None = None,
     retries: int | None = None,
     concurrency_key: str | None = None,
+    after: Sequence[Numbered | int] = (),
+    on_failed: OnFailed = "cancel",
 ) -> Options:
     """Check and convert what `using(...)` was given."""
     if delay is not None and at is not None:
         raise UsageError("using(delay=..., at=...): give one of them, not both")
+    if after and (delay is not None or at is not None):
+        raise UsageError(
+            "using(after=..., delay=...): it begins when those jobs ended; leave delay and at out"
+        )
+    if on_failed not in ON_FAILED:
+        raise UsageError(f"on_failed={on_failed!r}: use {', '.join(ON_FAILED)}")
     if on_conflict not in ON_CONFLICT:
         raise UsageError(f"on_conflict={on_conflict!r}: use {', '.join(ON_CONFLICT)}")
     if on_conflict != "return" and unique is None:
@@ -182,4 +214,6 @@ def options(
         conn=conn,
         max_attempts=None if retries is None else read_count(retries, what="retries", most=10_000) + 1,
         concurrency_key=read_key(concurrency_key, what="concurrency_key"),
+        after=read_after(after),
+        on_failed=on_failed,
     )

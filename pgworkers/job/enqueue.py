@@ -12,7 +12,7 @@ import psycopg
 import psycopg.errors
 from psycopg.rows import tuple_row
 
-from pgworkers.errors import ArgumentError, DuplicateJob, SchemaOutOfDate, UsageError
+from pgworkers.errors import ArgumentError, DuplicateJob, NotFound, SchemaOutOfDate, UsageError
 from pgworkers.postgres.statements import Query, Statement
 
 _ENQUEUE = Statement.beside(__file__, "enqueue")
@@ -26,6 +26,7 @@ CHUNK_ROWS = 5000
 CHUNK_CHARACTERS = 4 << 20
 
 OnConflict = Literal["return", "replace", "raise"]
+OnFailed = Literal["cancel", "run", "wait"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,10 @@ class NewJob:
     expires: float | None = None
     concurrency_key: str | None = None
     meta_json: str | None = None
+    after: tuple[int, ...] = ()  # waits until these jobs ended
+    on_failed: OnFailed = "cancel"  # what it means when one of them did not succeed
+    held: bool = False  # waits until it is released
+    batch: int | None = None  # only by COPY
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,9 @@ def enqueue(job: NewJob) -> Query[Enqueued]:
         "expires": job.expires,
         "concurrency_key": job.concurrency_key,
         "meta": job.meta_json,
+        "after": list(job.after),
+        "on_failed": job.on_failed,
+        "held": job.held,
     }
     return Query(_ENQUEUE, params, lambda rows: Enqueued(*rows[0]))
 
@@ -87,6 +95,8 @@ def translate(error: psycopg.Error) -> Exception:
     match error:
         case psycopg.errors.UniqueViolation() if constraint == "job_unique" and error.diag.message_detail:
             return DuplicateJob(error.diag.message_hint or "", int(error.diag.message_detail))
+        case psycopg.errors.NoDataFound():
+            return NotFound(f"{_first_line(error)}; nothing was enqueued")
         case psycopg.errors.CheckViolation() if constraint in _REFUSALS:
             return ArgumentError(f"{_REFUSALS[constraint]}; nothing was enqueued")
         case (
@@ -215,9 +225,10 @@ class _Copying:
             progress(self.count)
 
     def row(self, job: NewJob) -> tuple[Any, ...]:
-        if job.unique is not None:
+        if job.unique is not None or job.after or job.held:
+            what = "a unique key" if job.unique is not None else "after="
             raise UsageError(
-                f"{job.task}: a job with a unique key cannot be enqueued in bulk; nothing was enqueued; enqueue it by itself"
+                f"{job.task}: a job with {what} cannot be enqueued in bulk; nothing was enqueued; enqueue it by itself"
             )
         queue, priority, max_attempts, max_crashes = self.tasks.get(job.task, ("default", 0, 10, 3))
         queue = queue if job.queue is None else job.queue
@@ -241,6 +252,8 @@ class _Copying:
             job.memory,
             job.concurrency_key,
             job.meta_json,
+            job.batch,
+            job.batch is not None,
         )
 
 

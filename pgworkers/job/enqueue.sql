@@ -7,4 +7,4 @@ SELECT id, created
        max_crashes => %(max_crashes)s::integer, timeout => make_interval(secs => %(timeout)s::double precision),
        memory => %(memory)s::bigint, deadline => make_interval(secs => %(deadline)s::double precision),
        expires => make_interval(secs => %(expires)s::double precision), concurrency_key => %(concurrency_key)s::text,
-       meta => %(meta)s::jsonb)
+       meta => %(meta)s::jsonb, after => %(after)s::bigint[], on_failed => %(on_failed)s::text, held => %(held)s::boolean)

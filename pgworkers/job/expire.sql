@@ -16,14 +16,17 @@ gone AS (
 kept AS (
     INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes, max_attempts,
                                    max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key,
-                                   concurrency_key, checkpoint, progress, errors, meta)
+                                   concurrency_key, checkpoint, progress, errors, meta, batch_id, linked)
     SELECT id, 'dead', 'expired', priority, queue, task, args, lease, attempt, crashes, max_attempts, max_crashes,
            created_at, run_at, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint, progress,
            (errors || ('expired: not started by ' || to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC')
-           )[greatest(cardinality(errors) - 8, 1):], meta
+           )[greatest(cardinality(errors) - 8, 1):], meta, batch_id, linked
       FROM gone
 ),
 told AS MATERIALIZED (
     SELECT pg_notify('pgworkers_done', id::text) FROM gone
+    UNION ALL
+    SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), false)
+      FROM gone WHERE linked HAVING count(*) > 0
 )
 SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM told)

@@ -36,16 +36,17 @@ gone AS (
               coalesce(e.checkpoint::jsonb, j.checkpoint) AS checkpoint, coalesce(e.progress::jsonb, j.progress) AS progress,
               e.result::jsonb AS result,
               CASE WHEN e.line IS NULL THEN j.errors
-                   ELSE (j.errors || e.line)[greatest(cardinality(j.errors) - 8, 1):] END AS errors, j.meta
+                   ELSE (j.errors || e.line)[greatest(cardinality(j.errors) - 8, 1):] END AS errors, j.meta,
+              j.batch_id, j.linked
 ),
 kept AS (
     INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
                                    max_attempts, max_crashes, created_at, run_at, started_at, duration, cpu_seconds,
                                    peak_rss, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint,
-                                   progress, result, errors, meta)
+                                   progress, result, errors, meta, batch_id, linked)
     SELECT id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes, max_attempts, max_crashes,
            created_at, run_at, claimed_at, duration, cpu, peak, deadline_at, timeout, memory, unique_key, concurrency_key,
-           checkpoint, progress, result, errors, meta
+           checkpoint, progress, result, errors, meta, batch_id, linked
       FROM gone
 ),
 examined AS (
@@ -65,6 +66,9 @@ told AS MATERIALIZED (
     SELECT pg_notify('pgworkers_done', CASE WHEN octet_length(ids) > 7000 THEN '*' ELSE ids END)
       FROM (SELECT string_agg(id::text, ' ' ORDER BY id) AS ids FROM gone) g
      WHERE ids IS NOT NULL
+    UNION ALL
+    SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true, array_agg(id) FILTER (WHERE state = 'succeeded'))
+      FROM gone WHERE linked HAVING count(*) > 0
 )
 SELECT e.id, e.lease,
        CASE WHEN e.id = ANY (ARRAY(SELECT id FROM gone)) THEN 'written'

@@ -32,15 +32,19 @@ gone AS (
 kept AS (
     INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
                                    max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
-                                   unique_key, concurrency_key, checkpoint, progress, errors, meta)
+                                   unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id,
+                                   linked)
     SELECT id, 'cancelled', 'cancelled', priority, queue, task, args, lease, host, greatest(attempt - 1, 0), crashes,
            max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key, concurrency_key,
-           checkpoint, progress, errors, meta
+           checkpoint, progress, errors, meta, batch_id, linked
       FROM gone
 ),
 told AS MATERIALIZED (
     SELECT pg_notify('pgworkers', 'ready:' || queue) FROM (SELECT DISTINCT queue FROM moved) q
     UNION ALL
     SELECT pg_notify('pgworkers_done', id::text) FROM gone
+    UNION ALL
+    SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
+      FROM gone WHERE linked HAVING count(*) > 0
 )
 SELECT (SELECT count(*) FROM moved) + (SELECT count(*) FROM gone), (SELECT count(*) FROM told)

@@ -13,9 +13,11 @@ picked AS MATERIALIZED (
 ),
 back AS (
     INSERT INTO pgworkers.job (id, state, priority, queue, task, args, lease, max_attempts, max_crashes, created_at,
-                               deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint, errors, meta)
+                               deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint, errors, meta,
+                               batch_id, linked)
     SELECT id, 'ready', priority, queue, task, args, lease, max_attempts, max_crashes, created_at,
-           now() + (deadline_at - created_at), timeout, memory, unique_key, concurrency_key, checkpoint, errors, meta
+           now() + (deadline_at - created_at), timeout, memory, unique_key, concurrency_key, checkpoint, errors, meta, batch_id,
+           linked
       FROM picked
      ORDER BY id
     ON CONFLICT DO NOTHING

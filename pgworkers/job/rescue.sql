@@ -35,11 +35,12 @@ gone AS (
 kept AS (
     INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
                                    max_attempts, max_crashes, created_at, run_at, started_at, duration, deadline_at,
-                                   timeout, memory, unique_key, concurrency_key, checkpoint, progress, errors, meta)
+                                   timeout, memory, unique_key, concurrency_key, checkpoint, progress, errors, meta,
+                                   batch_id, linked)
     SELECT id, final, 'host_lost', priority, queue, task, args, lease, host, attempt, crashes + 1, max_attempts, max_crashes,
            created_at, run_at, claimed_at, extract(epoch FROM now() - claimed_at), deadline_at, timeout, memory,
            unique_key, concurrency_key, checkpoint, progress,
-           (errors || error)[greatest(cardinality(errors) - 8, 1):], meta
+           (errors || error)[greatest(cardinality(errors) - 8, 1):], meta, batch_id, linked
       FROM gone
 ),
 examined AS (
@@ -50,6 +51,9 @@ examined AS (
 ),
 told AS MATERIALIZED (
     SELECT pg_notify('pgworkers_done', id::text) FROM gone
+    UNION ALL
+    SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
+      FROM gone WHERE linked HAVING count(*) > 0
 )
 SELECT l.id, l.lease, l.queue, l.task, l.state::text, (SELECT count(*) FROM told), (SELECT count(*) FROM moved)
   FROM lost l

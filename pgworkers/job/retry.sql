@@ -49,10 +49,10 @@ kept AS (
     INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
                                    max_attempts, max_crashes, created_at, run_at, started_at, duration, cpu_seconds,
                                    peak_rss, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint,
-                                   progress, errors, meta)
+                                   progress, errors, meta, batch_id, linked)
     SELECT id, 'cancelled', verdict, priority, queue, task, args, lease, host, attempt, crashes + crash::integer,
            max_attempts, max_crashes, created_at, run_at, claimed_at, duration, cpu, peak, deadline_at, timeout, memory,
-           unique_key, concurrency_key, last_checkpoint, last_progress, lines, meta
+           unique_key, concurrency_key, last_checkpoint, last_progress, lines, meta, batch_id, linked
       FROM gone
 ),
 examined AS (
@@ -68,12 +68,15 @@ examined AS (
            AS f (id, error, traceback, stack, exit_status, output, rungs, worker, version) ON f.id = a.id
 ),
 told AS MATERIALIZED (
-    SELECT pg_notify('pgworkers', 'ready:' || queue) FROM (SELECT DISTINCT queue FROM moved WHERE state = 'ready') q
+    SELECT pg_notify('pgworkers', 'ready:' || queue) FROM moved WHERE state = 'ready'
     UNION ALL
     SELECT pg_notify('pgworkers_done', id::text) FROM gone
+    UNION ALL
+    SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
+      FROM gone WHERE linked HAVING count(*) > 0
 )
 SELECT a.id, a.lease,
-       CASE WHEN a.id = ANY (ARRAY(SELECT id FROM moved)) OR a.id = ANY (ARRAY(SELECT id FROM gone)) THEN 'written'
+       CASE WHEN (a.id, a.lease) IN (SELECT id, lease FROM held) THEN 'written'
             WHEN EXISTS (SELECT FROM pgworkers.attempt t
                           WHERE t.job_id = a.id AND t.lease = a.lease AND t.host = %(host)s::uuid AND t.verdict = a.verdict)
             THEN 'already'

@@ -51,6 +51,7 @@ class JobView:
     duration: float | None
     cpu_seconds: float | None
     peak_rss: int | None
+    batch_id: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ CREATE TABLE pgworkers.job (
     errors          text[]      NOT NULL DEFAULT '{}',   -- one line per failed attempt, the last ten
     meta            jsonb,                               -- why it was enqueued
     CONSTRAINT job_is_live CHECK (state IN ('scheduled', 'ready', 'running')),
+    batch_id        bigint,
+    linked          boolean     NOT NULL DEFAULT false,  -- somebody must hear of its end: a batch, or a job that waits for it
     CONSTRAINT job_running_has_host CHECK ((state = 'running') = (host IS NOT NULL)),
     CONSTRAINT job_args_are_an_object CHECK (jsonb_typeof(args) = 'object'),
     CONSTRAINT job_args_fit CHECK (pg_column_size(args) <= 4194304),
@@ -53,6 +55,8 @@ CREATE UNIQUE INDEX job_unique ON pgworkers.job (task, unique_key) WHERE unique_
 CREATE INDEX job_expires ON pgworkers.job (expires_at) WHERE expires_at IS NOT NULL AND state <> 'running';
 
 -- Finished jobs, by day.
+-- Walked backwards: the newest job of a batch is the last to be claimed, so the look for a live one ends at once.
+CREATE INDEX job_batch ON pgworkers.job (batch_id, id) WHERE batch_id IS NOT NULL;
 CREATE TABLE pgworkers.history (
     id              bigint      NOT NULL,
     state           pgworkers.job_state NOT NULL,
@@ -87,11 +91,14 @@ CREATE TABLE pgworkers.history (
     PRIMARY KEY (id, finished_at),
     CONSTRAINT history_is_finished CHECK (state IN ('succeeded', 'dead', 'cancelled'))
 ) PARTITION BY RANGE (finished_at);
+    batch_id        bigint,
+    linked          boolean     NOT NULL DEFAULT false,
 CREATE TABLE pgworkers.history_default PARTITION OF pgworkers.history DEFAULT;
 CREATE INDEX history_state ON pgworkers.history (state, finished_at DESC);
 
 -- Post-mortems: one row for each attempt that did not succeed.
 CREATE TABLE pgworkers.attempt (
+CREATE INDEX history_batch ON pgworkers.history (batch_id) WHERE batch_id IS NOT NULL AND state <> 'succeeded';
     job_id      bigint      NOT NULL,
     attempt     integer     NOT NULL,
     lease       integer     NOT NULL,
@@ -170,18 +177,26 @@ CREATE VIEW pgworkers.jobs AS
 SELECT id, state, queue, task, args, priority, attempt, max_attempts, crashes, lease, host, created_at, run_at,
        claimed_at AS started_at, NULL::timestamptz AS finished_at, NULL::text AS verdict, NULL::jsonb AS result,
        errors[array_upper(errors, 1)] AS error, unique_key, progress, checkpoint, meta,
-       cancel_at, NULL::double precision AS duration, NULL::double precision AS cpu_seconds, NULL::bigint AS peak_rss
+       cancel_at, NULL::double precision AS duration, NULL::double precision AS cpu_seconds, NULL::bigint AS peak_rss,
+       batch_id
   FROM pgworkers.job
 UNION ALL
 SELECT id, state, queue, task, args, priority, attempt, max_attempts, crashes, lease, host, created_at, run_at,
        started_at, finished_at, verdict, result,
        CASE WHEN state <> 'succeeded' THEN errors[array_upper(errors, 1)] END, unique_key, progress, checkpoint, meta,
-       NULL, duration, cpu_seconds, peak_rss
+       NULL, duration, cpu_seconds, peak_rss, batch_id
   FROM pgworkers.history;
 
 -- Enqueue one job: from psql, a trigger, another language, and from the Python API. A unique key that a live job
--- of the same task holds leads to: 'return' that job, 'replace' its arguments (unless it runs), or 'raise'.
+-- of the same task holds leads to: 'return' that job, 'replace' its arguments (unless it runs), or 'raise'. With `after` it
+-- waits until those jobs succeeded; `on_failed` says what their failure leads to: 'cancel' it, 'run' it, or 'wait' for a
+-- requeue. `held`: it waits until somebody releases it.
 CREATE FUNCTION pgworkers.enqueue(
+-- The run_at of a job that waits for others: no promote ever reaches it. Not infinity: that cannot be subtracted from, nor
+-- read by Python.
+CREATE FUNCTION pgworkers.never() RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT timestamptz '9999-01-01 00:00:00+00' $$;
+
     task text,
     args jsonb DEFAULT '{}',
     queue text DEFAULT NULL,
@@ -201,6 +216,9 @@ CREATE FUNCTION pgworkers.enqueue(
     OUT id bigint,
     OUT created boolean
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    after bigint[] DEFAULT NULL,
+    on_failed text DEFAULT 'cancel',
+    held boolean DEFAULT false,
 #variable_conflict use_column
 DECLARE
     known pgworkers.task;
@@ -209,27 +227,37 @@ DECLARE
 BEGIN
     IF enqueue.on_conflict NOT IN ('return', 'replace', 'raise') THEN
         RAISE EXCEPTION 'on_conflict is %: use return, replace or raise', enqueue.on_conflict
+    waits boolean := enqueue.held;
+    parents bigint[];
+    failed bigint;
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF enqueue.queue IS NULL OR enqueue.priority IS NULL OR enqueue.max_attempts IS NULL OR enqueue.max_crashes IS NULL THEN
         SELECT * INTO known FROM pgworkers.task t WHERE t.name = enqueue.task;
         enqueue.queue := coalesce(enqueue.queue, known.queue, 'default');
+    IF cardinality(enqueue.after) > 0 THEN
+        SELECT f.parents, f.failed INTO parents, failed FROM pgworkers.follow(enqueue.after, enqueue.on_failed) f;
+        waits := waits OR failed IS NOT NULL OR cardinality(parents) > 0;
+    END IF;
         enqueue.priority := coalesce(enqueue.priority, known.priority, 0);
         enqueue.max_attempts := coalesce(enqueue.max_attempts, known.max_attempts, 10);
         enqueue.max_crashes := coalesce(enqueue.max_crashes, known.max_crashes, 3);
     END IF;
     LOOP
         INSERT INTO pgworkers.job AS j (state, priority, queue, task, args, max_attempts, max_crashes, run_at, expires_at,
-                                        deadline_at, timeout, memory, unique_key, concurrency_key, meta)
-        VALUES (CASE WHEN later THEN 'scheduled' ELSE 'ready' END::pgworkers.job_state, enqueue.priority, enqueue.queue,
-                enqueue.task, enqueue.args, enqueue.max_attempts, enqueue.max_crashes, due, due + enqueue.expires,
+                                        deadline_at, timeout, memory, unique_key, concurrency_key, meta, linked)
+        VALUES (CASE WHEN waits OR later THEN 'scheduled' ELSE 'ready' END::pgworkers.job_state, enqueue.priority,
+                enqueue.queue, enqueue.task, enqueue.args, enqueue.max_attempts, enqueue.max_crashes,
+                CASE WHEN waits THEN pgworkers.never() ELSE due END, due + enqueue.expires,
                 due + enqueue.deadline, enqueue.timeout, enqueue.memory, enqueue.unique_key, enqueue.concurrency_key,
-                enqueue.meta)
+                enqueue.meta, waits)
         ON CONFLICT (task, unique_key) WHERE unique_key IS NOT NULL DO NOTHING
         RETURNING j.id INTO enqueue.id;
         IF FOUND THEN
             enqueue.created := true;
-            IF NOT later THEN
+            IF waits THEN
+                PERFORM pgworkers.wait_for(enqueue.id, parents, enqueue.on_failed, failed);
+            ELSIF NOT later THEN
                 PERFORM pg_notify('pgworkers', 'ready:' || enqueue.queue);
             END IF;
             RETURN;
@@ -270,6 +298,8 @@ DECLARE
 BEGIN
     SELECT j.state INTO found_state FROM pgworkers.job j WHERE j.id = cancel.job_id FOR UPDATE;
     IF found_state = 'running' THEN
+    batch bigint;
+    told boolean;
         UPDATE pgworkers.job j SET cancel_at = coalesce(j.cancel_at, now()) WHERE j.id = cancel.job_id;
         PERFORM pg_notify('pgworkers', 'cancel:' || cancel.job_id);
         RETURN 'cancelling';
@@ -277,11 +307,15 @@ BEGIN
         WITH gone AS (DELETE FROM pgworkers.job j WHERE j.id = cancel.job_id RETURNING j.*)
         INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
                                        max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
-                                       unique_key, concurrency_key, checkpoint, progress, errors, meta)
+                                       unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id, linked)
         SELECT id, 'cancelled', 'cancelled', priority, queue, task, args, lease, host, attempt, crashes,
                max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
-               unique_key, concurrency_key, checkpoint, progress, errors, meta
-          FROM gone;
+               unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id, linked
+          FROM gone
+        RETURNING batch_id, linked INTO batch, told;
+        IF told THEN
+            PERFORM pgworkers.ended(ARRAY[cancel.job_id], ARRAY[batch], false);
+        END IF;
         PERFORM pg_notify('pgworkers_done', cancel.job_id::text);
         RETURN 'cancelled';
     END IF;
@@ -298,16 +332,22 @@ DECLARE
 BEGIN
     SELECT j.state::text INTO answer FROM pgworkers.job j WHERE j.id = discard.job_id FOR UPDATE;
     IF answer = 'running' THEN
+    batch bigint;
+    told boolean;
         RETURN answer;
     ELSIF answer IS NOT NULL THEN
         WITH gone AS (DELETE FROM pgworkers.job j WHERE j.id = discard.job_id RETURNING j.*)
         INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes, max_attempts,
                                        max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key,
-                                       concurrency_key, checkpoint, progress, errors, meta)
+                                       concurrency_key, checkpoint, progress, errors, meta, batch_id, linked)
         SELECT id, 'dead', 'discarded', priority, queue, task, args, lease, attempt, crashes, max_attempts, max_crashes,
                created_at, run_at, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint, progress,
-               (errors || 'discarded by an operator'::text)[greatest(cardinality(errors) - 8, 1):], meta
-          FROM gone;
+               (errors || 'discarded by an operator'::text)[greatest(cardinality(errors) - 8, 1):], meta, batch_id, linked
+          FROM gone
+        RETURNING batch_id, linked INTO batch, told;
+        IF told THEN
+            PERFORM pgworkers.ended(ARRAY[discard.job_id], ARRAY[batch], false);
+        END IF;
         PERFORM pg_notify('pgworkers_done', discard.job_id::text);
         RETURN 'dead';
     END IF;

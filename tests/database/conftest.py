@@ -13,6 +13,16 @@ from support.server import Server
 from pgworkers.postgres import connect
 from pgworkers.settings import Settings
 
+#: Every table of the schema but the one that says which migrations were applied.
+EMPTY = """
+DO $$ BEGIN
+    EXECUTE (SELECT format('TRUNCATE %s RESTART IDENTITY', string_agg(c.oid::regclass::text, ', '))
+               FROM pg_class c
+              WHERE c.relnamespace = 'pgworkers'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
+                AND c.relname <> 'migration');
+END $$
+"""
+
 
 @pytest.fixture(scope="session")
 def shared(server: Server, template: str) -> Iterator[str]:
@@ -26,11 +36,7 @@ def shared(server: Server, template: str) -> Iterator[str]:
 def emptied(server: Server, shared: str) -> Iterator[str]:
     """The address of a migrated database without a row. A connection left open fails the test."""
     with psycopg.connect(server.dsn(shared), autocommit=True) as conn:
-        conn.execute(
-            "TRUNCATE pgworkers.job, pgworkers.history, pgworkers.attempt, pgworkers.queue, pgworkers.task, pgworkers.host,"
-            " pgworkers.bucket"
-            " RESTART IDENTITY"
-        )
+        conn.execute(EMPTY)
     yield server.dsn(shared)
     left = server.connections(shared)
     assert not left, f"the test left connections open: {left}"

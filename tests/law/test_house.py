@@ -83,3 +83,13 @@ def test_loops_have_no_sql_and_verbs_have_no_loops_over_time() -> None:
 def test_no_room_is_a_drawer() -> None:
     for module in MODULES:
         assert module.stem not in {"utils", "helpers", "common", "base", "manager", "misc"}, module
+
+
+def test_whatever_ends_jobs_tells_those_who_wait_for_them() -> None:
+    for path in sorted(PACKAGE.rglob("*.sql")):
+        for part in path.read_text().split("CREATE FUNCTION"):
+            if (
+                "INSERT INTO pgworkers.history" in part
+                and "FUNCTION pgworkers.ended(" not in "FUNCTION" + part
+            ):
+                assert "pgworkers.ended(" in part, f"{path}: dependents and batches never hear of these ends"

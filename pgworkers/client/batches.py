@@ -1,0 +1,135 @@
+"""Creating a batch, and waiting for one: what takes more than one statement."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from psycopg import Error
+
+from pgworkers.client.waiting import listen
+from pgworkers.clock import monotonic
+from pgworkers.errors import DatabaseUnreachable, UsageError
+from pgworkers.flow import batch
+from pgworkers.job.enqueue import NewJob, OnFailed, acopy_in, copy_in, enqueue
+from pgworkers.postgres.statements import arun, run
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from pgworkers.client.session import Client
+
+Progress = Callable[[int], None] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    id: int
+    total: int
+    then_id: int | None
+
+
+def create(
+    conn: psycopg.Connection[Any],
+    schema: str,
+    jobs: Iterable[NewJob],
+    then: NewJob | None,
+    on_failed: OnFailed,
+    progress: Progress,
+) -> Made:
+    """All of it or nothing; inside the caller's transaction when there is one."""
+    with conn.transaction():
+        batch_id = run(conn, schema, batch.open_batch(on_failed))
+        last = None if then is None else run(conn, schema, enqueue(_last(then, batch_id))).id
+        total = copy_in(conn, schema, _members(jobs, batch_id), progress)
+        run(conn, schema, batch.seal(batch_id, total, last))
+        if not total:
+            run(conn, schema, batch.settle(batch_id))
+    return Made(batch_id, total, last)
+
+
+async def acreate(
+    conn: psycopg.AsyncConnection[Any],
+    schema: str,
+    jobs: Iterable[NewJob],
+    then: NewJob | None,
+    on_failed: OnFailed,
+    progress: Progress,
+) -> Made:
+    async with conn.transaction():
+        batch_id = await arun(conn, schema, batch.open_batch(on_failed))
+        last = None if then is None else (await arun(conn, schema, enqueue(_last(then, batch_id)))).id
+        total = await acopy_in(conn, schema, _members(jobs, batch_id), progress)
+        await arun(conn, schema, batch.seal(batch_id, total, last))
+        if not total:
+            await arun(conn, schema, batch.settle(batch_id))
+    return Made(batch_id, total, last)
+
+
+def _members(jobs: Iterable[NewJob], batch_id: int) -> Iterator[NewJob]:
+    return (replace(job, batch=batch_id) for job in jobs)
+
+
+def _last(then: NewJob, batch_id: int) -> NewJob:
+    """What comes after the batch knows which one: `ctx.meta["batch"]`."""
+    if then.after or then.delay is not None or then.run_at is not None or then.unique is not None:
+        raise UsageError(
+            "then= begins when the batch is complete; give it no after, delay, at or unique. Nothing was enqueued"
+        )
+    meta = {**msgspec.json.decode(then.meta_json or "{}"), "batch": batch_id}
+    return replace(then, held=True, meta_json=msgspec.json.encode(meta).decode())
+
+
+def wait(client: Client, batch_id: int, timeout: float | None) -> batch.BatchView | None:
+    """The batch when it is finished, or as it is when the time is up; None: there is no such batch."""
+    until = None if timeout is None else monotonic() + timeout
+    schema = client.settings.schema
+    while True:
+        try:
+            with client.connect("wait") as conn:
+                conn.execute(listen(schema))
+                while True:
+                    view = run(conn, schema, batch.get(batch_id))
+                    step = _step(client, until)
+                    if view is None or view.finished_at is not None or step <= 0:
+                        return view
+                    for notice in conn.notifies(timeout=step):
+                        if notice.payload == f"{batch.NOTICE}{batch_id}":
+                            break
+        except (Error, DatabaseUnreachable):  # the jobs go on; so does the wait, until its own time is up
+            step = _step(client, until)
+            if step <= 0:
+                raise
+            time.sleep(step)
+
+
+async def await_end(client: Client, batch_id: int, timeout: float | None) -> batch.BatchView | None:
+    """`wait` in an event loop."""
+    until = None if timeout is None else monotonic() + timeout
+    schema = client.settings.schema
+    while True:
+        try:
+            async with await client.aconnect("wait") as conn:
+                await conn.execute(listen(schema))
+                while True:
+                    view = await arun(conn, schema, batch.get(batch_id))
+                    step = _step(client, until)
+                    if view is None or view.finished_at is not None or step <= 0:
+                        return view
+                    async for notice in conn.notifies(timeout=step):
+                        if notice.payload == f"{batch.NOTICE}{batch_id}":
+                            break
+        except (Error, DatabaseUnreachable):
+            step = _step(client, until)
+            if step <= 0:
+                raise
+            await asyncio.sleep(step)
+
+
+def _step(client: Client, until: float | None) -> float:
+    poll = client.settings.poll
+    return poll if until is None else min(poll, until - monotonic())

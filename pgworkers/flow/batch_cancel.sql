@@ -1,0 +1,8 @@
+-- Somebody wants none of this batch: what comes after it is cancelled now, its jobs by batch_cancel_jobs. Index: the primary key.
+WITH marked AS (
+    UPDATE pgworkers.batch b
+       SET cancelled_at = coalesce(b.cancelled_at, now())
+     WHERE b.id = %(id)s::bigint
+    RETURNING b.then_id
+)
+SELECT CASE WHEN m.then_id IS NOT NULL THEN pgworkers.cancel(m.then_id) END FROM marked m
