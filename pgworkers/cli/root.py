@@ -28,6 +28,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
             "pgworkers.cli.schedules:schedules",
             "List, run, pause, resume and remove schedules; their next ticks.",
         ),
+        "duties": ("pgworkers.cli.duties:duties", "The leader's duties; run one by hand."),
         "workers": ("pgworkers.cli.workers:workers", "The worker processes of all hosts."),
         "hosts": ("pgworkers.cli.hosts:hosts", "The hosts that share this database."),
     },

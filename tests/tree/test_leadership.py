@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 
 from support.ledger import audit, read
 from support.tree import Forest, Master, wait_for
@@ -87,3 +90,21 @@ def test_two_installs_in_one_database_have_a_leader_each(forest: Forest) -> None
     forest.start(queues="default:1")
     forest.start(queues="default:1", PGWORKERS_SCHEMA="second")
     wait_for(lambda: len(leaders(forest)) == 2)
+
+
+def test_each_duty_can_be_performed_by_hand(forest: Forest) -> None:
+    command = [sys.executable, "-m", "pgworkers", "--dsn", forest.dsn, "duties"]
+    listed = subprocess.run(
+        [*command, "list", "-o", "json"], capture_output=True, text=True, check=True, cwd="/"
+    ).stdout
+    names = [row["name"] for row in json.loads(listed)]
+    assert {"rescue", "promote", "ticks", "partitions"} <= set(names)
+    [job] = forest.enqueue("work", delay="0.01 seconds")
+    for name in names:
+        done = subprocess.run([*command, "run", name], capture_output=True, text=True, check=False, cwd="/")
+        assert done.returncode == 0, (name, done.stderr)
+    assert forest.state(job) == "ready"
+    unknown = subprocess.run(
+        [*command, "run", "dishes"], capture_output=True, text=True, check=False, cwd="/"
+    )
+    assert (unknown.returncode, "there is no duty" in unknown.stderr) == (3, True)
