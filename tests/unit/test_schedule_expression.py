@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -149,3 +152,16 @@ def test_intervals_are_a_function_of_anchor_and_period() -> None:
 def test_the_end_of_time_is_an_answer() -> None:
     assert every(86400.0 * 365 * 90).next_after(datetime(9990, 1, 1, tzinfo=UTC)) is None
     assert cron("0 0 1 1 *").next_after(datetime(9998, 6, 1, tzinfo=UTC)) is None
+
+
+def test_zones_are_found_where_the_system_has_none() -> None:
+    """As in a slim image without /usr/share/zoneinfo: the tzdata package that pgworkers depends on has them."""
+    code = (
+        "import zoneinfo; assert zoneinfo.TZPATH == ();"
+        "from pgworkers.schedule.expression import cron; print(cron('0 3 * * *', 'Australia/Lord_Howe'))"
+    )
+    environ = {**os.environ, "PYTHONTZPATH": ""}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False
+    )
+    assert "Lord_Howe" in found.stdout, found.stderr
