@@ -39,6 +39,8 @@ class TaskOptions(TypedDict, total=False):
     exclusive: bool  # two executions never overlap, even when a host is cut off
     stall_timeout: Duration | None  # alive but no CPU and no beat for this long: stopped
     result_limit: int | str | None
+    concurrency: int | None  # how many of it run at once, over all hosts
+    concurrency_per_key: int | None  # how many with the same concurrency_key do; by default one
 
 
 def task_spec(
@@ -57,6 +59,8 @@ def task_spec(
     exclusive: bool = False,
     stall_timeout: Duration | None = None,
     result_limit: int | str | None = None,
+    concurrency: int | None = None,
+    concurrency_per_key: int | None = None,
 ) -> TaskSpec:
     """Check and convert; the queue stays empty when none is named."""
     name = read_name(
@@ -78,6 +82,8 @@ def task_spec(
         exclusive=bool(exclusive),
         stall_timeout=read_duration(stall_timeout, what=f"{what} stall_timeout"),
         result_limit=None if result_limit is None else size(result_limit, what=f"{what} result_limit"),
+        concurrency=_optional(concurrency, f"{what} concurrency"),
+        concurrency_per_key=_optional(concurrency_per_key, f"{what} concurrency_per_key"),
         doc=doc[:200],
     )
 

@@ -8,6 +8,10 @@ from typing import Any
 from pgworkers.postgres.statements import Query, Statement
 
 _CLAIM = Statement.beside(__file__, "claim")
+_AGED = Statement.beside(__file__, "claim_aged")
+
+#: How many lanes (of jobs behind a limit) and priorities of a queue one claim compares.
+LOOK = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +45,23 @@ class Claimed:
     cancelled: bool
 
 
-def claim(host: str, wants: list[Wants], tasks: list[str]) -> Query[list[Claimed]]:
-    """Take up to `count` jobs of each queue, of the tasks this host knows, by priority and then in enqueue order."""
+def claim(host: str, wants: list[Wants], tasks: list[str], aged: float | None = None) -> Query[list[Claimed]]:
+    """Take up to `count` jobs of each queue, of the tasks this host knows, by priority and then in enqueue order.
+
+    With `aged`, those that have been ready for so many seconds come first, the oldest of them before all.
+    """
     counts: dict[str, int] = {}
     for want in wants:
         counts[want.queue] = counts.get(want.queue, 0) + max(0, want.count)
-    params = {"host": host, "queues": list(counts), "counts": list(counts.values()), "tasks": tasks}
+    params = {
+        "host": host,
+        "queues": list(counts),
+        "counts": list(counts.values()),
+        "tasks": tasks,
+        "look": LOOK,
+    }
+    if aged is not None:
+        return Query(_AGED, params | {"aged": aged}, _read)
     return Query(_CLAIM, params, _read)
 
 

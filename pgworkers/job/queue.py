@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pgworkers.postgres.statements import Query, Statement
@@ -12,23 +12,67 @@ _DECLARE = Statement.beside(__file__, "queue_declare")
 _TASKS = Statement.beside(__file__, "queue_tasks")
 _PAUSE = Statement.beside(__file__, "queue_pause")
 _THROTTLE = Statement.beside(__file__, "queue_throttle")
+_CALM = Statement.beside(__file__, "queue_calm")
 _CONFIGS = Statement.beside(__file__, "queue_configs")
+_SCALE = Statement.beside(__file__, "queue_scale")
+_LIMIT = Statement.beside(__file__, "queue_limit")
+_UNLIMIT = Statement.beside(__file__, "queue_unlimit")
+_LIMITS = Statement.beside(__file__, "queue_limits")
 
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """What operators tuned. None: what the app says. `throttled`: seconds until the queue may be claimed from again."""
+    """What operators tuned. None: what the app says. `throttled`: seconds until the queue may be claimed from again.
+
+    `total` are the workers over all hosts, if they are counted so, whoever said it.
+    """
 
     name: str
     paused: bool
     workers: int | None
     cluster_workers: int | None
     throttled: float
+    throttles: int
+    total: int | None
 
 
-def declare(names: Sequence[str]) -> Query[list[str]]:
-    """Make the rows that are missing; never overwrite one. Answers the new names."""
-    return Query(_DECLARE, {"names": sorted(set(names))}, lambda rows: [row[0] for row in rows])
+@dataclass(frozen=True, slots=True)
+class Cooling:
+    """How long a queue cools down when it is throttled for the nth time in a row: min(base * growth^n, most), in seconds.
+
+    After `grace` without a throttle one of them is forgotten, and by a success all of them.
+    """
+
+    base: float = 60.0
+    growth: float = 2.0
+    most: float = 1800.0
+    grace: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How many jobs of a task or a key run at once. `running`: how many do. `said_by`: the app or an operator."""
+
+    kind: str
+    name: str
+    slots: int
+    running: int
+    said_by: str
+
+
+def declare(names: Sequence[str], cluster: Mapping[str, int | None] | None = None) -> Query[list[str]]:
+    """Make the rows that are missing; never overwrite what was tuned. Answers the new names.
+
+    `cluster`: how many workers the app wants over all hosts; that much is the deploy's to change.
+    """
+    ordered = sorted(set(names))
+    given = cluster or {}
+    params = {
+        "names": ordered,
+        "known": [name in given for name in ordered],
+        "totals": [given.get(name) for name in ordered],
+    }
+    return Query(_DECLARE, params, lambda rows: [row[0] for row in rows if row[1]])
 
 
 def declare_tasks(tasks: Sequence[TaskSpec]) -> Query[list[str]]:
@@ -40,6 +84,8 @@ def declare_tasks(tasks: Sequence[TaskSpec]) -> Query[list[str]]:
         "priorities": [task.priority for task in ordered],
         "max_attempts": [task.max_attempts for task in ordered],
         "max_crashes": [task.max_crashes for task in ordered],
+        "concurrency": [task.concurrency for task in ordered],
+        "per_key": [task.concurrency_per_key for task in ordered],
     }
     return Query(_TASKS, params, lambda rows: [row[0] for row in rows])
 
@@ -54,9 +100,40 @@ def resume(name: str) -> Query[bool]:
     return Query(_PAUSE, {"name": name, "paused": False}, bool)
 
 
-def throttle(name: str, seconds: float) -> Query[bool]:
-    """Nothing is claimed from this queue for `seconds`. False: there is no such queue."""
-    return Query(_THROTTLE, {"name": name, "seconds": seconds}, bool)
+def throttle(name: str, after: float | None = None, cooling: Cooling | None = None) -> Query[bool]:
+    """Nothing is claimed from this queue for `after` seconds, or as `cooling` says. False: there is no such queue."""
+    how = cooling or Cooling()
+    params = {
+        "name": name,
+        "after": after,
+        "base": how.base,
+        "growth": how.growth,
+        "most": how.most,
+        "grace": how.grace,
+    }
+    return Query(_THROTTLE, params, lambda rows: bool(rows[0][0]))
+
+
+def calm(name: str, grace: float) -> Query[bool]:
+    """A job of it succeeded: forget its throttles, if the last cool-down ended more than `grace` seconds ago."""
+    return Query(_CALM, {"name": name, "grace": grace}, bool)
+
+
+def scale(name: str, *, workers: int | None = None, cluster: int | None = None) -> Query[bool]:
+    """So many workers on each host, or over all hosts, or (neither) as the app says. False: there is no such queue."""
+    return Query(_SCALE, {"name": name, "workers": workers, "cluster": cluster}, bool)
+
+
+def limit(kind: str, name: str, slots: int | None) -> Query[bool]:
+    """At most `slots` jobs of a task or key at once, over all hosts, whatever the app says; None: as the app says."""
+    if slots is None:
+        return Query(_UNLIMIT, {"kind": kind, "name": name}, bool)
+    return Query(_LIMIT, {"kind": kind, "name": name, "slots": slots}, bool)
+
+
+def limits() -> Query[list[Limit]]:
+    """Every concurrency limit, by app or operator, and how many jobs run under it."""
+    return Query(_LIMITS, {}, lambda rows: [Limit(*row) for row in rows])
 
 
 def configs(names: Sequence[str]) -> Query[list[QueueConfig]]:

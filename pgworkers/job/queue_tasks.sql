@@ -1,12 +1,29 @@
 -- What the deployed app says about its tasks. Unchanged rows are not written; in name order, so that hosts starting at once
--- cannot deadlock.
-INSERT INTO pgworkers.task AS t (name, queue, priority, max_attempts, max_crashes)
-SELECT * FROM unnest(%(names)s::text[], %(queues)s::text[], %(priorities)s::integer[], %(max_attempts)s::integer[],
-                     %(max_crashes)s::integer[]) AS n (name, queue, priority, max_attempts, max_crashes)
- ORDER BY name
-ON CONFLICT (name) DO UPDATE
-   SET queue = excluded.queue, priority = excluded.priority, max_attempts = excluded.max_attempts,
-       max_crashes = excluded.max_crashes, updated_at = now()
- WHERE (t.queue, t.priority, t.max_attempts, t.max_crashes)
-       IS DISTINCT FROM (excluded.queue, excluded.priority, excluded.max_attempts, excluded.max_crashes)
-RETURNING t.name
+-- cannot deadlock. Running jobs of a task that is limited from now on are counted from now on (index job_running).
+WITH said AS MATERIALIZED (
+    SELECT * FROM unnest(%(names)s::text[], %(queues)s::text[], %(priorities)s::integer[], %(max_attempts)s::integer[],
+                         %(max_crashes)s::integer[], %(concurrency)s::integer[], %(per_key)s::integer[])
+                  AS n (name, queue, priority, max_attempts, max_crashes, concurrency, per_key)
+),
+put AS (
+    INSERT INTO pgworkers.task AS t (name, queue, priority, max_attempts, max_crashes, concurrency, concurrency_per_key)
+    SELECT * FROM said ORDER BY name
+    ON CONFLICT (name) DO UPDATE
+       SET queue = excluded.queue, priority = excluded.priority, max_attempts = excluded.max_attempts,
+           max_crashes = excluded.max_crashes, concurrency = excluded.concurrency,
+           concurrency_per_key = excluded.concurrency_per_key, updated_at = now()
+     WHERE (t.queue, t.priority, t.max_attempts, t.max_crashes, t.concurrency, t.concurrency_per_key)
+           IS DISTINCT FROM (excluded.queue, excluded.priority, excluded.max_attempts, excluded.max_crashes,
+                             excluded.concurrency, excluded.concurrency_per_key)
+    RETURNING t.name, t.concurrency
+),
+running AS MATERIALIZED (
+    SELECT j.ctid AS at
+      FROM pgworkers.job j
+     WHERE j.host IS NOT NULL AND NOT j.gated AND j.task = ANY (ARRAY(SELECT name FROM put WHERE concurrency IS NOT NULL))
+       FOR UPDATE SKIP LOCKED
+),
+counted AS (
+    UPDATE pgworkers.job j SET gated = true WHERE j.ctid = ANY (ARRAY(SELECT at FROM running))
+)
+SELECT name FROM put ORDER BY name

@@ -27,14 +27,15 @@ CREATE TABLE pgworkers.job (
     memory          bigint,                              -- bytes; NULL: what the task says
     unique_key      text,
     concurrency_key text,
+    gated           boolean     NOT NULL DEFAULT false,  -- its task is limited: claimed through admit(), see 0004
     cancel_at       timestamptz,                         -- somebody wished it to end
     checkpoint      jsonb,
     progress        jsonb,
     errors          text[]      NOT NULL DEFAULT '{}',   -- one line per failed attempt, the last ten
     meta            jsonb,                               -- why it was enqueued
-    CONSTRAINT job_is_live CHECK (state IN ('scheduled', 'ready', 'running')),
     batch_id        bigint,
     linked          boolean     NOT NULL DEFAULT false,  -- somebody must hear of its end: a batch, or a job that waits for it
+    CONSTRAINT job_is_live CHECK (state IN ('scheduled', 'ready', 'running')),
     CONSTRAINT job_running_has_host CHECK ((state = 'running') = (host IS NOT NULL)),
     CONSTRAINT job_args_are_an_object CHECK (jsonb_typeof(args) = 'object'),
     CONSTRAINT job_args_fit CHECK (pg_column_size(args) <= 4194304),
@@ -46,17 +47,19 @@ CREATE TABLE pgworkers.job (
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
     autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0
 );
-CREATE INDEX job_ready ON pgworkers.job (queue, priority DESC, id) WHERE state = 'ready';
+-- What no limit holds up. Jobs behind a concurrency limit wait in job_lane (0004), where they hide nothing.
+CREATE INDEX job_ready ON pgworkers.job (queue, priority DESC, id)
+    WHERE state = 'ready' AND NOT gated AND concurrency_key IS NULL;
 CREATE INDEX job_scheduled ON pgworkers.job (run_at) WHERE state = 'scheduled';
 -- Not `WHERE state = 'running'`: then every guard `state = 'running'` would match it, and with fresh statistics (nothing runs
 -- just now) the planner would answer a finish from this index, full of dead entries. See docs/adr/0103.
 CREATE INDEX job_running ON pgworkers.job (host) WHERE host IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON pgworkers.job (task, unique_key) WHERE unique_key IS NOT NULL;
+-- Walked backwards: the newest job of a batch is the last to be claimed, so the look for a live one ends at once.
+CREATE INDEX job_batch ON pgworkers.job (batch_id, id) WHERE batch_id IS NOT NULL;
 CREATE INDEX job_expires ON pgworkers.job (expires_at) WHERE expires_at IS NOT NULL AND state <> 'running';
 
 -- Finished jobs, by day.
--- Walked backwards: the newest job of a batch is the last to be claimed, so the look for a live one ends at once.
-CREATE INDEX job_batch ON pgworkers.job (batch_id, id) WHERE batch_id IS NOT NULL;
 CREATE TABLE pgworkers.history (
     id              bigint      NOT NULL,
     state           pgworkers.job_state NOT NULL,
@@ -88,17 +91,17 @@ CREATE TABLE pgworkers.history (
     result          jsonb,
     errors          text[]      NOT NULL,
     meta            jsonb,
+    batch_id        bigint,
+    linked          boolean     NOT NULL DEFAULT false,
     PRIMARY KEY (id, finished_at),
     CONSTRAINT history_is_finished CHECK (state IN ('succeeded', 'dead', 'cancelled'))
 ) PARTITION BY RANGE (finished_at);
-    batch_id        bigint,
-    linked          boolean     NOT NULL DEFAULT false,
 CREATE TABLE pgworkers.history_default PARTITION OF pgworkers.history DEFAULT;
 CREATE INDEX history_state ON pgworkers.history (state, finished_at DESC);
+CREATE INDEX history_batch ON pgworkers.history (batch_id) WHERE batch_id IS NOT NULL AND state <> 'succeeded';
 
 -- Post-mortems: one row for each attempt that did not succeed.
 CREATE TABLE pgworkers.attempt (
-CREATE INDEX history_batch ON pgworkers.history (batch_id) WHERE batch_id IS NOT NULL AND state <> 'succeeded';
     job_id      bigint      NOT NULL,
     attempt     integer     NOT NULL,
     lease       integer     NOT NULL,
@@ -187,16 +190,16 @@ SELECT id, state, queue, task, args, priority, attempt, max_attempts, crashes, l
        NULL, duration, cpu_seconds, peak_rss, batch_id
   FROM pgworkers.history;
 
--- Enqueue one job: from psql, a trigger, another language, and from the Python API. A unique key that a live job
--- of the same task holds leads to: 'return' that job, 'replace' its arguments (unless it runs), or 'raise'. With `after` it
--- waits until those jobs succeeded; `on_failed` says what their failure leads to: 'cancel' it, 'run' it, or 'wait' for a
--- requeue. `held`: it waits until somebody releases it.
-CREATE FUNCTION pgworkers.enqueue(
 -- The run_at of a job that waits for others: no promote ever reaches it. Not infinity: that cannot be subtracted from, nor
 -- read by Python.
 CREATE FUNCTION pgworkers.never() RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT timestamptz '9999-01-01 00:00:00+00' $$;
 
+-- Enqueue one job: from psql, a trigger, another language, and from the Python API. A unique key that a live job
+-- of the same task holds leads to: 'return' that job, 'replace' its arguments (unless it runs), or 'raise'. With `after` it
+-- waits until those jobs succeeded; `on_failed` says what their failure leads to: 'cancel' it, 'run' it, or 'wait' for a
+-- requeue. `held`: it waits until somebody releases it.
+CREATE FUNCTION pgworkers.enqueue(
     task text,
     args jsonb DEFAULT '{}',
     queue text DEFAULT NULL,
@@ -213,32 +216,32 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT timestamptz '9999-01-01 00:00:
     expires interval DEFAULT NULL,
     concurrency_key text DEFAULT NULL,
     meta jsonb DEFAULT NULL,
-    OUT id bigint,
-    OUT created boolean
-) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
     after bigint[] DEFAULT NULL,
     on_failed text DEFAULT 'cancel',
     held boolean DEFAULT false,
+    OUT id bigint,
+    OUT created boolean
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     known pgworkers.task;
     due timestamptz := coalesce(enqueue.run_at, now()) + coalesce(enqueue.delay, interval '0');
     later boolean := (enqueue.run_at IS NOT NULL OR enqueue.delay IS NOT NULL) AND due > now();
-BEGIN
-    IF enqueue.on_conflict NOT IN ('return', 'replace', 'raise') THEN
-        RAISE EXCEPTION 'on_conflict is %: use return, replace or raise', enqueue.on_conflict
     waits boolean := enqueue.held;
     parents bigint[];
     failed bigint;
+BEGIN
+    IF enqueue.on_conflict NOT IN ('return', 'replace', 'raise') THEN
+        RAISE EXCEPTION 'on_conflict is %: use return, replace or raise', enqueue.on_conflict
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
-    IF enqueue.queue IS NULL OR enqueue.priority IS NULL OR enqueue.max_attempts IS NULL OR enqueue.max_crashes IS NULL THEN
-        SELECT * INTO known FROM pgworkers.task t WHERE t.name = enqueue.task;
-        enqueue.queue := coalesce(enqueue.queue, known.queue, 'default');
     IF cardinality(enqueue.after) > 0 THEN
         SELECT f.parents, f.failed INTO parents, failed FROM pgworkers.follow(enqueue.after, enqueue.on_failed) f;
         waits := waits OR failed IS NOT NULL OR cardinality(parents) > 0;
     END IF;
+    IF enqueue.queue IS NULL OR enqueue.priority IS NULL OR enqueue.max_attempts IS NULL OR enqueue.max_crashes IS NULL THEN
+        SELECT * INTO known FROM pgworkers.task t WHERE t.name = enqueue.task;
+        enqueue.queue := coalesce(enqueue.queue, known.queue, 'default');
         enqueue.priority := coalesce(enqueue.priority, known.priority, 0);
         enqueue.max_attempts := coalesce(enqueue.max_attempts, known.max_attempts, 10);
         enqueue.max_crashes := coalesce(enqueue.max_crashes, known.max_crashes, 3);
@@ -295,11 +298,11 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found_state pgworkers.job_state;
     answer text;
+    batch bigint;
+    told boolean;
 BEGIN
     SELECT j.state INTO found_state FROM pgworkers.job j WHERE j.id = cancel.job_id FOR UPDATE;
     IF found_state = 'running' THEN
-    batch bigint;
-    told boolean;
         UPDATE pgworkers.job j SET cancel_at = coalesce(j.cancel_at, now()) WHERE j.id = cancel.job_id;
         PERFORM pg_notify('pgworkers', 'cancel:' || cancel.job_id);
         RETURN 'cancelling';
@@ -329,11 +332,11 @@ CREATE FUNCTION pgworkers.discard(job_id bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     answer text;
+    batch bigint;
+    told boolean;
 BEGIN
     SELECT j.state::text INTO answer FROM pgworkers.job j WHERE j.id = discard.job_id FOR UPDATE;
     IF answer = 'running' THEN
-    batch bigint;
-    told boolean;
         RETURN answer;
     ELSIF answer IS NOT NULL THEN
         WITH gone AS (DELETE FROM pgworkers.job j WHERE j.id = discard.job_id RETURNING j.*)

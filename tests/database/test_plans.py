@@ -125,11 +125,38 @@ def test_a_claim_walks_the_ready_index_in_order(
 ) -> None:
     statistics(own)
     wants = [claim.Wants("q0", 50), claim.Wants("q1", 50)]
-    query = claim.claim("00000000-0000-0000-0000-000000000001", wants, ["t"])
-    for generic in (False, True):
-        found = plan(own, query.statement, query.params, generic=generic)
-        ways = {(node["Node Type"], node.get("Index Name")) for node in found} - {("ModifyTable", None)}
-        assert ways == {("Index Scan", "job_ready"), ("Tid Scan", None)}, generic
+    for aged in (None, 60.0):
+        query = claim.claim("00000000-0000-0000-0000-000000000001", wants, ["t"], aged=aged)
+        for generic in (False, True):
+            found = plan(own, query.statement, query.params, generic=generic)
+            ways = {(node["Node Type"], node.get("Index Name")) for node in found} - {("ModifyTable", None)}
+            probe = (
+                "Index Only Scan" if ("Index Only Scan", "job_lane") in ways else "Index Scan",
+                "job_lane",
+            )
+            ways -= {("Index Only Scan", "job_ready")}  # the priorities of an aged claim
+            assert ways == {("Index Scan", "job_ready"), probe, ("Tid Scan", None)}, (aged, generic)
+
+
+def test_jobs_without_a_limit_pay_one_probe_of_an_empty_index(own: psycopg.Connection[Any]) -> None:
+    fresh(own)
+    query = claim.claim("00000000-0000-0000-0000-000000000001", [claim.Wants("q0", 50)], ["t"])
+    with own.transaction(force_rollback=True):
+        cursor = own.execute(
+            b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query.statement.render("pgworkers"), query.params
+        )
+        (found,) = cursor.fetchone() or ([],)
+    nodes = list(scans(found[0]["Plan"]))
+    (probe,) = [node for node in nodes if node.get("Index Name") == "job_lane"]
+    assert (probe["Actual Rows"], probe["Shared Hit Blocks"] + probe["Shared Read Blocks"]) <= (0, 2)
+    (admit,) = [node for node in _all(found[0]["Plan"]) if node.get("Function Name") == "admit"]
+    assert admit["Actual Loops"] == 0
+
+
+def _all(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", []):
+        yield from _all(child)
 
 
 def test_the_trap_is_real(own: psycopg.Connection[Any]) -> None:

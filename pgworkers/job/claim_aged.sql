@@ -1,0 +1,77 @@
+-- A claim out of turn, now and then: first the oldest of the jobs that have been ready for `aged` seconds, whatever their
+-- priority, then as claim.sql does. So low priority never starves. The oldest is found through job_ready as well, as the first
+-- of each priority: a loose scan over the `look` lowest priorities, no index of its own.
+-- Guards and CTEs as in claim.sql. The look at tasks that are limited is kept out of the scan: the planner would take the rows
+-- for few and sort them; BETWEEN, because after an equals sign any index on id would do for the order. Moving such jobs behind their limit is left to claim.sql.
+WITH RECURSIVE sent AS MATERIALIZED (
+    SELECT %(queues)s::text[] AS queues, %(counts)s::integer[] AS counts, %(tasks)s::text[] AS tasks
+),
+wants AS MATERIALIZED (
+    SELECT w.queue, w.count, s.tasks
+      FROM sent s
+     CROSS JOIN LATERAL unnest(s.queues, s.counts) AS w (queue, count)
+      LEFT JOIN pgworkers.queue q ON q.name = w.queue
+     WHERE q.paused IS NOT TRUE AND (q.throttled_until IS NULL OR q.throttled_until <= now()) AND w.count > 0
+),
+limited AS MATERIALIZED (
+    SELECT ARRAY(SELECT t.name FROM pgworkers.task t WHERE t.concurrency IS NOT NULL
+                 UNION ALL SELECT c.name FROM pgworkers.concurrency c WHERE c.kind = 'task') AS tasks
+),
+levels AS (
+    SELECT w.queue, w.count, w.tasks, NULL::bigint AS priority, 0 AS seen FROM wants w
+    UNION ALL
+    SELECT l.queue, l.count, l.tasks, up.priority::bigint, l.seen + 1
+      FROM levels l
+     CROSS JOIN LATERAL (
+           SELECT j.priority
+             FROM pgworkers.job j
+            WHERE j.queue = l.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+              AND j.priority > coalesce(l.priority, -2147483649)
+            ORDER BY j.priority
+            LIMIT 1) up
+     WHERE l.seen < %(look)s::integer
+),
+free AS MATERIALIZED (
+    SELECT l.queue, l.count, ready.at, ready.priority, ready.id, ready.run_at, ready.task = ANY (limited.tasks) AS gate
+      FROM levels l
+     CROSS JOIN limited
+     CROSS JOIN LATERAL (
+           SELECT j.ctid AS at, j.priority, j.id, j.run_at, j.task
+             FROM pgworkers.job j
+            WHERE j.queue = l.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+              AND j.priority BETWEEN l.priority AND l.priority AND j.task = ANY (l.tasks)
+              AND (j.expires_at IS NULL OR j.expires_at > now())
+            ORDER BY j.priority DESC, j.id
+            LIMIT l.count
+              FOR UPDATE SKIP LOCKED) ready
+),
+gates AS MATERIALIZED (
+    SELECT array_agg(w.queue) AS queues, array_agg(w.count) AS counts, (SELECT tasks FROM sent) AS tasks
+      FROM wants w
+     CROSS JOIN LATERAL (
+           SELECT FROM pgworkers.job j
+            WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+            ORDER BY pgworkers.lane(j.concurrency_key, j.task)
+            LIMIT 1) waits
+),
+admitted AS MATERIALIZED (
+    SELECT a.queue, w.count, a.at, a.priority, a.id, a.run_at
+      FROM gates g
+     CROSS JOIN LATERAL pgworkers.admit(g.queues, g.counts, g.tasks, true, %(look)s::integer) a
+      JOIN wants w ON w.queue = a.queue
+     WHERE g.queues IS NOT NULL
+),
+chosen AS MATERIALIZED (
+    SELECT c.at, c.count, row_number() OVER (PARTITION BY c.queue ORDER BY c.young, CASE WHEN c.young THEN -c.priority::bigint END,
+                                                            c.id) AS nth
+      FROM (SELECT c.*, c.run_at > now() - make_interval(secs => %(aged)s::double precision) AS young
+              FROM (SELECT queue, count, at, priority, id, run_at FROM free WHERE NOT gate
+                    UNION ALL SELECT * FROM admitted) c) c
+)
+UPDATE pgworkers.job j
+   SET state = 'running', host = %(host)s::uuid, lease = j.lease + 1, attempt = j.attempt + 1, claimed_at = now()
+ WHERE j.ctid = ANY (ARRAY(SELECT at FROM chosen WHERE nth <= count)) AND j.state = 'ready'
+RETURNING j.priority, j.id, j.lease, j.queue, j.task, j.args::text, j.attempt, j.crashes, j.max_attempts, j.max_crashes,
+          extract(epoch FROM j.timeout)::double precision, j.memory,
+          extract(epoch FROM j.deadline_at - now())::double precision, j.checkpoint::text, j.meta::text, j.errors,
+          greatest(extract(epoch FROM now() - j.run_at), 0)::double precision, j.cancel_at IS NOT NULL

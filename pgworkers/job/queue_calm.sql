@@ -1,0 +1,6 @@
+-- A success after the grace: the throttles in a row are over. Guard: the last cool-down ended that long ago.
+UPDATE pgworkers.queue q
+   SET throttles = 0, updated_at = now()
+ WHERE q.name = %(name)s::text AND q.throttles > 0
+   AND q.throttled_until < now() - make_interval(secs => %(grace)s::double precision)
+RETURNING q.name

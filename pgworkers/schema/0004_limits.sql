@@ -1,0 +1,248 @@
+-- Limits: how many workers a queue has over all hosts, and how many jobs of a task or of a key run at once.
+
+-- == Concurrency ==================================================================================================
+-- A limit is a number of slots. What the app says is in `task`; what an operator says is in `concurrency` and wins. The
+-- slots in use are counted from running rows, so a slot is free when its lease is gone and none can leak.
+
+ALTER TABLE pgworkers.task
+    ADD COLUMN concurrency         integer CHECK (concurrency >= 1),
+    ADD COLUMN concurrency_per_key integer CHECK (concurrency_per_key >= 1);
+CREATE INDEX task_limited ON pgworkers.task (name) WHERE concurrency IS NOT NULL;
+
+CREATE TABLE pgworkers.concurrency (
+    kind       text        NOT NULL CHECK (kind IN ('task', 'key')),
+    name       text        NOT NULL CHECK (octet_length(name) BETWEEN 1 AND 1000),
+    slots      integer     NOT NULL CHECK (slots >= 0),  -- 0: nothing of it starts
+    updated_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (kind, name)
+);
+
+-- A lane: the ready jobs of one queue with the same key and the same task, so that one look decides for all of them. Its
+-- number has nothing to do with the order of keys: claims begin at a random one and so no lane is always the last.
+CREATE FUNCTION pgworkers.lane(key text, task text) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+SELECT ('x' || substr(md5(coalesce($1, '') || chr(10) || $2), 1, 16))::bit(64)::bigint
+$$;
+CREATE INDEX job_lane ON pgworkers.job (queue, pgworkers.lane(concurrency_key, task), priority DESC, id)
+    WHERE state = 'ready' AND (gated OR concurrency_key IS NOT NULL);
+-- Not `state = 'running'`: docs/adr/0103.
+CREATE INDEX job_of_task ON pgworkers.job (task) WHERE host IS NOT NULL AND (gated OR concurrency_key IS NOT NULL);
+CREATE INDEX job_of_key ON pgworkers.job (concurrency_key) WHERE host IS NOT NULL AND concurrency_key IS NOT NULL;
+
+-- How many more may run; NULL: no limit. A key without any limit stands for one at a time.
+CREATE FUNCTION pgworkers.room(task text, key text, OUT of_task bigint, OUT of_key bigint)
+LANGUAGE sql STABLE AS $$
+SELECT CASE WHEN l.of_task IS NOT NULL THEN l.of_task - (
+            SELECT count(*) FROM pgworkers.job j
+             WHERE j.task = $1 AND j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL)) END,
+       CASE WHEN $2 IS NOT NULL THEN l.of_key - (
+            SELECT count(*) FROM pgworkers.job j WHERE j.concurrency_key = $2 AND j.host IS NOT NULL) END
+  FROM (SELECT coalesce((SELECT c.slots FROM pgworkers.concurrency c WHERE c.kind = 'task' AND c.name = $1),
+                        (SELECT t.concurrency FROM pgworkers.task t WHERE t.name = $1)) AS of_task,
+               coalesce((SELECT c.slots FROM pgworkers.concurrency c WHERE c.kind = 'key' AND c.name = $2),
+                        (SELECT t.concurrency_per_key FROM pgworkers.task t WHERE t.name = $1), 1) AS of_key) l
+$$;
+
+-- Which of the jobs that stand behind a limit may be claimed now: up to `counts` of each queue, locked. The caller claims
+-- them, or some of them, in the same transaction.
+-- Two claims at once cannot both take the last slot: the limits of the chosen jobs are locked, in order, until the end of
+-- the transaction, and the slots are counted after that, in a snapshot that sees what the one before committed. (That is
+-- why this is a function and volatile: inside one plain statement the snapshot would be older than the lock.)
+-- Up to `look` lanes of each queue are compared by priority and age; when there are more, they take turns.
+CREATE FUNCTION pgworkers.admit(queues text[], counts integer[], tasks text[], oldest boolean, look integer)
+RETURNS TABLE (at tid, queue text, priority integer, id bigint, run_at timestamptz)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    start  bigint := ((random() - 0.5) * 1.8e19)::bigint;
+    names  text[];     -- of the chosen jobs, in the order in which they should run: their tasks,
+    keys   text[];     -- their keys,
+    ids    bigint[];
+    fit    bigint[];
+    scope  bigint;
+BEGIN
+    WITH RECURSIVE lanes AS (
+        SELECT w.queue, w.count, start AS lane, false AS wrapped, NULL::text AS task, NULL::text AS key, 0 AS seen
+          FROM unnest(admit.queues, admit.counts) AS w (queue, count)
+        UNION ALL
+        SELECT l.queue, l.count, n.lane, n.wrapped, n.task, n.key, l.seen + 1
+          FROM lanes l
+         CROSS JOIN LATERAL (
+               SELECT * FROM (
+                   (SELECT pgworkers.lane(j.concurrency_key, j.task) AS lane, l.wrapped, j.task, j.concurrency_key AS key
+                      FROM pgworkers.job j
+                     WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                       AND pgworkers.lane(j.concurrency_key, j.task) > l.lane
+                       AND (NOT l.wrapped OR pgworkers.lane(j.concurrency_key, j.task) <= start)
+                     ORDER BY pgworkers.lane(j.concurrency_key, j.task), j.priority DESC, j.id LIMIT 1)
+                   UNION ALL
+                   (SELECT pgworkers.lane(j.concurrency_key, j.task), true, j.task, j.concurrency_key
+                      FROM pgworkers.job j
+                     WHERE NOT l.wrapped AND j.queue = l.queue AND j.state = 'ready'
+                       AND (j.gated OR j.concurrency_key IS NOT NULL)
+                       AND pgworkers.lane(j.concurrency_key, j.task) <= start
+                     ORDER BY pgworkers.lane(j.concurrency_key, j.task), j.priority DESC, j.id LIMIT 1)
+                   ) next
+                LIMIT 1) n
+         WHERE l.seen < admit.look
+    ),
+    open AS MATERIALIZED (
+        SELECT l.queue, l.count, l.lane, l.task, l.key, least(r.of_task, r.of_key, l.count) AS free
+          FROM lanes l CROSS JOIN LATERAL pgworkers.room(l.task, l.key) r
+         WHERE l.task = ANY (admit.tasks)
+    ),
+    waiting AS (
+        SELECT o.count, o.task, o.key, j.id, row_number() OVER (
+                   PARTITION BY o.queue ORDER BY CASE WHEN admit.oldest THEN 0 ELSE -j.priority::bigint END, j.id) AS nth
+          FROM open o
+         CROSS JOIN LATERAL (
+               SELECT j.id, j.priority
+                 FROM pgworkers.job j
+                WHERE j.queue = o.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                  AND pgworkers.lane(j.concurrency_key, j.task) = o.lane
+                  AND (j.expires_at IS NULL OR j.expires_at > now())
+                ORDER BY pgworkers.lane(j.concurrency_key, j.task), j.priority DESC, j.id
+                LIMIT greatest(o.free, 0)) j
+    )
+    SELECT array_agg(w.task ORDER BY w.nth), array_agg(w.key ORDER BY w.nth), array_agg(w.id ORDER BY w.nth)
+      INTO names, keys, ids
+      FROM waiting w WHERE w.nth <= w.count;
+    IF ids IS NULL THEN
+        RETURN;
+    END IF;
+
+    FOR scope IN
+        SELECT DISTINCT hashtextextended(s.name, 'pgworkers.job'::regclass::oid::bigint)
+          FROM unnest(names, keys) AS c (task, key)
+         CROSS JOIN LATERAL (VALUES ('task ' || c.task), ('key ' || c.key)) AS s (name)
+         WHERE s.name IS NOT NULL
+         ORDER BY 1
+    LOOP
+        PERFORM pg_advisory_xact_lock(scope);
+    END LOOP;
+
+    SELECT array_agg(c.id ORDER BY c.nth) INTO fit
+      FROM (SELECT c.id, c.nth, r.of_task, r.of_key, row_number() OVER (PARTITION BY c.task ORDER BY c.nth) AS nth_of_task,
+                   row_number() OVER (PARTITION BY c.key ORDER BY c.nth) AS nth_of_key
+              FROM unnest(names, keys, ids) WITH ORDINALITY AS c (task, key, id, nth)
+             CROSS JOIN LATERAL pgworkers.room(c.task, c.key) r) c
+     WHERE (c.of_task IS NULL OR c.nth_of_task <= c.of_task) AND (c.of_key IS NULL OR c.nth_of_key <= c.of_key);
+    IF cardinality(fit) IS DISTINCT FROM cardinality(ids) THEN
+        -- Others were faster, or two lanes share a limit: what stands behind them is found by another claim, at once.
+        PERFORM pg_notify('pgworkers', 'ready:' || q.name) FROM unnest(admit.queues) AS q (name);
+    END IF;
+    RETURN QUERY
+    SELECT locked.at, locked.queue, locked.priority, f.id, locked.run_at
+      FROM unnest(fit) AS f (id)
+     CROSS JOIN LATERAL (
+           SELECT j.ctid AS at, j.queue, j.priority, j.run_at
+             FROM pgworkers.job j
+            WHERE j.id = f.id AND j.state = 'ready'
+              FOR UPDATE SKIP LOCKED) locked;
+END $$;
+
+-- == Workers ======================================================================================================
+ALTER TABLE pgworkers.queue
+    ADD COLUMN declared_cluster integer CHECK (declared_cluster >= 1),  -- cluster_workers, as the last deploy said
+    ADD CONSTRAINT queue_cluster_fits CHECK (cluster_workers >= 0);
+
+-- However a row of `queue` is changed, its hosts hear of it.
+CREATE FUNCTION pgworkers.tell_queue() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_notify('pgworkers', 'queue:' || NEW.name);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER queue_changed AFTER UPDATE ON pgworkers.queue
+FOR EACH ROW EXECUTE FUNCTION pgworkers.tell_queue();
+
+-- The share of each host in the workers of a queue that are counted over the whole cluster.
+CREATE TABLE pgworkers.slots (
+    queue    text        NOT NULL,
+    host     uuid        NOT NULL REFERENCES pgworkers.host (id) ON DELETE CASCADE,
+    workers  integer     NOT NULL CHECK (workers >= 0),  -- granted: as many may run there
+    taken    integer     NOT NULL CHECK (taken >= 0),    -- acknowledged: so many may be running there, whatever is granted
+    taken_at timestamptz NOT NULL DEFAULT now(),         -- and after a lease without acknowledgement none
+    PRIMARY KEY (queue, host)
+) WITH (fillfactor = 50);
+CREATE INDEX slots_host ON pgworkers.slots (host);
+
+-- Grant workers of a queue to hosts: `wanted`, as far as `total` allows. A host that must give up is told at once; what it
+-- has counts until it has acknowledged that it is gone, or its lease is over. So the sum of what may run never exceeds
+-- the total, whoever asks, in whatever order. Answers how many grants changed.
+CREATE FUNCTION pgworkers.grant_slots(queue text, total integer, hosts uuid[], wanted integer[]) RETURNS integer
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    free    integer;
+    one     record;
+    more    integer;
+    changed integer;
+BEGIN
+    PERFORM FROM pgworkers.queue q WHERE q.name = grant_slots.queue FOR UPDATE;
+    PERFORM FROM pgworkers.slots s WHERE s.queue = grant_slots.queue ORDER BY s.host FOR UPDATE;
+    DELETE FROM pgworkers.slots s USING pgworkers.host h
+     WHERE s.queue = grant_slots.queue AND h.id = s.host AND s.taken_at < now() - h.lease;
+    UPDATE pgworkers.slots s SET workers = w.workers
+      FROM unnest(grant_slots.hosts, grant_slots.wanted) AS w (host, workers)
+     WHERE s.queue = grant_slots.queue AND s.host = w.host AND w.workers < s.workers;
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    SELECT grant_slots.total - coalesce(sum(greatest(s.workers, s.taken)), 0) INTO free
+      FROM pgworkers.slots s WHERE s.queue = grant_slots.queue;
+    FOR one IN
+        SELECT w.host, w.workers AS wanted, coalesce(s.workers, 0) AS granted, coalesce(s.taken, 0) AS taken
+          FROM unnest(grant_slots.hosts, grant_slots.wanted) WITH ORDINALITY AS w (host, workers, nth)
+          JOIN pgworkers.host h ON h.id = w.host
+          LEFT JOIN pgworkers.slots s ON s.queue = grant_slots.queue AND s.host = w.host
+         WHERE s.host IS NULL OR w.workers > s.workers
+         ORDER BY w.nth
+    LOOP
+        -- What it has not yet let go it may keep; beyond that it takes from what is free.
+        more := least(one.wanted, greatest(one.granted, one.taken) + greatest(free, 0));
+        free := free - greatest(more - greatest(one.granted, one.taken), 0);
+        INSERT INTO pgworkers.slots AS s (queue, host, workers, taken)
+        VALUES (grant_slots.queue, one.host, more, one.taken)
+        ON CONFLICT (queue, host) DO UPDATE SET workers = excluded.workers WHERE s.workers <> excluded.workers;
+        IF FOUND THEN
+            changed := changed + 1;
+        END IF;
+    END LOOP;
+    IF changed > 0 THEN
+        PERFORM pg_notify('pgworkers', 'queue:' || grant_slots.queue);
+    END IF;
+    RETURN changed;
+END $$;
+
+-- == Throttle =====================================================================================================
+-- Let a queue cool down: nothing is claimed from it until then. The number of throttles in a row makes the cool-down
+-- longer, min(base x growth^n, most), and is worn off by one for each `grace` without one. Throttles while the queue cools down
+-- come from jobs that had begun before; they count as the same one, and a longer cool-down is never shortened.
+CREATE FUNCTION pgworkers.throttle(name text, after double precision, base double precision, growth double precision,
+                                   most double precision, grace double precision) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    now   timestamptz := clock_timestamp();
+    known pgworkers.queue;
+    worn  integer;
+    nth   integer;
+    long  double precision;
+BEGIN
+    SELECT q.* INTO known FROM pgworkers.queue q WHERE q.name = throttle.name FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF known.throttled_until > now THEN
+        nth := greatest(known.throttles, 1);
+        long := coalesce(throttle.after, 0);
+    ELSE
+        worn := least(extract(epoch FROM now - known.throttled_until) / greatest(throttle.grace, 0.001), 1000);
+        nth := greatest(known.throttles - coalesce(worn, 0), 0) + 1;
+        long := coalesce(throttle.after, least(throttle.base * throttle.growth ^ least(nth - 1, 60), throttle.most));
+    END IF;
+    UPDATE pgworkers.queue q
+       SET throttled_until = greatest(q.throttled_until, now + make_interval(secs => long)), throttles = nth,
+           updated_at = now
+     WHERE q.name = throttle.name;
+    RETURN true;
+END $$;

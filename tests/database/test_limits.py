@@ -1,0 +1,248 @@
+"""Concurrency limits: counted from running rows, kept between hosts that claim at once, and in nobody else's way."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from support.desk import Desk, blocked, until
+
+from pgworkers.job import claim, host, queue, rescue
+from pgworkers.job.state import State
+from pgworkers.specs import TaskSpec
+
+Session = Callable[[], psycopg.Connection[Any]]
+
+
+def declare(desk: Desk, **limits: Any) -> None:
+    desk.ask(queue.declare_tasks([TaskSpec("t", "a", **limits)]))
+
+
+def ids(jobs: list[claim.Claimed]) -> list[int]:
+    return [job.id for job in jobs]
+
+
+def take(desk: Desk, count: int = 100) -> list[claim.Claimed]:
+    """Claim, and once more: the first look may only have put jobs behind their limit."""
+    return desk.take(count) + desk.take(count)
+
+
+def test_no_more_of_a_task_run_than_its_limit_and_the_next_when_one_ended(desk: Desk) -> None:
+    declare(desk, concurrency=2)
+    jobs = [desk.put() for _ in range(5)]
+    first = take(desk)
+    assert ids(first) == jobs[:2]
+    assert take(desk) == []
+    desk.end(first[0])
+    assert ids(take(desk)) == jobs[2:3]
+
+
+def test_no_more_of_a_key_run_than_the_task_says_and_one_if_it_says_nothing(desk: Desk) -> None:
+    one, other = desk.put(concurrency_key="x"), desk.put(concurrency_key="y")
+    desk.put(concurrency_key="x")
+    assert ids(desk.take(10)) == [one, other]
+    declare(desk, concurrency_per_key=3)
+    more = [desk.put(concurrency_key="x") for _ in range(4)]
+    assert len(desk.take(10)) == 2
+    assert len(more) == 4
+
+
+def test_a_key_counts_over_tasks_and_queues(desk: Desk) -> None:
+    tasks = ("t", "u")
+    desk.put(task="t", concurrency_key="x")
+    desk.put(task="u", concurrency_key="x", queue="b")
+    wants = [claim.Wants("a", 5), claim.Wants("b", 5)]
+    (job,) = desk.ask(claim.claim(desk.host, wants, list(tasks)))
+    assert desk.ask(claim.claim(desk.host, wants, list(tasks))) == []
+    desk.end(job)
+    assert len(desk.ask(claim.claim(desk.host, wants, list(tasks)))) == 1
+
+
+def test_both_limits_hold_for_a_job_that_has_both(desk: Desk) -> None:
+    declare(desk, concurrency=3, concurrency_per_key=2)
+    for key in ("x", "x", "x", "y", "y"):
+        desk.put(concurrency_key=key)
+    desk.put()
+    taken = take(desk) + take(desk)
+    assert len(taken) == 3
+    keys = desk.conn.execute(
+        "SELECT concurrency_key, count(*) FROM pgworkers.job WHERE state = 'running' GROUP BY 1"
+    ).fetchall()
+    assert dict(keys)["x"] <= 2
+
+
+def test_a_blocked_key_hides_nothing_behind_it(desk: Desk) -> None:
+    """However many of its jobs stand at the head of the queue, and whether the others have a key or none."""
+    desk.conn.execute(
+        "INSERT INTO pgworkers.job (queue, task, priority, concurrency_key)"
+        " SELECT 'a', 't', 9, 'noisy' FROM generate_series(1, 5000)"
+    )
+    quiet, free = desk.put(concurrency_key="quiet"), desk.put()
+    first = desk.take(1)
+    assert desk.see(first[0].id).state is State.RUNNING
+    assert {job.id for job in desk.take(5)} == {quiet, free}
+
+
+def test_limited_and_free_jobs_share_one_order(desk: Desk) -> None:
+    low, keyed, high = desk.put(), desk.put(concurrency_key="x", priority=1), desk.put(priority=2)
+    also = desk.put(concurrency_key="y", priority=3)
+    assert ids(desk.take(2)) == [also, high]
+    assert ids(desk.take(2)) == [keyed, low]
+
+
+def test_a_limit_that_an_operator_sets_wins_until_he_takes_it_back(desk: Desk) -> None:
+    declare(desk, concurrency=1)
+    desk.ask(queue.limit("task", "t", 3))
+    for _ in range(6):
+        desk.put()
+    jobs = take(desk)
+    assert len(jobs) == 3
+    found = desk.ask(queue.limits())
+    assert [(limit.kind, limit.name, limit.slots, limit.running, limit.said_by) for limit in found] == [
+        ("task", "t", 3, 3, "operator")
+    ]
+    assert desk.ask(queue.limit("task", "t", None))
+    desk.end(jobs[0])
+    assert take(desk) == []
+    assert [limit.said_by for limit in desk.ask(queue.limits())] == ["app"]
+
+
+def test_what_runs_already_counts_when_a_limit_is_set(desk: Desk) -> None:
+    running = [desk.run_one() for _ in range(2)]
+    desk.ask(queue.limit("task", "t", 2))
+    desk.put()
+    assert take(desk) == []
+    desk.end(running[0])
+    assert len(take(desk)) == 1
+
+
+def test_no_slots_at_all_stop_one_tenant_and_nobody_else(desk: Desk) -> None:
+    desk.ask(queue.limit("key", "bad", 0))
+    desk.put(concurrency_key="bad")
+    good = desk.put(concurrency_key="good")
+    assert ids(desk.take(5)) == [good]
+    desk.ask(queue.limit("key", "bad", None))
+    assert len(desk.take(5)) == 1
+
+
+def test_jobs_without_a_limit_are_claimed_beside_a_limited_task(desk: Desk) -> None:
+    desk.ask(queue.declare_tasks([TaskSpec("t", "a", concurrency=1), TaskSpec("u", "a")]))
+    for _ in range(3):
+        desk.put()
+    free = [desk.put(task="u") for _ in range(3)]
+    got: list[int] = []
+    for _ in range(4):
+        got += ids(desk.take(2, tasks=("t", "u")))
+    assert set(free) <= set(got)
+    assert len(got) == 4
+
+
+def test_a_lost_host_holds_its_slots_until_it_is_rescued_and_no_longer(desk: Desk, other: Desk) -> None:
+    job_id = other.put(concurrency_key="x", max_attempts=5)
+    (lost,) = other.take()
+    desk.put(concurrency_key="x")
+    assert desk.take() == []
+    other.ask(host.remove(other.host))
+    assert [job.id for job in desk.ask(rescue.rescue(desk.host, 10))] == [lost.id] == [job_id]
+    assert len(desk.take()) == 1
+
+
+def test_the_second_of_two_claims_at_once_sees_what_the_first_one_took(desk: Desk, other: Desk) -> None:
+    """The race itself: the second claim begins before the first commits, takes other rows, and waits for it."""
+    desk.put(concurrency_key="x")
+    desk.put(concurrency_key="x", queue="b")
+    with desk.conn.transaction():
+        assert len(desk.take()) == 1
+        second = other.in_thread(claim.claim(other.host, [claim.Wants("b", 5)], ["t"]))
+        until(lambda: blocked(desk.conn, other.conn))
+    assert second.result(10) == []
+
+
+def test_without_the_lock_the_same_race_takes_one_too_many(desk: Desk, other: Desk) -> None:
+    """The broken twin: the test above can fail."""
+    row = desk.conn.execute("SELECT pg_get_functiondef('pgworkers.admit'::regproc)").fetchone()
+    assert row is not None
+    (whole,) = row
+    try:
+        desk.conn.execute(whole.replace("PERFORM pg_advisory_xact_lock(scope);", "NULL;"))
+        desk.put(concurrency_key="x")
+        desk.put(concurrency_key="x", queue="b")
+        with desk.conn.transaction():
+            assert len(desk.take()) == 1
+            assert len(other.take(5, queue="b")) == 1
+    finally:
+        desk.conn.execute(whole)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_many_hosts_at_once_never_exceed_a_limit_and_leave_nothing_undone(
+    session: Session, schema: str, desk: Desk, seed: int
+) -> None:
+    """Keys of 2, a task of 5, free jobs between; each host looks, after each claim, at what runs in the whole cluster."""
+    desk.ask(
+        queue.declare_tasks([TaskSpec("t", "a", concurrency_per_key=2), TaskSpec("u", "a", concurrency=5)])
+    )
+    keys = ["x", "y", "z"]
+    for n in range(240):
+        match n % 3:
+            case 0:
+                desk.put(concurrency_key=keys[n // 3 % 3])
+            case 1:
+                desk.put(task="u", concurrency_key=keys[n // 3 % 3] if n % 2 else None)
+            case _:
+                desk.put(task="free")
+    wrong: list[Any] = []
+    done: list[int] = []
+
+    def work(mine: Desk, rand: random.Random) -> None:
+        held: list[claim.Claimed] = []
+        while True:
+            held += mine.take(rand.randint(1, 6), tasks=("t", "u", "free"))
+            over = mine.conn.execute(
+                "SELECT 'key', concurrency_key, count(*) FROM pgworkers.job WHERE host IS NOT NULL"
+                " AND concurrency_key IS NOT NULL AND task = 't' GROUP BY 2 HAVING count(*) > 2"
+                " UNION ALL SELECT 'task', task, count(*) FROM pgworkers.job WHERE host IS NOT NULL AND task = 'u'"
+                " GROUP BY 2 HAVING count(*) > 5"
+            ).fetchall()
+            wrong.extend(over)
+            rand.shuffle(held)
+            while held and rand.random() < 0.7:
+                job = held.pop()
+                assert mine.end(job) == "written"
+                done.append(job.id)
+            left = mine.conn.execute("SELECT count(*) FROM pgworkers.job").fetchone()
+            if left == (len(held),) == (0,) or (left == (0,)):
+                return
+
+    hosts = [Desk(session(), schema) for _ in range(4)]
+    for each in hosts:
+        each.register()
+    threads = [
+        threading.Thread(target=work, args=[h, random.Random(seed * 10 + n)]) for n, h in enumerate(hosts)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert wrong == []
+    assert len(done) == len(set(done)) == 240
+
+
+def test_hundreds_of_keys_take_turns(desk: Desk) -> None:
+    """More lanes than one claim compares: none is always left out."""
+    count = claim.LOOK * 3
+    desk.conn.execute(
+        "INSERT INTO pgworkers.job (queue, task, concurrency_key) SELECT 'a', 't', 'k' || n FROM generate_series(1, %s) n",
+        [count],
+    )
+    got: set[int] = set()
+    for _ in range(200):
+        got |= set(ids(desk.take(50)))
+        if len(got) == count:
+            break
+    assert len(got) == count

@@ -1,0 +1,129 @@
+"""Slots: a total over hosts that is never exceeded, whoever asks in whatever order."""
+
+from __future__ import annotations
+
+import random
+
+import psycopg
+from support.desk import Desk
+
+from pgworkers.flow import slots
+from pgworkers.job import host, queue
+
+
+def serve(desk: Desk, name: str = "a") -> str:
+    """One more host that serves the queue."""
+    one = Desk(desk.conn, desk.schema)
+    one.register()
+    return one.host
+
+
+def granted(desk: Desk) -> dict[str, int]:
+    return dict(
+        desk.conn.execute("SELECT host::text, workers FROM pgworkers.slots WHERE queue = 'a'").fetchall()
+    )
+
+
+def may_run(conn: psycopg.Connection[object]) -> int:
+    row = conn.execute("SELECT coalesce(sum(greatest(workers, taken)), 0) FROM pgworkers.slots").fetchone()
+    assert row is not None
+    return int(row[0])  # type: ignore[call-overload]
+
+
+def test_a_total_is_split_evenly_over_the_live_hosts_that_serve_the_queue(desk: Desk) -> None:
+    desk.ask(queue.declare(["a", "b"], {"a": 6, "b": None}))
+    hosts = sorted([desk.host, serve(desk), serve(desk)])
+    (shared,) = desk.ask(slots.facts())
+    assert (shared.queue, shared.total, list(shared.hosts)) == ("a", 6, hosts)
+    assert desk.ask(slots.grant("a", 6, slots.split(6, hosts))) == 3
+    assert granted(desk) == dict.fromkeys(hosts, 2)
+    assert desk.ask(slots.grant("a", 6, slots.split(6, hosts))) == 0, "the same again changes nothing"
+
+
+def test_who_operators_and_apps_say_over_all_hosts(desk: Desk) -> None:
+    desk.ask(queue.declare(["a"], {"a": 6}))
+
+    def total() -> list[int]:
+        return [shared.total for shared in desk.ask(slots.facts())]
+
+    assert total() == [6]
+    desk.ask(queue.scale("a", cluster=4))
+    desk.ask(queue.declare(["a"], {"a": 8}))
+    assert total() == [4], "a deploy does not undo what was tuned"
+    desk.ask(queue.scale("a", workers=3))
+    assert total() == []
+    desk.ask(queue.scale("a"))
+    assert total() == [8]
+
+
+def test_a_host_that_gains_waits_until_the_one_that_loses_has_let_go(desk: Desk) -> None:
+    desk.ask(queue.declare(["a"]))
+    old, new = desk.host, serve(desk)
+    desk.ask(slots.grant("a", 6, {old: 6}))
+    assert desk.ask(slots.take(old, {"a": 0})) == {"a": 6}
+    desk.ask(slots.grant("a", 6, {old: 3, new: 3}))
+    assert granted(desk) == {old: 3, new: 0}
+    desk.ask(slots.take(old, {"a": 5}))  # one worker is gone, the others still run their jobs
+    desk.ask(slots.grant("a", 6, {old: 3, new: 3}))
+    assert granted(desk) == {old: 3, new: 1}
+    desk.ask(slots.take(old, {"a": 0}))
+    desk.ask(slots.grant("a", 6, {old: 3, new: 3}))
+    assert granted(desk) == {old: 3, new: 3}
+
+
+def test_the_share_of_a_dead_host_is_free_only_when_its_lease_is_over(desk: Desk) -> None:
+    desk.ask(queue.declare(["a"]))
+    dead, alive = serve(desk), desk.host
+    desk.ask(slots.grant("a", 6, {dead: 3, alive: 3}))
+    desk.ask(slots.grant("a", 6, {alive: 6}))
+    assert granted(desk) == {dead: 3, alive: 3}
+    desk.conn.execute("UPDATE pgworkers.slots SET taken_at = now() - interval '31 s' WHERE host = %s", [dead])
+    desk.ask(slots.grant("a", 6, {alive: 6}))
+    assert granted(desk) == {alive: 6}
+    assert desk.ask(slots.take(dead, {"a": 3})) == {}, "should it wake up, it has nothing"
+
+
+def test_a_host_that_leaves_takes_its_slots_along(desk: Desk) -> None:
+    desk.ask(queue.declare(["a"]))
+    gone = serve(desk)
+    desk.ask(slots.grant("a", 2, {gone: 2}))
+    desk.ask(host.remove(gone))
+    desk.ask(slots.grant("a", 2, {desk.host: 2}))
+    assert granted(desk) == {desk.host: 2}
+
+
+def test_grants_of_one_queue_take_turns(desk: Desk, other: Desk) -> None:
+    """Two new hosts ask for themselves at once: the second sees what the first got."""
+    desk.ask(queue.declare(["a"]))
+    with desk.conn.transaction():
+        desk.ask(slots.grant("a", 6, {desk.host: 6}))
+        second = other.in_thread(slots.grant("a", 6, {other.host: 3}))
+    second.result(10)
+    assert granted(desk) == {desk.host: 6, other.host: 0}
+
+
+def test_whatever_happens_in_whatever_order_no_more_than_the_total_may_run(desk: Desk) -> None:
+    """A model of hosts that come, acknowledge late, hold workers longer than granted, and go."""
+    rand = random.Random(7)
+    desk.ask(queue.declare(["a"]))
+    total = 7
+    running: dict[str, int] = {}
+    for _ in range(400):
+        match rand.randint(0, 5):
+            case 0 if len(running) < 5:
+                new = serve(desk)
+                running[new] = 0
+                desk.ask(slots.grant("a", total, {new: -(-total // len(running))}))
+            case 1 if len(running) > 1:
+                gone = rand.choice(list(running))
+                desk.ask(host.remove(gone))
+                del running[gone]
+            case 2:
+                desk.ask(slots.grant("a", total, slots.split(total, list(running))))
+            case _ if running:
+                one = rand.choice(list(running))
+                may = desk.ask(slots.take(one, {"a": running[one]})).get("a", 0)
+                running[one] = max(may, running[one] - rand.randint(0, 2))
+        assert sum(running.values()) <= total
+        assert may_run(desk.conn) <= total
+    assert running
