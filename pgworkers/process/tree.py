@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
+
+#: When each child started that was sent SIGKILL and is not reaped yet: each is counted once.
+_killed: dict[int, int] = {}
 
 
 class Stat(NamedTuple):
@@ -14,6 +18,7 @@ class Stat(NamedTuple):
     pid: int
     state: str  # R, S, D, T (stopped), Z (zombie) ...
     ppid: int
+    group: int
     ticks: int  # user and system time of the process itself
     started: int  # ticks since boot: together with the pid the identity of a process
 
@@ -26,7 +31,14 @@ def stat(pid: int) -> Stat | None:
         return None
     # the name in parentheses may hold anything, also parentheses: cut at the last one
     fields = data[data.rindex(b")") + 2 :].split()
-    return Stat(pid, fields[0].decode(), int(fields[1]), int(fields[11]) + int(fields[12]), int(fields[19]))
+    return Stat(
+        pid,
+        fields[0].decode(),
+        int(fields[1]),
+        int(fields[2]),
+        int(fields[11]) + int(fields[12]),
+        int(fields[19]),
+    )
 
 
 def pids() -> list[int]:
@@ -67,42 +79,32 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def kill_strays(spared: set[int]) -> tuple[int, int]:
+def kill_strays(spared: set[int], dead_groups: Collection[int] = ()) -> tuple[int, int]:
     """SIGKILL every child of this process that is not spared, and reap those that are dead.
 
-    Returns (newly killed, still there). Their children become ours when they are dead, so call it until
-    nothing is left. Only direct children are signalled: nobody else can have their pid while we have not
-    reaped them.
+    Returns (killed now, found). When a stray is dead its own children become ours, so only a call that
+    found nothing says that nothing is left: repeat until then. Members of `dead_groups`, whose group was
+    killed before, are not counted as killed. Only direct children are signalled: nobody else can have their
+    pid while we have not reaped them.
     """
-    killed = left = 0
+    killed = found = 0
     for child in children(os.getpid()):
         if child in spared:
             continue
+        found += 1
         if reap(child):
+            _killed.pop(child, None)
             continue
-        found = stat(child)
-        if found is not None and found.state != "Z" and not _dying(child):
-            killed += 1
-            try:
-                os.kill(child, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        left += 0 if reap(child) else 1
-    return killed, left
-
-
-def _dying(pid: int) -> bool:
-    """SIGKILL is already pending: it was counted before."""
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if (
-                line.startswith(("ShdPnd:", "SigPnd:"))
-                and int(line.split()[1], 16) >> (signal.SIGKILL - 1) & 1
-            ):
-                return True
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return False
+        seen = stat(child)
+        if seen is None or seen.state == "Z" or _killed.get(child) == seen.started:
+            continue
+        try:
+            os.kill(child, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+        _killed[child] = seen.started
+        killed += seen.group not in dead_groups
+    return killed, found
 
 
 def reap(pid: int) -> bool:

@@ -92,7 +92,7 @@ def step(worker: Worker, now: float) -> None:
 def _seen(worker: Worker, running: Running) -> Seen:
     """Once a tick: a dump that has not grown since the last one is complete."""
     size = worker.capture.dump_size()
-    dumped = size > worker.capture.dump_from and size == worker.dump_seen
+    dumped = size > worker.capture.dump_from and size == worker.dump_seen and _tasks_told(worker)
     worker.dump_seen = size
     return Seen(running.job, running.lease, running.state == State.RUNNING, dumped)
 
@@ -129,6 +129,10 @@ def _write_stacks(worker: Worker) -> None:
         worker.slot.tell += 1
         signals.send(worker.pid, signal.SIGUSR1)
     signals.send(worker.pid, signal.SIGUSR2)
+
+
+def _tasks_told(worker: Worker) -> bool:
+    return worker.slot.told == worker.slot.tell
 
 
 def is_stopped(worker: Worker) -> bool:
@@ -195,7 +199,7 @@ def finish_dumps(worker: Worker, now: float) -> list[Fact]:
     facts: list[Fact] = []
     size = worker.capture.dump_size()
     for wanted in list(worker.dumps):
-        quiet = size > wanted.size and size == wanted.seen
+        quiet = size > wanted.size and size == wanted.seen and _tasks_told(worker)
         wanted.seen = size
         if not quiet and now < wanted.until:
             continue

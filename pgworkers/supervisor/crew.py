@@ -62,7 +62,9 @@ class Crew:
             del self._workers[worker.index]
             self._deaths.append(death)
             self._rest(now, death.fact.ready)
-        killed, all_gone = reap.sweep(self._spared | {worker.pid for worker in self})
+        killed, all_gone = reap.sweep(
+            self._spared | {worker.pid for worker in self}, {death.fact.pid for death in self._deaths}
+        )
         self._swept += killed
         waiting = []
         for death in self._deaths:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pgworkers.process import scoreboard, signals, tree
@@ -14,7 +16,8 @@ from pgworkers.supervisor.messages import Died
 
 #: A process that SIGKILL does not end hangs in the kernel; the story goes on without it.
 SWEEP_TIME = 2.0
-_ROUNDS = 50  # what forks as fast as we kill must not keep the loop from its deadlines
+_ROUNDS = 20  # a death takes a moment; more must not keep the loop from its deadlines
+_STEP = 0.0005
 
 
 @dataclass(slots=True)
@@ -67,12 +70,13 @@ def _wait(pid: int) -> tuple[int, resource.struct_rusage]:
     return status, usage
 
 
-def sweep(spared: set[int]) -> tuple[int, bool]:
-    """Kill what dead workers left behind: every child of ours that is not spared. (newly killed, all gone)"""
-    total, left = 0, 0
+def sweep(spared: set[int], dead_groups: Collection[int]) -> tuple[int, bool]:
+    """Kill what dead workers left behind: every child of ours that is not spared. (killed, nothing is left)"""
+    total = 0
     for _ in range(_ROUNDS):
-        killed, left = tree.kill_strays(spared)
+        killed, found = tree.kill_strays(spared, dead_groups)
         total += killed
-        if left == 0 or killed == 0:
-            break
-    return total, left == 0
+        if found == 0:
+            return total, True
+        time.sleep(_STEP)
+    return total, False

@@ -114,8 +114,8 @@ class Tidy:
         spared = self._children | _stdlib_servants()
         give_up = time.monotonic() + _KILL_TIME
         while True:
-            _, left = tree.kill_strays(spared)
-            if left == 0:
+            _, found = tree.kill_strays(spared)
+            if found == 0:
                 return True
             if time.monotonic() > give_up:
                 return False

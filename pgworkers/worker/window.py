@@ -33,7 +33,6 @@ class Window:
         self._slot = slot
         self._loop = loop
         self._dump = dump
-        self._told = 0
         self._job = 0
         self._lease = 0
         self._open = False
@@ -42,9 +41,10 @@ class Window:
         signal.signal(signal.SIGUSR1, self.on_signal)
 
     def on_signal(self, _signum: int, _frame: FrameType | None) -> None:
-        if self._slot.tell != self._told:
-            self._told = self._slot.tell
+        wanted = self._slot.tell
+        if wanted != self._slot.told:
             self._loop.write_stacks(self._dump)
+            self._slot.told = wanted
         if not self._open:
             return
         reason = self._slot.wished(self._job, self._lease)
