@@ -7,6 +7,7 @@ Its output goes where the handler's own goes, and the end of it into the result 
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -34,9 +35,13 @@ INHERITED = (
 )
 #: How the supervisor finds what a job left behind.
 MARKER = "PGWORKERS_TREE"
-TAIL = 8 << 10
+TAIL = 4 << 10
+LAST_LOOKS = 4  # at the pipe after the program ended: more than a pipe holds
 STEP = 0.1  # how soon a wish to stop is noticed
 GRACE = 2.0  # from asking the program to end to killing it, when the job should stop
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 class CommandFailed(Exception):
@@ -70,7 +75,7 @@ def _exec(inherited: tuple[str, ...]) -> Callable[..., Any]:
         kept = {name: value for name, value in os.environ.items() if name in allowed}
         with _started(argv, cwd, kept | (env or {})) as program:
             tail = _follow(ctx, program)
-        text = tail.decode("utf-8", "replace")
+        text = _CONTROL.sub("\ufffd", tail.decode("utf-8", "replace"))
         if program.returncode:
             raise CommandFailed(f"{argv[0]}: {_said(program.returncode)}" + (f"\n{text}" if text else ""))
         return {"status": 0, "output": text}
@@ -98,15 +103,15 @@ def _follow(ctx: Ctx, program: subprocess.Popen[bytes]) -> bytes:
     assert program.stdout is not None
     fd, tail = program.stdout.fileno(), b""
     asked: float | None = None
-    while True:
+    looks = 0
+    while looks < LAST_LOOKS:
         ended = program.poll() is not None  # before the look: what it wrote last is there
         chunk = _read(fd, 0.0 if ended else STEP)
         tail = (tail + chunk)[-TAIL:]
-        if chunk:
-            _pass_on(chunk)
-        elif ended:
-            break
-        if ctx.cancelled and not ended:
+        _pass_on(chunk)
+        if ended:
+            looks = looks + 1 if chunk else LAST_LOOKS
+        elif ctx.cancelled:
             if asked is None:
                 asked = time.monotonic()
                 program.terminate()

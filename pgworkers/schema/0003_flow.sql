@@ -247,3 +247,50 @@ BEGIN
     END IF;
     RETURN CASE WHEN pgworkers.complete(settle.batch_id, false) THEN 'finished' ELSE 'waiting' END;
 END $$;
+
+-- What happened in a minute, per queue and task: `started` rows hold how long jobs had waited, the others how long attempts
+-- took, by verdict. Hosts add to the same rows: histograms of fixed buckets merge exactly. Nothing is written per job.
+CREATE TABLE pgworkers.stat (
+    minute    timestamptz      NOT NULL,
+    queue     text             NOT NULL,
+    task      text             NOT NULL,
+    verdict   text             NOT NULL,                 -- or 'started'
+    count     bigint           NOT NULL,
+    seconds   double precision NOT NULL,                 -- the sum of what the histogram holds
+    cpu       double precision NOT NULL,                 -- seconds
+    histogram bigint[]         NOT NULL,                 -- 1: below 1 ms; n: from 1 ms * 2^((n - 2) / 4)
+    PRIMARY KEY (minute, queue, task, verdict)
+);
+
+CREATE FUNCTION pgworkers.add(a bigint[], b bigint[]) RETURNS bigint[]
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT ARRAY(SELECT coalesce(u.x, 0) + coalesce(u.y, 0) FROM unnest(a, b) WITH ORDINALITY AS u (x, y, n) ORDER BY u.n)
+$$;
+CREATE AGGREGATE pgworkers.merged(bigint[]) (SFUNC = pgworkers.add, STYPE = bigint[], INITCOND = '{}');
+
+-- The value below which a share `q` of a histogram lies, in seconds, to the middle of its bucket: within 10 percent.
+CREATE FUNCTION pgworkers.percentile(histogram bigint[], q double precision) RETURNS double precision
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN s.n = 1 THEN 0.0005 ELSE 0.001 * power(2, (s.n - 1.5) / 4) END
+      FROM (SELECT u.n, u.c, sum(u.c) OVER (ORDER BY u.n) AS upto, sum(u.c) OVER () AS total
+              FROM unnest(histogram) WITH ORDINALITY AS u (c, n)) s
+     WHERE s.c > 0 AND s.upto >= q * s.total
+     ORDER BY s.n
+     LIMIT 1
+$$;
+
+CREATE VIEW pgworkers.stats AS
+SELECT s.minute, s.queue, s.task,
+       coalesce(sum(s.count) FILTER (WHERE s.verdict = 'started'), 0)::bigint AS started,
+       coalesce(sum(s.count) FILTER (WHERE s.verdict = 'succeeded'), 0)::bigint AS succeeded,
+       coalesce(sum(s.count) FILTER (WHERE s.verdict NOT IN ('started', 'succeeded')), 0)::bigint AS unsuccessful,
+       coalesce(jsonb_object_agg(s.verdict, s.count) FILTER (WHERE s.verdict <> 'started'), '{}') AS verdicts,
+       pgworkers.percentile(pgworkers.merged(s.histogram) FILTER (WHERE s.verdict <> 'started'), 0.5) AS duration_p50,
+       pgworkers.percentile(pgworkers.merged(s.histogram) FILTER (WHERE s.verdict <> 'started'), 0.95) AS duration_p95,
+       pgworkers.percentile(pgworkers.merged(s.histogram) FILTER (WHERE s.verdict <> 'started'), 0.99) AS duration_p99,
+       pgworkers.percentile(pgworkers.merged(s.histogram) FILTER (WHERE s.verdict = 'started'), 0.5) AS wait_p50,
+       pgworkers.percentile(pgworkers.merged(s.histogram) FILTER (WHERE s.verdict = 'started'), 0.95) AS wait_p95,
+       pgworkers.percentile(pgworkers.merged(s.histogram) FILTER (WHERE s.verdict = 'started'), 0.99) AS wait_p99,
+       sum(s.cpu) AS cpu_seconds
+  FROM pgworkers.stat s
+ GROUP BY s.minute, s.queue, s.task;

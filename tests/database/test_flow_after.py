@@ -9,17 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 from support.desk import Desk, blocked, until
+from support.endings import BAD_ENDS, waits
 
 from pgworkers import App, NotFound, UsageError
-from pgworkers.job import cancel, discard, promote, release, requeue, rescue
+from pgworkers.job import cancel, promote, requeue
 from pgworkers.job.state import State
-
-
-def waits(desk: Desk, job: int) -> bool:
-    row = desk.conn.execute(
-        "SELECT state = 'scheduled' AND run_at = pgworkers.never() FROM pgworkers.job WHERE id = %s", [job]
-    ).fetchone()
-    return bool(row and row[0])
 
 
 def edges(desk: Desk) -> int:
@@ -30,50 +24,6 @@ def edges(desk: Desk) -> int:
 
 def follow(desk: Desk, *parents: int, **more: Any) -> int:
     return desk.put(task="child", after=parents, **more)
-
-
-#: Every way a job ends badly, as a function of the desk and the id of a job that is ready.
-def _finished(desk: Desk, job: int) -> None:
-    (claimed,) = desk.take()
-    assert claimed.id == job
-    desk.end(claimed, State.DEAD)
-
-
-def _wished_then_retried(desk: Desk, job: int) -> None:
-    (claimed,) = desk.take()
-    desk.ask(cancel.cancel(job))
-    desk.again(claimed)
-
-
-def _wished_then_released(desk: Desk, job: int) -> None:
-    (claimed,) = desk.take()
-    desk.ask(cancel.cancel(job))
-    desk.ask(release.release([(job, claimed.lease)]))
-
-
-def _rescued_dead(desk: Desk, job: int) -> None:
-    desk.take()
-    desk.conn.execute(
-        "UPDATE pgworkers.job SET crashes = max_crashes, host = gen_random_uuid() WHERE id = %s", [job]
-    )
-    desk.ask(rescue.rescue(desk.host, 10))
-
-
-def _expired(desk: Desk, job: int) -> None:
-    desk.conn.execute("UPDATE pgworkers.job SET expires_at = now() WHERE id = %s", [job])
-    desk.ask(promote.expire(10))
-
-
-BAD_ENDS: dict[str, Callable[[Desk, int], Any]] = {
-    "finish": _finished,
-    "retry of a cancelled one": _wished_then_retried,
-    "release of a cancelled one": _wished_then_released,
-    "rescue": _rescued_dead,
-    "expire": _expired,
-    "cancel": lambda desk, job: desk.ask(cancel.cancel(job)),
-    "cancel many": lambda desk, job: desk.ask(cancel.cancel_many([job])),
-    "discard": lambda desk, job: desk.ask(discard.discard(job)),
-}
 
 
 def test_it_waits_for_all_of_them_and_runs_once(desk: Desk) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 from support.desk import Desk
-from test_flow_after import BAD_ENDS, waits
+from support.endings import BAD_ENDS, waits
 
 from pgworkers import App, Batch, NotFound, ResultTimeout, Task, UsageError
 from pgworkers.flow import batch as verbs

@@ -1,0 +1,140 @@
+"""Statistics: what happened per minute, queue and task, gathered in memory and written by the host in one batch.
+
+It listens to facts and only counts, so it delays nothing. Times go into buckets of fixed bounds, a quarter octave wide:
+histograms of several hosts add up exactly, and a percentile read from them is right within ten percent. The process knows no
+wall clock: it says how long ago something was, and the database says which minute that is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pgworkers import events
+from pgworkers.clock import monotonic
+from pgworkers.postgres.statements import Query, Statement
+
+_WRITE = Statement.beside(__file__, "statistics_write")
+_PRUNE = Statement.beside(__file__, "statistics_prune")
+
+MINUTE = 60.0
+KEEP = 30 * 86400.0  #: seconds that minutes are kept
+#: Minutes kept in memory while the database is away; older ones are added to the oldest.
+POCKETS = 120
+BUCKETS = 120
+STARTED = "started"
+
+
+def bucket(value: float) -> int:
+    """The place of a time in a histogram: 0 is below 1 ms, then a quarter of an octave each."""
+    if not value >= 0.001:  # also NaN
+        return 0
+    return min(BUCKETS - 1, 1 + int(4 * math.log2(min(value, 1e12) / 0.001)))
+
+
+@dataclass(slots=True)
+class Tally:
+    """One queue, task and verdict in one minute."""
+
+    count: int = 0
+    seconds: float = 0.0
+    cpu: float = 0.0
+    histogram: list[int] = field(default_factory=list)
+
+    def put(self, value: float, cpu: float) -> None:
+        value = value if math.isfinite(value) and value > 0 else 0.0
+        place = bucket(value)
+        if place >= len(self.histogram):
+            self.histogram += [0] * (place + 1 - len(self.histogram))
+        self.histogram[place] += 1
+        self.count += 1
+        self.seconds += value
+        self.cpu += cpu if math.isfinite(cpu) and cpu > 0 else 0.0
+
+    def add(self, other: Tally) -> None:
+        longer = max(len(self.histogram), len(other.histogram))
+        mine, theirs = (h + [0] * (longer - len(h)) for h in (self.histogram, other.histogram))
+        self.histogram = [a + b for a, b in zip(mine, theirs, strict=True)]
+        self.count += other.count
+        self.seconds += other.seconds
+        self.cpu += other.cpu
+
+
+Key = tuple[str, str, str]  # queue, task, verdict
+Pockets = dict[int, dict[Key, Tally]]  # by minute of the monotonic clock
+
+
+class Statistics:
+    """A listener to facts. Once a minute and at the end: `take`, run the query, then `written`."""
+
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
+        self._now = now
+        self._pockets: Pockets = {}
+        self._sent: Pockets = {}
+
+    def __call__(self, fact: events.Fact) -> None:
+        match fact:
+            case events.JobStarted():
+                self._put((fact.queue, fact.task, STARTED), fact.waited, 0.0)
+            case events.JobEnded():
+                self._put((fact.queue, fact.task, str(fact.verdict)), fact.duration, fact.cpu)
+            case _:
+                pass
+
+    def take(self) -> Query[int] | None:
+        """Write all that was not written yet; None: nothing happened. The answer is the number of rows.
+
+        Without `written` it is part of the next `take`: a write that got no answer is repeated, and counts twice in the rare
+        case that only the answer was lost.
+        """
+        for minute, pocket in self._pockets.items():
+            _merge(self._sent.setdefault(minute, {}), pocket)
+        self._pockets = {}
+        _bound(self._sent)
+        if not self._sent:
+            return None
+        now = self._now()
+        rows = sorted(
+            (now - (minute + 0.5) * MINUTE, key, tally)
+            for minute, pocket in self._sent.items()
+            for key, tally in pocket.items()
+        )
+        params = {
+            "ages": [max(0.0, age) for age, _, _ in rows],
+            "queues": [key[0] for _, key, _ in rows],
+            "tasks": [key[1] for _, key, _ in rows],
+            "verdicts": [key[2] for _, key, _ in rows],
+            "counts": [tally.count for _, _, tally in rows],
+            "seconds": [tally.seconds for _, _, tally in rows],
+            "cpus": [tally.cpu for _, _, tally in rows],
+            "histograms": ["{" + ",".join(map(str, tally.histogram)) + "}" for _, _, tally in rows],
+        }
+        return Query(_WRITE, params, len)
+
+    def written(self) -> None:
+        """The query that `take` gave last was answered."""
+        self._sent = {}
+
+    def _put(self, key: Key, value: float, cpu: float) -> None:
+        pocket = self._pockets.setdefault(int(self._now() // MINUTE), {})
+        tally = pocket.get(key)
+        if tally is None:
+            tally = pocket[key] = Tally()
+        tally.put(value, cpu)
+
+
+def prune(older: float, limit: int) -> Query[int]:
+    """Delete at most so many rows of minutes more than `older` seconds ago. Answers how many."""
+    return Query(_PRUNE, {"older": older, "limit": limit}, len)
+
+
+def _merge(into: dict[Key, Tally], pocket: dict[Key, Tally]) -> None:
+    for key, tally in pocket.items():
+        into.setdefault(key, Tally()).add(tally)
+
+
+def _bound(pockets: Pockets) -> None:
+    while len(pockets) > POCKETS:
+        oldest, second = sorted(pockets)[:2]
+        _merge(pockets[second], pockets.pop(oldest))

@@ -1,0 +1,62 @@
+"""Every way a job can end badly, and whether a job waits for others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from support.desk import Desk
+
+from pgworkers.job import cancel, discard, promote, release, rescue
+from pgworkers.job.state import State
+
+
+def waits(desk: Desk, job: int) -> bool:
+    row = desk.conn.execute(
+        "SELECT state = 'scheduled' AND run_at = pgworkers.never() FROM pgworkers.job WHERE id = %s", [job]
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def _finished(desk: Desk, job: int) -> None:
+    (claimed,) = desk.take()
+    assert claimed.id == job
+    desk.end(claimed, State.DEAD)
+
+
+def _wished_then_retried(desk: Desk, job: int) -> None:
+    (claimed,) = desk.take()
+    desk.ask(cancel.cancel(job))
+    desk.again(claimed)
+
+
+def _wished_then_released(desk: Desk, job: int) -> None:
+    (claimed,) = desk.take()
+    desk.ask(cancel.cancel(job))
+    desk.ask(release.release([(job, claimed.lease)]))
+
+
+def _rescued_dead(desk: Desk, job: int) -> None:
+    desk.take()
+    desk.conn.execute(
+        "UPDATE pgworkers.job SET crashes = max_crashes, host = gen_random_uuid() WHERE id = %s", [job]
+    )
+    desk.ask(rescue.rescue(desk.host, 10))
+
+
+def _expired(desk: Desk, job: int) -> None:
+    desk.conn.execute("UPDATE pgworkers.job SET expires_at = now() WHERE id = %s", [job])
+    desk.ask(promote.expire(10))
+
+
+#: As functions of the desk and the id of a job that is ready.
+BAD_ENDS: dict[str, Callable[[Desk, int], Any]] = {
+    "finish": _finished,
+    "retry of a cancelled one": _wished_then_retried,
+    "release of a cancelled one": _wished_then_released,
+    "rescue": _rescued_dead,
+    "expire": _expired,
+    "cancel": lambda desk, job: desk.ask(cancel.cancel(job)),
+    "cancel many": lambda desk, job: desk.ask(cancel.cancel_many([job])),
+    "discard": lambda desk, job: desk.ask(discard.discard(job)),
+}
