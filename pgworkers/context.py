@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sized
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -19,6 +19,9 @@ from pgworkers.flow.limit import Limit
 from pgworkers.flow.rate import Rate, Unlimited
 from pgworkers.flow.stock import Stock
 from pgworkers.payload import NotJson, encode
+
+if TYPE_CHECKING:
+    import psycopg
 
 T = TypeVar("T")
 CHECKPOINT_LIMIT = 1 << 20
@@ -31,6 +34,36 @@ class Feed(Protocol):
     def cancelled(self) -> bool: ...
 
     def remaining(self) -> float | None: ...
+
+
+class Connections(Protocol):
+    """Who opens database sessions for a handler."""
+
+    def connect(self, **options: Any) -> psycopg.Connection[Any]: ...
+
+    async def aconnect(self, **options: Any) -> psycopg.AsyncConnection[Any]: ...
+
+
+class _Plain:
+    """Sessions of a handler that is called as a plain function: those of the dsn it was given."""
+
+    def __init__(self, dsn: str | None) -> None:
+        self._dsn = dsn
+
+    def connect(self, **options: Any) -> psycopg.Connection[Any]:
+        import psycopg
+
+        return psycopg.connect(self._known(), **options)
+
+    async def aconnect(self, **options: Any) -> psycopg.AsyncConnection[Any]:
+        import psycopg
+
+        return await psycopg.AsyncConnection.connect(self._known(), **options)
+
+    def _known(self) -> str:
+        if self._dsn is None:
+            raise UsageError("this context has no database; write Ctx.for_test(dsn=...). Nothing was opened")
+        return self._dsn
 
 
 def _unlimited(
@@ -114,7 +147,7 @@ class Ctx:
     """The context of one attempt."""
 
     __slots__ = (
-        "_changed", "_done", "_feed", "_lock", "_note", "_rate", "_total",
+        "_changed", "_connections", "_done", "_feed", "_lock", "_note", "_rate", "_total",
         "attempt", "checkpoint", "crashes", "errors", "job_id", "lease", "log", "meta", "queue", "task",
     )  # fmt: skip
 
@@ -132,6 +165,7 @@ class Ctx:
         checkpoint: Mapping[str, Any] | None = None,
         feed: Feed | None = None,
         rate: Callable[..., Rate] | None = None,
+        connections: Connections | None = None,
     ) -> None:
         self.job_id = job_id
         self.task = task
@@ -148,6 +182,7 @@ class Ctx:
         )
         self._feed: Feed = feed if feed is not None else _Detached()
         self._rate = rate if rate is not None else _unlimited
+        self._connections: Connections = connections if connections is not None else _Plain(None)
         self._lock = threading.Lock()
         self._done: float | None = None
         self._total: float | None = None
@@ -163,6 +198,7 @@ class Ctx:
         attempt: int = 1,
         cancelled: Callable[[], bool] | None = None,
         remaining: Callable[[], float | None] | None = None,
+        dsn: str | None = None,
     ) -> Ctx:
         """A context outside any worker, for calling a task as a plain function."""
         feed = _Detached()
@@ -171,7 +207,14 @@ class Ctx:
         if remaining is not None:
             feed.remaining = remaining  # type: ignore[method-assign]
         return cls(
-            job_id=0, task="test", queue="test", attempt=attempt, checkpoint=checkpoint, meta=meta, feed=feed
+            job_id=0,
+            task="test",
+            queue="test",
+            attempt=attempt,
+            checkpoint=checkpoint,
+            meta=meta,
+            feed=feed,
+            connections=_Plain(dsn),
         )
 
     @property
@@ -218,6 +261,18 @@ class Ctx:
     ) -> Rate:
         """A rate that all hosts share; waiting for it ends when this job should. `ctx.rate("github").acquire()`."""
         return self._rate(scope, rate, per, burst).stopping(self.stop_point)
+
+    def connect(self, **options: Any) -> psycopg.Connection[Any]:
+        """A psycopg connection to the app's database whose session ends with this job, however the job ends.
+
+        `options` go to psycopg: `ctx.connect(autocommit=True, row_factory=dict_row)`. It is closed after the handler; a stop
+        (cancel, deadline, drain, kill, crash) cancels its statement on the server.
+        """
+        return self._connections.connect(**options)
+
+    async def aconnect(self, **options: Any) -> psycopg.AsyncConnection[Any]:
+        """`connect` for `async def` handlers."""
+        return await self._connections.aconnect(**options)
 
     def take_progress(self) -> bytes | None:
         """For the worker: the JSON text of the progress if it changed since it was last taken."""

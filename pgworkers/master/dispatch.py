@@ -181,6 +181,7 @@ class Dispatch:
             # The order was still in the socket: the handler never began.
             self._ends.release([held.key], f"its worker ended by {died.status} before the job began")
             return None
+        self._ends.silence([held.key])
         ending = verdict.of_death(died)
         self._settle(worker, held, ending)
         return ending.verdict

@@ -16,10 +16,13 @@ import psycopg
 from pgworkers.clock import monotonic
 from pgworkers.errors import NotFound
 from pgworkers.events import DutyDone, DutyFailed, Facts, JobRescued
+from pgworkers.flow import batch
 from pgworkers.job import archive, host, promote, request, rescue
+from pgworkers.job.backend import end_backends
 from pgworkers.master import ticks
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.line import Asker, LineDown
+from pgworkers.observe import statistics
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 from pgworkers.specs import ScheduleSpec
@@ -75,6 +78,7 @@ class Duties:
                     True,
                 ),
                 Duty("ticks", every.promote, self._ticks, "fire the schedules that are due"),
+                Duty("batches", every.rescue, self._batches, "complete batches whose jobs have all ended"),
             )
         }
 
@@ -142,6 +146,8 @@ class Duties:
             rescued = await self._asker.ask(rescue.rescue(self._host, RESCUE_BATCH))
             for job in rescued:
                 self._facts.tell(JobRescued(job.id, job.lease, job.queue, job.task, job.state))
+            if rescued:  # the server may still be busy with a statement of a host that is gone
+                await self._asker.ask(end_backends([(job.id, job.lease) for job in rescued]))
             total += len(rescued)
             if len(rescued) < RESCUE_BATCH:
                 break
@@ -160,7 +166,13 @@ class Duties:
     async def _prune(self) -> int:
         jobs = await self._until_empty(lambda: archive.prune(self._settings.retention, BATCH), BATCH)
         requests = await self._until_empty(lambda: request.forget(BATCH), BATCH)
-        return jobs + requests + await ticks.prune(self._asker, self._settings.retention)
+        batches = await self._until_empty(lambda: batch.prune(self._settings.retention, BATCH), BATCH)
+        minutes = await self._until_empty(lambda: statistics.prune(statistics.KEEP, BATCH), BATCH)
+        done = await ticks.prune(self._asker, self._settings.retention)
+        return jobs + requests + batches + minutes + done
+
+    async def _batches(self) -> int:
+        return await self._until_empty(lambda: batch.sweep(BATCH), BATCH)
 
     async def _schedules(self) -> int:
         return len(await ticks.sync(self._asker, self._declared()))

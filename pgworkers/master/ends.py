@@ -14,6 +14,7 @@ from dataclasses import replace
 import psycopg
 
 from pgworkers.events import Facts, FinishRejected, JobEnded, JobsReleased
+from pgworkers.job.backend import end_backends
 from pgworkers.job.finish import End, finish
 from pgworkers.job.progress import Saved, save
 from pgworkers.job.queue import throttle
@@ -37,6 +38,7 @@ class Ends:
         self._releases: list[tuple[int, int]] = []
         self._saves: dict[tuple[int, int], Saved] = {}
         self._throttles: dict[str, float] = {}
+        self._silences: list[tuple[int, int]] = []
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -59,6 +61,11 @@ class Ends:
         self._facts.tell(JobsReleased(len(keys), why))
         self._poke()
 
+    def silence(self, keys: list[tuple[int, int]]) -> None:
+        """The workers of these executions are dead: end the sessions that they opened, before anything is written."""
+        self._silences += keys
+        self._poke()
+
     def throttle(self, queue: str, seconds: float) -> None:
         """The whole queue cools down, on every host."""
         self._throttles[queue] = max(seconds, self._throttles.get(queue, 0.0))
@@ -77,18 +84,26 @@ class Ends:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._pending or self._sending or self._releases or self._saves or self._throttles:
+            while self._has_something():
                 try:
                     await self._send()
                 except LineDown:
                     await self._line.rest()
             self.idle.set()
 
+    def _has_something(self) -> bool:
+        waiting = self._pending or self._sending or self._releases or self._saves
+        return bool(waiting or self._throttles or self._silences)
+
     def _poke(self) -> None:
         self.idle.clear()
         self._wake.set()
 
     async def _send(self) -> None:
+        if self._silences:
+            silences = self._silences[:]
+            await self._line.ask(end_backends(silences))
+            del self._silences[: len(silences)]
         while self._throttles:
             queue, seconds = next(iter(self._throttles.items()))
             await self._line.ask(throttle(queue, seconds))

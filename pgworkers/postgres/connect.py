@@ -90,6 +90,28 @@ async def aconnect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConn
     return conn
 
 
+def connect_handler(
+    settings: Settings, dsn: str, name: str, kind: type[psycopg.Connection[Any]], **options: Any
+) -> psycopg.Connection[Any]:
+    """A connection for user code: psycopg's own manners, our name on it, and a cut network is noticed."""
+    conninfo = _handler_conninfo(settings, dsn, name)
+    try:
+        return kind.connect(conninfo, **options)
+    except psycopg.OperationalError as exc:
+        raise _unreachable(dsn, exc) from None
+
+
+async def aconnect_handler(
+    settings: Settings, dsn: str, name: str, **options: Any
+) -> psycopg.AsyncConnection[Any]:
+    """`connect_handler` for an event loop."""
+    conninfo = _handler_conninfo(settings, dsn, name)
+    try:
+        return await psycopg.AsyncConnection.connect(conninfo, **options)
+    except psycopg.OperationalError as exc:
+        raise _unreachable(dsn, exc) from None
+
+
 def shown(dsn: str) -> str:
     """A dsn for people: `postgresql://user@host:5432/db`, never with its password."""
     try:
@@ -112,8 +134,7 @@ def shown(dsn: str) -> str:
 
 def _conninfo(settings: Settings, dsn: str, role: str) -> str:
     given = _parsed(dsn)
-    network = math.ceil(settings.tcp_timeout)
-    probe = max(1, network // 3)
+    probe = max(1, math.ceil(settings.tcp_timeout) // 3)
     options = {
         "default_transaction_isolation": "read committed",
         "statement_timeout": _ms(settings.statement_timeout),
@@ -132,15 +153,30 @@ def _conninfo(settings: Settings, dsn: str, role: str) -> str:
         dsn,
         application_name=f"pgworkers {role}",
         client_encoding="UTF8",
-        connect_timeout=max(2, math.ceil(settings.connect_timeout)),
         target_session_attrs="read-write",
-        keepalives=1,
-        keepalives_idle=probe,
-        keepalives_interval=probe,
-        keepalives_count=2,
-        tcp_user_timeout=_ms(settings.tcp_timeout),
         options=f"{theirs} {ours}".strip(),  # the last one wins
+        **_noticing(settings),
     )
+
+
+def _handler_conninfo(settings: Settings, dsn: str, name: str) -> str:
+    """What the user wrote into the dsn counts; timeouts of control statements are not for handlers."""
+    given = _parsed(dsn)
+    ours = {key: value for key, value in _noticing(settings).items() if key not in given}
+    return make_conninfo(dsn, application_name=name, **ours)
+
+
+def _noticing(settings: Settings) -> dict[str, Any]:
+    """The client's half of noticing that the network was cut."""
+    probe = max(1, math.ceil(settings.tcp_timeout) // 3)
+    return {
+        "connect_timeout": max(2, math.ceil(settings.connect_timeout)),
+        "keepalives": 1,
+        "keepalives_idle": probe,
+        "keepalives_interval": probe,
+        "keepalives_count": 2,
+        "tcp_user_timeout": _ms(settings.tcp_timeout),
+    }
 
 
 def _parsed(dsn: str) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Raw
@@ -21,6 +21,11 @@ from pgworkers.worker.birth import Birth
 from pgworkers.worker.loop import Loop
 from pgworkers.worker.messages import Order, Report
 from pgworkers.worker.window import Ending, Window
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from pgworkers.client.backends import Backends
 
 
 class Feed:
@@ -58,6 +63,7 @@ class Attempt:
         self._feed: Feed | None = None
         self._ending = Ending(None, None)
         self.ctx: Ctx | None = None
+        self._backends: Backends | None = None
         self._started = False
 
     def prepare(self, meter: Meter) -> None:
@@ -91,6 +97,7 @@ class Attempt:
             checkpoint=msgspec.json.decode(order.checkpoint),
             feed=self._feed,
             rate=self._birth.app.rate,
+            connections=self,
         )
 
     def run(self, window: Window, loop: Loop) -> None:
@@ -99,6 +106,25 @@ class Attempt:
             return
         self._started = True
         self._ending = window.run(self.job, self.lease, lambda _: self._call(loop))
+
+    def connect(self, **options: Any) -> psycopg.Connection[Any]:
+        return self._sessions().connect(**options)
+
+    async def aconnect(self, **options: Any) -> psycopg.AsyncConnection[Any]:
+        return await self._sessions().aconnect(**options)
+
+    def _sessions(self) -> Backends:
+        """Made by the first use: most handlers never connect, and need no psycopg."""
+        from pgworkers.client.backends import Backends
+
+        if self._backends is None:
+            self._backends = Backends(self._birth.app.client, self.job, self.lease)
+        return self._backends
+
+    def close_sessions(self) -> None:
+        """The handler has ended, and its SQL with it. The ladder still climbs: the server may be slow to answer."""
+        if self._backends is not None:
+            self._backends.close()
 
     def _call(self, loop: Loop) -> bytes:
         task = self._task

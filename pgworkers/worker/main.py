@@ -89,6 +89,7 @@ class Worker:
         attempt.run(self._window, self._loop)
         if os.getpid() != self._pid:
             os._exit(0)  # a child that the handler forked and that returned from it
+        attempt.close_sessions()
         faults.point("before_report")
         report = attempt.report()
         attempt.release_slot()
