@@ -96,7 +96,7 @@ class Slot:
     progress = Field(9)  # permille, -1: unknown
     cpu_before = Field(10)  # microseconds used when the job began
     output_from = Field(11)  # offset in the capture file where the job's output begins
-    told = Field(12)  # the last `tell` that was answered
+    told = Field(14)  # the last `tell` that was answered
     exclusive = Field(12)  # 1: must be dead before its lease can be somebody else's
     stall = Field(13)  # nanoseconds without a sign of life that it may have, 0: any
     # written by the supervisor
