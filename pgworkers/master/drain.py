@@ -43,6 +43,7 @@ async def drain(host: Host) -> None:
     await _write_the_rest(host)
     try:
         async with asyncio.timeout(settings.statement_timeout):
+            await host.minutes.write()
             await host.lines["leadership"].ask(host_rows.remove(host.id))
     except (LineDown, TimeoutError, psycopg.Error):
         pass  # the row goes stale and is swept by others

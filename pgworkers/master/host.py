@@ -28,11 +28,14 @@ from pgworkers.master.ends import Ends
 from pgworkers.master.held import Held
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.line import Line, LineDown
+from pgworkers.master.minutes import Minutes
 from pgworkers.master.options import RunOptions
 from pgworkers.master.reload import Reloads
 from pgworkers.master.renewal import Renewal
 from pgworkers.master.requests import Requests
+from pgworkers.master.settling import Settling
 from pgworkers.master.supervisors import Supervisors
+from pgworkers.observe.statistics import Statistics
 from pgworkers.postgres.statements import Query
 from pgworkers.process import prctl, titles
 from pgworkers.supervisor.messages import Boot
@@ -95,6 +98,10 @@ class Host:
         self.supervisors = Supervisors(settings, facts, self.dispatch, self.boots(), plan.app.version)
         self.reloads = Reloads(self)
         self.requests = Requests(self)
+        self.settling = Settling(self.leadership, lambda: self.leadership.leads)
+        statistics = Statistics()
+        facts.listen(statistics)
+        self.minutes = Minutes(self.lines["finish"], statistics)
 
     def boots(self) -> dict[str, Boot]:
         """What each supervisor is told first."""
@@ -133,6 +140,8 @@ class Host:
             self.duties.run(self.leadership),
             self.reloads.run(),
             self.requests.run(),
+            self.settling.run(),
+            self.minutes.run(),
             self._tick(),
         ):
             self._start(part)
@@ -217,6 +226,8 @@ class Host:
             self.claims.poke()
         if kind in ("request", "reconnected"):
             self.requests.poke()
+        if kind == "batch":
+            self.settling.heard(what)
         if kind == "cancel" and what.isdigit():
             self.dispatch.cancel(int(what))
 
