@@ -71,6 +71,9 @@ class App(Steering):
         memory: int | str | None = None,
         nice: int = 0,
         threads: int | None = 1,
+        cores: Sequence[int] = (),
+        pin: bool = False,
+        address_space: int | str | None = None,
         max_jobs: int | None = None,
         max_rss: int | str | None = None,
         preload: Sequence[str] = (),
@@ -78,11 +81,13 @@ class App(Steering):
         """Declare a queue: how many worker processes it has on each host, and what each may use.
 
         `memory` is the limit of one job, `max_rss` the size at which a worker is replaced after its job,
-        `threads` what numpy and its kin may start, `preload` modules imported before the fork.
+        `threads` what numpy and its kin may start, `preload` modules imported before the fork. `cores=[0, 1]` are the only
+        cores its workers run on; `pin=True` gives each worker one of them. `address_space` is the kernel's own limit
+        (RLIMIT_AS): beyond it a handler gets a MemoryError. `max_jobs=1`: a fresh process for every job.
         """
         spec = queue_spec(
             name, workers=workers, cluster_workers=cluster_workers, memory=memory, nice=nice, threads=threads,
-            max_jobs=max_jobs, max_rss=max_rss, preload=preload,
+            cores=cores, pin=pin, address_space=address_space, max_jobs=max_jobs, max_rss=max_rss, preload=preload,
         )  # fmt: skip
         if spec.name in self.queues:
             raise UsageError(f"queue {spec.name!r} is declared twice; keep one of the two declarations")

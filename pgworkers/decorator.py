@@ -7,13 +7,14 @@ anything (`Any`, `object`) fits the `Ctx` overloads too, so it is caught before 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
 from pgworkers.clock import size
 from pgworkers.context import Ctx
 from pgworkers.declare.backoff import Backoff, spec_of
 from pgworkers.declare.options import Duration, read_count, read_duration, read_memory, read_name
+from pgworkers.declare.verdicts import read_retry_on
 from pgworkers.errors import UsageError
 from pgworkers.specs import QueueSpec, TaskSpec
 from pgworkers.task import CtxTask, PlainTask
@@ -32,6 +33,9 @@ class TaskOptions(TypedDict, total=False):
     retries: int  # attempts after the first
     max_crashes: int  # how often the process may die under it
     backoff: Backoff  # None exponential, "30s" fixed, ["1s", "10s"], Exponential(...), or attempt -> seconds
+    retry_on: Mapping[
+        str, bool | Duration
+    ]  # {"timeout": False, "oom": "10m"}: by verdict, never again or after so long
     timeout: Duration | None  # for one attempt
     deadline: Duration | None  # for the whole job, all attempts
     memory: int | str | None
@@ -52,6 +56,7 @@ def task_spec(
     retries: int = 9,
     max_crashes: int = 3,
     backoff: Backoff = None,
+    retry_on: Mapping[str, bool | Duration] | None = None,
     timeout: Duration | None = None,
     deadline: Duration | None = None,
     memory: int | str | None = None,
@@ -75,6 +80,7 @@ def task_spec(
         max_attempts=read_count(retries, what=f"{what} retries", most=10_000) + 1,
         max_crashes=read_count(max_crashes, what=f"{what} max_crashes", least=1),
         backoff=spec_of(backoff, what=f"{what} backoff"),
+        retry_on=read_retry_on(retry_on, what=f"{what} retry_on"),
         timeout=read_duration(timeout, what=f"{what} timeout"),
         deadline=read_duration(deadline, what=f"{what} deadline"),
         memory=read_memory(memory, what=f"{what} memory"),
@@ -96,6 +102,9 @@ def queue_spec(
     memory: int | str | None,
     nice: int,
     threads: int | None,
+    cores: Sequence[int],
+    pin: bool,
+    address_space: int | str | None,
     max_jobs: int | None,
     max_rss: int | str | None,
     preload: Sequence[str],
@@ -111,6 +120,9 @@ def queue_spec(
         memory=read_memory(memory, what=f"{what} memory"),
         nice=read_count(nice, what=f"{what} nice", least=-20, most=19),
         threads=_optional(threads, f"{what} threads"),
+        cores=tuple(read_count(core, what=f"{what} cores", most=4095) for core in cores),
+        pin=bool(pin),
+        address_space=read_memory(address_space, what=f"{what} address_space"),
         max_jobs=_optional(max_jobs, f"{what} max_jobs"),
         max_rss=read_memory(max_rss, what=f"{what} max_rss"),
         preload=tuple(preload),

@@ -49,11 +49,13 @@ def decide(
     after: float | None,
     rand: float,
     past_deadline: bool,
+    policy: bool | float = True,
 ) -> Dead | AgainIn:
     """What becomes of a job whose attempt ended with `verdict`.
 
     `attempt` counts this attempt, `crashes` are those before it (both as claimed). `after` is what the handler asked
-    for; `rand` in [0, 1) spreads the delay.
+    for; `rand` in [0, 1) spreads the delay. `policy` is what the task says of this verdict: False, no further attempt; a
+    number, the delay before it. It can shorten a job's life, not lengthen it: the budgets hold.
     """
     if verdict is Verdict.SUCCEEDED:
         raise ValueError("a job that succeeded is not retried")
@@ -66,8 +68,10 @@ def decide(
         return AgainIn(within(after or 0.0), free=True)
     if verdict in CRASHES and crashes + 1 >= max_crashes:
         return Dead()
-    if attempt >= max_attempts or past_deadline:
+    if attempt >= max_attempts or past_deadline or policy is False:
         return Dead()
+    if after is None and policy is not True:
+        return AgainIn(within(policy), free=False)
     return AgainIn(within(after) if after is not None else delay_after(backoff, attempt, rand), free=False)
 
 

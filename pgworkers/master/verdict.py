@@ -41,7 +41,7 @@ _SENTENCES = {
     Verdict.TIMEOUT: "stopped at its deadline",
     Verdict.CANCELLED: "cancelled",
     Verdict.MEMORY_LIMIT: "stopped over its memory limit",
-    Verdict.INTERRUPTED: "interrupted: the host was told to stop",
+    Verdict.INTERRUPTED: "its host was told to stop, or an operator killed it",
     Verdict.LEASE_LOST: "stopped: another host holds the lease",
     Verdict.OOM: "killed by the kernel: out of memory",
 }
@@ -65,6 +65,7 @@ class Ending:
     checkpoint: str | None = None
     rungs: str | None = None
     after: float | None = None
+    asked: bool = False  # the handler asked for another attempt (Retry): no policy is against it
     started: bool = True
 
 
@@ -87,6 +88,7 @@ def of_report(report: Report) -> Ending:
         checkpoint=json_of(report.checkpoint),
         rungs=_rungs(report.rungs),
         after=report.after,
+        asked=report.outcome == "retry",
         started=report.started,
     )
 
@@ -137,6 +139,7 @@ def settle(held: Held, ending: Ending, rand: float, worker: str, version: str) -
             after=ending.after,
             rand=rand,
             past_deadline=held.past_deadline(),
+            policy=True if ending.asked else held.spec.retry_on.get(verdict, True),
         )
         if not isinstance(decision, Dead):
             return Again(

@@ -1,9 +1,11 @@
-"""What a queue may take from the machine: threads of numeric libraries, nice, and who dies first without memory."""
+"""What a queue may take from the machine: threads of numeric libraries, nice, cores, address space, and who dies first
+without memory."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+import resource
+from collections.abc import MutableMapping, Sequence
 
 #: Read once by each library when it is loaded, so they must be set before the app is imported.
 THREAD_VARIABLES = (
@@ -41,6 +43,32 @@ def set_nice(value: int) -> None:
             os.setpriority(os.PRIO_PROCESS, 0, value)
         except PermissionError:
             pass
+
+
+def allowed_cores(cores: Sequence[int], available: set[int]) -> set[int]:
+    """Those of the wanted cores that this machine has and lets us use; all available ones when none are wanted. Pure."""
+    return set(cores) & available if cores else set(available)
+
+
+def share_of(index: int, cores: set[int], pin: bool) -> set[int]:
+    """The cores of worker number `index`: all of them, or with `pin` one in turn. Pure."""
+    return {sorted(cores)[index % len(cores)]} if pin and cores else cores
+
+
+def set_cores(index: int, cores: Sequence[int], pin: bool) -> None:
+    """Run this process where its queue may. Without any such core it runs anywhere: the supervisor has said so."""
+    if cores or pin:
+        mine = share_of(index, allowed_cores(cores, os.sched_getaffinity(0)), pin)
+        if mine:
+            os.sched_setaffinity(0, mine)
+
+
+def set_address_space(size: int | None) -> None:
+    """The soft limit, so that it can be put back after a handler changed it."""
+    if size is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        within = size if hard == resource.RLIM_INFINITY else min(size, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (within, hard))
 
 
 def raise_oom_score(by: int = WORKER_OOM_SCORE) -> None:

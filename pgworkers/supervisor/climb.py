@@ -117,11 +117,14 @@ def _do(worker: Worker, climb: Climb, rung: Rung, now: float) -> bool:
 
 
 def dump(worker: Worker) -> None:
-    """All stacks into the dump file, by faulthandler's C code. A stopped process is continued first."""
+    """All stacks into the dump file, by faulthandler's C code. A stopped process is continued for it.
+
+    The signals come first: they wait for the process and are the first thing it does, even if it stops itself again.
+    """
     worker.capture.dump_from = worker.dump_seen = worker.capture.dump_size()
+    _write_stacks(worker)
     if is_stopped(worker):
         signals.send_group(worker.pid, signal.SIGCONT)
-    _write_stacks(worker)
 
 
 def _write_stacks(worker: Worker) -> None:

@@ -14,7 +14,7 @@ from pgworkers.settings import Settings
 from pgworkers.supervisor import climb, fork, reap
 from pgworkers.supervisor.capture import Screen
 from pgworkers.supervisor.member import Worker
-from pgworkers.supervisor.messages import Fact, Forked, Resting
+from pgworkers.supervisor.messages import Died, Fact, Forked, Resting
 
 _STEP = 0.005
 
@@ -61,7 +61,8 @@ class Crew:
             worker.capture.close()
             del self._workers[worker.index]
             self._deaths.append(death)
-            self._rest(now, death.fact.ready)
+            if not _left_as_planned(death.fact):
+                self._rest(now, death.fact.ready)
         killed, all_gone = reap.sweep(
             self._spared | {worker.pid for worker in self}, {death.fact.pid for death in self._deaths}
         )
@@ -134,3 +135,8 @@ class Crew:
             if time.monotonic() > give_up:
                 return False
             time.sleep(_STEP)
+
+
+def _left_as_planned(died: Died) -> bool:
+    """After its last job (max_jobs, max_rss) or because the master let it go: no reason to hesitate with the next one."""
+    return died.ready and died.job == 0 and died.status == "exit 0"

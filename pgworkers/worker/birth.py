@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass
+from types import FrameType
 
 from pgworkers.app import App
 from pgworkers.process import limits, signals
@@ -38,8 +39,11 @@ def settle(birth: Birth) -> None:
     point_streams(birth.output)
     _dress_streams()
     signals.reset()
+    signal.signal(signal.SIGUSR2, unheard)
     watch_faults(birth.dump)
     limits.raise_oom_score()
+    limits.set_cores(birth.index, birth.queue.cores, birth.queue.pin)
+    limits.set_address_space(birth.queue.address_space)
     _reseed()
     birth.app.bind(birth.settings.dsn, birth.settings)
 
@@ -71,6 +75,16 @@ def watch_faults(dump: int) -> None:
     """Stacks are written by C code: at a crash, and on SIGUSR2 even while somebody holds the GIL."""
     faulthandler.enable(file=dump, all_threads=True)
     faulthandler.register(signal.SIGUSR2, file=dump, all_threads=True, chain=False)
+
+
+def unheard(_signum: int, _frame: FrameType | None) -> None:
+    """SIGUSR2 while faulthandler does not have it: a lost dump, never the end of the process."""
+
+
+def hear_dumps_again(dump: int) -> None:
+    """After a handler took SIGUSR2 for itself. faulthandler believes it still has the signal, so it must let go first."""
+    faulthandler.unregister(signal.SIGUSR2)
+    watch_faults(dump)
 
 
 def _reseed() -> None:

@@ -14,7 +14,7 @@ from pgworkers.clock import show_seconds
 from pgworkers.context import Ctx
 from pgworkers.process import frames, scoreboard, titles
 from pgworkers.process.scoreboard import State
-from pgworkers.worker.birth import Birth
+from pgworkers.worker.birth import Birth, hear_dumps_again, unheard
 from pgworkers.worker.messages import Kind, Progress
 from pgworkers.worker.outbox import Outbox
 
@@ -51,6 +51,10 @@ class Heartbeat(threading.Thread):
             try:
                 self._check_parents()
                 self._flush()
+                if signal.getsignal(signal.SIGUSR2) is not unheard:
+                    hear_dumps_again(
+                        self._birth.dump
+                    )  # the handler ignores all signals: its stack is ours all the same
                 titles.show(self._title())
             except Exception as error:  # a broken note must not stop the beat
                 self._complain(error)

@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from pgworkers.process import tree
-from pgworkers.worker.birth import point_streams, watch_faults
+from pgworkers.worker.birth import hear_dumps_again, point_streams, watch_faults
 
 # The same functions without the wrappers that make enums of everything: they run after every job.
 _c_signal: Any = importlib.import_module("_signal")
@@ -91,11 +91,13 @@ class Tidy:
         for timer in _TIMERS:
             if signal.getitimer(timer)[0]:
                 signal.setitimer(timer, 0)
+        watch = watch_faults
         for signum, handler in self._handlers.items():
             if _c_signal.getsignal(signum) is not handler and handler is not None:
                 signal.signal(signum, handler)
+                watch = hear_dumps_again if signum == signal.SIGUSR2 else watch
         _c_signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-        watch_faults(self._dump)
+        watch(self._dump)
 
     def _restore_streams(self) -> None:
         sys.stdin, sys.stdout, sys.stderr = self._std

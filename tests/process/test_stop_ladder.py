@@ -93,8 +93,17 @@ def guilty_ignores():
 
 @app.task
 def ignores_signals() -> None:
-    for s in (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT): signal.signal(s, signal.SIG_IGN)
+    for s in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}: signal.signal(s, signal.SIG_IGN)
     begin(); guilty_ignores()
+
+def guilty_stops_itself():
+    while True:
+        try: os.kill(os.getpid(), signal.SIGSTOP)
+        except BaseException: pass
+
+@app.task
+def stops_itself() -> None:
+    begin(); guilty_stops_itself()
 
 def guilty_regex():
     import re
@@ -161,7 +170,7 @@ OBEY = [
     ("async_child_loops", "raise"),
 ]
 #: These must be killed; the stack names the function.
-DEFY = ["holds_gil", "swallows", "ignores_signals", "regex", "async_swallows", "frozen"]
+DEFY = ["holds_gil", "swallows", "ignores_signals", "regex", "async_swallows", "frozen", "stops_itself"]
 
 
 @pytest.fixture

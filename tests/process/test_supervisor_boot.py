@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -83,6 +84,35 @@ def test_what_every_worker_inherits(tmp_path: Path) -> None:
         score = int(Path(f"/proc/{one.pid}/oom_score_adj").read_text())
         assert score > int(Path(f"/proc/{play.process.pid}/oom_score_adj").read_text())
         assert bytes(one.run(5, "look", what="sys.stdin.read()").result) == b'""'
+
+
+def test_workers_run_where_their_queue_may(tmp_path: Path) -> None:
+    here = sorted(os.sched_getaffinity(0))
+    with Play(tmp_path, TASKS, workers=2, queue={"pin": True}) as play:
+        for slot in (0, 1):
+            seen = play.worker(slot).run(1, "look", what="sorted(os.sched_getaffinity(0))").result
+            assert msgspec.json.decode(bytes(seen)) == [here[slot % len(here)]]
+    with Play(tmp_path, TASKS, queue={"cores": (here[-1], 4000)}) as play:
+        seen = play.worker().run(1, "look", what="sorted(os.sched_getaffinity(0))").result
+        assert msgspec.json.decode(bytes(seen)) == [here[-1]]
+    with Play(tmp_path, TASKS, queue={"cores": (4000,)}) as play:
+        seen = play.worker().run(1, "look", what="sorted(os.sched_getaffinity(0))").result
+        assert msgspec.json.decode(bytes(seen)) == here
+        assert "none of its cores (4000)" in play.log.read_text()
+
+
+def test_the_kernels_own_memory_limit_is_a_memory_error_with_a_traceback(tmp_path: Path) -> None:
+    source = """
+    @app.task
+    def eat() -> None: guilty_eat()
+    def guilty_eat(): bytearray(4 << 30)
+    """
+    with Play(tmp_path, TASKS, source, queue={"address_space": 1 << 30}) as play:
+        worker = play.worker()
+        report = worker.run(1, "eat")
+        assert (report.outcome, report.reason, report.rungs) == ("stopped", "memory", [])
+        assert "guilty_eat" in (report.traceback or "")
+        assert worker.run(2, "pid").outcome == "done", "the worker lives on"
 
 
 def test_a_crash_loop_at_start_backs_off_and_recovers(tmp_path: Path) -> None:

@@ -111,3 +111,20 @@ def test_fixed_list_and_function() -> None:
     assert delay_after(BackoffSpec("function", jitter=0.0), 2, 0.3) == 4.0, (
         "the worker died before it could ask it"
     )
+
+
+@pytest.mark.parametrize(
+    "verdict", [Verdict.ERROR, Verdict.TIMEOUT, Verdict.MEMORY_LIMIT, Verdict.OOM, Verdict.CRASH]
+)
+def test_a_policy_can_end_a_job_or_delay_it_but_not_lengthen_its_life(verdict: Verdict) -> None:
+    assert decided(verdict, policy=False) == Dead()
+    assert decided(verdict, policy=90.0) == AgainIn(90.0, free=False)
+    assert decided(verdict, policy=0.0) == AgainIn(0.0, free=False), "at once is not never"
+    assert decided(verdict, policy=90.0, after=5.0) == AgainIn(5.0, free=False), "the handler knows better"
+    assert decided(verdict, policy=90.0, attempt=10) == Dead()
+    assert decided(Verdict.CRASH, policy=90.0, crashes=2) == Dead()
+
+
+@pytest.mark.parametrize("verdict", sorted(FREE))
+def test_no_policy_is_asked_about_what_is_not_the_jobs_doing(verdict: Verdict) -> None:
+    assert decided(verdict, policy=False) == AgainIn(0.0, free=True)
