@@ -14,10 +14,12 @@ import pytest
 from support.desk import Desk
 from support.endings import BAD_ENDS, waits
 
-from pgworkers import App, Batch, NotFound, ResultTimeout, Task, UsageError
+from pgworkers import App, Batch, NotFound, ResultTimeout, Task, UsageError, events
 from pgworkers.flow import batch as verbs
 from pgworkers.job import finish, requeue
 from pgworkers.job.state import State, Verdict
+from pgworkers.observe.statistics import Statistics
+from pgworkers.postgres import migrate
 
 
 @pytest.fixture
@@ -256,6 +258,31 @@ def test_old_batches_are_forgotten_and_open_ones_kept(app: App, desk: Desk) -> N
     )
     assert desk.ask(verbs.prune(3600, 10)) == 1
     assert alive.counts().live == 1
+
+
+def test_in_a_schema_of_another_name(empty_dsn: str) -> None:
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        migrate.up(conn, "order")
+        app = App(dsn=empty_dsn, schema="order")
+        app.queue("a")
+
+        @app.task
+        def t() -> None: ...
+
+        made = app.batch([t.prepare(), t.prepare()], then=t.prepare())
+        after = t.using(after=[then_id(made)]).enqueue()
+        assert app.rate("x", rate=1, per="1h").try_acquire()
+        desk = Desk(conn, "order")
+        desk.register()
+        end_all(desk, desk.take(9))
+        end_all(desk, desk.take(9))
+        assert after.state == "ready"
+        statistics = Statistics()
+        statistics(events.JobStarted(1, 1, "a", "t", 1, 0.5))
+        query = statistics.take()
+        assert query is not None
+        assert desk.ask(query) == 1
+        app.close()
 
 
 @pytest.mark.slow
