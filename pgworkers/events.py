@@ -148,6 +148,15 @@ class SupervisorDied:
 
 
 @dataclass(frozen=True, slots=True)
+class SupervisorSilent:
+    """It is alive and its loop does not go round: stopped, or starved."""
+
+    queue: str
+    pid: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkersResting:
     queue: str
     seconds: float
@@ -199,6 +208,7 @@ class DutyDone:
 class DutyFailed:
     duty: str
     error: str
+    cut: bool = False  # only because the database did not answer, which is told by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +264,8 @@ class HostChanged:
 Fact = (
     JobStarted | JobEnded | JobsReleased | LeaseLost | FinishRejected | JobRescued | StopWished | JobStalled
     | WorkerForked | WorkerReady | WorkerDied
-    | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | WorkersResting | OrphansKilled
+    | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | SupervisorSilent
+    | WorkersResting | OrphansKilled
     | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified
     | TickFired | TicksSkipped | ScheduleFailed
     | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | HostChanged

@@ -78,6 +78,7 @@ class Settings:
     heartbeat: float = _duration(
         1.0, "How often a worker beats, and how often progress and checkpoint are flushed."
     )
+    patience: float = _duration(10.0, "A supervisor that has said nothing for this long is killed and replaced.")
     boot: float = _duration(60.0, "How long importing the app may take.")
     restart_intensity: int = _count(
         5, "Starts that may fail within restart_period before the back-off grows."
@@ -88,6 +89,18 @@ class Settings:
     max_workers: int = _count(64, "The most workers one queue may have on one host.")
     claim_batch: int = _count(100, "The most jobs claimed in one statement.")
     finish_batch: int = _count(200, "The most jobs finished in one statement.")
+    ageing: float = _duration(
+        60.0,
+        "A job that has been ready for this long is taken before higher priorities by one claim in ten; 0: off.",
+    )
+    throttle: float = _duration(60.0, "How long a queue cools down when a handler raises Throttled.")
+    throttle_growth: int = _count(
+        2, "How many times longer each cool-down is than the one before; 1: all alike."
+    )
+    throttle_max: float = _duration(1800.0, "The longest cool-down of a queue.")
+    throttle_grace: float = _duration(
+        120.0, "After this long without a throttle one is forgotten, or by a success all of them."
+    )
     payload_limit: int = _size(1 << 20, "The largest JSON text of a job's arguments.")
     result_limit: int = _size(16 << 10, "The largest JSON text of a result.")
     error_limit: int = _size(16 << 10, "The longest error text that is kept.")
@@ -126,7 +139,7 @@ class Settings:
         ):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} must be longer than 0")
-        for name in ("claim_batch", "finish_batch", "restart_intensity"):
+        for name in ("claim_batch", "finish_batch", "restart_intensity", "throttle_growth"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1")
 

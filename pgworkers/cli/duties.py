@@ -90,7 +90,7 @@ async def _perform(dsn: str, settings: Settings, name: str) -> int:
 def _duties(line: Line, facts: Facts, settings: Settings) -> Duties:
     from pgworkers.master.duties import Duties
 
-    return Duties(NOBODY, line, facts, settings, may_rescue=lambda: True, schedules=lambda: ())
+    return Duties(NOBODY, line, facts, settings, may_rescue=lambda: True)
 
 
 _COLUMNS: list[Column] = [

@@ -26,9 +26,9 @@ class Shared:
     hosts: tuple[str, ...]
 
 
-def take(host: str, held: Mapping[str, int]) -> Query[dict[str, int]]:
-    """What this host may run of each queue; `held` is how many workers of each live here. Absent: it has no grant."""
-    params = {"host": host, "queues": list(held), "held": list(held.values())}
+def take(host: str, held: Mapping[str, int], *, leaving: bool = False) -> Query[dict[str, int]]:
+    """What this host may run of each queue; `held` is how many it may be running now. Absent: it has no grant."""
+    params = {"host": host, "queues": list(held), "held": list(held.values()), "leaving": leaving}
     return Query(_TAKE, params, dict)
 
 

@@ -34,6 +34,7 @@ class QueueConfig:
     throttled: float
     throttles: int
     total: int | None
+    cooled: float | None = None  # seconds since the last cool-down ended; negative while it lasts
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 -- word for each host, else the app's. Index: the primary key.
 SELECT q.name, q.paused, q.workers, q.cluster_workers,
        greatest(extract(epoch FROM q.throttled_until - now()), 0)::double precision, q.throttles,
-       coalesce(q.cluster_workers, CASE WHEN q.workers IS NULL THEN q.declared_cluster END)
+       coalesce(q.cluster_workers, CASE WHEN q.workers IS NULL THEN q.declared_cluster END),
+       extract(epoch FROM now() - q.throttled_until)::double precision
   FROM pgworkers.queue q
  WHERE q.name = ANY (%(names)s::text[])
  ORDER BY q.name

@@ -16,18 +16,18 @@ import psycopg
 
 from pgworkers import settings as settings_module
 from pgworkers.clock import monotonic, show_seconds
-from pgworkers.errors import DatabaseUnreachable, NotFound, UsageError
+from pgworkers.errors import AppNotLoaded, DatabaseUnreachable, NotFound, UsageError
 from pgworkers.job import queue as queues
 from pgworkers.job.enqueue import NewJob, enqueue
 from pgworkers.master.options import RunOptions
 from pgworkers.postgres import migrate
-from pgworkers.postgres.connect import choose, connect, shown
+from pgworkers.postgres.connect import Chosen, choose, connect, shown
 from pgworkers.postgres.embedded import EmbeddedServer
 from pgworkers.postgres.statements import run as ask
 from pgworkers.schedule import sync as schedules
 from pgworkers.settings import Loaded, Settings
 from pgworkers.specs import AppSpec, QueueSpec
-from pgworkers.supervisor.ask import describe
+from pgworkers.supervisor.ask import describe, starts_threads
 
 VERSION = package_version("pgworkers")
 
@@ -51,6 +51,8 @@ class Plan:
 
 def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
     app = describe(options.config, options.loaded.settings.boot)
+    if app.threads:
+        raise AppNotLoaded(f"{starts_threads(options.config, app.threads)}; nothing was started")
     loaded = settings_module.load(options.flags, app.settings)
     served = choose_queues(app, options.queues, options.workers, loaded.settings.max_workers)
     config_dir = Path(options.config.partition(":")[0]).resolve().parent
@@ -62,28 +64,53 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
         dsn = server.acquire()
     try:
         with reach(loaded.settings, dsn, say) as conn:
+            if options.check:
+                return Plan(
+                    app,
+                    loaded,
+                    dsn,
+                    served,
+                    _database(conn, chosen, server, dsn),
+                    _pending(conn, loaded),
+                    server,
+                )
             applied = migrate.up(conn, loaded.settings.schema)
-            ask(conn, loaded.settings.schema, queues.declare(list(served)))
+            ask(conn, loaded.settings.schema, queues.declare(list(served), totals(served)))
             ask(conn, loaded.settings.schema, queues.declare_tasks(list(app.tasks)))
             if app.schedules:
                 ask(conn, loaded.settings.schema, schedules.sync(app.schedules))
             for task in options.enqueue:
                 _enqueue(conn, loaded.settings.schema, app, task)
-            postgres = f"Postgres {conn.info.server_version // 10000}"
+            database = _database(conn, chosen, server, dsn)
     except BaseException:
         if server is not None:
             server.release()
         raise
-    where = f"in {server.home}" if server is not None else shown(dsn)
     return Plan(
         app,
         loaded,
         dsn,
         served,
-        f"{postgres}, {chosen.source} {where}",
+        database,
         f"{loaded.settings.schema}, " + (f"migrated ({', '.join(applied)})" if applied else "up to date"),
         server,
     )
+
+
+def _database(conn: psycopg.Connection[Any], chosen: Chosen, server: EmbeddedServer | None, dsn: str) -> str:
+    """Which Postgres and why, for the second line of the start."""
+    where = f"in {server.status().data}" if server is not None else shown(dsn)
+    return f"Postgres {conn.info.server_version // 10000}, {chosen.source} {where}"
+
+
+def _pending(conn: psycopg.Connection[Any], loaded: Loaded) -> str:
+    """What `run` would do to the schema. A newer one than this code is refused, as `run` would."""
+    schema = loaded.settings.schema
+    states = migrate.status(conn, schema)
+    if any(row.state in ("unknown", "changed") for row in states):
+        migrate.check(conn, schema)
+    pending = [row.name for row in states if row.state == "pending"]
+    return f"{schema}, " + (f"run would migrate it ({', '.join(pending)})" if pending else "up to date")
 
 
 def choose_queues(
@@ -107,6 +134,11 @@ def choose_queues(
             raise UsageError(f"queue {name}: {count} workers; use 1 to {most} (setting max_workers)")
         served[name] = msgspec.structs.replace(spec, workers=count)
     return served
+
+
+def totals(served: dict[str, QueueSpec]) -> dict[str, int | None]:
+    """The workers over all hosts that the app wants of its queues."""
+    return {name: spec.cluster_workers for name, spec in served.items()}
 
 
 def reach(settings: Settings, dsn: str, say: Callable[[str], None]) -> psycopg.Connection[Any]:
@@ -142,7 +174,7 @@ def _enqueue(conn: psycopg.Connection[Any], schema: str, app: AppSpec, task: str
 
 def banner(plan: Plan, metrics: str) -> list[str]:
     """The six lines of the start."""
-    served = " · ".join(f"{q.name} {q.workers} worker{'s' * (q.workers != 1)}" for q in plan.queues.values())
+    served = " · ".join(_crew(queue) for queue in plan.queues.values())
     return [
         f"pgworkers {VERSION} · {plan.app.name} (version {plan.app.version})",
         f"database  {plan.database}",
@@ -152,3 +184,11 @@ def banner(plan: Plan, metrics: str) -> list[str]:
         f"stop      Ctrl-C or kill -TERM {os.getpid()}: running jobs get {show_seconds(plan.settings.drain)}; "
         "a second Ctrl-C or SIGQUIT: now",
     ]
+
+
+def _crew(queue: QueueSpec) -> str:
+    if queue.cluster_workers is not None:
+        return (
+            f"{queue.name} {queue.cluster_workers} worker{'s' * (queue.cluster_workers != 1)} over all hosts"
+        )
+    return f"{queue.name} {queue.workers} worker{'s' * (queue.workers != 1)}"

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from pgworkers.clock import monotonic
 from pgworkers.master.crew import Worker
 from pgworkers.process.titles import ROOM
 from pgworkers.supervisor.messages import Boot, Command, Fact
@@ -37,6 +38,9 @@ class Supervisor:
         self.workers: dict[int, Worker] = {}
         self.booted = False
         self.failure = ""  # why it could not boot
+        self.heard = monotonic()  # when it said something last
+        self.silent = False
+        self.killed = False  # by us: its jobs are not to blame
         self._on_fact = on_fact
         self._on_death = on_death
         self._unsent: list[bytes] = []
@@ -101,6 +105,7 @@ class Supervisor:
         if not data:
             self.hang_up()
             return False
+        self.heard = monotonic()
         self._on_fact(self, _decode(data), fds)
         return True
 

@@ -13,6 +13,9 @@ from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.line import Line, LineDown
 from pgworkers.settings import Settings
 
+#: One claim in so many takes the oldest jobs first.
+OUT_OF_TURN = 10
+
 
 class Claims:
     def __init__(self, host: str, line: Line, dispatch: Dispatch, facts: Facts, settings: Settings) -> None:
@@ -41,7 +44,9 @@ class Claims:
                 continue
             self.polls += 1
             try:
-                claimed = await self._line.ask(claim(self._host, wants, list(self._dispatch.tasks)))
+                claimed = await self._line.ask(
+                    claim(self._host, wants, list(self._dispatch.tasks), self._aged())
+                )
             except LineDown:
                 await self._line.rest()
                 self._wake.set()
@@ -53,3 +58,9 @@ class Claims:
                 self._facts.tell(ClaimedFact(len(claimed)))
                 self._dispatch.take(claimed)
                 self._wake.set()  # there may be more; the next claim finds out while these run
+
+    def _aged(self) -> float | None:
+        """Low priority never starves: now and then the oldest go first."""
+        if self._settings.ageing > 0 and self.polls % OUT_OF_TURN == 0:
+            return self._settings.ageing
+        return None

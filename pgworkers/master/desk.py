@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator
+from math import inf
 
+from pgworkers.clock import monotonic
 from pgworkers.master.crew import Worker
 from pgworkers.master.held import Held
 
@@ -31,6 +33,8 @@ class QueueDesk:
         self.idle: list[Worker] = []
         self.workers: list[Worker] = []
         self.target = sys.maxsize
+        self.cap = sys.maxsize  # jobs at once, where the cluster counts; see scaling
+        self.trusted_until = inf
         self.typical: float | None = None  # a moving average of recent durations, seconds
 
     def learn(self, duration: float) -> None:
@@ -39,6 +43,20 @@ class QueueDesk:
     def count(self) -> int:
         """Workers that stay."""
         return sum(w.state != "leaving" and not w.retiring for w in self.workers)
+
+    def may_begin(self) -> int:
+        """How many jobs may begin now: as there are idle workers, and as the cluster leaves to this host."""
+        if self.cap == sys.maxsize:
+            return len(self.idle)
+        return min(len(self.idle), max(0, self.cap - self.running)) if self.trusted() else 0
+
+    def trusted(self) -> bool:
+        """Is what the cluster left to this host still its own?"""
+        return monotonic() <= self.trusted_until
+
+    @property
+    def running(self) -> int:
+        return sum(1 for _ in self.busy())
 
     def busy(self) -> Iterator[Worker]:
         return (w for w in self.workers if w.held is not None)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
+import sys
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -34,9 +36,6 @@ _order = msgspec.json.Encoder().encode
 _report = msgspec.json.Decoder(Report).decode
 _progress = msgspec.json.Decoder(Progress).decode
 _NULL = Raw(b"null")
-
-#: How long a queue cools down when the handler that was throttled did not say.
-COOL_DOWN = 60.0
 
 
 class Dispatch:
@@ -69,9 +68,9 @@ class Dispatch:
             return []
         wanted = []
         for desk in self.desks.values():
-            room = len(desk.idle) - len(desk.buffer)
-            alive = len(desk.idle) + sum(1 for _ in desk.busy())
-            if alive:
+            room = desk.may_begin() - len(desk.buffer)
+            alive = min(len(desk.idle) + desk.running, desk.cap)
+            if alive and desk.trusted():
                 room += ahead(alive, desk.typical, self._settings.claim_batch)
             if room > 0:
                 wanted.append(Wants(desk.name, min(room, self._settings.claim_batch)))
@@ -177,8 +176,8 @@ class Dispatch:
         held, worker.held = worker.held, None
         if held is None:
             return None
-        if died.job != held.claimed.id or died.lease != held.claimed.lease:
-            # The order was still in the socket: the handler never began.
+        if (died.job, died.lease) != held.key and died.signal == signal.SIGKILL:
+            # The order was still in the socket: the handler never began. Only a kill from outside is not its doing.
             self._ends.release([held.key], f"its worker ended by {died.status} before the job began")
             return None
         self._ends.silence([held.key])
@@ -251,7 +250,7 @@ class Dispatch:
             self._want_claim()
 
     def _feed(self, desk: QueueDesk) -> None:
-        while desk.buffer and desk.idle:
+        while desk.buffer and desk.may_begin():
             worker = desk.idle.pop()
             if not worker.open:
                 continue
@@ -301,13 +300,17 @@ class Dispatch:
             self._idle(worker)
 
     def _settle(self, worker: Worker, held: Held, ending: verdict.Ending) -> None:
+        desk = self.desks[worker.queue]
+        if desk.cap != sys.maxsize:  # its end may be what another, idle worker waits for
+            asyncio.get_running_loop().call_soon(self._feed, desk)
+            self._want_claim()
         if held.wish == "lease":
             return  # the database said so: not ours to write
         if not ending.started and ending.verdict is Verdict.INTERRUPTED:
             self._ends.release([held.key], "stopped before it began")
             return
         if ending.verdict is Verdict.THROTTLED:
-            self._ends.throttle(worker.queue, ending.after if ending.after is not None else COOL_DOWN)
+            self._ends.throttle(worker.queue, ending.after)
         name = f"{worker.name} pid {worker.pid}"
         self._ends.put(held, verdict.settle(held, ending, random.random(), name, worker.version))
 

@@ -7,7 +7,7 @@ duty that fails is told and counted, and never stops the others. `perform` runs 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,6 @@ from pgworkers.master.line import Asker, LineDown
 from pgworkers.observe import statistics
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
-from pgworkers.specs import ScheduleSpec
 
 RESCUE_BATCH = 500
 BATCH = 1000
@@ -50,14 +49,12 @@ class Duties:
         facts: Facts,
         settings: Settings,
         may_rescue: Callable[[], bool],
-        schedules: Callable[[], Sequence[ScheduleSpec]],
     ) -> None:
         self._host = host_id
         self._asker = asker
         self._facts = facts
         self._settings = settings
         self._may_rescue = may_rescue
-        self._declared = schedules
         every = settings
         self.all = {
             duty.name: duty
@@ -70,13 +67,6 @@ class Duties:
                     "partitions", every.upkeep, self._partitions, "make partitions ahead, drop old ones", True
                 ),
                 Duty("prune", every.prune, self._prune, "delete finished jobs past their queue's retention"),
-                Duty(
-                    "schedules",
-                    every.upkeep,
-                    self._schedules,
-                    "write down the schedules that the app declares",
-                    True,
-                ),
                 Duty("ticks", every.promote, self._ticks, "fire the schedules that are due"),
                 Duty("batches", every.rescue, self._batches, "complete batches whose jobs have all ended"),
             )
@@ -109,7 +99,9 @@ class Duties:
         try:
             count = await duty.perform()
         except (LineDown, psycopg.Error) as error:
-            self._facts.tell(DutyFailed(name, f"{type(error).__name__}: {error}"))
+            self._facts.tell(
+                DutyFailed(name, f"{type(error).__name__}: {error}", isinstance(error, LineDown))
+            )
             return 0
         self._facts.tell(DutyDone(name, count, monotonic() - began))
         return count
@@ -173,9 +165,6 @@ class Duties:
 
     async def _batches(self) -> int:
         return await self._until_empty(lambda: batch.sweep(BATCH), BATCH)
-
-    async def _schedules(self) -> int:
-        return len(await ticks.sync(self._asker, self._declared()))
 
     async def _ticks(self) -> int:
         return await ticks.fire(self._asker, self._facts)

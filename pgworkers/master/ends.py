@@ -17,7 +17,7 @@ from pgworkers.events import Facts, FinishRejected, JobEnded, JobsReleased
 from pgworkers.job.backend import end_backends
 from pgworkers.job.finish import End, finish
 from pgworkers.job.progress import Saved, save
-from pgworkers.job.queue import throttle
+from pgworkers.job.queue import Cooling, throttle
 from pgworkers.job.release import release
 from pgworkers.job.retry import Again, retry
 from pgworkers.job.state import State, Verdict
@@ -28,16 +28,19 @@ Pending = tuple[Held, End | Again]
 
 
 class Ends:
-    def __init__(self, host: str, line: Line, facts: Facts, batch: int) -> None:
+    def __init__(
+        self, host: str, line: Line, facts: Facts, batch: int, cooling: Cooling | None = None
+    ) -> None:
         self._host = host
         self._line = line
         self._facts = facts
         self._batch = batch
+        self._cooling = cooling
         self._pending: deque[Pending] = deque()
         self._sending: list[Pending] = []
         self._releases: list[tuple[int, int]] = []
         self._saves: dict[tuple[int, int], Saved] = {}
-        self._throttles: dict[str, float] = {}
+        self._throttles: dict[str, float | None] = {}
         self._silences: list[tuple[int, int]] = []
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
@@ -66,9 +69,10 @@ class Ends:
         self._silences += keys
         self._poke()
 
-    def throttle(self, queue: str, seconds: float) -> None:
-        """The whole queue cools down, on every host."""
-        self._throttles[queue] = max(seconds, self._throttles.get(queue, 0.0))
+    def throttle(self, queue: str, after: float | None) -> None:
+        """The whole queue cools down, on every host; for `after` seconds, if the handler said so."""
+        said = [seconds for seconds in (after, self._throttles.get(queue)) if seconds is not None]
+        self._throttles[queue] = max(said, default=None)
         self._poke()
 
     def save(self, saved: Saved) -> None:
@@ -105,8 +109,8 @@ class Ends:
             await self._line.ask(end_backends(silences))
             del self._silences[: len(silences)]
         while self._throttles:
-            queue, seconds = next(iter(self._throttles.items()))
-            await self._line.ask(throttle(queue, seconds))
+            queue, after = next(iter(self._throttles.items()))
+            await self._line.ask(throttle(queue, after, self._cooling))
             del self._throttles[queue]
         if not self._sending:
             while self._pending and len(self._sending) < self._batch:

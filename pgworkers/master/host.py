@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 
 from pgworkers.clock import monotonic
+from pgworkers.errors import PgworkersError
 from pgworkers.events import Facts, HostChanged
 from pgworkers.job import host as host_rows
 from pgworkers.job.show import unfinished
@@ -33,6 +34,7 @@ from pgworkers.master.options import RunOptions
 from pgworkers.master.reload import Reloads
 from pgworkers.master.renewal import Renewal
 from pgworkers.master.requests import Requests
+from pgworkers.master.scaling import Scaling, cooling, split_duty
 from pgworkers.master.settling import Settling
 from pgworkers.master.supervisors import Supervisors
 from pgworkers.observe.statistics import Statistics
@@ -41,6 +43,8 @@ from pgworkers.process import prctl, titles
 from pgworkers.supervisor.messages import Boot
 
 TICK = 0.5
+#: An embedded server that has not answered for this long is looked after.
+SERVER_PATIENCE = 3.0
 ROLES = ("claim", "finish", "listen", "leadership")
 
 
@@ -62,9 +66,10 @@ class Host:
         self.failed = False
         self.hurry = asyncio.Event()  # leave without waiting for running jobs
         self._leave = asyncio.Event()
+        self._last_up = monotonic()  # of any connection
         self._parts: list[asyncio.Task[None]] = []
         self.lines = {role: Line(role, plan.dsn, settings, facts) for role in ROLES}
-        self.ends = Ends(self.id, self.lines["finish"], facts, settings.finish_batch)
+        self.ends = Ends(self.id, self.lines["finish"], facts, settings.finish_batch, cooling(settings))
         self.dispatch = Dispatch(
             settings,
             facts,
@@ -74,6 +79,7 @@ class Host:
             want_claim=self._want_claim,
             stop=self._stop_job,
         )
+        self.scaling = Scaling(self)
         self.claims = Claims(self.id, self.lines["claim"], self.dispatch, facts, settings)
         self.renewal = Renewal(
             self.id,
@@ -93,8 +99,8 @@ class Host:
             facts,
             settings,
             may_rescue=lambda: self._unbroken(settings.lease),
-            schedules=lambda: self.plan.app.schedules,
         )
+        self.duties.add(split_duty(self.leadership, settings.leader_retry))
         self.supervisors = Supervisors(settings, facts, self.dispatch, self.boots(), plan.app.version)
         self.reloads = Reloads(self)
         self.requests = Requests(self)
@@ -107,7 +113,14 @@ class Host:
         """What each supervisor is told first."""
         settings = asdict(self.settings) | {"dsn": self.plan.dsn}
         return {
-            name: Boot(self.options.config, spec, spec.workers, settings, self.id, self.settings.label)
+            name: Boot(
+                self.options.config,
+                spec,
+                self.scaling.workers(name, spec),
+                settings,
+                self.id,
+                self.settings.label,
+            )
             for name, spec in self.plan.queues.items()
         }
 
@@ -131,6 +144,7 @@ class Host:
         signals.hear(self)
         prctl.inherit_orphans()
         await self._register()
+        await self.scaling.once()
         self.supervisors.start()
         for part in (
             self.ends.run(),
@@ -138,6 +152,7 @@ class Host:
             self.renewal.run(),
             self.leadership.run(),
             self.duties.run(self.leadership),
+            self.scaling.run(),
             self.reloads.run(),
             self.requests.run(),
             self.settling.run(),
@@ -180,9 +195,23 @@ class Host:
         while True:
             titles.show(view.title(self))
             self.supervisors.reap()
+            self.supervisors.watch()
+            await self._restart_server()
             if self.options.burst and not self.leaving and not self.dispatch.busy() and not len(self.ends):
                 await self._end_burst()
             await asyncio.sleep(TICK)
+
+    async def _restart_server(self) -> None:
+        """The embedded server is ours to keep: when it died under us, start it again."""
+        server, now = self.plan.server, monotonic()
+        if any(line.up for line in self.lines.values()):
+            self._last_up = now
+        elif server is not None and now - self._last_up > SERVER_PATIENCE:
+            self._last_up = now
+            try:
+                await asyncio.to_thread(server.acquire)
+            except PgworkersError as error:
+                self.facts.tell(HostChanged(self.state, f"the embedded server does not start: {error}"))
 
     async def _end_burst(self) -> None:
         if self.supervisors.errors:
@@ -190,7 +219,9 @@ class Host:
             self.leave("burst: " + "; ".join(f"queue {q}: {e}" for q, e in self.supervisors.errors.items()))
             return
         try:
-            left = await self.lines["leadership"].ask(unfinished(list(self.plan.queues)))
+            left = await self.lines["leadership"].ask(
+                unfinished(list(self.plan.queues), list(self.dispatch.tasks))
+            )
         except (LineDown, psycopg.Error):
             return
         if left == 0 and not self.dispatch.busy():
@@ -224,6 +255,8 @@ class Host:
         kind, _, what = payload.partition(":")
         if kind in ("ready", "reconnected", "queue"):
             self.claims.poke()
+        if kind in ("queue", "reconnected"):
+            self.scaling.poke()
         if kind in ("request", "reconnected"):
             self.requests.poke()
         if kind == "batch":

@@ -58,6 +58,7 @@ class Line:
         self._pause = 0.0
         self._not_before = 0.0
         self._closed = False
+        self._connecting = asyncio.Lock()
         self.on_connect: Callable[[psycopg.AsyncConnection[Any]], Awaitable[None]] | None = None
 
     async def ask(self, query: Query[T], *, session: int | None = None) -> T:
@@ -85,6 +86,10 @@ class Line:
 
     async def connection(self) -> psycopg.AsyncConnection[Any]:
         """The open connection, after waiting out the back-off and connecting if need be."""
+        async with self._connecting:  # whoever else asks meanwhile gets the same one
+            return await self._connected()
+
+    async def _connected(self) -> psycopg.AsyncConnection[Any]:
         if self._conn is not None and not self._conn.closed:
             return self._conn
         wait = self._not_before - clock.monotonic()

@@ -39,7 +39,7 @@ async def reload(host: Host) -> bool:
         host.facts.tell(ReloadRefused(str(error)))
         return False
     try:
-        await host.lines["claim"].ask(queues.declare(list(served)))
+        await host.lines["claim"].ask(queues.declare(list(served), boot.totals(served)))
         await host.lines["claim"].ask(queues.declare_tasks(list(app.tasks)))
         await ticks.sync(host.lines["claim"], app.schedules)
     except (LineDown, psycopg.Error) as error:
@@ -53,6 +53,7 @@ async def reload(host: Host) -> bool:
     host.plan.app, host.plan.queues = app, served
     refused = await host.supervisors.replace(host.boots(), app.version)
     host.dispatch.adopt(new, served)
+    host.scaling.forget()
     for why in refused:
         host.facts.tell(ReloadRefused(why))
     try:

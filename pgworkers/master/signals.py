@@ -29,11 +29,14 @@ def resize(host: Host, by: int) -> None:
     """One worker more or less in every queue; an idle one goes first, a busy one after its job."""
     if host.leaving:
         return
+    changed = False
     for queue in host.dispatch.desks:
         target = min(host.settings.max_workers, max(1, host.supervisors.target(queue) + by))
+        changed = changed or target != host.supervisors.target(queue)
         host.supervisors.scale(queue, target)
         host.dispatch.shrink(queue, target)
-    host.facts.tell(HostChanged(host.state, "one worker " + ("more" if by > 0 else "less") + " per queue"))
+    what = "one worker " + ("more" if by > 0 else "less") + " per queue"
+    host.facts.tell(HostChanged(host.state, what if changed else f"not {what}: no queue can have it"))
 
 
 def log_state(host: Host) -> None:

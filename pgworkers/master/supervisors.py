@@ -58,6 +58,7 @@ class Supervisors:
         self._retiring: list[Supervisor] = []
         self._burying: set[asyncio.Task[None]] = set()
         self._leaving = False
+        self._watched = monotonic()
         self.guests: set[int] = set()  # children that somebody else in this process waits for
         self.errors: dict[str, str] = {}  # why a queue has no workers
         self.answers: dict[int, asyncio.Future[tuple[bool, str]]] = {}  # who waits for one, by token
@@ -71,6 +72,9 @@ class Supervisors:
         self._boots[queue] = msgspec.structs.replace(self._boots[queue], workers=workers)
         if queue in self._current:
             self._current[queue].send(Scale(workers))
+
+    def knows(self, queue: str) -> bool:
+        return queue in self._boots
 
     def target(self, queue: str) -> int:
         return self._boots[queue].workers if queue in self._boots else 0
@@ -127,6 +131,7 @@ class Supervisors:
     def kill(self) -> None:
         """A supervisor that does not leave when its socket closes is stopped or broken."""
         for supervisor in self._all():
+            supervisor.killed = True
             supervisor.process.kill()
 
     @property
@@ -153,6 +158,28 @@ class Supervisors:
             await asyncio.sleep(0.01)
         if killed:
             self._facts.tell(events.OrphansKilled(killed))
+
+    def watch(self) -> None:
+        """Called twice a second: a supervisor that says nothing is frozen; it is killed, its jobs are handed back."""
+        now = monotonic()
+        if now - self._watched > 2.0:  # it was we who stood still: hear them first
+            for supervisor in self._all():
+                supervisor.heard = now
+        self._watched = now
+        for supervisor in self._all():
+            silence = now - supervisor.heard
+            if not supervisor.booted or silence < self._settings.patience / 2:
+                supervisor.silent = False
+                continue
+            if not supervisor.silent:
+                supervisor.silent = True
+                self._facts.tell(events.SupervisorSilent(supervisor.queue, supervisor.pid, silence))
+            if silence >= self._settings.patience and not supervisor.killed:
+                supervisor.killed = True
+                supervisor.process.kill()
+
+    def silent(self) -> list[str]:
+        return [supervisor.queue for supervisor in self._all() if supervisor.silent]
 
     def reap(self) -> None:
         """Take the zombies that nobody else waits for."""
@@ -274,11 +301,13 @@ class Supervisors:
                 worker.become("leaving")  # it was told to go with its supervisor
             job, lease = worker.held.key if worker.held is not None else (0, 0)
             why = f"the death of its supervisor ({supervisor.status})"
-            duration = monotonic() - worker.since
-            kill = int(signal.SIGKILL)
-            self._bury(
-                worker, Died(worker.slot, worker.pid, job, lease, why, kill, ready=True, duration=duration)
+            # Killed by us, or on the way out: the job is handed back. Killed by somebody, perhaps the job itself: a crash.
+            reason = "kill" if supervisor.killed or self._leaving else None
+            died = Died(
+                worker.slot, worker.pid, job, lease, why, int(signal.SIGKILL), ready=True, reason=reason
             )
+            died.duration = monotonic() - worker.since
+            self._bury(worker, died)
         supervisor.workers.clear()
         again = was_current and not self._leaving
         pause = self._budget(queue).died(monotonic(), supervisor.booted) if again else None

@@ -36,6 +36,8 @@ def title(host: Host) -> str:
     busy = len(host.dispatch.busy())
     total = sum(host.supervisors.target(queue) for queue in host.dispatch.desks)
     state = "leader" if host.state == "running" and host.leadership.leads else host.state
+    if host.state == "running" and not any(line.up for line in host.lines.values()):
+        state = "no database"
     return f"pgworkers: master {host.plan.app.name} [{state}] {busy}/{total} busy"
 
 
@@ -51,7 +53,12 @@ def answer(host: Host, metrics: Metrics, path: str, accept: str) -> tuple[int, s
     if path == "/readyz":
         reasons = not_ready(host)
         if not reasons:
-            return 200, "text/plain", b"ok\n"
+            text = (
+                "ok\ndatabase: 4 connections up\nworkers ready\nnot draining\n"
+                if "verbose" in query
+                else "ok\n"
+            )
+            return 200, "text/plain", text.encode()
         text = "\n".join(reasons) if "verbose" in query else "not ready; ?verbose says why"
         return 503, "text/plain", f"{text}\n".encode()
     return 404, "text/plain", b"/metrics /livez /readyz\n"
@@ -61,8 +68,12 @@ def not_ready(host: Host) -> list[str]:
     reasons = [f"database: the {role} connection is down" for role, line in host.lines.items() if not line.up]
     if host.state != "running":
         reasons.append(f"the master is {host.state}")
-    if not any(w.state in ("idle", "busy") for w in host.dispatch.all_workers()):
-        reasons.append("no worker is ready")
+    for queue, desk in host.dispatch.desks.items():
+        if host.supervisors.target(queue) and not any(
+            w.state in ("idle", "busy", "suspended") for w in desk.workers
+        ):
+            reasons.append(f"queue {queue}: no worker is ready")
+    reasons += [f"queue {queue}: its supervisor is silent" for queue in host.supervisors.silent()]
     reasons += [f"queue {queue}: {error}" for queue, error in host.supervisors.errors.items()]
     return reasons
 

@@ -124,6 +124,9 @@ def line(fact: events.Fact) -> str | None:
             return (
                 f"queue {fact.queue}: its supervisor (pid {fact.pid}) died: {fact.status}; the next in {when}"
             )
+        case events.SupervisorSilent():
+            silence = show_seconds(fact.seconds)
+            return f"queue {fact.queue}: its supervisor (pid {fact.pid}) has said nothing for {silence}: stopped or starved"
         case events.WorkersResting():
             when = show_seconds(fact.seconds)
             return (
@@ -138,7 +141,7 @@ def line(fact: events.Fact) -> str | None:
             )
         case events.DatabaseBack():
             return f"database: the {fact.role} connection is back after {show_seconds(fact.seconds)}"
-        case events.DutyFailed():
+        case events.DutyFailed(cut=False):
             return f"duty {fact.duty} failed: {escape(fact.error)}"
         case events.ScheduleFailed():
             whose = f" ({escape(fact.scope)})" if fact.scope else ""

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -102,3 +103,12 @@ def _understand(config: str, data: bytes, status: int) -> AppSpec:
         refusal = msgspec.json.decode(data, type=_Refusal)
         raise AppNotLoaded(refusal.error, refusal.traceback)
     return msgspec.json.decode(data, type=AppSpec)
+
+
+def starts_threads(config: str, threads: Sequence[str]) -> str:
+    """Why an app cannot be forked, and what to do."""
+    return (
+        f"{config} starts threads while it is imported ({', '.join(threads)}), and a process with threads must not fork. "
+        "Start them in @app.on_worker_start, import libraries with thread pools of their own in the handler, or declare "
+        "the queue with threads=1"
+    )

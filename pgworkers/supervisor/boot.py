@@ -19,6 +19,7 @@ from pgworkers.clock import show_seconds
 from pgworkers.errors import AppNotLoaded
 from pgworkers.process import limits
 from pgworkers.settings import Settings
+from pgworkers.supervisor.ask import starts_threads
 from pgworkers.supervisor.messages import Boot, Booted, BootFailed
 from pgworkers.supervisor.scrub import scrub
 
@@ -45,6 +46,7 @@ def load_app(boot: Boot) -> Loaded | BootFailed:
     started = time.monotonic()
     limits.set_threads(boot.queue.threads)
     limits.set_nice(boot.queue.nice)
+    _check_cores(boot)
     try:
         with _Alarm(settings.boot):
             app = load(boot.config)
@@ -66,14 +68,21 @@ def load_app(boot: Boot) -> Loaded | BootFailed:
         )
     threads = running_threads()
     if threads:
-        return BootFailed(
-            f"{boot.config} starts threads while it is imported ({', '.join(threads)}), and a process with "
-            "threads must not fork; no worker was started. Start them in @app.on_worker_start, import "
-            "libraries with thread pools of their own in the handler, or declare the queue with threads=1"
-        )
+        return BootFailed(f"{starts_threads(boot.config, threads)}; no worker was started")
     gc.collect()
     gc.freeze()  # what is here now is shared with all workers: do not touch it
     return Loaded(app, settings, Booted(round(time.monotonic() - started, 3), len(sys.modules)))
+
+
+def _check_cores(boot: Boot) -> None:
+    here = os.sched_getaffinity(0)
+    if not limits.allowed_cores(boot.queue.cores, here):
+        wanted = ", ".join(map(str, boot.queue.cores))
+        print(
+            f"[pgworkers: queue {boot.queue.name}: none of its cores ({wanted}) may be used here "
+            f"({', '.join(map(str, sorted(here)))} may); its workers run on any]",
+            file=sys.stderr,
+        )
 
 
 def traceback_of(error: BaseException) -> str:

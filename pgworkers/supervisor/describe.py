@@ -18,14 +18,15 @@ import msgspec
 from pgworkers.app import load
 from pgworkers.errors import PgworkersError
 from pgworkers.process import limits
-from pgworkers.supervisor.boot import traceback_of
+from pgworkers.supervisor.boot import running_threads, traceback_of
 from pgworkers.supervisor.scrub import scrub
 
 
 def answer(config: str) -> tuple[int, bytes]:
     """Exit status and JSON."""
     try:
-        return 0, msgspec.json.encode(load(config).describe())
+        found = msgspec.structs.replace(load(config).describe(), threads=tuple(running_threads()))
+        return 0, msgspec.json.encode(found)
     except PgworkersError as error:
         return 6, _told(str(error), traceback_of(error))
     except BaseException as error:  # also SystemExit: an app that leaves while it is imported

@@ -19,6 +19,7 @@ from pgworkers.supervisor import climb, fork, suspend
 from pgworkers.supervisor.boot import load_app
 from pgworkers.supervisor.crew import Crew
 from pgworkers.supervisor.messages import (
+    Alive,
     Boot,
     BootFailed,
     Command,
@@ -91,6 +92,8 @@ class Supervisor:
         if now >= self._next_second:
             self._next_second = now + 1.0
             self._crew.each_second(now)
+            if not self._control.waiting:  # a master that does not read gets no more to read
+                self._tell(Alive(), None)
         self._crew.replenish(now, self._descriptors)
         self._show()
         self._control.flush()

@@ -127,6 +127,10 @@ class Suspended(msgspec.Struct, tag="suspended", tag_field="is"):
     text: str
 
 
+class Alive(msgspec.Struct, tag="alive", tag_field="is"):
+    """Every second: the loop goes round."""
+
+
 class Resting(msgspec.Struct, tag="resting", tag_field="is"):
     """Workers die before they are ready; the next is started after `seconds`."""
 
@@ -135,4 +139,4 @@ class Resting(msgspec.Struct, tag="resting", tag_field="is"):
 
 
 Command = Boot | Scale | Stop | Dump | Suspend | Fence | Exit
-Fact = Booted | BootFailed | Forked | Died | Stalled | Stack | Suspended | Resting
+Fact = Booted | BootFailed | Forked | Died | Stalled | Stack | Suspended | Alive | Resting

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 import time
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Raw
 
+from pgworkers.clock import MAX_SECONDS
 from pgworkers.context import Ctx
 from pgworkers.errors import AppNotLoaded
 from pgworkers.process import faults, memfd, scoreboard
@@ -70,7 +73,9 @@ class Attempt:
         """The slot says whose job this is from here on; a death is now this job's."""
         order, now = self._order, scoreboard.now()
         memory = order.memory or self._birth.queue.memory or 0
-        deadline = now + int(max(0.0, order.timeout) * 1e9) if order.timeout is not None else 0
+        deadline = (
+            now + int(min(max(0.0, order.timeout), MAX_SECONDS) * 1e9) if order.timeout is not None else 0
+        )
         cpu = int(meter.begin() * 1e6)
         self._slot.exclusive = int(order.exclusive)
         self._slot.stall = int((order.stall_timeout or 0.0) * 1e9)
@@ -105,7 +110,7 @@ class Attempt:
         if self._slot.wished(self.job, self.lease):
             return
         self._started = True
-        self._ending = window.run(self.job, self.lease, lambda _: self._call(loop))
+        self._ending = window.run(self.job, self.lease, lambda: self._call(loop))
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         return self._sessions().connect(**options)
@@ -151,7 +156,7 @@ class Attempt:
             report.outcome = "stopped"
         elif ending.result is not None:
             report.result = Raw(ending.result)
-        if report.outcome == "stopped":
+        if report.outcome == "stopped" and wished:
             report.reason = Reason(wished).word
             report.rungs = self._rungs()
         _flush_streams()
@@ -165,6 +170,9 @@ class Attempt:
         told = outcome.of(error, stop_wished=bool(wished), stop_seen=seen, limit=limit)
         report.outcome, report.error, report.traceback = told.outcome, told.error, told.traceback
         report.after = told.after
+        if told.outcome == "error" and isinstance(error, MemoryError) and self._birth.queue.address_space:
+            report.outcome, report.reason = "stopped", "memory"  # the kernel's limit spoke first
+            return
         if told.outcome in ("error", "retry") and told.after is None and self._task is not None:
             report.after = self._task.backoff_after(self._order.attempt, error)
 
@@ -190,6 +198,13 @@ class Attempt:
         if self.ctx is not None:
             report.progress = Raw(self.ctx.take_progress() or b"null")
             report.checkpoint = Raw(self.ctx.take_checkpoint() or b"null")
+
+    def forget(self) -> None:
+        """Let go of what the handler left: an exception holds every frame it went through, and all they had."""
+        if self._ending.raised is not None:
+            traceback.clear_frames(self._ending.raised.__traceback__)
+            self._ending = Ending(None, None)
+            gc.collect()  # frames and exceptions like to hold each other; the app itself is frozen and costs nothing
 
     def release_slot(self) -> None:
         """No wish can undo what is done from here on."""

@@ -18,6 +18,7 @@ from pgworkers.process import faults, frames, measure, scoreboard
 from pgworkers.process.frames import Frame
 from pgworkers.process.measure import Meter
 from pgworkers.process.scoreboard import State
+from pgworkers.worker import outcome
 from pgworkers.worker.attempt import Attempt
 from pgworkers.worker.birth import Birth, settle
 from pgworkers.worker.heartbeat import Heartbeat
@@ -83,8 +84,14 @@ class Worker:
 
     def _obey(self, frame: Frame) -> bool:
         """Run one order; True: it was the last."""
-        attempt = Attempt(self._birth, _decode(frame.body), frame.job, frame.lease)
-        attempt.prepare(self._meter)
+        try:
+            attempt = Attempt(self._birth, _decode(frame.body), frame.job, frame.lease)
+            attempt.prepare(self._meter)
+        except (
+            Exception
+        ) as error:  # too deep, too large, not what an order looks like: no attempt can do better
+            self._refuse(frame, error)
+            return False
         self._heartbeat.ctx = attempt.ctx
         attempt.run(self._window, self._loop)
         if os.getpid() != self._pid:
@@ -92,6 +99,7 @@ class Worker:
         attempt.close_sessions()
         faults.point("before_report")
         report = attempt.report()
+        attempt.forget()
         attempt.release_slot()
         self._put_back(report)
         with self._outbox.lock:
@@ -101,6 +109,13 @@ class Worker:
         faults.point("after_report")
         self._slot.end()
         return report.last
+
+    def _refuse(self, frame: Frame, error: Exception) -> None:
+        """A job that cannot even be read is the job's fault, not this process's."""
+        text = f"the job cannot be read, so its handler was not run: {outcome.said(error)}"
+        report = Report("discard", 0.0, 0.0, 0, error=text, started=False)
+        self._outbox.send(frames.encode(Kind.REPORT, frame.job, frame.lease, _encode(report)))
+        self._slot.end()
 
     def _put_back(self, report: Report) -> None:
         """Undo what the handler changed, and decide whether this process may have another job."""
@@ -135,6 +150,7 @@ class Worker:
         self._outbox.forget()
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         faulthandler.unregister(signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
         faulthandler.disable()
 
 

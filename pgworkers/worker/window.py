@@ -28,6 +28,10 @@ class Ending(NamedTuple):
     raised: BaseException | None
 
 
+class _Carried(Exception):
+    """A StopIteration on its way through `map`, which would take it for its own end."""
+
+
 class Window:
     def __init__(self, slot: Slot, loop: Loop, dump: int) -> None:
         self._slot = slot
@@ -54,16 +58,25 @@ class Window:
         if not self._loop.interrupt():
             raise JobStopped(Reason(reason).word)
 
-    def run(self, job: int, lease: int, call: Callable[[None], bytes]) -> Ending:
+    def run(self, job: int, lease: int, call: Callable[[], bytes]) -> Ending:
         """Call the handler with the window open."""
         box: list[bytes] = []
         raised: BaseException | None = None
+
+        def carrying(_: None) -> bytes:
+            try:
+                return call()
+            except StopIteration as error:
+                raise _Carried from error
+
         try:
             try:
                 self._job, self._lease = job, lease
                 self._slot.window = 1
                 self._open = True
-                box.extend(map(call, (None,)))
+                box.extend(map(carrying, (None,)))
+            except _Carried as carried:
+                raised = carried.__cause__
             except BaseException as error:
                 raised = error
             finally:
@@ -71,4 +84,11 @@ class Window:
         except JobStopped as late:  # it struck while we were leaving the inner block
             raised = raised or late
         self._slot.window = 0
-        return Ending(box[0], None) if box else Ending(None, raised)
+        try:
+            if box:
+                return Ending(box[0], None)
+            return Ending(
+                None, raised or RuntimeError("the handler ended without a result; it counts as failed")
+            )
+        finally:
+            raised = None  # its traceback holds this frame, and with it all that the handler had in its hands
