@@ -1,14 +1,17 @@
 """The master: one process per host that holds everything and forks nothing.
 
-It holds the database connections of the host (claim, finish, listen, duty), the sockets to all workers and the
+It holds the database connections of the host (claim, finish, listen, leadership), the sockets to all workers and the
 HTTP port; it execs supervisors and never imports the user's code: a short-lived `describe` child tells it the app's queues
 and tasks as data. Everything runs on one asyncio loop.
 
-- `main` boots, serves and leaves; `boot` is what happens before the loop; `host` puts the parts together and drains.
-- `dispatch` decides who runs what; `crew` is the socket to one worker; `supervisors` starts, hears and buries.
+- `main` boots, serves and leaves; `boot` is what happens before the loop; `host` puts the parts together.
+- `dispatch` decides who runs what, with a `desk` per queue; `crew` is the socket to one worker.
+- `supervisors` starts, hears and buries (`child` is one of them, `orphans` what it left); `scaling` says how many workers.
+- `leadership` wins and loses the lock that `duties` need; `ticks` are the duty of schedules.
+- `reload` replaces the code, `requests` are what operators ask, `drain` is how a host ends, `signals` what it hears.
 - `claims`, `ends`, `renewal`, `duties` are the four users of the database, each with its own `line`.
 - `verdict` turns a report or a death into what is written. Pure.
-- `http` answers scrapes.
+- `http` answers scrapes, `view` knows what to say; `minutes` and `settling` write statistics and settle batches.
 
 May import from every room below; nobody imports from here but `cli`.
 """

@@ -17,11 +17,11 @@ import msgspec
 from pgworkers import events
 from pgworkers.clock import monotonic
 from pgworkers.events import Facts
-from pgworkers.master.child import MARKER, Supervisor
+from pgworkers.master import orphans
+from pgworkers.master.child import Supervisor
 from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.held import Held
-from pgworkers.process import tree
 from pgworkers.process.budget import Budget
 from pgworkers.settings import Settings
 from pgworkers.supervisor.messages import (
@@ -143,22 +143,6 @@ class Supervisors:
         """Children that are neither strays nor to be reaped by the way."""
         return {supervisor.pid for supervisor in self._all()} | self.guests
 
-    async def sweep(self) -> None:
-        """Kill and reap every process that a dead supervisor left: as the subreaper of the tree they are our children.
-
-        Where the master is PID 1 it also inherits strangers: those are only reaped, never killed.
-        """
-        killed = 0
-        while True:
-            spared = self.pids | (strangers(self._host) if os.getpid() == 1 else set())
-            now_killed, left = tree.kill_strays(spared)
-            killed += now_killed
-            if not left:
-                break
-            await asyncio.sleep(0.01)
-        if killed:
-            self._facts.tell(events.OrphansKilled(killed))
-
     def watch(self) -> None:
         """Called twice a second: a supervisor that says nothing is frozen; it is killed, its jobs are handed back."""
         now = monotonic()
@@ -183,11 +167,7 @@ class Supervisors:
 
     def reap(self) -> None:
         """Take the zombies that nobody else waits for."""
-        for child in tree.children(os.getpid()):
-            if child not in self.pids:
-                found = tree.stat(child)
-                if found is not None and found.state == "Z":
-                    tree.reap(child)
+        orphans.reap(self.pids)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -294,7 +274,9 @@ class Supervisors:
             del self._current[queue]
         elif supervisor in self._retiring:
             self._retiring.remove(supervisor)
-        await self.sweep()
+        killed = await orphans.sweep(self._host, lambda: self.pids)
+        if killed:
+            self._facts.tell(events.OrphansKilled(killed))
         for worker in supervisor.workers.values():
             worker.drain_frames()
             if (self._leaving or not was_current) and worker.held is None:
@@ -319,9 +301,3 @@ class Supervisors:
     def _budget(self, queue: str) -> Budget:
         s = self._settings
         return self._budgets.setdefault(queue, Budget(s.restart_intensity, s.restart_period, s.restart_cap))
-
-
-def strangers(host: str) -> set[int]:
-    """Children of PID 1 that are not of this tree."""
-    ours = set(tree.marked(MARKER, host))
-    return {child for child in tree.children(os.getpid()) if child not in ours}

@@ -35,6 +35,7 @@ OF_OUTCOME = {
     "snooze": Verdict.SNOOZED,
     "throttled": Verdict.THROTTLED,
     "discard": Verdict.DISCARDED,
+    "unfit": Verdict.ERROR,
     "exit": Verdict.EXIT,
 }
 _SENTENCES = {
@@ -66,6 +67,7 @@ class Ending:
     rungs: str | None = None
     after: float | None = None
     asked: bool = False  # the handler asked for another attempt (Retry): no policy is against it
+    hopeless: bool = False  # another attempt would end the same way
     started: bool = True
 
 
@@ -89,6 +91,7 @@ def of_report(report: Report) -> Ending:
         rungs=_rungs(report.rungs),
         after=report.after,
         asked=report.outcome == "retry",
+        hopeless=report.outcome == "unfit",
         started=report.started,
     )
 
@@ -139,7 +142,7 @@ def settle(held: Held, ending: Ending, rand: float, worker: str, version: str) -
             after=ending.after,
             rand=rand,
             past_deadline=held.past_deadline(),
-            policy=True if ending.asked else held.spec.retry_on.get(verdict, True),
+            policy=_policy(held, ending),
         )
         if not isinstance(decision, Dead):
             return Again(
@@ -185,6 +188,13 @@ def settle(held: Held, ending: Ending, rand: float, worker: str, version: str) -
         worker=worker,
         version=version,
     )
+
+
+def _policy(held: Held, ending: Ending) -> bool | float:
+    """May it run again, and after how long: False, True (by the curve) or seconds."""
+    if ending.hopeless:
+        return False
+    return True if ending.asked else held.spec.retry_on.get(ending.verdict, True)
 
 
 def json_of(raw: msgspec.Raw | None) -> str | None:
