@@ -1,4 +1,4 @@
-"""`pgworkers queues list | pause | resume`."""
+"""`pgworkers queues list | pause | resume | scale | limit | limits`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pgworkers.cli import output, place
 from pgworkers.cli.invocation import Group, said, unknown
 from pgworkers.cli.output import Column
 from pgworkers.cli.wording import lasting, plain
-from pgworkers.errors import NotFound
+from pgworkers.errors import NotFound, UsageError
 
 
 @click.group(cls=Group)
 def queues() -> None:
-    """List, pause and resume queues."""
+    """List, pause, resume, scale and limit queues."""
 
 
 @queues.command("list")
@@ -63,18 +63,120 @@ def resume(ctx: click.Context, *, names: tuple[str, ...]) -> None:
     _set(ctx, names, paused=False)
 
 
-def _set(ctx: click.Context, names: tuple[str, ...], *, paused: bool) -> None:
-    """Pause or resume all of the queues, or none when one of them does not exist."""
-    from pgworkers.job import queue, show
+@queues.command("scale")
+@click.argument("name", metavar="QUEUE")
+@click.argument("workers", metavar="[N]", type=click.IntRange(0, 1024), required=False)
+@click.option("--cluster", metavar="N", type=click.IntRange(0, 100_000), help="N workers over all hosts.")
+@click.option("--default", "as_declared", is_flag=True, help="As many as the app says.")
+@click.pass_context
+def scale(
+    ctx: click.Context, *, name: str, workers: int | None, cluster: int | None, as_declared: bool
+) -> None:
+    """Set how many workers a queue has, while it runs.
+
+    N workers on each host, or with --cluster over all hosts. Running jobs finish; a deploy does not undo it.
+
+    \b
+    Examples:
+      pgworkers queues scale reports 8
+      pgworkers queues scale reports --cluster 12
+      pgworkers queues scale reports --default
+    """
+    from pgworkers.job import queue
+    from pgworkers.postgres.statements import run
+
+    if (workers is not None) + (cluster is not None) + as_declared != 1:
+        raise UsageError("say one of: N, --cluster N, --default; nothing was changed")
+    invocation = said(ctx)
+    with place.database(invocation) as db:
+        _existing(db, (name,))
+        run(db.conn, db.schema, queue.scale(name, workers=workers, cluster=cluster))
+    if invocation.output != "table":
+        output.rows(invocation, [{"queue": name, "workers": workers, "cluster": cluster}], [], empty="")
+    elif workers is not None:
+        click.echo(f"{plain(name)}: {workers} workers on each host")
+    elif cluster is not None:
+        click.echo(f"{plain(name)}: {cluster} workers over all hosts")
+    else:
+        click.echo(f"{plain(name)}: as many workers as the app says")
+
+
+@queues.command("limit")
+@click.argument("slots", metavar="[N]", type=click.IntRange(0, 1_000_000), required=False)
+@click.option("--task", metavar="TASK", help="At most N jobs of this task at once.")
+@click.option("--key", metavar="KEY", help="At most N jobs with this concurrency key at once.")
+@click.option("--default", "as_declared", is_flag=True, help="As the app says.")
+@click.pass_context
+def limit(
+    ctx: click.Context, *, slots: int | None, task: str | None, key: str | None, as_declared: bool
+) -> None:
+    """Limit how many jobs of a task or a key run at once, over all hosts.
+
+    0 stops them: nothing more of that task or key starts. Running jobs finish.
+
+    \b
+    Examples:
+      pgworkers queues limit --task render 4
+      pgworkers queues limit --key tenant:7 0
+      pgworkers queues limit --task render --default
+    """
+    from pgworkers.job import queue
+    from pgworkers.postgres.statements import run
+
+    if (slots is None) != as_declared or (task is None) == (key is None):
+        raise UsageError("say N or --default, and --task TASK or --key KEY; nothing was changed")
+    kind, name = ("task", task) if task is not None else ("key", key)
+    if not name or len(name.encode()) > 1000:
+        raise UsageError(f"--{kind}: a name has 1 to 1000 bytes; nothing was changed")
+    invocation = said(ctx)
+    with place.database(invocation) as db:
+        run(db.conn, db.schema, queue.limit(kind, name, slots))
+    if invocation.output != "table":
+        output.rows(invocation, [{"kind": kind, "name": name, "slots": slots}], [], empty="")
+    elif slots is None:
+        click.echo(f"{kind} {plain(name)}: as the app says")
+    else:
+        click.echo(f"{kind} {plain(name)}: {slots} at once")
+
+
+@queues.command("limits")
+@click.pass_context
+def limits(ctx: click.Context) -> None:
+    """Every concurrency limit, and how many jobs run under it.
+
+    \b
+    Example:
+      pgworkers queues limits
+    """
+    from pgworkers.job import queue
     from pgworkers.postgres.statements import run
 
     invocation = said(ctx)
     with place.database(invocation) as db:
-        known = [found.name for found in run(db.conn, db.schema, show.queues())]
-        for name in names:
-            if name not in known:
-                raise NotFound(unknown("queue", name, known) + "; nothing was changed")
-        run(db.conn, db.schema, queue.declare(names))  # a queue that so far only its jobs have named
+        found = run(db.conn, db.schema, queue.limits())
+    output.rows(invocation, found, _LIMITS, empty="no limits", key="name")
+
+
+def _existing(db: place.Database, names: tuple[str, ...]) -> None:
+    """Refuse unknown queues; make the rows of those that so far only their jobs have named."""
+    from pgworkers.job import queue, show
+    from pgworkers.postgres.statements import run
+
+    known = [found.name for found in run(db.conn, db.schema, show.queues())]
+    for name in names:
+        if name not in known:
+            raise NotFound(unknown("queue", name, known) + "; nothing was changed")
+    run(db.conn, db.schema, queue.declare(names))
+
+
+def _set(ctx: click.Context, names: tuple[str, ...], *, paused: bool) -> None:
+    """Pause or resume all of the queues, or none when one of them does not exist."""
+    from pgworkers.job import queue
+    from pgworkers.postgres.statements import run
+
+    invocation = said(ctx)
+    with place.database(invocation) as db:
+        _existing(db, names)
         for name in names:
             run(db.conn, db.schema, queue.pause(name) if paused else queue.resume(name))
     done = [{"queue": name, "paused": paused} for name in names]
@@ -93,4 +195,11 @@ _COLUMNS: list[Column] = [
     ("running", lambda queue: str(queue.running)),
     ("dead", lambda queue: str(queue.dead)),
     ("oldest ready", lambda queue: lasting(queue.oldest_ready)),
+]
+_LIMITS: list[Column] = [
+    ("kind", lambda limit: limit.kind),
+    ("name", lambda limit: plain(limit.name)),
+    ("at once", lambda limit: str(limit.slots)),
+    ("running", lambda limit: str(limit.running)),
+    ("said by", lambda limit: limit.said_by),
 ]

@@ -15,11 +15,14 @@ import sys
 import time
 from typing import Any
 
-from pgworkers import App, Ctx, Discard, Retry, Snooze
+from pgworkers import App, Ctx, Discard, Retry, Snooze, Throttled
 
 app = App(name="zoo")
 for _name, _workers in (part.split(":") for part in os.environ.get("ZOO_QUEUES", "default:2").split(",")):
-    app.queue(_name, workers=int(_workers))
+    if _workers.startswith("c"):  # "default:c6": over all hosts
+        app.queue(_name, cluster_workers=int(_workers[1:]))
+    else:
+        app.queue(_name, workers=int(_workers))
 
 
 def note(ctx: Ctx, kind: str) -> None:
@@ -42,6 +45,22 @@ def work(ctx: Ctx, seconds: float = 0.0, value: Any = None) -> Any:
     time.sleep(seconds)
     note(ctx, "END")
     return value
+
+
+@app.task(concurrency=2, concurrency_per_key=2)
+def narrow(ctx: Ctx, seconds: float = 0.0) -> None:
+    """No more than two at once in the whole cluster; nor of one key."""
+    note(ctx, "START")
+    time.sleep(seconds)
+    note(ctx, "END")
+
+
+@app.task(concurrency_per_key=2)
+def tenant(ctx: Ctx, seconds: float = 0.0) -> None:
+    """No more than two at once of one key."""
+    note(ctx, "START")
+    time.sleep(seconds)
+    note(ctx, "END")
 
 
 @app.task
@@ -135,6 +154,8 @@ def steer(ctx: Ctx, how: str, after: float = 0.0) -> str:
                 raise Snooze(after)
             case "discard":
                 raise Discard("useless")
+            case "throttle":
+                raise Throttled("slow down", after=after or None)
     return "steered"
 
 

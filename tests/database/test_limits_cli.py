@@ -1,0 +1,65 @@
+"""`pgworkers queues scale`, `limit` and `limits` on a real database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from support.command import Command
+
+Db = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, dsn: str) -> Command:
+    return Command(tmp_path, DATABASE_URL=dsn)
+
+
+def row(db: Db) -> tuple[int | None, int | None]:
+    found = db.execute(
+        "SELECT workers, cluster_workers FROM pgworkers.queue WHERE name = 'reports'"
+    ).fetchone()
+    assert found is not None
+    return found[0], found[1]
+
+
+def test_a_queue_is_scaled_on_each_host_over_all_and_back(cli: Command, db: Db) -> None:
+    db.execute("INSERT INTO pgworkers.queue (name) VALUES ('reports')")
+    assert cli("queues", "scale", "reports", "8").lines() == ["reports: 8 workers on each host"]
+    assert row(db) == (8, None)
+    assert cli("queues", "scale", "reports", "--cluster", "12").lines() == [
+        "reports: 12 workers over all hosts"
+    ]
+    assert row(db) == (None, 12)
+    assert cli("queues", "scale", "reports", "--default", "-o", "json").json() == [
+        {"queue": "reports", "workers": None, "cluster": None}
+    ]
+    assert row(db) == (None, None)
+
+
+def test_what_cannot_be_meant_changes_nothing(cli: Command, db: Db) -> None:
+    db.execute("INSERT INTO pgworkers.queue (name, workers) VALUES ('reports', 3)")
+    assert "say one of" in cli.fails("queues", "scale", "reports", code=2)
+    assert "say one of" in cli.fails("queues", "scale", "reports", "4", "--cluster", "2", code=2)
+    assert "did you mean reports?" in cli.fails("queues", "scale", "report", "4", code=3)
+    assert "say N or --default" in cli.fails("queues", "limit", "4", code=2)
+    assert "say N or --default" in cli.fails("queues", "limit", "--task", "t", code=2)
+    assert "say N or --default" in cli.fails("queues", "limit", "--task", "t", "--key", "k", "1", code=2)
+    assert row(db) == (3, None)
+    assert db.execute("SELECT count(*) FROM pgworkers.concurrency").fetchone() == (0,)
+
+
+def test_limits_are_set_listed_and_taken_back(cli: Command) -> None:
+    assert cli("queues", "limits").err == "no limits\n"
+    assert cli("queues", "limit", "--task", "render", "4").lines() == ["task render: 4 at once"]
+    cli("queues", "limit", "--key", "tenant:7", "0")
+    assert [line.split()[:4] for line in cli("queues", "limits").lines()[1:]] == [
+        ["task", "render", "4", "0"],
+        ["key", "tenant:7", "0", "0"],
+    ]
+    assert cli("queues", "limit", "--key", "tenant:7", "--default").lines() == [
+        "key tenant:7: as the app says"
+    ]
+    assert [limit["name"] for limit in cli("queues", "limits", "-o", "json").json()] == ["render"]

@@ -1,0 +1,241 @@
+"""Many masters: workers retuned while they run, totals and limits over the cluster that the ledger confirms."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from support.ledger import audit, read
+from support.tree import Forest, Master, wait_for
+
+
+def kill(pid: int, deaths: dict[int, int]) -> None:
+    """SIGKILL, and note when: whatever it ran ended then."""
+    deaths[pid] = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    os.kill(pid, signal.SIGKILL)
+
+
+def kill_host(master: Master, deaths: dict[int, int]) -> None:
+    workers = master.worker_pids()
+    kill(master.pid, deaths)
+    deaths |= dict.fromkeys(workers, deaths[master.pid])
+    master.wait()
+
+
+def most_at_once(ledger: Path, deaths: dict[int, int], jobs: Iterable[int] | None = None) -> int:
+    """The largest number of handlers that ran at one moment. What has no end and was not killed runs for ever."""
+    wanted = None if jobs is None else set(jobs)
+    entries = [entry for entry in read(ledger) if wanted is None or entry.job in wanted]
+    ends = {(entry.job, entry.lease): entry.at for entry in entries if entry.kind == "END"}
+    moments: list[tuple[int, int]] = []
+    for start in (entry for entry in entries if entry.kind == "START"):
+        moments.append((start.at, 1))
+        end = ends.get((start.job, start.lease), deaths.get(start.pid))
+        if end is not None:
+            moments.append((max(end, start.at), -1))
+    at_once = most = 0
+    for _, step in sorted(moments, key=lambda moment: (moment[0], -moment[1])):
+        at_once += step
+        most = max(most, at_once)
+    return most
+
+
+def crew(master: Master, queue: str = "default") -> int:
+    return len(master.worker_pids(f"{queue}/"))
+
+
+def started(forest: Forest) -> int:
+    return sum(entry.kind == "START" for entry in read(forest.ledger))
+
+
+# -- one host ------------------------------------------------------------------------------------------------------
+
+
+def test_a_queue_is_scaled_up_and_down_by_its_row_without_a_restart(forest: Forest) -> None:
+    master = forest.start(queues="default:2")
+    before = master.supervisor_pids()
+    forest.db.execute("UPDATE pgworkers.queue SET workers = 5 WHERE name = 'default'")
+    wait_for(lambda: crew(master) == 5)
+    forest.db.execute("UPDATE pgworkers.queue SET workers = 1 WHERE name = 'default'")
+    wait_for(lambda: crew(master) == 1)
+    forest.db.execute("UPDATE pgworkers.queue SET workers = NULL WHERE name = 'default'")
+    wait_for(lambda: crew(master) == 2)
+    assert master.supervisor_pids() == before
+    assert "default: 2 -> 5 workers" in master.log()
+
+
+def test_scaling_down_lets_jobs_finish_and_starts_no_others(forest: Forest) -> None:
+    master = forest.start(queues="default:3")
+    jobs = forest.enqueue("work", 3, args={"seconds": 1.5})
+    wait_for(lambda: started(forest) == 3)
+    forest.db.execute("UPDATE pgworkers.queue SET workers = 0 WHERE name = 'default'")
+    wait_for(lambda: "3 -> 0 workers" in master.log())
+    [waiting] = forest.enqueue("work")
+    wait_for(lambda: crew(master) == 0)
+    assert [forest.until(job, "succeeded")["attempt"] for job in jobs] == [1, 1, 1]
+    assert forest.state(waiting) == "ready"
+    forest.db.execute("UPDATE pgworkers.queue SET workers = 1 WHERE name = 'default'")
+    forest.until(waiting, "succeeded")
+    assert audit(forest.db, forest.ledger, [*jobs, waiting]) == []
+
+
+def test_a_row_that_vanishes_changes_nothing_and_the_cap_holds(forest: Forest) -> None:
+    master = forest.start(queues="default:2", PGWORKERS_MAX_WORKERS="4")
+    forest.db.execute("UPDATE pgworkers.queue SET workers = 100 WHERE name = 'default'")
+    wait_for(lambda: crew(master) == 4)
+    forest.db.execute("DELETE FROM pgworkers.queue")
+    forest.db.execute("SELECT pg_notify('pgworkers', 'queue:default')")
+    [job] = forest.enqueue("work")
+    forest.until(job, "succeeded")
+    assert crew(master) == 4
+
+
+def test_a_throttled_queue_cools_down_as_a_whole_and_goes_on(forest: Forest) -> None:
+    forest.start(queues="default:2", PGWORKERS_THROTTLE="1s", PGWORKERS_THROTTLE_GRACE="0.5s")
+    [job] = forest.enqueue("steer", args={"how": "throttle"})
+    wait_for(
+        lambda: forest.db.execute("SELECT throttled_until > now() FROM pgworkers.queue").fetchone() == (True,)
+    )
+    [other] = forest.enqueue("work")
+    assert forest.state(other) == "ready"
+    row = forest.until(job, "succeeded")
+    assert row["attempt"] == 1, "a throttle costs no attempt"
+    forest.until(other, "succeeded")
+    assert forest.db.execute("SELECT throttles FROM pgworkers.queue").fetchone() == (1,)
+
+    def forgiven() -> bool:
+        forest.enqueue("work")
+        return forest.db.execute("SELECT throttles FROM pgworkers.queue").fetchone() == (0,)
+
+    wait_for(forgiven, what="a success after the grace resets the throttles")
+
+
+# -- a total over all hosts -------------------------------------------------------------------------------------------
+
+
+def grants(forest: Forest) -> list[int]:
+    return sorted(row[0] for row in forest.db.execute("SELECT workers FROM pgworkers.slots").fetchall())
+
+
+def test_six_workers_on_three_hosts_are_two_each_and_three_when_one_is_killed(forest: Forest) -> None:
+    masters = [forest.start(queues="default:c6", wait=False) for _ in range(3)]
+    wait_for(lambda: [crew(m) for m in masters] == [2, 2, 2])
+    jobs = forest.enqueue("work", 60, args={"seconds": 0.3})
+    wait_for(lambda: started(forest) > 6)
+    killed = masters.pop(0)
+    deaths: dict[int, int] = {}
+    kill_host(killed, deaths)
+    wait_for(lambda: [crew(m) for m in masters] == [3, 3])
+    forest.until_all_ended()
+    assert most_at_once(forest.ledger, deaths) <= 6
+    assert audit(forest.db, forest.ledger, jobs) == []
+
+
+def test_a_rolling_restart_never_exceeds_the_total(forest: Forest) -> None:
+    masters = [forest.start(queues="default:c4", wait=False) for _ in range(2)]
+    wait_for(lambda: [crew(m) for m in masters] == [2, 2])
+    jobs = forest.enqueue("work", 60, args={"seconds": 0.25})
+    for old in masters:
+        before = started(forest)
+        wait_for(lambda b=before: started(forest) > b + 4)
+        forest.start(queues="default:c4", wait=False)
+        old.signal(signal.SIGTERM)
+    for old in masters:
+        assert old.wait() == 0
+    forest.until_all_ended()
+    assert most_at_once(forest.ledger, {}) <= 4
+    wait_for(lambda: grants(forest) == [2, 2])
+    assert audit(forest.db, forest.ledger, jobs) == []
+
+
+def test_a_host_alone_has_all_and_gives_half_away_when_another_comes(forest: Forest) -> None:
+    first = forest.start(queues="default:c4", wait=False)
+    wait_for(lambda: crew(first) == 4)
+    jobs = forest.enqueue("work", 30, args={"seconds": 0.4})
+    wait_for(lambda: started(forest) >= 4)
+    second = forest.start(queues="default:c4", wait=False)
+    wait_for(lambda: (crew(first), crew(second)) == (2, 2))
+    forest.until_all_ended()
+    assert most_at_once(forest.ledger, {}) <= 4
+    assert audit(forest.db, forest.ledger, jobs) == []
+
+
+def test_an_operator_turns_a_queue_into_a_shared_one_and_back(forest: Forest) -> None:
+    masters = [forest.start(queues="default:3") for _ in range(2)]
+    forest.db.execute("UPDATE pgworkers.queue SET cluster_workers = 2")
+    wait_for(lambda: [crew(m) for m in masters] == [1, 1])
+    forest.db.execute("UPDATE pgworkers.queue SET cluster_workers = NULL")
+    wait_for(lambda: [crew(m) for m in masters] == [3, 3])
+
+
+# -- concurrency ----------------------------------------------------------------------------------------------------
+
+
+def test_a_key_of_two_on_twenty_workers_and_two_hosts_with_random_kills_never_runs_three(
+    forest: Forest,
+) -> None:
+    rand = random.Random(3)
+    masters = [forest.start(queues="default:10") for _ in range(2)]
+    keyed = forest.enqueue("tenant", 60, args={"seconds": 0.05}, concurrency_key="tenant:7", max_crashes=50)
+    free = forest.enqueue("work", 60, args={"seconds": 0.05}, max_crashes=50)
+    deaths: dict[int, int] = {}
+    while len(deaths) < 8:
+        busy = [pid for master in masters for pid, _ in master.titles("tenant")]
+        if busy:
+            kill(rand.choice(busy), deaths)
+        elif not forest.db.execute("SELECT FROM pgworkers.job WHERE task = 'tenant'").fetchone():
+            keyed += forest.enqueue(
+                "tenant", 20, args={"seconds": 0.05}, concurrency_key="tenant:7", max_crashes=50
+            )
+    forest.until_all_ended(timeout=90)
+    assert most_at_once(forest.ledger, deaths, keyed) == 2
+    assert audit(forest.db, forest.ledger, keyed + free) == []
+    assert forest.counts() == {"succeeded": len(keyed) + len(free)}
+    again = forest.enqueue("tenant", 2, args={"seconds": 1.0}, concurrency_key="tenant:7")
+    wait_for(lambda: len(running(forest, again)) == 2, what="no slot leaked: both run at once")
+
+
+def running(forest: Forest, jobs: list[int]) -> list[int]:
+    rows = forest.db.execute("SELECT id FROM pgworkers.job WHERE state = 'running' AND id = ANY (%s)", [jobs])
+    return [row[0] for row in rows.fetchall()]
+
+
+def test_the_slots_of_a_killed_host_come_back(forest: Forest) -> None:
+    first = forest.start(queues="default:4")
+    held = forest.enqueue("narrow", 2, args={"seconds": 60})
+    wait_for(lambda: len(running(forest, held)) == 2)
+    deaths: dict[int, int] = {}
+    second = forest.start(queues="default:4")
+    after = forest.enqueue("narrow", 3)
+    [free] = forest.enqueue("work")
+    forest.until(free, "succeeded")
+    assert running(forest, after) == []
+    kill_host(first, deaths)
+    forest.db.execute("UPDATE pgworkers.job SET args = '{}' WHERE id = ANY (%s)", [held])
+    forest.until_all_ended()
+    assert most_at_once(forest.ledger, deaths, held + after) <= 2
+    assert forest.counts() == {"succeeded": 6}
+    assert second.terminate() == 0
+
+
+# -- ageing -----------------------------------------------------------------------------------------------------------
+
+
+def test_low_priority_is_not_starved_by_a_stream_of_higher(forest: Forest) -> None:
+    [low] = forest.enqueue("work", priority=-10)
+    forest.start(queues="default:1", PGWORKERS_AGEING="0.5s")
+    forest.db.execute("UPDATE pgworkers.job SET run_at = now() - interval '1 minute' WHERE id = %s", [low])
+
+    def done() -> bool:
+        backlog = forest.db.execute("SELECT count(*) FROM pgworkers.job").fetchone()[0]
+        if backlog < 200:
+            forest.enqueue("work", 50, priority=5, args={"seconds": 0.005})
+        return forest.state(low) == "succeeded"
+
+    wait_for(done)
+    assert forest.db.execute("SELECT count(*) FROM pgworkers.job").fetchone()[0] > 0
+    forest.db.execute("DELETE FROM pgworkers.job WHERE state = 'ready'")
