@@ -128,10 +128,12 @@ def dump(worker: Worker) -> None:
 
 
 def _write_stacks(worker: Worker) -> None:
+    """SIGUSR2 first: the kernel gives it to the main thread only while nothing else is pending there, and in
+    the main thread faulthandler has finished before Python writes its part."""
+    signals.send(worker.pid, signal.SIGUSR2)
     if worker.slot.window == 2:  # an event loop: only Python knows where its tasks wait
         worker.slot.tell += 1
         signals.send(worker.pid, signal.SIGUSR1)
-    signals.send(worker.pid, signal.SIGUSR2)
 
 
 def _tasks_told(worker: Worker) -> bool:

@@ -51,7 +51,8 @@ class Loop:
             return
         for task in asyncio.all_tasks(self._main.get_loop()):
             lines = [f"Task {task.get_name()} (most recent call first):", *reversed(_frames(task.get_coro()))]
-            os.write(fd, ("\n" + "\n".join(lines) + "\n\n").encode("utf-8", "replace"))
+            # one write, and a block of its own wherever it lands
+            os.write(fd, ("\n\n" + "\n".join(lines) + "\n\n").encode("utf-8", "replace"))
 
     def _cancel(self, loop: asyncio.AbstractEventLoop, left: set[asyncio.Task[Any]]) -> None:
         if not left:
