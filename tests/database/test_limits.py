@@ -11,8 +11,10 @@ import psycopg
 import pytest
 from support.desk import Desk, blocked, until
 
+from pgworkers.flow import slots
 from pgworkers.job import claim, host, queue, rescue
 from pgworkers.job.state import State
+from pgworkers.postgres import migrate
 from pgworkers.specs import TaskSpec
 
 Session = Callable[[], psycopg.Connection[Any]]
@@ -246,3 +248,18 @@ def test_hundreds_of_keys_take_turns(desk: Desk) -> None:
         if len(got) == count:
             break
     assert len(got) == count
+
+
+def test_limits_hold_in_a_schema_of_another_name(empty_dsn: str) -> None:
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        migrate.up(conn, "second")
+        desk = Desk(conn, "second")
+        desk.register()
+        declare(desk, concurrency=2, concurrency_per_key=1)
+        for key in ("x", "x", "y", "z"):
+            desk.put(concurrency_key=key)
+        assert len(take(desk)) == 2
+        desk.ask(queue.declare(["a"], {"a": 3}))
+        desk.ask(slots.grant("a", 3, {desk.host: 5}))
+        assert desk.ask(slots.take(desk.host, {"a": 0})) == {"a": 3}
+        assert desk.ask(queue.throttle("a"))

@@ -164,6 +164,21 @@ def test_a_host_alone_has_all_and_gives_half_away_when_another_comes(forest: For
     assert audit(forest.db, forest.ledger, jobs) == []
 
 
+def test_a_host_that_was_frozen_past_its_lease_has_lost_its_share_and_knows_it(forest: Forest) -> None:
+    frozen, other = (forest.start(queues="default:c4", wait=False) for _ in range(2))
+    wait_for(lambda: (crew(frozen), crew(other)) == (2, 2))
+    jobs = forest.enqueue("work", 4, args={"seconds": 0.2})
+    wait_for(lambda: started(forest) >= 2)
+    frozen.signal(signal.SIGSTOP)
+    wait_for(lambda: crew(other) == 4)
+    jobs += forest.enqueue("work", 40, args={"seconds": 0.3})
+    wait_for(lambda: started(forest) >= 12)
+    frozen.signal(signal.SIGCONT)
+    wait_for(lambda: (crew(frozen), crew(other)) == (2, 2))
+    forest.until_all_ended()
+    assert most_at_once(forest.ledger, {}) <= 4
+
+
 def test_an_operator_turns_a_queue_into_a_shared_one_and_back(forest: Forest) -> None:
     masters = [forest.start(queues="default:3") for _ in range(2)]
     forest.db.execute("UPDATE pgworkers.queue SET cluster_workers = 2")
