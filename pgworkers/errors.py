@@ -25,6 +25,10 @@ class ArgumentError(UsageError):
     """Arguments that do not fit the task; nothing was enqueued."""
 
 
+class UnfitArguments(ArgumentError):
+    """Stored arguments that do not fit the task that was to run with them. The job is dead: it cannot get better."""
+
+
 class ResultError(UsageError):
     """A handler's return value that cannot be kept as a result, or a kept one that does not fit the annotation."""
 

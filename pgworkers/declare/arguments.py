@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from pgworkers.context import Ctx
-from pgworkers.errors import ArgumentError, UsageError
+from pgworkers.errors import ArgumentError, UnfitArguments, UsageError
 from pgworkers.payload import NotJson, carries, decoder, encode
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL)
@@ -140,18 +140,20 @@ class Arguments:
         return text
 
     def decode(self, text: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """JSON as a call; ArgumentError when it does not fit (enqueued by SQL, or by an older deploy)."""
+        """JSON as a call; UnfitArguments when it does not fit (enqueued by SQL, or by an older deploy)."""
         try:
             values = self._decode(text)
         except msgspec.ValidationError as exc:
             reason = _where(exc)
         except RecursionError:
             reason = "the arguments are nested too deeply"
+        except MemoryError:
+            raise  # says nothing about the arguments
         except Exception as exc:
             reason = f"{type(exc).__name__}: {exc}"
         else:
             return self._call(values)
-        raise ArgumentError(
+        raise UnfitArguments(
             f"{self.task}: the stored arguments do not fit: {reason}; the task takes {self.shown}. "
             "The handler was not run; was the job enqueued by SQL or by another version of the app?"
         )

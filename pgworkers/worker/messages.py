@@ -50,7 +50,7 @@ class Progress(msgspec.Struct, array_like=True):
 class Report(msgspec.Struct, array_like=True):
     """How an attempt ended, as the worker saw it. A worker that dies sends none: its supervisor tells."""
 
-    outcome: str  # done, error, retry, snooze, throttled, discard, exit, stopped
+    outcome: str  # done, error, retry, snooze, throttled, discard, unfit, exit, stopped
     duration: float
     cpu: float  # seconds, children included
     peak_rss: int  # bytes

@@ -42,6 +42,8 @@ def of(error: BaseException, *, stop_wished: bool, stop_seen: bool, limit: int) 
             return Outcome("throttled", _reason(error.reason, "Throttled"), None, _after(error.after))
         case errors.Discard():
             return Outcome("discard", _reason(error.reason, "Discard"))
+        case errors.UnfitArguments():
+            return Outcome("unfit", said(error))
         case SystemExit():
             return Outcome("exit", said(error), told(error, limit))
         case _:

@@ -173,7 +173,8 @@ def test_a_backoff_function_runs_in_the_worker(play: Play) -> None:
 def test_unknown_tasks_and_wrong_arguments_are_errors(play: Play) -> None:
     worker = play.worker()
     assert "no task 'ghost'" in (worker.run(1, "ghost").error or "")
-    assert (worker.run(2, "add", a=1, b="x").error or "").startswith("ArgumentError: add")
+    unfit = worker.run(2, "add", a=1, b="x")
+    assert (unfit.outcome, (unfit.error or "")[:19]) == ("unfit", "UnfitArguments: add")
     assert worker.run(3, "add", a=1, b=1).outcome == "done"
 
 

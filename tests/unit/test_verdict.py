@@ -55,6 +55,12 @@ def test_done_is_succeeded_whatever_was_wished() -> None:
     assert (end.state, end.verdict) == (State.SUCCEEDED, Verdict.SUCCEEDED)
 
 
+def test_arguments_that_do_not_fit_are_not_tried_again() -> None:
+    end = written(Report("unfit", 1, 1, 1, error="UnfitArguments: x"), attempt=1)
+    assert isinstance(end, End)
+    assert (end.state, end.verdict, end.error) == (State.DEAD, Verdict.ERROR, "UnfitArguments: x")
+
+
 def test_an_error_is_retried_until_the_attempts_are_spent() -> None:
     assert isinstance(written(Report("error", 1, 1, 1, error="x"), attempt=2), Again)
     last = written(Report("error", 1, 1, 1, error="x"), attempt=3)
@@ -118,6 +124,8 @@ def test_a_crash_counts_and_the_last_allowed_one_is_the_end() -> None:
 
 
 def test_a_handler_that_left_no_checkpoint_does_not_wipe_the_one_on_record() -> None:
-    end = written(Report("done", 1, 1, 1, result=Raw(b"null"), checkpoint=Raw(b"null"), progress=Raw(b"null")))
+    end = written(
+        Report("done", 1, 1, 1, result=Raw(b"null"), checkpoint=Raw(b"null"), progress=Raw(b"null"))
+    )
     assert isinstance(end, End)
     assert (end.checkpoint, end.progress, end.result) == (None, None, "null")

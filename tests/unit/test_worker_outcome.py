@@ -4,7 +4,16 @@ import asyncio
 
 import pytest
 
-from pgworkers.errors import Discard, JobStopped, Retry, Snooze, Throttled
+from pgworkers.errors import (
+    ArgumentError,
+    Discard,
+    JobStopped,
+    ResultError,
+    Retry,
+    Snooze,
+    Throttled,
+    UnfitArguments,
+)
 from pgworkers.worker import outcome
 
 
@@ -52,6 +61,9 @@ def test_an_error_at_the_same_time_is_an_error_unless_the_handler_had_been_told(
         (Snooze(5), "snooze", 5.0),
         (Throttled(), "throttled", None),
         (Discard(), "discard", None),
+        (UnfitArguments("stored by SQL"), "unfit", None),
+        (ArgumentError("of another task, that the handler enqueued"), "error", None),
+        (ResultError("not JSON"), "error", None),
         (SystemExit(), "exit", None),
         (KeyboardInterrupt(), "error", None),
     ],
