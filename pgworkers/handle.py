@@ -15,7 +15,7 @@ import msgspec
 
 from pgworkers.clock import show_seconds
 from pgworkers.declare.options import Duration, read_duration
-from pgworkers.errors import JobFailed, NotFound, ResultTimeout, UsageError
+from pgworkers.errors import JobFailed, NotFound, ResultError, ResultTimeout, UsageError
 
 if TYPE_CHECKING:
     from pgworkers.client.session import Client
@@ -120,6 +120,7 @@ class Job(Generic[R]):
         return answer
 
     def _ended(self, view: JobView | None, waited: float | None) -> R:
+        from pgworkers.job.reading import Unreadable
         from pgworkers.job.state import TERMINAL, State
 
         view = self._seen(view)
@@ -129,6 +130,8 @@ class Job(Generic[R]):
             )
         if view.state != State.SUCCEEDED:
             raise JobFailed(self.id, str(view.state), view.error)
+        if isinstance(view.result, Unreadable):
+            raise ResultError(f"job #{self.id}: its result cannot be read: {view.result}")
         if self._decode is None:
             return view.result  # type: ignore[no-any-return]
         return self._decode(msgspec.json.encode(view.result))

@@ -71,6 +71,7 @@ def show_(ctx: click.Context, *, number: int) -> None:
     """
     from pgworkers.cli.story import tell
     from pgworkers.job import show
+    from pgworkers.job.standing import standing
     from pgworkers.postgres.statements import run
 
     invocation = said(ctx)
@@ -79,10 +80,17 @@ def show_(ctx: click.Context, *, number: int) -> None:
         if job is None:
             raise NotFound(missing([number]))
         attempts = run(db.conn, db.schema, show.attempts(number))
+        around = run(db.conn, db.schema, standing(number))
     if invocation.output == "table":
-        click.echo("\n".join(tell(job, attempts, utcnow())))
+        click.echo("\n".join(tell(job, attempts, utcnow(), around)))
         return
-    told = {**output.record(job), "attempts": [output.record(attempt) for attempt in attempts]}
+    told = {
+        **output.record(job),
+        "host_name": around.host,
+        "worker": around.worker,
+        "pid": around.pid,
+        "attempts": [output.record(attempt) for attempt in attempts],
+    }
     if invocation.output == "json":
         output.document(told)
     else:

@@ -6,11 +6,15 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from pgworkers.cli.wording import ago, arguments, compact, lasting, moment, plain, short
+from pgworkers.cli.reasons import closed, hindrance, waiting_for
+from pgworkers.cli.wording import ago, arguments, compact, lasting, moment, plain, progress, short
 from pgworkers.clock import show_size
+from pgworkers.errors import UnfitArguments
 from pgworkers.job.show import AttemptView, JobView
+from pgworkers.job.standing import Standing
 from pgworkers.job.state import CRASHES, State, Verdict
 
+UNFIT = UnfitArguments.__name__  #: how the error of such an attempt begins
 #: What each verdict means to a person who did not read the design.
 MEANINGS = {
     Verdict.SUCCEEDED: "it returned",
@@ -31,33 +35,40 @@ MEANINGS = {
 }
 
 
-def tell(job: JobView, attempts: Sequence[AttemptView], now: datetime) -> Iterator[str]:
+def tell(
+    job: JobView, attempts: Sequence[AttemptView], now: datetime, around: Standing | None = None
+) -> Iterator[str]:
     """The story, line by line."""
+    around = around or Standing()
+    before = closed(job, attempts)
     yield f"#{job.id} {plain(job.task)}({plain(short(arguments(job.args), 2000))})"
-    yield f"{job.state}: {why(job, attempts, now)}"
+    yield f"{job.state}: {why(job, attempts[before:], now, around)}"
     yield ""
-    yield from _facts(job, now)
-    for attempt in attempts:
+    yield from _facts(job, now, around)
+    for at, attempt in enumerate(attempts):
         yield ""
-        yield from _attempt(attempt, now)
+        yield from _attempt(attempt, now, retried=at < before)
     if job.state == State.SUCCEEDED:
         yield ""
         yield f"result: {plain(compact(job.result))}"
 
 
-def why(job: JobView, attempts: Sequence[AttemptView], now: datetime) -> str:
+def why(job: JobView, attempts: Sequence[AttemptView], now: datetime, around: Standing) -> str:
     """Why the job is in its state, in one sentence."""
     last = attempts[-1] if attempts else None
     spent = f"attempt {job.attempt} of {job.max_attempts}"
     match job.state:
         case State.SCHEDULED if last is not None and job.attempt:
-            return f"will be tried again {ago(job.run_at, now)}, after {_ended(last.verdict)}, {spent} spent"
+            return f"will be tried again {ago(job.run_at, now)}, after {_ended(last.verdict, last.error)}, {spent} spent"
         case State.SCHEDULED:
-            return f"waits for its time, {ago(job.run_at, now)}"
-        case State.READY if last is not None:
-            return f"waits in {plain(job.queue)} for a worker, after {_ended(last.verdict)}"
+            return waiting_for(around) or f"waits for its time, {ago(job.run_at, now)}"
         case State.READY:
-            return f"waits in {plain(job.queue)} for a worker, {_since(job.run_at, now)}"
+            stuck = hindrance(job, around)
+            waits = f"waits in {plain(job.queue)} for a worker"
+            since = (
+                f"after {_ended(last.verdict, last.error)}" if last is not None else _since(job.run_at, now)
+            )
+            return f"{waits}, {since}" if stuck is None else f"waits, {since}: {stuck}"
         case State.RUNNING:
             cancel = ", and was asked to stop" if job.cancel_at is not None else ""
             return f"{spent} started {ago(job.started_at, now)}{cancel}"
@@ -72,7 +83,8 @@ def why(job: JobView, attempts: Sequence[AttemptView], now: datetime) -> str:
 def _death(job: JobView, last: AttemptView | None) -> str:
     """What it died of: whose decision, or which budget, and the last words."""
     verdict = job.verdict or (last.verdict if last else "")
-    words = f"{_ended(verdict)}: {plain(short(job.error))}" if job.error else _ended(verdict)
+    ended = _ended(verdict, job.error)
+    words = f"{ended}: {plain(short(job.error))}" if job.error else ended
     if verdict in (Verdict.DISCARDED, Verdict.EXPIRED):
         return words
     if verdict in CRASHES and job.attempt < job.max_attempts:
@@ -82,8 +94,10 @@ def _death(job: JobView, last: AttemptView | None) -> str:
     return f"{words}, on attempt {job.attempt} of {job.max_attempts}"
 
 
-def _ended(verdict: str) -> str:
+def _ended(verdict: str, error: str | None = None) -> str:
     """`error (the handler raised)`"""
+    if verdict == Verdict.ERROR and (error or "").startswith(UNFIT):
+        return f"{verdict} (its arguments do not fit the task; the handler was not run)"
     try:
         return f"{verdict} ({MEANINGS[Verdict(verdict)]})"
     except ValueError:
@@ -98,7 +112,7 @@ def _since(when: datetime, now: datetime) -> str:
     return f"since {ago(when, now).removesuffix(' ago')}"
 
 
-def _facts(job: JobView, now: datetime) -> Iterator[str]:
+def _facts(job: JobView, now: datetime, around: Standing) -> Iterator[str]:
     """What is known about the job, one fact a line, the unknown ones left out."""
     facts = {
         "queue": f"{plain(job.queue)}, priority {job.priority}",
@@ -108,8 +122,9 @@ def _facts(job: JobView, now: datetime) -> Iterator[str]:
         "finished": _when(job.finished_at, now),
         "attempts": f"{job.attempt} of {job.max_attempts}, crashes {job.crashes}, lease {job.lease}",
         "spent": _spent(job.duration, job.cpu_seconds, job.peak_rss),
-        "host": str(job.host or ""),
-        "progress": _json(job.progress),
+        "host": _host(job, around),
+        "worker": plain(f"{around.worker} pid {around.pid}") if around.worker else "",
+        "progress": plain(progress(job.progress)),
         "checkpoint": _json(job.checkpoint),
         "unique": plain(job.unique_key or ""),
         "meta": _json(job.meta),
@@ -119,17 +134,18 @@ def _facts(job: JobView, now: datetime) -> Iterator[str]:
             yield f"  {name:<11}{value}"
 
 
-def _attempt(attempt: AttemptView, now: datetime) -> Iterator[str]:
+def _attempt(attempt: AttemptView, now: datetime, *, retried: bool) -> Iterator[str]:
     """One attempt that did not succeed."""
     spent = _spent(attempt.duration, attempt.cpu_seconds, attempt.peak_rss)
-    yield f"attempt {attempt.attempt}: {_ended(attempt.verdict)}, {ago(attempt.finished_at, now)}"
+    which = f"attempt {attempt.attempt}" + (" (before it was retried)" if retried else "")
+    yield f"{which}: {_ended(attempt.verdict, attempt.error)}, {ago(attempt.finished_at, now)}"
     facts = {
         "started": _when(attempt.started_at, now),
         "spent": spent,
         "exit": plain(attempt.exit_status or ""),
         "worker": plain(attempt.worker or ""),
         "version": plain(attempt.version or ""),
-        "progress": _json(attempt.progress),
+        "progress": plain(progress(attempt.progress)),
         "stopped by": _ladder(attempt.rungs),
         "error": plain(short(attempt.error or "", 2000)),
     }
@@ -144,6 +160,13 @@ def _attempt(attempt: AttemptView, now: datetime) -> Iterator[str]:
         if text and text.strip():
             yield f"  {name}:"
             yield from (f"    {row}".rstrip() for row in plain(text.rstrip(), lines=True).splitlines())
+
+
+def _host(job: JobView, around: Standing) -> str:
+    """`render-1 (8c5e…)`; the name is known for as long as the host's row is."""
+    if job.host is None:
+        return ""
+    return f"{plain(around.host)} ({job.host})" if around.host else str(job.host)
 
 
 def _when(when: datetime | None, now: datetime) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from pgworkers.clock import show_seconds
 
 CELL = 200  #: the longest text in a cell of a table
+_PROGRESS = {"done", "total", "note"}
 
 
 def ago(moment: datetime | None, now: datetime) -> str:
@@ -42,13 +43,29 @@ def lasting(seconds: float | timedelta | None) -> str:
     return show_seconds(seconds.total_seconds() if isinstance(seconds, timedelta) else seconds)
 
 
-def arguments(args: Mapping[str, Any]) -> str:
-    """`report_id=7, fmt="png"`."""
+def arguments(args: Mapping[str, Any] | str) -> str:
+    """`report_id=7, fmt="png"`; a text says why they cannot be read."""
+    if isinstance(args, str):
+        return args
     return ", ".join(f"{name}={compact(value)}" for name, value in args.items())
 
 
 def compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+def progress(said: Any) -> str:
+    """`43% (86499 of 199998), page 7`, as `ctx.progress` writes it; anything else as JSON. Empty for None."""
+    if said is None:
+        return ""
+    done = said.get("done") if isinstance(said, Mapping) else None
+    if not isinstance(said, Mapping) or not isinstance(done, int | float) or said.keys() - _PROGRESS:
+        return compact(said)
+    total = said.get("total")
+    told = compact(done)
+    if isinstance(total, int | float) and total > 0:
+        told = f"{min(max(done / total, 0), 1):.0%} ({told} of {compact(total)})"
+    return f"{told}, {said['note']}" if said.get("note") else told
 
 
 def short(text: str, limit: int = CELL) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from pgworkers.job.reading import Unreadable, value_of
 from pgworkers.job.state import State
 from pgworkers.postgres.statements import Query, Statement
 
@@ -23,13 +24,13 @@ _UNFINISHED = Statement.beside(__file__, "show_unfinished")
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as the view `pgworkers.jobs` shows it, live or finished. JSON columns are Python values."""
+    """A job as the view `pgworkers.jobs` shows it, live or finished. JSON columns are Python values, or Unreadable."""
 
     id: int
     state: State
     queue: str
     task: str
-    args: dict[str, Any]
+    args: dict[str, Any] | Unreadable
     priority: int
     attempt: int
     max_attempts: int
@@ -128,7 +129,7 @@ class HostView:
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """A worker process as of its host's last renewal. `since`: seconds in its state."""
+    """A worker process as of its host's last renewal; `lost` with its host. `since`: seconds in its state."""
 
     host: UUID
     host_name: str
@@ -148,7 +149,7 @@ def get(job_id: int) -> Query[JobView | None]:
 
 def attempts(job_id: int) -> Query[list[AttemptView]]:
     """The attempts of a job that did not succeed, the first one first."""
-    return Query(_ATTEMPTS, {"id": job_id}, lambda rows: [AttemptView(*row) for row in rows])
+    return Query(_ATTEMPTS, {"id": job_id}, lambda rows: [_attempt(row) for row in rows])
 
 
 def find(where: Filter) -> Query[list[JobView]]:
@@ -173,13 +174,32 @@ def workers() -> Query[list[WorkerView]]:
     return Query(_WORKERS, {}, lambda rows: [WorkerView(*row) for row in rows])
 
 
-def unfinished(names: Sequence[str]) -> Query[int]:
-    """How many jobs of these queues are ready, running or waiting for a retry."""
-    return Query(_UNFINISHED, {"queues": list(names)}, lambda rows: int(rows[0][0]))
+def unfinished(names: Sequence[str], tasks: Sequence[str]) -> Query[int]:
+    """How many jobs of these queues run, are due, or wait for a retry; jobs of other tasks wait for another host."""
+    params = {"queues": list(names), "tasks": list(tasks)}
+    return Query(_UNFINISHED, params, lambda rows: int(rows[0][0]))
 
 
 def _job(row: tuple[Any, ...]) -> JobView:
-    return JobView(row[0], State(row[1]), *row[2:])
+    number, state, *rest = _read(row, _JOB_JSON)
+    return JobView(number, State(state), *rest)
+
+
+def _attempt(row: tuple[Any, ...]) -> AttemptView:
+    return AttemptView(*_read(row, _ATTEMPT_JSON))
+
+
+def _read(row: tuple[Any, ...], columns: frozenset[int]) -> list[Any]:
+    return [value_of(value) if at in columns else value for at, value in enumerate(row)]
+
+
+def _places(view: type[Any], *names: str) -> frozenset[int]:
+    return frozenset(at for at, column in enumerate(fields(view)) if column.name in names)
+
+
+#: Where the JSON columns stand in a row.
+_JOB_JSON = _places(JobView, "args", "result", "progress", "checkpoint", "meta")
+_ATTEMPT_JSON = _places(AttemptView, "progress", "rungs")
 
 
 def _params(where: Filter) -> dict[str, Any]:

@@ -1,4 +1,6 @@
--- The worker processes of all hosts, as of each host's last renewal.
-SELECT host, host_name, queue, slot, pid, state, job_id, task, since, jobs
-  FROM pgworkers.worker
- ORDER BY host_name, host, queue, slot
+-- The worker processes of all hosts, as of each host's last renewal; `lost` when that is longer ago than the host's lease.
+SELECT w.host, w.host_name, w.queue, w.slot, w.pid, CASE WHEN h.renewed_at < now() - h.lease THEN 'lost' ELSE w.state END,
+       w.job_id, w.task, w.since, w.jobs
+  FROM pgworkers.worker w
+  JOIN pgworkers.host h ON h.id = w.host
+ ORDER BY w.host_name, w.host, w.queue, w.slot

@@ -65,6 +65,8 @@ def test_hosts_and_workers(cli: Command, db: Db) -> None:
     assert omega.split()[:3] == ["omega", "80", "lost"]
     assert cli("workers").lines()[1].split() == ["alpha", "api/0", "71", "busy", "#9", "render", "1m12s", "3"]
     assert cli("workers", "list", "-o", "json").json()[0]["job_id"] == 9
+    db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '31 s' WHERE name = 'alpha'")
+    assert cli("workers").lines()[1].split()[3] == "lost"
 
 
 def test_migrate_makes_the_schema_once(tmp_path: Path, empty_dsn: str) -> None:

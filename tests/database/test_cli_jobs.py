@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import subprocess
@@ -113,8 +114,9 @@ def test_show_tells_the_story(cli: Command, db: Db) -> None:
             [job, attempt, attempt, verdict, error],
         )
     end(db, job, verdict="crash")
+    db.execute("UPDATE pgworkers.history SET attempt = 2, max_attempts = 2, lease = 2")
     told = cli("jobs", "show", f"#{job}").out
-    assert told.startswith(f"#{job} render(report_id=7)\ndead: out of attempts (1 of 1), the last one crash")
+    assert told.startswith(f"#{job} render(report_id=7)\ndead: out of attempts (2 of 2), the last one crash")
     for part in (
         "attempt 1: error (the handler raised)",
         "ValueError: no such report",
@@ -134,8 +136,126 @@ def test_show_tells_the_story(cli: Command, db: Db) -> None:
     assert found["args"] == {"report_id": 7}
 
 
+def host(db: Db, *queues: str, stale: bool = False, workers: str = "[]") -> str:
+    row = db.execute(
+        """INSERT INTO pgworkers.host (id, name, pid, app, version, queues, lease, workers, renewed_at)
+           VALUES (gen_random_uuid(), 'box-1', 4711, 'app.py', 'v1', %s, '30 s', %s,
+                   now() - CASE WHEN %s THEN interval '31 s' ELSE interval '0' END) RETURNING id::text""",
+        [list(queues), workers, stale],
+    ).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def test_show_says_what_a_ready_job_waits_for(cli: Command, db: Db) -> None:
+    job = add(db)
+
+    def told() -> str:
+        return cli("jobs", "show", str(job)).lines()[1]
+
+    assert "no host knows the task render" in told()
+    db.execute("INSERT INTO pgworkers.task VALUES ('render', 'default', 0, 10, 3)")
+    assert "no host is running; pgworkers run starts one that serves default" in told()
+    host(db, "default", stale=True)
+    assert "no host is running" in told()
+    host(db, "other")
+    assert "no running host serves the queue default" in told()
+    host(db, "default")
+    assert told().startswith("ready: waits in default for a worker, since ")
+    db.execute("INSERT INTO pgworkers.queue (name, paused) VALUES ('default', true)")
+    assert "its queue default is paused; pgworkers queues resume default" in told()
+    db.execute("UPDATE pgworkers.queue SET paused = false, throttled_until = now() + interval '1 h'")
+    assert "its queue default was throttled and cools down for 59m" in told()
+    db.execute("UPDATE pgworkers.queue SET throttled_until = now() - interval '1 h', workers = 0")
+    assert "scaled to 0 workers" in told()
+    db.execute("UPDATE pgworkers.queue SET workers = NULL")
+    db.execute("INSERT INTO pgworkers.concurrency (kind, name, slots) VALUES ('task', 'render', 0)")
+    assert "as many jobs of render run as may at once" in told()
+
+
+def test_show_says_what_a_dependent_job_waits_for(cli: Command, db: Db) -> None:
+    first = add(db)
+    assert "scheduled: waits for 1 other job to end" in cli("jobs", "show", str(add(db, after=[first]))).out
+
+
+def test_show_says_who_runs_it_and_how_far_it_is(cli: Command, db: Db) -> None:
+    job = add(db)
+    view = {"queue": "default", "slot": 1, "pid": 815, "state": "busy", "job_id": job, "task": "render"}
+    number = host(db, "default", workers=json.dumps([view]))
+    db.execute(
+        """UPDATE pgworkers.job SET state = 'running', host = %s, lease = 1, attempt = 1, claimed_at = now(),
+                  progress = '{"done": 86499, "total": 199998, "note": "page 7"}'""",
+        [number],
+    )
+    told = cli("jobs", "show", str(job)).out
+    assert f"  host       box-1 ({number})\n" in told
+    assert "  worker     default/1 pid 815\n" in told
+    assert "  progress   43% (86499 of 199998), page 7\n" in told
+    found = cli("jobs", "show", str(job), "-o", "json").json()
+    assert (found["host_name"], found["worker"], found["pid"]) == ("box-1", "default/1", 815)
+
+
+def test_attempts_before_a_retry_are_told_apart(cli: Command, db: Db) -> None:
+    job = add(db)
+    sql = """INSERT INTO pgworkers.attempt (job_id, attempt, lease, queue, task, verdict)
+             VALUES (%s, %s, %s, 'default', 'render', %s)"""
+    for lease, (attempt, verdict) in enumerate([(1, "snoozed"), (1, "error"), (2, "error")], 1):
+        db.execute(sql, [job, attempt, lease, verdict])
+    db.execute("UPDATE pgworkers.job SET lease = 3, attempt = 2")
+
+    def titles() -> list[str]:
+        return [
+            line.partition(" (the")[0].partition(" (it")[0]
+            for line in cli("jobs", "show", str(job)).lines()
+            if line.startswith("attempt ")
+        ]
+
+    assert titles() == ["attempt 1: snoozed", "attempt 1: error", "attempt 2: error"]
+    end(db, job)
+    db.execute("UPDATE pgworkers.history SET attempt = 2, lease = 3")
+    assert titles()[-1] == "attempt 2: error"
+    cli("jobs", "retry", str(job))
+    closed = [
+        "attempt 1 (before it was retried): snoozed",
+        "attempt 1 (before it was retried): error",
+        "attempt 2 (before it was retried): error",
+    ]
+    assert titles() == closed
+    assert "after error" not in cli("jobs", "show", str(job)).lines()[1]
+    db.execute(sql, [job, 1, 4, "error"])
+    db.execute("UPDATE pgworkers.job SET lease = 4, attempt = 1")
+    assert titles() == [*closed, "attempt 1: error"]
+
+
+def test_one_value_that_python_cannot_read_hides_nothing_else(cli: Command, db: Db) -> None:
+    fine = add(db, args='{"report_id": 7}')
+    huge = add(db, args='{"x": 1e5000}')
+    deep = add(db, args='{"x": %s}' % ("[" * 120 + "]" * 120))
+    # What SQL may not enqueue any more, older rows may hold.
+    db.execute(
+        "UPDATE pgworkers.job SET args = %s WHERE id = %s", ['{"x": %s}' % ("[" * 5000 + "]" * 5000), deep]
+    )
+    rows = {row["id"]: row["args"] for row in cli("jobs", "list", "-o", "json").json()}
+    assert rows[fine] == {"report_id": 7}
+    assert rows[huge].startswith("(unreadable: it holds a number with too many digits; 5,008 characters: ")
+    assert rows[deep].startswith("(unreadable: nested deeper than 200 levels; ")
+    listed = cli("jobs", "list").out
+    assert "report_id=7" in listed
+    assert listed.count("(unreadable: ") == 2
+    for job in (huge, deep):
+        assert f"#{job} render((unreadable: " in cli("jobs", "show", str(job)).out
+        assert cli("jobs", "show", str(job), "-o", "json").json()["args"].startswith("(unreadable: ")
+
+
+def test_arguments_that_do_not_fit_are_not_blamed_on_the_handler(cli: Command, db: Db) -> None:
+    job = add(db)
+    end(db, job, errors=("UnfitArguments: render: the stored arguments do not fit",))
+    told = cli("jobs", "show", str(job)).lines()[1]
+    assert "its arguments do not fit the task; the handler was not run" in told
+    assert "handler raised" not in told
+
+
 def test_show_says_how_a_live_job_stands(cli: Command, db: Db) -> None:
-    assert "ready: waits in default for a worker" in cli("jobs", "show", str(add(db))).out
     assert "scheduled: waits for its time, in 59m" in cli("jobs", "show", str(add(db, delay="1 hour"))).out
     done = add(db)
     end(db, done, "succeeded", "succeeded", ())

@@ -1,0 +1,27 @@
+-- What a job's state depends on besides its own row: does anybody know its task, is its queue served, open and cool, is
+-- there room under its limits, what it waits for, and which process holds it. Index: the primary keys, dependency_job.
+WITH alive AS (
+    SELECT h.queues FROM pgworkers.host h WHERE h.renewed_at >= now() - h.lease AND h.state IN ('starting', 'running')
+)
+SELECT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = j.task),
+       coalesce(q.paused, false),
+       CASE WHEN q.throttled_until > now() THEN extract(epoch FROM q.throttled_until - now()) END::double precision,
+       least(q.workers, q.cluster_workers),
+       (SELECT count(*) FROM alive),
+       (SELECT count(*) FROM alive a WHERE j.queue = ANY (a.queues)),
+       r.of_task, r.of_key,
+       (SELECT count(*) FROM pgworkers.dependency d WHERE d.job_id = j.id),
+       j.run_at = pgworkers.never(),
+       h.name, w.queue || '/' || w.slot, w.pid
+  FROM pgworkers.jobs j
+  LEFT JOIN pgworkers.job live ON live.id = j.id
+  LEFT JOIN pgworkers.queue q ON q.name = j.queue
+  LEFT JOIN pgworkers.host h ON h.id = j.host
+  LEFT JOIN LATERAL (
+       SELECT w.queue, w.slot, w.pid FROM pgworkers.worker w WHERE w.host = j.host AND w.job_id = j.id LIMIT 1) w ON true
+  LEFT JOIN LATERAL pgworkers.room(live.task, live.concurrency_key) r
+         ON live.gated OR live.concurrency_key IS NOT NULL OR EXISTS (
+            SELECT FROM pgworkers.concurrency c WHERE c.kind = 'task' AND c.name = live.task)
+ WHERE j.id = %(id)s::bigint
+ ORDER BY j.finished_at DESC NULLS FIRST
+ LIMIT 1
