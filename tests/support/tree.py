@@ -136,8 +136,15 @@ class Forest:
         wait_for(connected, what="the server is back")
 
     def start(
-        self, *args: str, queues: str = "default:2", dsn: str | None = None, wait: bool = True, **environ: str
+        self,
+        *args: str,
+        queues: str = "default:2",
+        dsn: str | None = None,
+        wait: bool = True,
+        cgroup: Path | None = None,
+        **environ: str,
     ) -> Master:
+        """Start a master and wait for its workers. `cgroup`: a directory of the kernel's that it enters first."""
         marker = uuid.uuid4().hex
         log = self.directory / f"master{len(self.masters)}.log"
         env = {
@@ -155,9 +162,10 @@ class Forest:
             }
             | environ
         )
+        enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', f"{cgroup}/cgroup.procs"] if cgroup else []
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "pgworkers", "-c", str(self.app), "run", *args],
+                [*enter, sys.executable, "-m", "pgworkers", "-c", str(self.app), "run", *args],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
