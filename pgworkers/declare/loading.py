@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, ModuleType, TracebackType
 
 from pgworkers.errors import AppNotLoaded
 
@@ -103,11 +103,8 @@ def _run(config: str, name: str, load: object) -> ModuleType:
         if isinstance(exc, SystemExit):
             reason = 'it called sys.exit() while being imported; put that under `if __name__ == "__main__":`'
         else:
-            line = (
-                f" (line {frames.tb_lineno} of {frames.tb_frame.f_code.co_filename})"
-                if frames is not None
-                else ""
-            )
+            place = _place_of(exc, frames)
+            line = f" (line {place[0]} of {place[1]})" if place is not None else ""
             said = (
                 traceback.format_exception_only(exc)[-1]
                 .strip()
@@ -116,6 +113,15 @@ def _run(config: str, name: str, load: object) -> ModuleType:
             )
             reason = f"{said}{line}"
         raise AppNotLoaded(f"{config} could not be imported: {reason}", text) from exc
+
+
+def _place_of(exc: BaseException, frames: TracebackType | None) -> tuple[int, str] | None:
+    """Line and file: of what cannot be parsed or decoded, else of the user's first frame."""
+    if isinstance(exc, SyntaxError) and exc.filename:
+        return exc.lineno or 1, exc.filename  # 0: the encoding that the first lines name is unknown
+    if frames is not None:
+        return frames.tb_lineno, frames.tb_frame.f_code.co_filename
+    return None
 
 
 def _is_ours(file: str) -> bool:

@@ -29,7 +29,7 @@ def own_imports() -> Iterator[None]:
 
 def write(path: Path, text: str) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_text(text, errors="surrogateescape")
     return str(path)
 
 
@@ -88,7 +88,9 @@ def test_a_dotted_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("b = 3\n", ":b", "no App called 'b': it is a int"),
         ("1 / 0\n", "", "ZeroDivisionError: division by zero (line 1 of"),
         ("import nosuchmodule\n", "", "No module named 'nosuchmodule'"),
-        ("def (\n", "", "SyntaxError"),
+        ("x = 1\ndef (\n", "", "SyntaxError: invalid syntax (line 2 of"),
+        ("x = 1\ny = '\udcff'\n", "", "invalid start byte (line 2 of"),
+        ("# coding: nonsense\n", "", "unknown encoding: nonsense (line 1 of"),
         ("raise SystemExit(3)\n", "", "called sys.exit() while being imported"),
         (
             "from pgworkers import App\napp = App()\napp.queue('')\n",
