@@ -64,7 +64,7 @@ def size(value: int | str, *, what: str = "size") -> int:
 
 
 def show_seconds(value: float) -> str:
-    """How a duration reads: 0.4s, 42s, 3m12s, 2h05m, 3d4h."""
+    """How a duration reads: 0.4s, 42s, 3m12s, 2h05m, 3d4h; an even one without zeros: 1m, 2h, 14d."""
     if value < 0:
         value = 0.0
     if value < 0.01:
@@ -75,10 +75,10 @@ def show_seconds(value: float) -> str:
     if whole < 60:
         return f"{value:.1f}".rstrip("0").rstrip(".") + "s"
     if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
+        return f"{whole // 60}m" + (f"{whole % 60:02d}s" if whole % 60 else "")
     if whole < 86400:
-        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
-    return f"{whole // 86400}d{whole % 86400 // 3600}h"
+        return f"{whole // 3600}h" + (f"{whole % 3600 // 60:02d}m" if whole % 3600 // 60 else "")
+    return f"{whole // 86400}d" + (f"{whole % 86400 // 3600}h" if whole % 86400 // 3600 else "")
 
 
 def show_size(value: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from operator import itemgetter
 from typing import Any
@@ -11,6 +12,7 @@ import click
 from pgworkers import settings
 from pgworkers.cli import output, place
 from pgworkers.cli.invocation import Group, Invocation, said
+from pgworkers.cli.variables import unknown_variables
 from pgworkers.errors import AppNotLoaded
 
 
@@ -28,7 +30,8 @@ def show(ctx: click.Context, defaults: bool) -> None:
     """Every setting, its value and where it came from.
 
     A value comes from the command line, else from its variable, else from the app, else it is the default.
-    Passwords are hidden.
+    The first row is the database that would be used, and why. Passwords are hidden. Variables that look like ours and
+    mean nothing are named on stderr.
 
     \b
     Examples:
@@ -47,9 +50,18 @@ def show(ctx: click.Context, defaults: bool) -> None:
         )
         return
     loaded = _loaded(invocation)
+    for text in unknown_variables(os.environ):
+        output.warn(invocation, text)
     found = [
-        {"name": name, "value": _shown(name, getattr(loaded.settings, name)), "source": loaded.sources[name]}
-        for name in settings.names()
+        _database(invocation, loaded),
+        *(
+            {
+                "name": name,
+                "value": _shown(name, getattr(loaded.settings, name)),
+                "source": loaded.sources[name],
+            }
+            for name in settings.names()
+        ),
     ]
     output.rows(
         invocation,
@@ -83,11 +95,21 @@ def _loaded(said: Invocation) -> settings.Loaded:
     from pgworkers.supervisor.ask import describe
 
     try:
-        spec = describe(app, loaded.settings.boot)
+        spec = describe(app, loaded.settings.boot, say=lambda text: output.note(said, text))
     except AppNotLoaded as exc:
         output.warn(said, f"{exc}; shown without what it sets")
         return loaded
     return settings.load(flags=said.flags(), app=spec.settings)
+
+
+def _database(said: Invocation, loaded: settings.Loaded) -> dict[str, str]:
+    """Which database a command would use, and why: the first of the sources that names one."""
+    from pgworkers.postgres.connect import shown
+
+    chosen = place.choose(said, loaded)
+    where = f"embedded, in {chosen.home}" if chosen.embedded else shown(chosen.dsn)
+    why = "no dsn, DATABASE_URL or PG* variable" if chosen.embedded else chosen.source
+    return {"name": "database", "value": where, "source": why}
 
 
 def _shown(name: str, value: Any) -> str:

@@ -75,7 +75,7 @@ def load_with_app(said: Invocation) -> settings.Loaded:
     from pgworkers.supervisor.ask import describe
 
     try:
-        spec = describe(app, loaded.settings.boot)
+        spec = describe(app, loaded.settings.boot, say=lambda text: note(said, text))
     except AppNotLoaded as exc:
         if "dsn" not in known:
             raise

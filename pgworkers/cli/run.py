@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from pgworkers.cli import place
+from pgworkers.cli import output, place
 from pgworkers.cli.invocation import Command, said
+from pgworkers.cli.variables import unknown_variables
 from pgworkers.errors import UsageError
 
 
@@ -103,6 +104,8 @@ def run(
     given = {"drain": drain, "metrics": metrics, "log": log}
     flags = {**invocation.flags(), **{name: value for name, value in given.items() if value is not None}}
     loaded = place.load(invocation, flags)
+    for text in unknown_variables(os.environ):
+        output.warn(invocation, text)
     most = loaded.settings.max_workers
     every = None if workers is None else parse_workers(workers, most)
     only = None if queues is None else parse_queues(queues, most)

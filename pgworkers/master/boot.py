@@ -50,7 +50,7 @@ class Plan:
 
 
 def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
-    app = describe(options.config, options.loaded.settings.boot)
+    app = describe(options.config, options.loaded.settings.boot, say=say)
     if app.threads:
         raise AppNotLoaded(f"{starts_threads(options.config, app.threads)}; nothing was started")
     loaded = settings_module.load(options.flags, app.settings)

@@ -68,7 +68,7 @@ class ScheduleView:
 
     @property
     def when(self) -> str:
-        """`0 3 * * * Europe/Berlin`, `every 5m00s`."""
+        """`0 3 * * * Europe/Berlin`, `every 5m`."""
         if self.cron is None:
             return f"every {show_seconds(self.every or 0.0)}"
         return self.cron if self.tz == "UTC" else f"{self.cron} {self.tz}"

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -19,6 +19,7 @@ from pgworkers.specs import AppSpec
 
 _ANSWER_LIMIT = 64 << 20
 _FLUSH_TIME = 0.5  # for what the app printed
+_SLOW = 2.0  # an import that takes longer is announced
 
 
 class _Refusal(msgspec.Struct):
@@ -26,10 +27,16 @@ class _Refusal(msgspec.Struct):
     traceback: str = ""
 
 
-def describe(config: str, timeout: float, spare: set[int] | None = None) -> AppSpec:
+def describe(
+    config: str,
+    timeout: float,
+    spare: set[int] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> AppSpec:
     """What the app declares. AppNotLoaded (with the app's own traceback) when it cannot be imported or described.
 
-    A caller that reaps or kills strays among its children gives the set of those it spares.
+    A caller that reaps or kills strays among its children gives the set of those it spares. `say` hears once that the
+    import takes its time.
     """
     reader, writer = os.pipe()
     try:
@@ -47,7 +54,7 @@ def describe(config: str, timeout: float, spare: set[int] | None = None) -> AppS
     if spare is not None:
         spare.add(child.pid)
     try:
-        data = _read_line(reader, child, time.monotonic() + timeout)
+        data = _read_line(reader, child, time.monotonic() + timeout, _Impatient(f"importing {config} …", say))
     finally:
         os.close(reader)
         _end(child)
@@ -61,7 +68,23 @@ def describe(config: str, timeout: float, spare: set[int] | None = None) -> AppS
     return _understand(config, data, child.returncode)
 
 
-def _read_line(reader: int, child: subprocess.Popen[bytes], give_up: float) -> bytes | None:
+class _Impatient:
+    """Says once that somebody waits, after a while."""
+
+    def __init__(self, text: str, say: Callable[[str], None] | None) -> None:
+        self._text = text
+        self._say = say
+        self._due = time.monotonic() + _SLOW
+
+    def look(self) -> None:
+        if self._say is not None and time.monotonic() >= self._due:
+            self._say(self._text)
+            self._say = None
+
+
+def _read_line(
+    reader: int, child: subprocess.Popen[bytes], give_up: float, impatient: _Impatient
+) -> bytes | None:
     """One line, or what there is when the child is gone; None: too late.
 
     Not until end of file: a process that the app started may hold the pipe for ever.
@@ -71,6 +94,7 @@ def _read_line(reader: int, child: subprocess.Popen[bytes], give_up: float) -> b
         left = give_up - time.monotonic()
         if left <= 0:
             return None
+        impatient.look()
         if select.select([reader], [], [], min(left, 0.05))[0]:
             part = os.read(reader, 1 << 16)
             if not part:

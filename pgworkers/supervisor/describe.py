@@ -8,6 +8,7 @@ for an error.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ import msgspec
 
 from pgworkers.app import load
 from pgworkers.errors import PgworkersError
-from pgworkers.process import limits
+from pgworkers.process import limits, streams
 from pgworkers.supervisor.boot import running_threads, traceback_of
 from pgworkers.supervisor.scrub import scrub
 
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--config", required=True)
     given = parser.parse_args()
     os.set_inheritable(given.fd, False)
+    streams.ensure()
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     limits.set_threads(1)  # numeric libraries are only looked at here
@@ -53,7 +55,8 @@ def main() -> None:
     with open(given.fd, "wb") as pipe:
         pipe.write(data + b"\n")
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # the app closed or replaced it
+            stream.flush()
     os._exit(status)  # whatever the app started (threads, exit handlers) ends here
 
 

@@ -9,6 +9,7 @@ import pytest
 from play import is_alive, until
 
 from pgworkers.errors import AppNotLoaded
+from pgworkers.supervisor import ask
 from pgworkers.supervisor.ask import describe
 
 GOOD = """
@@ -42,6 +43,18 @@ def test_what_an_app_declares(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert (out, err) == ("", "hello from the app\n"), (
         "what an app prints must not mix with output of the CLI"
     )
+
+
+def test_an_import_that_takes_its_time_is_announced_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[str] = []
+    config = write(tmp_path, GOOD)
+    describe(config, 30.0, say=heard.append)
+    assert heard == []
+    monkeypatch.setattr(ask, "_SLOW", 0.0)
+    describe(config, 30.0, say=heard.append)
+    assert heard == [f"importing {config} …"]
 
 
 def test_an_app_that_raises(tmp_path: Path) -> None:

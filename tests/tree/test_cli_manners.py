@@ -43,7 +43,7 @@ def test_every_command_has_help(cli: Command, name: str) -> None:
     ("words", "told"),
     [
         (["jbos"], "there is no command 'jbos'; did you mean jobs? try `pgworkers --help`"),
-        (["jobs", "lst"], "did you mean list?"),
+        (["jobs", "lst"], "did you mean list"),
         (["jobs", "list", "--sate", "dead"], "--sate"),
         (["jobs", "list", "-o", "xml"], "'xml' is not one of"),
         (["jobs", "show"], "Missing argument 'ID'"),
@@ -90,10 +90,66 @@ def test_config_show_tells_where_values_came_from(cli: Command) -> None:
     found = {row["name"]: (row["value"], row["source"]) for row in said.json()}
     assert found["schema"] == ("jobs", "command line")
     assert found["poll"] == ("3s", "PGWORKERS_POLL")
-    assert found["drain"] == ("1m00s", "app")
+    assert found["drain"] == ("1m", "app")
     assert found["lease"] == ("30s", "default")
     assert found["dsn"] == ("postgresql://bob@db/app", "app")
     assert "s3cret" not in said.out + said.err
+
+
+def test_config_show_tells_which_database_would_be_used_and_why(cli: Command) -> None:
+    def told(*words: str, **variables: str) -> tuple[str, str]:
+        row = cli("config", "show", "-o", "json", *words, **variables).json()[0]
+        assert row["name"] == "database"
+        return row["value"], row["source"]
+
+    home = cli.cwd / ".pgworkers"
+    assert told() == (f"embedded, in {home}", "no dsn, DATABASE_URL or PG* variable")
+    assert told(PGHOST="db", PGUSER="bob") == ("postgresql://bob@db/", "PG* variables")
+    assert told(DATABASE_URL="postgresql://u:s3cret@db/x") == ("postgresql://u@db/x", "DATABASE_URL")
+    assert told("--dsn", "postgresql://db/y", DATABASE_URL="postgresql://db/x")[1] == "--dsn"
+    assert not home.exists()
+
+
+def test_variables_that_mean_nothing_are_named(cli: Command) -> None:
+    (cli.cwd / "app.py").write_text("1 / 0\n")
+    fine = {"PGWORKERS_JOBS_LIST_LIMIT": "4", "PGWORKERS_WORKERS": "2", "PGWORKERS_DRAIN": "3s"}
+    for words, code in ((["config", "show"], 0), (["run", "--check"], 6)):
+        said = cli(*words, code=code, PGWORKERS_DRIAN="3s", PGWORKERS_XYZ="1", **fine)
+        warned = [line for line in said.err.splitlines() if "means nothing" in line]
+        assert warned == [
+            "pgworkers: warning: PGWORKERS_DRIAN is set but means nothing; did you mean PGWORKERS_DRAIN?",
+            "pgworkers: warning: PGWORKERS_XYZ is set but means nothing; "
+            "pgworkers config show --defaults lists those that do",
+        ]
+
+
+def closed(cli: Command, *words: str) -> int:
+    """Run with stdin, stdout and stderr closed; the exit code."""
+    argv = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *cli.argv(*words)]
+    return subprocess.run(argv, cwd=cli.cwd, env=cli.environ, timeout=60, check=False).returncode
+
+
+def test_closed_streams_are_no_error_and_no_trap(cli: Command, dsn: str, db: Db) -> None:
+    """Without care the connection to the database becomes descriptor 1, and what is printed goes there."""
+    cli("init")
+    cli.environ["DATABASE_URL"] = dsn
+    db.execute("SELECT pgworkers.enqueue('count_primes', '{\"below\": 10}')")
+    assert closed(cli, "jobs", "list") == 0
+    assert closed(cli, "run", "--check") == 0
+    assert closed(cli, "run", "--burst", "--metrics", "off") == 0
+    assert db.execute("SELECT state::text, result FROM pgworkers.jobs").fetchall() == [
+        ("succeeded", {"primes": 4})
+    ]
+
+
+def test_threads_that_an_app_leaves_behind_do_not_keep_the_command(cli: Command, dsn: str) -> None:
+    (cli.cwd / "app.py").write_text(
+        "import threading\nfrom pgworkers import App\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+        "app = App()\napp.queue('default')\n@app.task\ndef f() -> None: ...\n"
+    )
+    assert "did you mean f?" in cli.fails("enqueue", "ff", code=3, DATABASE_URL=dsn)
+    assert cli("enqueue", "f", "-q", DATABASE_URL=dsn).lines() == ["1"]
 
 
 def test_config_show_survives_a_broken_app(cli: Command) -> None:

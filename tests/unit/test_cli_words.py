@@ -15,7 +15,8 @@ from pgworkers.cli.output import aligned, fitted
 from pgworkers.cli.preparing import as_call, typed
 from pgworkers.cli.run import parse_queues, parse_workers
 from pgworkers.cli.values import duration_or_forever, job_id, json_object, moment, pairs, plain_wait, scalar
-from pgworkers.cli.wording import ago, arguments, plain, plural, short
+from pgworkers.cli.wording import ago, arguments, plain, plural, progress, short
+from pgworkers.clock import show_seconds
 from pgworkers.errors import UsageError
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -161,3 +162,36 @@ def test_workers_and_queues() -> None:
     for wrong in ("", ",", "a:", ":4", "a:x"):
         with pytest.raises(UsageError, match="--queues"):
             parse_queues(wrong, 64)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0.0042, "4.2ms"),
+        (0.4, "0.4s"),
+        (42, "42s"),
+        (60, "1m"),
+        (192, "3m12s"),
+        (3600, "1h"),
+        (7500, "2h05m"),
+        (14 * 86400, "14d"),
+        (273600, "3d4h"),
+    ],
+)
+def test_durations_without_zeros_nobody_says(seconds: float, told: str) -> None:
+    assert show_seconds(seconds) == told
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (None, ""),
+        ({"done": 86499, "total": 199998}, "43% (86499 of 199998)"),
+        ({"done": 3, "note": "page 3"}, "3, page 3"),
+        ({"done": 3, "total": 0}, "3"),
+        ({"done": 3, "other": 1}, '{"done":3,"other":1}'),
+        ([1], "[1]"),
+    ],
+)
+def test_progress_reads_like_a_sentence(said: Any, told: str) -> None:
+    assert progress(said) == told
