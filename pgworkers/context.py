@@ -35,6 +35,8 @@ class Feed(Protocol):
 
     def remaining(self) -> float | None: ...
 
+    def reason(self) -> str: ...
+
 
 class Connections(Protocol):
     """Who opens database sessions for a handler."""
@@ -81,6 +83,9 @@ class _Detached:
 
     def remaining(self) -> float | None:
         return None
+
+    def reason(self) -> str:
+        return "cancel"
 
 
 class Checkpoint(MutableMapping[str, Any]):
@@ -254,7 +259,7 @@ class Ctx:
     def stop_point(self) -> None:
         """Raise JobStopped if this job should end."""
         if self._feed.cancelled():
-            raise JobStopped("cancel")
+            raise JobStopped(self._feed.reason())
 
     def rate(
         self, scope: str, rate: float | None = None, per: float | str = "1s", burst: float | None = None

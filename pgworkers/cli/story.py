@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
@@ -14,6 +15,15 @@ from pgworkers.job.show import AttemptView, JobView
 from pgworkers.job.standing import Standing
 from pgworkers.job.state import CRASHES, State, Verdict
 
+#: Verdicts whose error is the text of user code.
+SAID_BY_USERS = (Verdict.ERROR, Verdict.DISCARDED, Verdict.EXIT)
+#: Each rung of the stop ladder, as something that happened.
+RUNGS = {
+    "ask": "asked to stop",
+    "raise": "JobStopped raised",
+    "dump": "stack written",
+    "kill": "killed",
+}
 UNFIT = UnfitArguments.__name__  #: how the error of such an attempt begins
 #: What each verdict means to a person who did not read the design.
 MEANINGS = {
@@ -25,7 +35,7 @@ MEANINGS = {
     Verdict.OOM: "the kernel killed the worker: out of memory",
     Verdict.CRASH: "a signal ended the worker",
     Verdict.EXIT: "the handler ended its process",
-    Verdict.INTERRUPTED: "its host stopped; this cost no attempt",
+    Verdict.INTERRUPTED: "it was handed back; this cost no attempt",
     Verdict.HOST_LOST: "its host stopped renewing",
     Verdict.LEASE_LOST: "another host had taken it over",
     Verdict.SNOOZED: "it asked to be run later; this cost no attempt",
@@ -77,14 +87,17 @@ def why(job: JobView, attempts: Sequence[AttemptView], now: datetime, around: St
         case State.DEAD:
             return f"{_death(job, last)}, {ago(job.finished_at, now)}"
         case _:
-            return f"{MEANINGS[Verdict.CANCELLED]}, {ago(job.finished_at, now)}"
+            started = "" if last is not None else " before it began"
+            return f"{MEANINGS[Verdict.CANCELLED]}{started}, {ago(job.finished_at, now)}"
 
 
 def _death(job: JobView, last: AttemptView | None) -> str:
     """What it died of: whose decision, or which budget, and the last words."""
     verdict = job.verdict or (last.verdict if last else "")
-    ended = _ended(verdict, job.error)
-    words = f"{ended}: {plain(short(job.error))}" if job.error else ended
+    said = plain(short(job.error)) if job.error else ""
+    # Our own sentences say what the verdict means, and more; what user code said needs the meaning before it.
+    means = _ended(verdict, job.error) if verdict in SAID_BY_USERS or not said else verdict
+    words = f"{means}: {said}" if said else means
     if verdict in (Verdict.DISCARDED, Verdict.EXPIRED):
         return words
     if verdict in CRASHES and job.attempt < job.max_attempts:
@@ -142,11 +155,11 @@ def _attempt(attempt: AttemptView, now: datetime, *, retried: bool) -> Iterator[
     facts = {
         "started": _when(attempt.started_at, now),
         "spent": spent,
-        "exit": plain(attempt.exit_status or ""),
+        "exit": plain(_exit(attempt)),
         "worker": plain(attempt.worker or ""),
         "version": plain(attempt.version or ""),
         "progress": plain(progress(attempt.progress)),
-        "stopped by": _ladder(attempt.rungs),
+        "stopping": _ladder(attempt.rungs),
         "error": plain(short(attempt.error or "", 2000)),
     }
     for name, value in facts.items():
@@ -183,15 +196,32 @@ def _spent(duration: float | None, cpu: float | None, peak: int | None) -> str:
     return ", ".join(filter(None, parts))
 
 
+def _exit(attempt: AttemptView) -> str:
+    """`SIGSEGV (Segmentation fault)`; of a SIGKILL, who sent it."""
+    status = attempt.exit_status or ""
+    if status == "SIGKILL":
+        if any(_rung(rung) == "kill" for rung in _listed(attempt.rungs)):
+            return f"{status}, sent by pgworkers"
+        return f"{status}, sent by the kernel" if attempt.verdict == Verdict.OOM else status
+    number = getattr(signal, status, None) if status.startswith("SIG") else None
+    return f"{status} ({signal.strsignal(number)})" if isinstance(number, signal.Signals) else status
+
+
 def _ladder(rungs: Any) -> str:
-    """`ask, raise after 5s, kill after 10s`"""
-    if not isinstance(rungs, list):
-        return ""
+    """`asked to stop, JobStopped raised after 5s, stack written after 10s, killed after 10s`"""
     return ", ".join(
-        plain(str(rung.get("rung", "?"))) + (f" after {lasting(rung['after'])}" if rung.get("after") else "")
-        for rung in rungs
-        if isinstance(rung, dict)
+        RUNGS.get(_rung(rung), plain(_rung(rung)))
+        + (f" after {lasting(rung['after'])}" if rung.get("after") else "")
+        for rung in _listed(rungs)
     )
+
+
+def _listed(rungs: Any) -> list[dict[str, Any]]:
+    return [rung for rung in rungs if isinstance(rung, dict)] if isinstance(rungs, list) else []
+
+
+def _rung(rung: dict[str, Any]) -> str:
+    return str(rung.get("rung", "?"))
 
 
 def _json(value: Any) -> str:

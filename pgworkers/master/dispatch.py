@@ -181,7 +181,7 @@ class Dispatch:
             self._ends.release([held.key], f"its worker ended by {died.status} before the job began")
             return None
         self._ends.silence([held.key])
-        ending = verdict.of_death(died)
+        ending = verdict.of_death(died, held)
         self._settle(worker, held, ending)
         return ending.verdict
 
@@ -293,7 +293,7 @@ class Dispatch:
         report = _report(frame.body)
         worker.held = None
         self.desks[worker.queue].learn(report.duration)
-        self._settle(worker, held, verdict.of_report(report))
+        self._settle(worker, held, verdict.of_report(report, held))
         if report.last:
             worker.become("leaving")
         else:
@@ -315,6 +315,6 @@ class Dispatch:
         self._ends.put(held, verdict.settle(held, ending, random.random(), name, worker.version))
 
     def _end_unstarted(self, held: Held, reason: str) -> None:
-        ending = verdict.of_report(Report("stopped", 0.0, 0.0, 0, reason=reason, started=False))
+        ending = verdict.of_report(Report("stopped", 0.0, 0.0, 0, reason=reason, started=False), held)
         held.wish = reason if reason == "cancel" else held.wish
         self._ends.put(held, verdict.settle(held, ending, random.random(), "", ""))

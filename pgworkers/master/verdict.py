@@ -14,6 +14,7 @@ from pgworkers.job.clean import json_text
 from pgworkers.job.finish import End
 from pgworkers.job.retry import Again, Dead, decide
 from pgworkers.job.state import CRASHES, State, Verdict
+from pgworkers.master import sentences
 from pgworkers.master.held import Held
 from pgworkers.supervisor.messages import Died
 from pgworkers.worker.messages import Report
@@ -37,14 +38,6 @@ OF_OUTCOME = {
     "discard": Verdict.DISCARDED,
     "unfit": Verdict.ERROR,
     "exit": Verdict.EXIT,
-}
-_SENTENCES = {
-    Verdict.TIMEOUT: "stopped at its deadline",
-    Verdict.CANCELLED: "cancelled",
-    Verdict.MEMORY_LIMIT: "stopped over its memory limit",
-    Verdict.INTERRUPTED: "its host was told to stop, or an operator killed it",
-    Verdict.LEASE_LOST: "stopped: another host holds the lease",
-    Verdict.OOM: "killed by the kernel: out of memory",
 }
 
 
@@ -71,10 +64,12 @@ class Ending:
     started: bool = True
 
 
-def of_report(report: Report) -> Ending:
-    """The ending a worker told itself."""
+def of_report(report: Report, held: Held | None = None) -> Ending:
+    """The ending a worker told itself. `held` lends its limits to the sentence."""
+    error = report.error
     if report.outcome == "stopped":
         verdict = OF_REASON.get(report.reason or "", Verdict.INTERRUPTED)
+        error = sentences.of_stop(report.reason or "", held, report.peak_rss, error)
     else:
         verdict = OF_OUTCOME.get(report.outcome, Verdict.ERROR)
     return Ending(
@@ -82,7 +77,7 @@ def of_report(report: Report) -> Ending:
         report.duration,
         report.cpu,
         report.peak_rss,
-        error=report.error or _SENTENCES.get(verdict),
+        error=error,
         result=None if report.result is None else json_text(bytes(report.result)),
         traceback=report.traceback,
         output=report.output,
@@ -96,13 +91,13 @@ def of_report(report: Report) -> Ending:
     )
 
 
-def of_death(died: Died) -> Ending:
+def of_death(died: Died, held: Held | None = None) -> Ending:
     """The ending of a worker that died: the wish that killed it, else how it went."""
     if died.reason is not None:
         verdict = OF_REASON.get(died.reason, Verdict.INTERRUPTED)
-        error = _SENTENCES[verdict]
+        error = sentences.of_stop(died.reason, held, died.peak_rss, None)
     elif died.oom:
-        verdict, error = Verdict.OOM, _SENTENCES[Verdict.OOM]
+        verdict, error = Verdict.OOM, sentences.OOM
     elif died.signal:
         verdict, error = Verdict.CRASH, f"the worker was ended by {died.status}"
         if died.status == "SIGKILL":

@@ -45,6 +45,10 @@ class Feed:
             self.told = True
         return self.told
 
+    def reason(self) -> str:
+        """Why it should end: cancel, deadline, memory, drain, lease, kill, stall."""
+        return Reason(self._slot.wished(self._job, self._lease)).word
+
     def remaining(self) -> float | None:
         """From the slot: the supervisor moves the deadline of a job that was suspended."""
         deadline = self._slot.deadline

@@ -103,7 +103,11 @@ def told(error: BaseException, limit: int) -> str:
         frames = error.__traceback__
         while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
             frames = frames.tb_next
-        text = "".join(traceback.format_exception(type(error), error, frames))
+        shown = traceback.TracebackException(type(error), error, frames)
+        if isinstance(error, errors.JobStopped):
+            while len(shown.stack) > 1 and shown.stack[-1].filename.startswith(_OURS):
+                shown.stack.pop()  # how we raised it is not where the handler was
+        text = "".join(shown.format())
     except BaseException as broken:  # recursion, memory, a lazy attribute that raises
         text = f"{said(error)}\n<no traceback: formatting it raised {type(broken).__qualname__}>"
     if len(text) > limit:

@@ -125,7 +125,7 @@ def test_show_tells_the_story(cli: Command, db: Db) -> None:
         "    Fatal: in render",
         "    last \\x1b[1m words",
         "4.25s, cpu 4s, peak 312MB",
-        "ask, kill after 10s",
+        "asked to stop, killed after 10s",
         "(2m ago)",
         "default/0 pid 7",
     ):

@@ -189,6 +189,9 @@ class _Stopping:
     def remaining(self) -> float | None:
         return None
 
+    def reason(self) -> str:
+        return "cancel"
+
 
 def test_a_plain_call_of_a_handler_never_waits() -> None:
     rate = Ctx.for_test().rate("anything")

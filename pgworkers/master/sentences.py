@@ -1,0 +1,51 @@
+"""Why an attempt was stopped, as one sentence for people: the reason, and the limit that was broken. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from pgworkers.clock import show_seconds, show_size
+from pgworkers.master.held import Held
+
+OOM = "killed by the kernel: out of memory"
+#: What the raise itself looks like in a report; it says no more than the reason does.
+_THE_STOP_ITSELF = re.compile(r"(JobStopped|CancelledError)\b")
+
+
+def of_stop(reason: str, held: Held | None, peak: int, error: str | None) -> str:
+    """`stopped at its deadline: 10m for one attempt`. `error`: what the handler raised when it was stopped."""
+    sentence = _sentence(reason, held, peak)
+    if error and not _THE_STOP_ITSELF.match(error):
+        return f"{sentence}; it ended with {error}"
+    return sentence
+
+
+def _sentence(reason: str, held: Held | None, peak: int) -> str:
+    match reason:
+        case "cancel":
+            return "cancelled"
+        case "deadline":
+            return f"stopped at its deadline{_deadline(held)}"
+        case "memory":
+            limit = (held.claimed.memory or held.spec.memory) if held is not None else None
+            allowed = f", {show_size(limit)} allowed" if limit else ""
+            return f"stopped over its memory limit: peak {show_size(peak)}{allowed}"
+        case "stall":
+            longest = held.spec.stall_timeout if held is not None else None
+            patience = f" for {show_seconds(longest)}" if longest else ""
+            return f"stopped: it showed no sign of life{patience} (stall_timeout)"
+        case "lease":
+            return "stopped: another host holds the lease, or may soon"
+        case "kill":
+            return "interrupted: killed at once, by an operator or because its supervisor had to leave"
+        case _:
+            return "interrupted: the host was told to stop"
+
+
+def _deadline(held: Held | None) -> str:
+    if held is None:
+        return ""
+    if held.past_deadline():
+        return " for the whole job"
+    own = held.claimed.timeout if held.claimed.timeout is not None else held.spec.timeout
+    return f": {show_seconds(own)} for one attempt" if own is not None else ""
