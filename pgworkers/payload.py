@@ -2,9 +2,9 @@
 
 msgspec does the encoding. What it would let through and a peer would choke on is found here: NaN (msgspec
 writes `null`), NUL and lone surrogates (jsonb refuses them), integers beyond 64 bits (most JSON readers round
-them), and nesting that makes readers recurse too far. Arguments are refused for these; results have their
-texts cleaned, because a stray byte in a string must not undo hours of work, but NaN is an error in both:
-turning it into null would lie.
+them), floats with an exponent (jsonb makes integers of them), and nesting that makes readers recurse too far.
+Large floats are written in full. Arguments are refused for the rest; results have their texts cleaned, because a
+stray byte in a string must not undo hours of work, but NaN is an error in both: turning it into null would lie.
 
 The first look is cheap: the encoded bytes are searched for signs of trouble, and only then is the value
 walked.
@@ -26,6 +26,8 @@ DEPTH = 64
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 
 _TROUBLE = re.compile(rb"null|\\u0000|\d{19}")
+_LARGE = re.compile(rb"\de\d+(?:[,\]}]|\Z)")  # a float that msgspec writes with an exponent
+_EXACT = 1e16  # the smallest of those
 _BAD_TEXT = re.compile("[\0\ud800-\udfff]")
 _TOO_DEEP = f"is nested deeper than {DEPTH} levels, or contains itself"
 
@@ -44,7 +46,12 @@ def encode(value: Any, *, limit: int, clean: bool = False) -> bytes:
     data = _encoded(value)
     if data is not None and len(data) > limit:
         raise _too_large(data, limit)
-    if data is None or _TROUBLE.search(data) or data.count(b"[") + data.count(b"{") > DEPTH:
+    if (
+        data is None
+        or _TROUBLE.search(data)
+        or _LARGE.search(data)
+        or data.count(b"[") + data.count(b"{") > DEPTH
+    ):
         plain = [_plain(value)]
         _walk(plain, clean)
         data = _ENCODER.encode(plain[0])
@@ -154,6 +161,10 @@ def _walk(root: list[Any], clean: bool) -> None:
             elif isinstance(item, float):
                 if not math.isfinite(item):
                     raise NotJson(_shown(here), f"is {item}, which JSON does not have; use None or a string")
+                if (
+                    abs(item) >= _EXACT
+                ):  # jsonb gives 1e25 back as an integer, and another one than this float is
+                    box[key] = msgspec.Raw(f"{item:.1f}".encode())
             elif isinstance(item, int) and not INT_MIN <= item <= INT_MAX:
                 raise NotJson(_shown(here), "is an integer beyond 64 bits; pass it as a string")
 

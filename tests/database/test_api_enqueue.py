@@ -63,6 +63,22 @@ def test_an_enqueued_job_is_ready_with_what_the_task_says(app: App, db: Db) -> N
     assert (job.created, job.state, job.progress, job.error) == (True, "ready", None, None)
 
 
+@pytest.mark.parametrize("value", [1e16, 1e25, float(2**62), -1.7e308])
+def test_a_large_float_is_still_that_float_after_jsonb(app: App, db: Db, value: float) -> None:
+    @app.task
+    def take(value: Any) -> Any:
+        return value
+
+    job = take.enqueue([value])
+    (text,) = db.execute("SELECT args::text FROM pgworkers.job WHERE id = %s", [job.id]).fetchone() or ("",)
+    (found,) = take.call(None, text.encode())
+    assert (type(found), found) == (float, value)
+    (result,) = db.execute(
+        "SELECT %s::jsonb::text", [take.encode_result(value, 999).decode()]
+    ).fetchone() or ("",)
+    assert (type(take.decode_result(result.encode())), take.decode_result(result.encode())) == (float, value)
+
+
 def test_using_changes_one_enqueue(app: App, db: Db) -> None:
     when = datetime(2099, 1, 1, tzinfo=UTC)
     job = render(app).using(

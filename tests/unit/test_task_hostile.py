@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +64,13 @@ class Scalar:
 
     def item(self) -> float:
         return 2.5
+
+
+@pytest.mark.parametrize("value", [1e16, 1e25, -1e25, float(2**62), 1.7e308, [1e22], {"a": 1e17, "b": 1e-7}])
+def test_large_floats_are_written_so_that_jsonb_keeps_them_floats(value: Any) -> None:
+    text = encode(value, limit=LIMIT).decode()
+    assert not re.search(r"e\d", text)
+    assert json.loads(text) == value
 
 
 #: name -> (the value, what an argument error says, what a result becomes or the error it gives)
