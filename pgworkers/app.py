@@ -19,6 +19,7 @@ from pgworkers.client.session import Client
 from pgworkers.context import Ctx
 from pgworkers.declare.arguments import takes_ctx
 from pgworkers.declare.loading import import_config, origin_of, release_of
+from pgworkers.declare.options import refuse_unknown
 from pgworkers.decorator import Anything, Declare, TaskOptions, queue_spec, task_spec
 from pgworkers.errors import AppNotLoaded, NotFound, UsageError
 from pgworkers.specs import AppSpec, QueueSpec, ScheduleSpec
@@ -113,6 +114,7 @@ class App(Steering):
     def task(self, /, **options: Unpack[TaskOptions]) -> Declare: ...
     def task(self, fn: Any = None, /, **options: Any) -> Any:
         """Declare a task: `@app.task` or `@app.task(queue="reports", timeout="10m", retries=5)`."""
+        refuse_unknown(options, TaskOptions, what="task()")
         if fn is not None:
             return self._declare(fn, options, sys._getframe(1))
 
@@ -125,7 +127,9 @@ class App(Steering):
         self, cron: str | None = None, /, **options: Unpack[ScheduleOptions]
     ) -> Callable[[Scheduled], Scheduled]:
         """Enqueue a task by the calendar: `@app.schedule("0 3 * * *", tz="Europe/Berlin")` above its `@app.task`."""
-        from pgworkers.declare.schedule import declared
+        from pgworkers.declare.schedule import ScheduleOptions, declared
+
+        refuse_unknown(options, ScheduleOptions, what="schedule()")
 
         def declare(task: Scheduled, /) -> Scheduled:
             if not isinstance(task, Task) or self.tasks.get(task.name) is not task:

@@ -21,7 +21,7 @@ from pgworkers import payload
 from pgworkers.clock import seconds
 from pgworkers.context import Ctx
 from pgworkers.declare.arguments import Arguments
-from pgworkers.declare.options import Options, Using, options
+from pgworkers.declare.options import Options, Using, options, refuse_unknown
 from pgworkers.errors import ResultError, UsageError
 from pgworkers.specs import TaskSpec
 
@@ -79,6 +79,7 @@ class Task(Generic[P, R]):
 
     def using(self, **how: Unpack[Using]) -> Bound[P, R]:
         """The same task with options for one enqueue: delay, at, priority, unique, queue, conn and so on."""
+        refuse_unknown(how, Using, what="using()")
         return Bound(self, options(**how))
 
     # What the worker calls.

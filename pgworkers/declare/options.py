@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -70,6 +71,16 @@ class Options:
     concurrency_key: str | None = None
     after: tuple[int, ...] = ()
     on_failed: OnFailed = "cancel"
+
+
+def refuse_unknown(given: Mapping[str, Any], declared: type[Any], *, what: str) -> None:
+    """UsageError for an option that is not there, with the one that was probably meant."""
+    known = list(declared.__annotations__)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ";"
+            raise UsageError(f"{what} has no option {name!r}{hint} It has {', '.join(known)}")
 
 
 def read_name(value: Any, *, what: str, limit: int) -> str:

@@ -176,6 +176,20 @@ def test_queues_that_cannot_work_are_refused(name: Any, options: dict[str, Any],
     assert not app.queues
 
 
+def test_a_misspelt_option_is_named_with_the_one_that_was_meant() -> None:
+    app = made("default")
+    with pytest.raises(
+        UsageError, match=r"^task\(\) has no option 'retrys'; did you mean 'retries'\? It has name, "
+    ):
+        app.task(retrys=5)  # type: ignore[call-overload]
+    with pytest.raises(
+        UsageError, match=r"^using\(\) has no option 'dely'; did you mean 'delay'\? It has delay, "
+    ):
+        module_level.using(dely="5m")  # type: ignore[call-arg]
+    with pytest.raises(UsageError, match=r"^schedule\(\) has no option 'qqq'; It has "):
+        app.schedule("@daily", qqq=1)  # type: ignore[call-arg]
+
+
 def test_a_queue_declared_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="queue 'q' is declared twice"):
         made("q", "q")
