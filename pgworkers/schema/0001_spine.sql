@@ -195,6 +195,39 @@ SELECT id, state, queue, task, args, priority, attempt, max_attempts, crashes, l
 CREATE FUNCTION pgworkers.never() RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT timestamptz '9999-01-01 00:00:00+00' $$;
 
+-- Refuse what a job cannot be, with a sentence instead of a violated constraint. `enqueue` asks only
+-- when there is more than a few small arguments.
+CREATE FUNCTION pgworkers.refuse_unfit(args jsonb, meta jsonb, delay interval, timeout interval, memory bigint,
+                                     deadline interval, expires interval) RETURNS void
+LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    reason text;
+    name text;
+    span interval;
+BEGIN
+    IF jsonb_typeof(args) IS DISTINCT FROM 'object' THEN
+        reason := format('args must be a JSON object of arguments by name, not %s', coalesce(jsonb_typeof(args), 'NULL'));
+    ELSIF jsonb_typeof(meta) <> 'object' THEN
+        reason := format('meta must be a JSON object, not %s', jsonb_typeof(meta));
+    ELSIF jsonb_path_exists(args, '$.**{129}') OR jsonb_path_exists(meta, '$.**{129}') THEN
+        reason := 'args and meta may be nested 128 levels deep, not deeper';
+    ELSIF memory < 1048576 THEN
+        reason := format('memory is in bytes and at least 1048576 (1MB), not %s', memory);
+    ELSIF delay < interval '0' THEN
+        reason := format('delay must not be negative: %s', delay);
+    ELSE
+        FOR name, span IN VALUES ('timeout', timeout), ('deadline', deadline), ('expires', expires), ('delay', delay) LOOP
+            IF span <= interval '0' AND name <> 'delay' OR span > interval '36525 days' THEN
+                reason := format('%s must be longer than 0 and at most 100 years, not %s', name, span);
+                EXIT;
+            END IF;
+        END LOOP;
+    END IF;
+    IF reason IS NOT NULL THEN
+        RAISE EXCEPTION '%', reason USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+END $$;
+
 -- Enqueue one job: from psql, a trigger, another language, and from the Python API. A unique key that a live job
 -- of the same task holds leads to: 'return' that job, 'replace' its arguments (unless it runs), or 'raise'. With `after` it
 -- waits until those jobs succeeded; `on_failed` says what their failure leads to: 'cancel' it, 'run' it, or 'wait' for a
@@ -234,6 +267,12 @@ BEGIN
     IF enqueue.on_conflict NOT IN ('return', 'replace', 'raise') THEN
         RAISE EXCEPTION 'on_conflict is %: use return, replace or raise', enqueue.on_conflict
             USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    IF jsonb_typeof(enqueue.args) IS DISTINCT FROM 'object' OR pg_column_size(enqueue.args) > 1024  -- a level takes eight bytes
+       OR num_nonnulls(enqueue.meta, enqueue.delay, enqueue.timeout, enqueue.memory, enqueue.deadline, enqueue.expires) > 0
+    THEN
+        PERFORM pgworkers.refuse_unfit(enqueue.args, enqueue.meta, enqueue.delay, enqueue.timeout, enqueue.memory,
+                                     enqueue.deadline, enqueue.expires);
     END IF;
     IF cardinality(enqueue.after) > 0 THEN
         SELECT f.parents, f.failed INTO parents, failed FROM pgworkers.follow(enqueue.after, enqueue.on_failed) f;

@@ -110,7 +110,7 @@ def test_fifty_enqueuers_with_one_key_make_one_job(desk: Desk, session: Session,
 @pytest.mark.parametrize(
     ("job", "says"),
     [
-        (NewJob("t", "[1]"), "not a JSON object"),
+        (NewJob("t", "[1]"), "args must be a JSON object of arguments by name, not array"),
         (NewJob("t", '{"a": "\\u0000"}'), "cannot store"),
         (NewJob("t", '{"a": "\\ud800"}'), "cannot store"),
         (NewJob("t", '{"a": NaN}'), "cannot store"),
@@ -124,9 +124,19 @@ def test_fifty_enqueuers_with_one_key_make_one_job(desk: Desk, session: Session,
         (NewJob("t", max_attempts=0), "at least 1"),
         (NewJob("t", '{"a": "%s"}' % ("x" * 4_200_000)), "larger than 4MB"),
         (NewJob("t", '{"a": ' + "[" * 200_000 + "]" * 200_000 + "}"), "cannot store"),
+        (NewJob("t", "null"), "args must be a JSON object of arguments by name, not null"),
+        (NewJob("t", meta_json="[1]"), "meta must be a JSON object, not array"),
+        (NewJob("t", '{"a": ' + "[" * 129 + "]" * 129 + "}"), "128 levels deep"),
+        (NewJob("t", meta_json='{"a": ' + "[" * 129 + "]" * 129 + "}"), "128 levels deep"),
+        (NewJob("t", delay=-1.0), "delay must not be negative: -00:00:01"),
+        (NewJob("t", timeout=-1.0), "timeout must be longer than 0 and at most 100 years, not -00:00:01"),
+        (NewJob("t", timeout=101 * 366 * 86400.0), "timeout must be longer than 0 and at most 100 years"),
+        (NewJob("t", deadline=0.0), "deadline must be longer than 0"),
+        (NewJob("t", expires=-5.0), "expires must be longer than 0"),
+        (NewJob("t", memory=-1), "memory is in bytes and at least 1048576 (1MB), not -1"),
         (NewJob("t", on_conflict="explode"), "use return, replace or raise"),  # type: ignore[arg-type]
     ],
-    ids=range(15),
+    ids=range(25),
 )
 def test_what_cannot_work_is_refused_at_once_with_a_reason(desk: Desk, job: NewJob, says: str) -> None:
     error = refused(desk, job)
@@ -178,6 +188,14 @@ def test_a_serializable_transaction_of_the_user_gets_an_error_it_can_retry(
     conn.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
     with conn.transaction():
         assert Desk(conn, "pgworkers").put(unique="k") == job_id
+
+
+def test_what_is_long_deep_or_large_but_within_bounds_is_taken(desk: Desk) -> None:
+    century = 100 * 365 * 86400.0
+    deep = '{"a": ' + "[" * 127 + "]" * 127 + "}"
+    job = NewJob("t", deep, delay=century, timeout=century, memory=1 << 20, meta_json=deep)
+    assert desk.ask(enqueue(job)).created
+    assert desk.ask(enqueue(NewJob("t", '{"a": "%s"}' % ("x" * 100_000), delay=0.0))).created
 
 
 def test_many_jobs_by_copy(desk: Desk) -> None:
