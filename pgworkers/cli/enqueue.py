@@ -92,7 +92,7 @@ def enqueue(
     invocation = said(ctx)
     chosen = {name: value for name, value in how.items() if value is not None}
     if meta is not None:
-        chosen["meta"] = json_object(meta, "--meta")
+        chosen["meta"] = json_object(meta, "--meta", 'write e.g. {"why": "nightly"}')
     ready = preparer(invocation, task, chosen, no_app=no_app)
     if file is not None:
         _many(invocation, ready, file)
@@ -207,7 +207,8 @@ def _opened(file: str) -> Iterator[tuple[IO[bytes], str]]:
         return
     path = Path(file)
     if not path.exists() or path.is_dir():
-        raise UsageError(f"--file {file}: there is no such file; nothing was enqueued")
+        reason = "it is a directory" if path.is_dir() else "there is no such file"
+        raise UsageError(f"--file {file}: {reason}; nothing was enqueued")
     with path.open("rb") as stream:
         yield stream, file
 

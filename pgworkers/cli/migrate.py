@@ -74,9 +74,11 @@ def status(ctx: click.Context) -> int:
 def sql(ctx: click.Context) -> None:
     """Print what `up` does to an empty database, for somebody else to run; needs no database.
 
+    It is one transaction: all of it, or nothing.
+
     \b
     Example:
-      pgworkers migrate sql --schema jobs | psql -1 app
+      pgworkers migrate sql --schema jobs | psql -v ON_ERROR_STOP=1 app
     """
     from pgworkers.postgres import migrate as migrations
 

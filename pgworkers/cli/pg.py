@@ -35,7 +35,14 @@ def start(ctx: click.Context) -> None:
       pgworkers pg start
       export DATABASE_URL=$(pgworkers -q pg start)
     """
-    click.echo(_server(said(ctx)).start())
+    invocation = said(ctx)
+    dsn = _server(invocation).start()
+    if invocation.output == "table":
+        click.echo(dsn)
+    elif invocation.output == "json":
+        output.document({"dsn": dsn})
+    else:
+        output.line({"dsn": dsn})
 
 
 @pg.command()

@@ -83,8 +83,17 @@ def scalar(text: str) -> Any:
         return text
 
 
-def json_object(text: str | bytes, what: str) -> dict[str, Any]:
+def json_object(
+    text: str | bytes, what: str, example: str = 'name the arguments, e.g. {"report_id": 7}'
+) -> dict[str, Any]:
     """A JSON object, or a UsageError that says where it came from."""
+    if isinstance(text, bytes):
+        try:
+            text = text.decode()
+        except UnicodeDecodeError as exc:
+            raise UsageError(
+                f"{what} is not UTF-8 (byte 0x{text[exc.start]:02x} at column {exc.start + 1}); nothing was enqueued"
+            ) from None
     try:
         value = json.loads(text, parse_constant=_refuse)
     except ValueError as exc:
@@ -92,10 +101,7 @@ def json_object(text: str | bytes, what: str) -> dict[str, Any]:
     except RecursionError:
         raise UsageError(f"{what} is nested too deeply; nothing was enqueued") from None
     if not isinstance(value, dict):
-        example = '{"report_id": 7}'
-        raise UsageError(
-            f"{what} is not a JSON object; name the arguments, e.g. {example}; nothing was enqueued"
-        )
+        raise UsageError(f"{what} is not a JSON object; {example}; nothing was enqueued")
     return value
 
 

@@ -112,9 +112,10 @@ def up(
 
 
 def render_sql(schema: str) -> str:
-    """All migrations as one script for psql, for databases where pgworkers itself may not create tables."""
+    """All migrations as one script and one transaction, for databases where pgworkers itself may not create tables."""
     parts = [
-        "-- pgworkers: everything `pgworkers migrate up` would do to an empty database.",
+        "-- pgworkers: everything `pgworkers migrate up` would do to an empty database, in one transaction.",
+        "BEGIN;",
         f"CREATE SCHEMA IF NOT EXISTS {_identifier(schema)};",
         rename(_BOOTSTRAP.text, schema).strip() + ";",
     ]
@@ -122,7 +123,8 @@ def render_sql(schema: str) -> str:
         record = sql.SQL("INSERT INTO {} (version, name, checksum) VALUES ({}, {}, {});").format(
             sql.Identifier(schema, "migration"), migration.version, migration.name, migration.checksum
         )
-        parts += ["BEGIN;", rename(migration.text, schema).strip(), record.as_string(None), "COMMIT;"]
+        parts += [rename(migration.text, schema).strip(), record.as_string(None)]
+    parts.append("COMMIT;")
     return "\n\n".join(parts) + "\n"
 
 

@@ -121,6 +121,8 @@ def test_a_unique_key_leads_to_the_job_that_holds_it(cli: Command, db: Db) -> No
         (["render", "report_id=7", "--priority", "99999999999"], 2, "priority"),
         (["render", "--file", "rows.ndjson", "--wait"], 2, "for one"),
         (["render", "--file", "absent.ndjson"], 2, "no such file"),
+        (["render", "--file", "/"], 2, "--file /: it is a directory; nothing was enqueued"),
+        (["render", "report_id=7", "--meta", "5"], 2, '--meta is not a JSON object; write e.g. {"why"'),
         (["gather", "parts=1"], 2, "takes a list"),
         (["render", "--no-app", '--json={"a": "\\u0000"}'], 2, "nothing was enqueued"),
     ],
@@ -148,6 +150,13 @@ def test_a_bad_line_is_named_and_nothing_is_inserted(cli: Command, db: Db, bad: 
     said = cli.fails("enqueue", "render", "--file", "-", given=rows, code=2)
     assert said.startswith("stdin line 6001: ")
     assert told in said
+    assert jobs(db) == []
+
+
+def test_a_line_that_is_not_utf8_is_named(cli: Command, db: Db) -> None:
+    rows = b'{"report_id": 1}\n{"report_id": 2, "fmt": "\xff"}\n'
+    said = cli.fails("enqueue", "render", "--file", "-", given=rows, code=2)
+    assert said == "stdin line 2: the line is not UTF-8 (byte 0xff at column 26); nothing was enqueued"
     assert jobs(db) == []
 
 

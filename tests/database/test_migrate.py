@@ -140,8 +140,14 @@ def test_a_role_that_may_not_create_schemas_can_use_one_that_was_made_for_it(emp
 
 def test_the_script_for_psql_does_what_up_does(empty_dsn: str) -> None:
     script = migrate.render_sql("jobs")
+    assert [script.splitlines().count(word) for word in ("BEGIN;", "COMMIT;")] == [1, 1], (
+        "psql: all of it, or nothing"
+    )
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        heard: list[str] = []
+        conn.add_notice_handler(lambda said: heard.append(said.message_primary or ""))
         conn.execute(script.encode())
+        assert heard == []
         migrate.check(conn, "jobs")
         assert migrate.up(conn, "jobs") == []
         assert Desk(conn, "jobs").put()

@@ -35,6 +35,7 @@ def test_start_status_psql_stop_reset(pgworkers: Command, homes: Homes) -> None:
     assert "starting the embedded Postgres" in started.err
     with psycopg.connect(started.out.strip()) as conn:
         conn.execute("CREATE TABLE there (n int)")
+    assert pgworkers("pg", "start", "-o", "json").json() == {"dsn": started.out.strip()}
     found = pgworkers("pg", "status", "-o", "json").json()
     assert found["dsn"] == started.out.strip()
     assert (found["ready"], found["kept"], found["users"]) == (True, True, [])
