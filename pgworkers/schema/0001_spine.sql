@@ -213,12 +213,12 @@ BEGIN
         reason := 'args and meta may be nested 128 levels deep, not deeper';
     ELSIF memory < 1048576 THEN
         reason := format('memory is in bytes and at least 1048576 (1MB), not %s', memory);
-    ELSIF delay < interval '0' THEN
-        reason := format('delay must not be negative: %s', delay);
+    ELSIF timeout <= interval '0' THEN
+        reason := format('timeout must be longer than 0, not %s', timeout);
     ELSE
         FOR name, span IN VALUES ('timeout', timeout), ('deadline', deadline), ('expires', expires), ('delay', delay) LOOP
-            IF span <= interval '0' AND name <> 'delay' OR span > interval '36525 days' THEN
-                reason := format('%s must be longer than 0 and at most 100 years, not %s', name, span);
+            IF span < interval '0' OR span > interval '36525 days' THEN
+                reason := format('%s must be from 0 to 100 years, not %s', name, span);
                 EXIT;
             END IF;
         END LOOP;
