@@ -210,6 +210,8 @@ class Host:
             self._last_up = now
             try:
                 await asyncio.to_thread(server.acquire)
+                # We are the subreaper of what we start: the server is our child now, but no stray.
+                self.supervisors.guests |= {pid for pid in [server.status().pid] if pid is not None}
             except PgworkersError as error:
                 self.facts.tell(HostChanged(self.state, f"the embedded server does not start: {error}"))
 

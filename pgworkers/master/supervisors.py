@@ -152,6 +152,15 @@ class Supervisors:
         self._watched = now
         for supervisor in self._all():
             silence = now - supervisor.heard
+            if (
+                not supervisor.booted
+                and silence > self._settings.boot + self._settings.patience
+                and not supervisor.killed
+            ):
+                supervisor.killed = True  # its own alarm did not ring: the import hangs in C
+                supervisor.failure = "importing the app hangs; no worker was started"
+                self.errors[supervisor.queue] = supervisor.failure
+                supervisor.process.kill()
             if not supervisor.booted or silence < self._settings.patience / 2:
                 supervisor.silent = False
                 continue
