@@ -120,6 +120,7 @@ class Host:
                 settings,
                 self.id,
                 self.settings.label,
+                self.plan.app.version,
             )
             for name, spec in self.plan.queues.items()
         }

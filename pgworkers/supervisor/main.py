@@ -47,12 +47,15 @@ def now_seconds() -> float:
 
 
 class Supervisor:
-    def __init__(self, control: Packets, parent: int, nursery: fork.Nursery, wanted: int) -> None:
+    def __init__(
+        self, control: Packets, parent: int, nursery: fork.Nursery, wanted: int, version: str
+    ) -> None:
         self._control = control
         self._parent = parent
         self._crew = Crew(nursery, wanted, self._tell)
         self._settings = nursery.settings
         self._name = nursery.queue.name
+        self._version = f" ({version[:40]})" if version else ""
         self._next_second = 0.0
         self._leaving = False
         self._fence = math.inf
@@ -162,7 +165,8 @@ class Supervisor:
         suspended = sum(bool(worker.suspended) for worker in workers)
         title = f"pgworkers: queue {self._name} {busy}/{len(workers)} busy"
         title += f", {suspended} suspended" if suspended else ""
-        titles.show(f"{title}, {stalled} stalled" if stalled else title)
+        title += f", {stalled} stalled" if stalled else ""
+        titles.show(title + self._version)
 
     def _leave(self) -> bool:
         """Nothing of ours may outlive us: groups, orphans, children of the app."""
@@ -202,7 +206,7 @@ def main(fd: int, parent: int) -> int:
         return 6
     control.send(msgspec.json.encode(loaded.fact))
     nursery = fork.Nursery(loaded.app, loaded.settings, boot.queue)
-    supervisor = Supervisor(control, parent, nursery, boot.workers)
+    supervisor = Supervisor(control, parent, nursery, boot.workers, boot.version)
     # from here on there are handlers: the signal wakes the loop, which ends its workers first
     if not prctl.die_with_parent(signal.SIGTERM, parent):
         return 0

@@ -21,6 +21,7 @@ class Boot(msgspec.Struct, tag="boot", tag_field="is"):
     settings: dict[str, object]  # the master's Settings as a dict
     host: str  # the boot id
     label: str = ""
+    version: str = ""  # of the user's code, for the title
 
 
 class Scale(msgspec.Struct, tag="scale", tag_field="is"):

@@ -150,6 +150,12 @@ def eats_stubbornly() -> None:
     begin(); guilty_eater([])
 
 @app.task
+def child_eats() -> None:
+    begin()
+    code = "import time; food = bytearray(b'x' * 300_000_000); time.sleep(999)"
+    subprocess.run([sys.executable, "-c", code], start_new_session=True)
+
+@app.task
 def eats() -> None:
     begin()
     food = []
@@ -309,6 +315,14 @@ def test_memory_limit(play: Play, tmp_path: Path) -> None:
     report = worker.report(1)
     assert (report.outcome, report.reason) == ("stopped", "memory")
     assert report.peak_rss > 150 << 20
+    assert worker.run(2, "quick", n=1).outcome == "done"
+
+
+def test_the_memory_of_what_a_handler_started_counts(play: Play, tmp_path: Path) -> None:
+    worker = play.worker()
+    worker.order(1, "child_eats", memory=250 << 20)
+    report = worker.report(1)
+    assert (report.outcome, report.reason) == ("stopped", "memory")
     assert worker.run(2, "quick", n=1).outcome == "done"
 
 

@@ -29,8 +29,11 @@ def test_sighup_replaces_the_code_and_running_jobs_finish_on_the_old(forest: For
     old = read(forest.ledger)[0].pid
     change(forest, forest.app.read_text() + ADDED)
     [job] = forest.enqueue("newcomer")
+    before = {title.rpartition("(")[2] for _, title in master.titles("pgworkers: queue")}
     master.signal(signal.SIGHUP)
     assert forest.until(job, "succeeded")["result"] == "new code"
+    versions = {title.rpartition("(")[2] for _, title in master.titles("pgworkers: queue")}
+    assert before < versions, "titles say which code runs: the old one still does, and the new one"
     assert forest.state(slow) == "running", "the old job was disturbed"
     row = forest.until(slow, "succeeded")
     assert (row["attempt"], row["result"]) == (1, "old")

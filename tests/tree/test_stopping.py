@@ -50,6 +50,13 @@ async def swallow(ctx: Ctx) -> None:
     await guilty_swallower()
 
 
+@app.task(retries=0, stall_timeout="0.1s")
+def freeze(ctx: Ctx) -> None:
+    note(ctx, "START")
+    while True:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 @app.task(retries=9, retry_on={"timeout": False, "exit": "10m"})
 def fussy(ctx: Ctx, how: str) -> None:
     note(ctx, "START")
@@ -218,6 +225,31 @@ def test_a_cancel_after_success_changes_nothing_and_says_so(stage: Forest) -> No
         assert app.job(job).result(timeout=5) == 5
     finally:
         app.close()
+
+
+def test_a_cancel_whose_notification_is_lost_comes_with_the_next_renewal(stage: Forest) -> None:
+    stage.start(queues="default:1")
+    [job] = stage.enqueue("hang")
+    started(stage, job)
+    stage.db.execute("UPDATE pgworkers.job SET cancel_at = now() WHERE id = %s", (job,))
+    assert stage.until(job, "cancelled")["verdict"] == "cancelled"
+
+
+def test_the_deadline_of_the_whole_job_ends_it_whatever_its_attempts(stage: Forest) -> None:
+    stage.start(queues="default:1")
+    [job] = stage.enqueue("hang", timeout="10 minutes", deadline="1 second", max_attempts=100)
+    row = stage.until(job, "dead")
+    assert (row["verdict"], row["attempt"]) == ("timeout", 1)
+    assert row["error"] == "stopped at its deadline for the whole job"
+
+
+def test_a_worker_without_a_sign_of_life_is_stopped_by_stall_timeout(stage: Forest) -> None:
+    stage.start(queues="default:1")
+    [job] = stage.enqueue("freeze")
+    row = stage.until(job, "dead")
+    assert (row["verdict"], "no sign of life" in row["error"]) == ("timeout", True)
+    [attempt] = stage.attempts(job)
+    assert "in freeze" in (attempt["stack"] or attempt["traceback"])
 
 
 def test_the_task_says_what_follows_a_verdict(stage: Forest) -> None:
