@@ -32,6 +32,24 @@ def read(path: Path) -> list[Entry]:
     return entries
 
 
+def most_at_once(ledger: Path, deaths: dict[int, int], jobs: Iterable[int] | None = None) -> int:
+    """The largest number of handlers that ran at one moment. What has no end and was not killed runs for ever."""
+    wanted = None if jobs is None else set(jobs)
+    entries = [entry for entry in read(ledger) if wanted is None or entry.job in wanted]
+    ends = {(entry.job, entry.lease): entry.at for entry in entries if entry.kind == "END"}
+    moments: list[tuple[int, int]] = []
+    for start in (entry for entry in entries if entry.kind == "START"):
+        moments.append((start.at, 1))
+        end = ends.get((start.job, start.lease), deaths.get(start.pid))
+        if end is not None:
+            moments.append((max(end, start.at), -1))
+    at_once = most = 0
+    for _, step in sorted(moments, key=lambda moment: (moment[0], -moment[1])):
+        at_once += step
+        most = max(most, at_once)
+    return most
+
+
 def audit(
     db: psycopg.Connection[Any], path: Path, enqueued: Iterable[int], *, at_rest: bool = True
 ) -> list[str]:
