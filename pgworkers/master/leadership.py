@@ -27,6 +27,8 @@ from pgworkers.settings import Settings
 
 T = TypeVar("T")
 
+AFTER_DEPOSING = 0.1  # seconds; the lock is free as soon as the ended session has left
+
 
 class Leadership:
     def __init__(
@@ -51,27 +53,30 @@ class Leadership:
     async def run(self) -> None:
         """Try for the lock for as long as the host lives; while leading, see that the session is still there."""
         while not self._resigned:
+            pause = self._settings.leader_retry
             try:
-                await self._round()
+                if await self._round():
+                    pause = min(pause, AFTER_DEPOSING)
             except (LineDown, psycopg.Error) as error:
                 self._lost(str(error))
                 await self._line.rest()
-            await asyncio.sleep(self._settings.leader_retry)
+            await asyncio.sleep(pause)
 
-    async def _round(self) -> None:
+    async def _round(self) -> bool:
+        """True: a frozen leader was deposed, so that the lock is about to be free."""
         if self.leads:
             if self._line.session != self._session:
                 self._lost("the session is gone")
-            return
+            return False
         if await self._line.ask(lead.try_to_lead(self._host)):
             self._session = self._line.session
             self.leads, self.since = True, monotonic()
             self._won.set()
             self._facts.tell(LeaderChanged(True, "this host leads"))
-        elif self._unbroken(self.silence):
-            deposed = await self._line.ask(lead.depose(self.silence))
-            if deposed:
-                self._facts.tell(LeaderChanged(False, "a leader that stopped renewing was deposed"))
+        elif self._unbroken(self.silence) and await self._line.ask(lead.depose(self.silence)):
+            self._facts.tell(LeaderChanged(False, "a leader that stopped renewing was deposed"))
+            return True
+        return False
 
     async def ask(self, query: Query[T]) -> T:
         """A duty's statement: on the session that holds the lock, or not at all."""
