@@ -11,6 +11,7 @@ from support.tree import wait_for
 from pgworkers import App
 from proof.stage import Finding, Site, Stage
 
+PATIENCE = 900.0
 LAST = """
 @app.task
 def last(ctx: Ctx) -> dict[str, int]:
@@ -34,16 +35,13 @@ def batch(stage: Stage, *, quick: bool) -> list[Finding]:
         def work() -> None: ...
 
         @app.task
-        def last() -> dict[str, int]: ...
+        def last() -> dict[str, int]:
+            return {}
 
         began = time.monotonic()
         made = app.batch((work.prepare() for _ in range(count)), then=last.prepare())
         enqueued = time.monotonic() - began
-        kills = 0
-        while (left := int(site.one("SELECT count(*) FROM pgworkers.job"))) > count // 10:
-            kills += site.kill_worker(draw)
-            assert time.monotonic() < began + 900, f"{left} jobs are left"
-            time.sleep(1.0)
+        kills = _kill_until(site, count // 10, draw, pause=1.0)
         assert made.then is not None
         result = made.then.result(timeout=300)
         took = time.monotonic() - began
@@ -72,16 +70,11 @@ def graph(stage: Stage, *, quick: bool) -> list[Finding]:
         site.command("queues", "pause", "default")
         parents = _plant(site, depth, width, draw)
         site.command("queues", "resume", "default")
-        kills = 0
-        while int(site.one("SELECT count(*) FROM pgworkers.job")) > depth * width // 2:
-            kills += site.kill_worker(draw)
-            time.sleep(draw.uniform(0.1, 0.3))
+        kills = _kill_until(site, depth * width // 2, draw)
         wait_for(lambda: masters[0].titles(" #"), what="it runs something")
         site.kill_host(masters[0])
         site.host("default:4")
-        while int(site.one("SELECT count(*) FROM pgworkers.job")) > depth:
-            kills += site.kill_worker(draw)
-            time.sleep(draw.uniform(0.2, 0.6))
+        kills += _kill_until(site, depth, draw)
         states = site.until_all_ended(timeout=180)
         first: dict[int, int] = {}
         end: dict[int, int] = {}
@@ -100,6 +93,16 @@ def graph(stage: Stage, *, quick: bool) -> list[Finding]:
                 f"{sum(map(len, parents.values()))} edges; {kills} workers and 1 host killed; {states}",
             )
         ]
+
+
+def _kill_until(site: Site, left: int, draw: random.Random, pause: float = 0.2) -> int:
+    """SIGKILL a busy worker now and then until no more than so many jobs are left; how many were killed."""
+    kills, until = 0, time.monotonic() + PATIENCE
+    while (now := int(site.one("SELECT count(*) FROM pgworkers.job"))) > left:
+        assert time.monotonic() < until, f"{now} jobs are left"
+        kills += site.kill_worker(draw)
+        time.sleep(draw.uniform(0.5, 1.5) * pause)
+    return kills
 
 
 def _plant(site: Site, depth: int, width: int, draw: random.Random) -> dict[int, list[int]]:

@@ -21,65 +21,70 @@ def leaders(stage: Stage, network: Network | None, why: str, *, quick: bool) -> 
         site.log_statements()
         for _ in range(3):
             site.host("default:1")
-        wait_for(site.leader, timeout=PATIENCE)
-        killed, frozen = [], []
-        for _ in range(2 if quick else 6):
-            old = _leader(site)
-            killed.append(_takeover(site, old, lambda old=old: old.signal(signal.SIGKILL)))
-            old.wait()
-            site.host("default:1")
-        for _ in range(1 if quick else 4):
-            old = _leader(site)
-            frozen.append(_takeover(site, old, lambda old=old: old.signal(signal.SIGSTOP)))
-            old.signal(signal.SIGCONT)
-            wait_for(lambda old=old: "no longer leads" in old.log(), timeout=PATIENCE, what="it knows")
-            _steady(site, old)
+        killed = [_killed(site) for _ in range(2 if quick else 6)]
+        frozen = [_frozen(site) for _ in range(1 if quick else 4)]
         found = [
             within("kill -9 of the leader of three: another leads within", KILLED, killed),
             within("SIGSTOP of the leader: another leads within", SILENT, frozen),
             _never_again(site, "killed, frozen and woken leaders: duties after the session was lost"),
         ]
+    claim = "network of the leader cut silently (router namespace): another leads within"
     if network is None:
-        return [
-            *found,
-            Finding("network of the leader cut silently: another leads within", "15 s", None, False, why),
-        ]
-    return found + _cut(stage, network, 1 if quick else 3)
-
-
-def _cut(stage: Stage, network: Network, times: int) -> list[Finding]:
-    took = []
+        return [*found, Finding(claim, f"{SILENT:g} s", None, False, why)]
     with stage.site() as site:
         site.log_statements()
-        rule = f"host all all {network.network} trust\n"
-        hba = stage.data / "pg_hba.conf"
-        if rule not in hba.read_text():
-            hba.write_text(hba.read_text() + rule)
-            site.db.execute("SELECT pg_reload_conf()")
-        dsn = f"postgresql://postgres@{network.address}:{site.db.info.port}/{site.db.info.dbname}"
-        for _ in range(times):
-            far = site.host("default:1", enter=network.enter, dsn=dsn)
-            wait_for(lambda far=far: site.leader() is far, timeout=PATIENCE, what="the far host leads")
-            near = [site.host("default:1") for _ in range(2)]
-            time.sleep(Settings().renew)  # nothing has just begun
-            took.append(_takeover(site, far, network.cut))
-            network.heal()
-            wait_for(lambda far=far: "no longer leads" in far.log(), timeout=PATIENCE, what="it knows")
-            _steady(site, far)
-            for master in (*near, far):
-                master.signal(signal.SIGTERM)
-            for master in (*near, far):
-                master.wait()
+        _admit(site, stage, network)
+        cut = [_cut(site, network) for _ in range(1 if quick else 3)]
         return [
-            within(
-                "network of the leader cut silently (router namespace): another leads within", SILENT, took
-            ),
+            *found,
+            within(claim, SILENT, cut),
             _never_again(site, "cut off and healed leaders: duties after the session was lost"),
         ]
 
 
+def _killed(site: Site) -> float:
+    old = _leader(site)
+    took = _takeover(site, old, lambda: old.signal(signal.SIGKILL))
+    old.wait()
+    site.host("default:1")
+    return took
+
+
+def _frozen(site: Site) -> float:
+    old = _leader(site)
+    took = _takeover(site, old, lambda: old.signal(signal.SIGSTOP))
+    old.signal(signal.SIGCONT)
+    _stays_deposed(site, old)
+    return took
+
+
+def _cut(site: Site, network: Network) -> float:
+    dsn = f"postgresql://postgres@{network.address}:{site.db.info.port}/{site.db.info.dbname}"
+    far = site.host("default:1", enter=network.enter, dsn=dsn)
+    wait_for(lambda: site.leader() is far, timeout=PATIENCE, what="the far host leads")
+    near = [site.host("default:1") for _ in range(2)]
+    time.sleep(Settings().renew)  # nothing has just begun
+    took = _takeover(site, far, network.cut)
+    network.heal()
+    _stays_deposed(site, far)
+    for master in (*near, far):
+        master.signal(signal.SIGTERM)
+    for master in (*near, far):
+        master.wait()
+    return took
+
+
+def _admit(site: Site, stage: Stage, network: Network) -> None:
+    """The server lets the far host in."""
+    hba = stage.data / "pg_hba.conf"
+    hba.write_text(f"{hba.read_text()}host all all {network.network} trust\n")
+    site.db.execute("SELECT pg_reload_conf()")
+
+
 def _leader(site: Site) -> Master:
-    return wait_for(site.leader, timeout=PATIENCE, what="somebody leads")
+    found = wait_for(site.leader, timeout=PATIENCE, what="somebody leads")
+    assert found is not None
+    return found
 
 
 def _takeover(site: Site, old: Master, fault: Callable[[], None]) -> float:
@@ -98,8 +103,9 @@ def _takeover(site: Site, old: Master, fault: Callable[[], None]) -> float:
     return took
 
 
-def _steady(site: Site, old: Master) -> None:
-    """A while later, with the old leader awake, still somebody else leads, alone."""
+def _stays_deposed(site: Site, old: Master) -> None:
+    """The old leader, back again, learns it; a while later still somebody else leads, alone."""
+    wait_for(lambda: "no longer leads" in old.log(), timeout=PATIENCE, what="it knows")
     until = time.monotonic() + 3 * Settings().promote
     while time.monotonic() < until:
         assert len(site.holders()) == 1, site.holders()

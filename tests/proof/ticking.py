@@ -79,6 +79,7 @@ def _each_once(site: Site, claim: str, period: float, package: Path) -> list[Fin
         there = [master for master in site.living() if master.pid in leading]
         most_leaders = max(most_leaders, len(there))
         if not there:
+            assert time.monotonic() < began + 3 * period, "nobody leads"
             continue  # nobody leads just now: there is nobody to kill
         victim = draw.choice(there)
         victim.signal(signal.SIGKILL)
