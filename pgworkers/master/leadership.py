@@ -73,10 +73,11 @@ class Leadership:
             self.leads, self.since = True, monotonic()
             self._won.set()
             self._facts.tell(LeaderChanged(True, "this host leads"))
-        elif self._unbroken(self.silence) and await self._line.ask(lead.depose(self.silence)):
+            return False
+        deposed = await self._line.ask(lead.depose(self.silence)) if self._unbroken(self.silence) else 0
+        if deposed:
             self._facts.tell(LeaderChanged(False, "a leader that stopped renewing was deposed"))
-            return True
-        return False
+        return deposed > 0
 
     async def ask(self, query: Query[T]) -> T:
         """A duty's statement: on the session that holds the lock, or not at all."""

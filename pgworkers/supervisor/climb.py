@@ -162,6 +162,7 @@ def _kill(worker: Worker, climb: Climb) -> bool:
     now_seen = Seen(running.job, running.lease, running.state == State.RUNNING)
     if not ladder.concerns(climb, now_seen):
         signals.send(worker.pid, signal.SIGCONT)
+        climb.times.pop(Rung.KILL, None)  # should it be the same job after all, the next tick kills it
         return False
     kill_group(worker, climb.reason)
     return True
