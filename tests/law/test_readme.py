@@ -20,7 +20,7 @@ README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 def code() -> dict[str, Any]:
     """The Python of the README, run from the top to the bottom."""
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     space: dict[str, Any] = {"__name__": "readme", "draw": lambda page: None}
     for block in blocks:
         exec(block.replace("app = App()", 'app = App()\napp.queue("reports")'), space)
@@ -33,7 +33,8 @@ def test_its_tasks_can_be_called_and_their_results_kept() -> None:
     assert space["render"](None, 7) == {"url": "/reports/7.pdf"}
     result = space["render"](Ctx.for_test(checkpoint={"page": 498}), 7)
     assert json.loads(space["render"].encode_result(result, 16 << 10)) == {"url": "/reports/7.pdf"}
-    assert [task.name for task in space["app"].describe().tasks] == ["primes", "render"]
+    assert [task.name for task in space["app"].describe().tasks] == ["primes", "render", "nightly"]
+    assert [one.cron for one in space["app"].describe().schedules] == ["0 3 * * *"]
 
 
 def test_its_start_is_the_start_of_a_host() -> None:
