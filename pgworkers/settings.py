@@ -78,7 +78,9 @@ class Settings:
     heartbeat: float = _duration(
         1.0, "How often a worker beats, and how often progress and checkpoint are flushed."
     )
-    patience: float = _duration(10.0, "A supervisor that has said nothing for this long is killed and replaced.")
+    patience: float = _duration(
+        10.0, "A supervisor that has said nothing for this long is killed and replaced."
+    )
     boot: float = _duration(60.0, "How long importing the app may take.")
     restart_intensity: int = _count(
         5, "Starts that may fail within restart_period before the back-off grows."
