@@ -45,7 +45,9 @@ class Settings:
         secret=True,
     )
     direct_dsn: str = _text(
-        "", "A direct address of the same database when dsn goes through a transaction pooler.", secret=True
+        "",
+        "The direct address of the same database, for the master, when dsn goes through a pooler.",
+        secret=True,
     )
     schema: str = _text("pgworkers", "The schema that holds the tables.")
     home: str = _text(

@@ -21,7 +21,7 @@ from pgworkers.job import queue as queues
 from pgworkers.job.enqueue import NewJob, enqueue
 from pgworkers.master.options import RunOptions
 from pgworkers.postgres import migrate
-from pgworkers.postgres.connect import Chosen, choose, connect, shown
+from pgworkers.postgres.connect import Chosen, choose, connect, is_pooled, shown
 from pgworkers.postgres.embedded import EmbeddedServer
 from pgworkers.postgres.statements import run as ask
 from pgworkers.schedule import sync as schedules
@@ -43,6 +43,7 @@ class Plan:
     database: str  # for the second line of the start
     schema: str  # for the third
     server: EmbeddedServer | None
+    direct: str = ""  # for the master's own connections, when dsn goes through a pooler
 
     @property
     def settings(self) -> Settings:
@@ -62,15 +63,17 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
     if chosen.embedded:
         server = EmbeddedServer(chosen.home)
         dsn = server.acquire()
+    direct = loaded.settings.direct_dsn or dsn
     try:
-        with reach(loaded.settings, dsn, say) as conn:
+        with reach(loaded.settings, direct, say) as conn:
+            refuse_pooler(conn, direct)
             if options.check:
                 return Plan(
                     app,
                     loaded,
                     dsn,
                     served,
-                    _database(conn, chosen, server, dsn),
+                    _database(conn, chosen, server, direct),
                     _pending(conn, loaded),
                     server,
                 )
@@ -81,7 +84,7 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
                 ask(conn, loaded.settings.schema, schedules.sync(app.schedules))
             for task in options.enqueue:
                 _enqueue(conn, loaded.settings.schema, app, task)
-            database = _database(conn, chosen, server, dsn)
+            database = _database(conn, chosen, server, direct)
     except BaseException:
         if server is not None:
             server.release()
@@ -94,7 +97,18 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
         database,
         f"{loaded.settings.schema}, " + (f"migrated ({', '.join(applied)})" if applied else "up to date"),
         server,
+        direct,
     )
+
+
+def refuse_pooler(conn: psycopg.Connection[Any], dsn: str) -> None:
+    """Leadership is a lock of a session, and notifications go to one: neither lives behind a pooler."""
+    if is_pooled(conn):
+        raise UsageError(
+            f"{shown(dsn)} is a pooler (PgBouncer or the like): a session's lock and its notifications get lost there; "
+            "nothing was started. Set PGWORKERS_DIRECT_DSN to the direct address of the same database; enqueuers may keep "
+            "the pooler"
+        )
 
 
 def _database(conn: psycopg.Connection[Any], chosen: Chosen, server: EmbeddedServer | None, dsn: str) -> str:

@@ -68,7 +68,7 @@ class Host:
         self._leave = asyncio.Event()
         self._last_up = monotonic()  # of any connection
         self._parts: list[asyncio.Task[None]] = []
-        self.lines = {role: Line(role, plan.dsn, settings, facts) for role in ROLES}
+        self.lines = {role: Line(role, plan.direct or plan.dsn, settings, facts) for role in ROLES}
         self.ends = Ends(self.id, self.lines["finish"], facts, settings.finish_batch, cooling(settings))
         self.dispatch = Dispatch(
             settings,

@@ -33,6 +33,9 @@ _WRONG_ADDRESS = (
     "invalid port",
 )
 
+#: What PgBouncer says to `options`.
+_POOLERS_REFUSAL = "unsupported startup parameter"
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
@@ -64,7 +67,12 @@ def connect(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any]:
     """A blocking connection for `role` ("cli", "client"): autocommit, READ COMMITTED, every wait bounded."""
     conninfo = _conninfo(settings, dsn, role)
     try:
-        conn = psycopg.connect(conninfo, autocommit=True)
+        try:
+            conn = psycopg.connect(conninfo, autocommit=True)
+        except psycopg.OperationalError as exc:
+            if _POOLERS_REFUSAL not in str(exc):
+                raise
+            conn = psycopg.connect(_pooled_conninfo(settings, dsn), autocommit=True, prepare_threshold=None)
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
     try:
@@ -78,8 +86,14 @@ def connect(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any]:
 async def aconnect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConnection[Any]:
     """`connect` for an event loop."""
     conninfo = _conninfo(settings, dsn, role)
+    open_ = psycopg.AsyncConnection.connect
     try:
-        conn = await psycopg.AsyncConnection.connect(conninfo, autocommit=True)
+        try:
+            conn = await open_(conninfo, autocommit=True)
+        except psycopg.OperationalError as exc:
+            if _POOLERS_REFUSAL not in str(exc):
+                raise
+            conn = await open_(_pooled_conninfo(settings, dsn), autocommit=True, prepare_threshold=None)
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
     try:
@@ -88,6 +102,12 @@ async def aconnect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConn
         await conn.close()
         raise
     return conn
+
+
+def is_pooled(conn: psycopg.Connection[Any]) -> bool:
+    """Is there a pooler between us and the server? It hands out a process id of its own at the start of a session."""
+    row = conn.execute("SELECT pg_catalog.pg_backend_pid()").fetchone()
+    return row is not None and row[0] != conn.info.backend_pid
 
 
 def connect_handler(
@@ -157,6 +177,12 @@ def _conninfo(settings: Settings, dsn: str, role: str) -> str:
         options=f"{theirs} {ours}".strip(),  # the last one wins
         **_noticing(settings),
     )
+
+
+def _pooled_conninfo(settings: Settings, dsn: str) -> str:
+    """Through a pooler: it takes no session settings, and keeps nothing of a session between two transactions."""
+    _parsed(dsn)
+    return make_conninfo(dsn, client_encoding="UTF8", **_noticing(settings))
 
 
 def _handler_conninfo(settings: Settings, dsn: str, name: str) -> str:

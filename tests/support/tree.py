@@ -142,9 +142,13 @@ class Forest:
         dsn: str | None = None,
         wait: bool = True,
         cgroup: Path | None = None,
+        prefix: tuple[str, ...] = (),
         **environ: str,
     ) -> Master:
-        """Start a master and wait for its workers. `cgroup`: a directory of the kernel's that it enters first."""
+        """Start a master and wait for its workers.
+
+        `cgroup`: a directory of the kernel's that it enters first; `prefix`: a command that starts it.
+        """
         marker = uuid.uuid4().hex
         log = self.directory / f"master{len(self.masters)}.log"
         env = {
@@ -165,7 +169,7 @@ class Forest:
         enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', f"{cgroup}/cgroup.procs"] if cgroup else []
         with log.open("wb") as out:
             process = subprocess.Popen(
-                [*enter, sys.executable, "-m", "pgworkers", "-c", str(self.app), "run", *args],
+                [*enter, *prefix, sys.executable, "-m", "pgworkers", "-c", str(self.app), "run", *args],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

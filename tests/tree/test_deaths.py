@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 
@@ -176,3 +177,19 @@ def test_c_code_that_holds_the_gil_longer_than_the_lease_is_not_rescued(forest: 
     assert (row["attempt"], row["crashes"], row["lease"]) == (1, 0, 1)
     assert row["duration"] > 5.0, "shorter than the lease: nothing was tested"
     assert audit(forest.db, forest.ledger, [job]) == []
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or not shutil.which("unshare"), reason="NOT TESTED: PID 1 needs root and unshare"
+)
+def test_as_pid_1_it_works_reaps_strangers_and_drains(forest: Forest) -> None:
+    master = forest.start(
+        queues="default:1", prefix=("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+    )
+    [inside] = psutil.Process(master.pid).children()
+    [job] = forest.enqueue("litter", args={"seconds": 0.2})
+    forest.until(job, "succeeded")
+    wait_for(lambda: len(inside.children(recursive=True)) == 2, what="supervisor and worker only, no zombie")
+    inside.send_signal(signal.SIGTERM)
+    assert master.wait(20) == 0, master.log()
+    assert forest.db.execute("SELECT count(*) FROM pgworkers.host").fetchone() == (0,)

@@ -177,8 +177,8 @@ def test_unstarted_jobs_are_not_held_while_another_host_has_an_idle_worker(fores
     assert audit(forest.db, forest.ledger, quick + slow) == []
 
 
-def test_twenty_hosts_start_at_once_on_an_empty_schema(forest: Forest) -> None:
-    """Each migrates or finds it migrated; two are enough here, twenty migrations are a database test."""
+def test_two_hosts_start_at_once_on_a_database_without_a_schema(forest: Forest) -> None:
+    """Twenty migrations at once are a test of the database room."""
     forest.db.execute("DROP SCHEMA pgworkers CASCADE")
     first = forest.start(wait=False, queues="default:1")
     second = forest.start(wait=False, queues="default:1")
