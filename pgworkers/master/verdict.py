@@ -7,6 +7,7 @@ turns either into a verdict and into the next state of the job.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -141,48 +142,33 @@ def settle(held: Held, ending: Ending, rand: float, worker: str, version: str) -
         )
         if not isinstance(decision, Dead):
             return Again(
-                id=job.id,
-                lease=job.lease,
-                verdict=verdict,
-                after=decision.seconds,
-                free=decision.free,
-                crash=verdict in CRASHES,
-                duration=ending.duration,
-                cpu=ending.cpu,
-                peak_rss=ending.peak_rss,
-                error=ending.error,
-                traceback=ending.traceback,
-                stack=ending.stack,
-                exit_status=ending.exit_status,
-                output=ending.output,
-                progress=ending.progress,
-                checkpoint=ending.checkpoint,
-                rungs=ending.rungs,
-                worker=worker,
-                version=version,
+                **_postmortem(held, ending, worker, version), after=decision.seconds, free=decision.free
             )
         state = State.DEAD
-    return End(
-        id=job.id,
-        lease=job.lease,
-        state=state,
-        verdict=verdict,
-        crash=verdict in CRASHES,
-        result=ending.result,
-        duration=ending.duration,
-        cpu=ending.cpu,
-        peak_rss=ending.peak_rss,
-        error=ending.error,
-        traceback=ending.traceback,
-        stack=ending.stack,
-        exit_status=ending.exit_status,
-        output=ending.output,
-        progress=ending.progress,
-        checkpoint=ending.checkpoint,
-        rungs=ending.rungs,
-        worker=worker,
-        version=version,
-    )
+    return End(**_postmortem(held, ending, worker, version), state=state, result=ending.result)
+
+
+def _postmortem(held: Held, ending: Ending, worker: str, version: str) -> dict[str, Any]:
+    """What is kept of an attempt, however the job goes on."""
+    return {
+        "id": held.claimed.id,
+        "lease": held.claimed.lease,
+        "verdict": ending.verdict,
+        "crash": ending.verdict in CRASHES,
+        "duration": ending.duration,
+        "cpu": ending.cpu,
+        "peak_rss": ending.peak_rss,
+        "error": ending.error,
+        "traceback": ending.traceback,
+        "stack": ending.stack,
+        "exit_status": ending.exit_status,
+        "output": ending.output,
+        "progress": ending.progress,
+        "checkpoint": ending.checkpoint,
+        "rungs": ending.rungs,
+        "worker": worker,
+        "version": version,
+    }
 
 
 def _policy(held: Held, ending: Ending) -> bool | float:
