@@ -110,6 +110,7 @@ class Settings:
     error_limit: int = _size(16 << 10, "The longest error text that is kept.")
     output_limit: int = _size(16 << 10, "How much of the end of a handler's output is kept.")
     retention: float = _duration(14 * 86400.0, "How long finished jobs are kept.")
+    retention_dead: float = _duration(90 * 86400.0, "How long dead jobs and their attempts are kept.")
 
     metrics: str = _text("127.0.0.1:9911", "Address of /metrics, /livez and /readyz, or off.")
     log: str = _text("text", "How log lines look: text or json.")

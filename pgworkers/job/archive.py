@@ -11,6 +11,7 @@ _MAKE = Statement.beside(__file__, "archive_make")
 _OLD = Statement.beside(__file__, "archive_old")
 _DROP = Statement.beside(__file__, "archive_drop")
 _PRUNE = Statement.beside(__file__, "archive_prune")
+_PRUNE_ATTEMPTS = Statement.beside(__file__, "archive_prune_attempts")
 
 
 def make_partitions(ahead: int) -> Query[int]:
@@ -23,11 +24,19 @@ def old_partitions(retention: float) -> Query[list[str]]:
     return Query(_OLD, {"retention": retention}, lambda rows: [row[0] for row in rows])
 
 
-def drop(name: str) -> Query[bool]:
-    """Drop one partition that `old_partitions` named. False: another host was faster."""
-    return Query(_DROP, {"name": name}, lambda rows: bool(rows[0][0]))
+def drop(name: str, dead: float = 0.0) -> Query[bool]:
+    """Drop one partition that `old_partitions` named, all but jobs that died less than `dead` seconds ago.
+
+    False: another host was faster.
+    """
+    return Query(_DROP, {"name": name, "dead": dead}, lambda rows: bool(rows[0][0]))
 
 
-def prune(retention: float, limit: int) -> Query[int]:
-    """Delete at most `limit` finished jobs that are too old for their queue. Answers how many."""
-    return Query(_PRUNE, {"retention": retention, "limit": limit}, len)
+def prune(retention: float, dead: float, limit: int) -> Query[int]:
+    """Delete at most `limit` finished jobs that are too old for their queue; dead ones only after `dead`. How many."""
+    return Query(_PRUNE, {"retention": retention, "dead": dead, "limit": limit}, len)
+
+
+def prune_attempts(retention: float, limit: int) -> Query[int]:
+    """Delete at most `limit` post-mortems that had been kept with a dead job that is gone now. How many."""
+    return Query(_PRUNE_ATTEMPTS, {"retention": retention, "limit": limit}, len)

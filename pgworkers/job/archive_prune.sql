@@ -1,5 +1,6 @@
 -- Finished jobs past the retention that no dropped partition takes along: those of queues with a shorter one, and rows in
--- the default partition. Bounded. Guard: the row lock; a row that an operator just requeued is gone, not deleted twice.
+-- the default partition. Dead ones are kept for longer. Bounded. Guard: the row lock; a row that an operator just
+-- requeued is gone, not deleted twice.
 WITH old AS MATERIALIZED (
     SELECT h.id, h.finished_at
       FROM pgworkers.history h
@@ -7,6 +8,7 @@ WITH old AS MATERIALIZED (
      WHERE h.finished_at < now() - (SELECT least(make_interval(secs => %(retention)s::double precision), min(retention))
                                       FROM pgworkers.queue)
        AND h.finished_at < now() - coalesce(q.retention, make_interval(secs => %(retention)s::double precision))
+       AND (h.state <> 'dead' OR h.finished_at < now() - make_interval(secs => %(dead)s::double precision))
      LIMIT %(limit)s::bigint
        FOR UPDATE OF h SKIP LOCKED
 )

@@ -152,16 +152,20 @@ class Duties:
         made = await self._asker.ask(archive.make_partitions(DAYS_AHEAD))
         old = await self._asker.ask(archive.old_partitions(self._settings.retention))
         for name in old:
-            await self._asker.ask(archive.drop(name))
+            await self._asker.ask(archive.drop(name, self._settings.retention_dead))
         return made + len(old)
 
     async def _prune(self) -> int:
-        jobs = await self._until_empty(lambda: archive.prune(self._settings.retention, BATCH), BATCH)
-        requests = await self._until_empty(lambda: request.forget(BATCH), BATCH)
-        batches = await self._until_empty(lambda: batch.prune(self._settings.retention, BATCH), BATCH)
-        minutes = await self._until_empty(lambda: statistics.prune(statistics.KEEP, BATCH), BATCH)
-        done = await ticks.prune(self._asker, self._settings.retention)
-        return jobs + requests + batches + minutes + done
+        keep, dead = self._settings.retention, self._settings.retention_dead
+        bounded: list[Callable[[], Query[int]]] = [
+            lambda: archive.prune(keep, dead, BATCH),
+            lambda: archive.prune_attempts(keep, BATCH),
+            lambda: request.forget(BATCH),
+            lambda: batch.prune(keep, BATCH),
+            lambda: statistics.prune(statistics.KEEP, BATCH),
+        ]
+        gone = [await self._until_empty(query, BATCH) for query in bounded]
+        return sum(gone) + await ticks.prune(self._asker, keep)
 
     async def _batches(self) -> int:
         return await self._until_empty(lambda: batch.sweep(BATCH), BATCH)

@@ -423,12 +423,24 @@ BEGIN
     RETURN made;
 END $$;
 
--- Drop one daily partition of history or attempt; anything else is refused. False: it was already gone.
-CREATE FUNCTION pgworkers.drop_partition(name text) RETURNS boolean
+-- Drop one daily partition of history or attempt; anything else is refused. Dead jobs younger than `keep_dead`, and their
+-- attempts, move to the default partition first. False: it was already gone.
+CREATE FUNCTION pgworkers.drop_partition(name text, keep_dead interval DEFAULT '0') RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    parent text := split_part(drop_partition.name, '_', 1);
 BEGIN
     IF drop_partition.name !~ '^(history|attempt)_[0-9]{8}$' THEN
         RAISE EXCEPTION '% is not a daily partition', drop_partition.name USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    EXECUTE format('ALTER TABLE pgworkers.%I DETACH PARTITION pgworkers.%I', parent, drop_partition.name);
+    IF parent = 'history' THEN
+        EXECUTE format('INSERT INTO pgworkers.history SELECT * FROM pgworkers.%I'
+                       ' WHERE state = ''dead'' AND finished_at > now() - $1', drop_partition.name) USING keep_dead;
+    ELSE
+        EXECUTE format('INSERT INTO pgworkers.attempt SELECT a.* FROM pgworkers.%I a WHERE EXISTS (SELECT FROM pgworkers.history h'
+                       ' WHERE h.id = a.job_id AND h.state = ''dead'' AND h.finished_at > now() - $1)', drop_partition.name)
+          USING keep_dead;
     END IF;
     EXECUTE format('DROP TABLE pgworkers.%I', drop_partition.name);
     RETURN true;

@@ -89,6 +89,29 @@ def test_a_queue_may_keep_its_jobs_for_a_shorter_time(own: Desk) -> None:
         own.put(queue=name)
         (job,) = own.take(queue=name)
         own.end(job)
-    assert own.ask(archive.prune(3600.0, 10)) == 1
+    assert own.ask(archive.prune(3600.0, 7200.0, 10)) == 1
     assert own.conn.execute("SELECT queue FROM pgworkers.history").fetchall() == [("a",)]
-    assert own.ask(archive.prune(0.0, 10)) == 1
+    assert own.ask(archive.prune(0.0, 0.0, 10)) == 1
+
+
+def test_dead_jobs_and_their_attempts_are_kept_longer_than_their_partition(own: Desk) -> None:
+    made = [own.run_one() for _ in range(2)]
+    own.end(made[0])
+    own.end(made[1], State.DEAD, error="worth a look")
+    for name in ("attempt", "history"):
+        [today] = [
+            part
+            for part in partitions(own)
+            if part
+            == f"{name}_"
+            + own.conn.execute("SELECT to_char(now() AT TIME ZONE 'UTC', 'YYYYMMDD')").fetchone()[0]
+        ]
+        assert own.ask(archive.drop(today, 3600.0))
+    assert own.conn.execute("SELECT id, state::text FROM pgworkers.history").fetchall() == [
+        (made[1].id, "dead")
+    ]
+    assert own.conn.execute("SELECT job_id FROM pgworkers.attempt").fetchall() == [(made[1].id,)]
+    assert own.ask(archive.prune(0.0, 3600.0, 10)) == 0
+    assert own.ask(archive.prune_attempts(0.0, 10)) == 0, "its job is still there"
+    assert own.ask(archive.prune(0.0, 0.0, 10)) == 1
+    assert own.ask(archive.prune_attempts(0.0, 10)) == 1
