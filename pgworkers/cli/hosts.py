@@ -40,6 +40,7 @@ def _columns() -> list[Column]:
         ("name", lambda host: host.name),
         ("pid", lambda host: str(host.pid)),
         ("state", lambda host: "lost" if host.stale else host.state),
+        ("leads", lambda host: "leader" if host.leader and not host.stale else ""),
         ("label", lambda host: host.label),
         ("app", lambda host: host.app),
         ("version", lambda host: host.version),

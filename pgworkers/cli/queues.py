@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from pgworkers.cli import output, place
@@ -9,6 +11,9 @@ from pgworkers.cli.invocation import Group, said, unknown
 from pgworkers.cli.output import Column
 from pgworkers.cli.wording import lasting, plain
 from pgworkers.errors import NotFound, UsageError
+
+if TYPE_CHECKING:
+    from pgworkers.job.show import QueueView
 
 
 @click.group(cls=Group)
@@ -187,9 +192,23 @@ def _set(ctx: click.Context, names: tuple[str, ...], *, paused: bool) -> None:
         output.rows(invocation, done, [], empty="")
 
 
+def _state(queue: QueueView) -> str:
+    if queue.paused:
+        return "paused"
+    return f"cools down for {lasting(queue.throttled)}" if queue.throttled else "active"
+
+
+def _tuned(queue: QueueView) -> str:
+    """What an operator said; empty: what the app says."""
+    if queue.cluster_workers is not None:
+        return f"{queue.cluster_workers} over all hosts"
+    return "" if queue.workers is None else f"{queue.workers} a host"
+
+
 _COLUMNS: list[Column] = [
     ("name", lambda queue: queue.name),
-    ("state", lambda queue: "paused" if queue.paused else "active"),
+    ("state", _state),
+    ("workers", _tuned),
     ("ready", lambda queue: str(queue.ready)),
     ("scheduled", lambda queue: str(queue.scheduled)),
     ("running", lambda queue: str(queue.running)),

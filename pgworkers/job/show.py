@@ -104,6 +104,9 @@ class QueueView:
     running: int
     dead: int
     oldest_ready: float | None
+    workers: int | None  # per host, when an operator said so
+    cluster_workers: int | None
+    throttled: float | None  # seconds it still cools down
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ dead AS (
 )
 SELECT coalesce(q.name, l.queue), coalesce(q.paused, false), coalesce(l.ready, 0), coalesce(l.scheduled, 0),
        coalesce(l.running, 0), coalesce(d.dead, 0),
-       CASE WHEN l.oldest IS NOT NULL THEN greatest(extract(epoch FROM now() - l.oldest), 0) END::double precision
+       CASE WHEN l.oldest IS NOT NULL THEN greatest(extract(epoch FROM now() - l.oldest), 0) END::double precision,
+       q.workers, q.cluster_workers,
+       CASE WHEN q.throttled_until > now() THEN extract(epoch FROM q.throttled_until - now()) END::double precision
   FROM pgworkers.queue q
   FULL JOIN live l ON l.queue = q.name
   LEFT JOIN dead d ON d.queue = coalesce(q.name, l.queue)
