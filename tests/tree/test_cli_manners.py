@@ -207,8 +207,11 @@ def test_ctrl_c_is_quiet(cli: Command, dsn: str, db: Db) -> None:
     job = db.execute("SELECT id FROM pgworkers.enqueue('render')").fetchone()
     assert job is not None
     argv = cli.argv("jobs", "wait", str(job[0]), "--dsn", dsn, "--schema", "pgworkers")
+    # A shell's background job has SIGINT ignored, and would pass that on.
+    reset = "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    foreground = [sys.executable, "-c", reset]
     with subprocess.Popen(
-        argv, cwd=cli.cwd, env=cli.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*foreground, *argv], cwd=cli.cwd, env=cli.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as waiting:
         listening = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgworkers cli' AND state = 'idle'"
         while db.execute(listening).fetchone() != (1,):
