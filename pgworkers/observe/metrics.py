@@ -75,6 +75,11 @@ class Metrics:
             buckets=(1, 2, 5, 10, 20, 50, 100, 200),
             registry=r,
         )
+        self._duties = Histogram(
+            "pgworkers_duty_seconds", "The leader's duties.", ("duty",), buckets=_STATEMENTS, registry=r
+        )
+        self._duty_rows = Counter("pgworkers_duty_rows", "Rows that duties touched.", ("duty",), registry=r)
+        self._duty_failures = Counter("pgworkers_duty_failures", "Duties that failed.", ("duty",), registry=r)
         self._notices = Counter("pgworkers_notifications", "Notifications received.", registry=r)
         self.workers = Gauge("pgworkers_workers", "Workers by state.", ("queue", "state"), registry=r)
         self.running = Gauge("pgworkers_jobs_running", "Jobs running on this host.", ("queue",), registry=r)
@@ -151,6 +156,11 @@ class Metrics:
                 self._restarts.labels(fact.queue).inc()
             case events.OrphansKilled():
                 self._orphans.inc(fact.count)
+            case events.DutyDone():
+                self._duties.labels(fact.duty).observe(fact.seconds)
+                self._duty_rows.labels(fact.duty).inc(fact.count)
+            case events.DutyFailed():
+                self._duty_failures.labels(fact.duty).inc()
             case events.DatabaseBack():
                 self._reconnects.labels(fact.role).inc()
             case _:
