@@ -52,7 +52,6 @@ class Dispatch:
         self.tasks = tasks
         self.desks = {name: QueueDesk(name) for name in queues}
         self.claiming = True
-        self.started = 0
         self._watching = False
         self._settings = settings
         self._facts = facts
@@ -267,7 +266,6 @@ class Dispatch:
         worker.held = held
         worker.become("busy")
         worker.jobs += 1
-        self.started += 1
         order = Order(
             task=job.task,
             args=Raw(job.args.encode()),

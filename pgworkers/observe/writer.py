@@ -18,8 +18,6 @@ class LineWriter:
         self._limit = limit
         self._lines: deque[str] = deque()
         self._wake = threading.Event()
-        self._empty = threading.Event()
-        self._empty.set()
         self._closing = False
         self._told = 0
         self._thread = threading.Thread(target=self._run, name="pgworkers-log", daemon=True)
@@ -29,7 +27,6 @@ class LineWriter:
         if len(self._lines) >= self._limit:
             self.dropped += 1
             return
-        self._empty.clear()
         self._lines.append(line)
         self._wake.set()
 
@@ -51,7 +48,6 @@ class LineWriter:
                 if not self._write(("\n".join(lines) + "\n").encode("utf-8", "replace")):
                     self.dropped += len(lines)
                     self._told = self.dropped
-            self._empty.set()
             if self._closing:
                 return
 
