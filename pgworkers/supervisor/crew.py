@@ -63,9 +63,11 @@ class Crew:
             self._deaths.append(death)
             if not _left_as_planned(death.fact):
                 self._rest(now, death.fact.ready)
-        killed, all_gone = reap.sweep(
-            self._spared | {worker.pid for worker in self}, {death.fact.pid for death in self._deaths}
-        )
+        alive = {worker.pid for worker in self}
+        # A worker that dies between the look above and this sweep has its group killed at the next tick: what is in
+        # its group is not a stray, whoever comes first.
+        groups = alive | {death.fact.pid for death in self._deaths}
+        killed, all_gone = reap.sweep(self._spared | alive, groups)
         self._swept += killed
         waiting = []
         for death in self._deaths:
