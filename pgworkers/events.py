@@ -212,6 +212,27 @@ class DutyFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """One queue in a snapshot. Counts are capped; `limit` is None when there is none."""
+
+    queue: str
+    ready: int
+    scheduled: int
+    running: int
+    oldest: float  # seconds that the oldest ready job has waited; 0 when nothing is ready
+    paused: bool
+    limit: int | None  # workers over all hosts
+    throttled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesSeen:
+    """The leader's snapshot of all queues. Told by the leader only, so that sums over hosts count nothing twice."""
+
+    queues: list[QueueDepth]
+
+
+@dataclass(frozen=True, slots=True)
 class TickFired:
     """A schedule's tick has its row. `job` is None when none was made, for `reason`; `at` is Unix time, by the calendar."""
 
@@ -267,7 +288,7 @@ Fact = (
     | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | SupervisorSilent
     | WorkersResting | OrphansKilled
     | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified
-    | TickFired | TicksSkipped | ScheduleFailed
+    | TickFired | TicksSkipped | ScheduleFailed | QueuesSeen
     | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | HostChanged
 )  # fmt: skip
 

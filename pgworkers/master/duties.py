@@ -15,9 +15,9 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.errors import NotFound
-from pgworkers.events import DutyDone, DutyFailed, Facts, JobRescued
+from pgworkers.events import DutyDone, DutyFailed, Facts, JobRescued, QueuesSeen
 from pgworkers.flow import batch
-from pgworkers.job import archive, host, promote, request, rescue
+from pgworkers.job import archive, depth, host, promote, request, rescue
 from pgworkers.job.backend import end_backends
 from pgworkers.master import ticks
 from pgworkers.master.leadership import Leadership
@@ -29,6 +29,8 @@ from pgworkers.settings import Settings
 RESCUE_BATCH = 500
 BATCH = 1000
 DAYS_AHEAD = 3
+#: A snapshot rests at least this many times as long as it took.
+SHARE = 20
 
 
 @dataclass(slots=True)
@@ -69,6 +71,9 @@ class Duties:
                 Duty("prune", every.prune, self._prune, "delete finished jobs past their queue's retention"),
                 Duty("ticks", every.promote, self._ticks, "fire the schedules that are due"),
                 Duty("batches", every.rescue, self._batches, "complete batches whose jobs have all ended"),
+                Duty(
+                    "depth", every.depth, self._depth, "count what waits in each queue, for the gauges", True
+                ),
             )
         }
 
@@ -169,6 +174,15 @@ class Duties:
 
     async def _batches(self) -> int:
         return await self._until_empty(lambda: batch.sweep(BATCH), BATCH)
+
+    async def _depth(self) -> int:
+        """A look that is slow (a vacuum held back, a hundred queues) is made less often: it never takes a large share."""
+        began = monotonic()
+        seen = await self._asker.ask(depth.depth())
+        duty, now = self.all["depth"], monotonic()
+        duty.due = max(duty.due, now + (now - began) * SHARE)
+        self._facts.tell(QueuesSeen(seen))
+        return len(seen)
 
     async def _ticks(self) -> int:
         return await ticks.fire(self._asker, self._facts)

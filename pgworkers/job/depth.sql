@@ -1,0 +1,77 @@
+-- How much waits in each queue, at a bounded cost: no count goes beyond `most`, whatever the backlog; what is scheduled and
+-- what runs is bounded over all queues together. Queues: the declared ones, and those with ready jobs that nobody declared.
+-- Indexes: job_ready (a loose scan for queues and priorities, then one range per queue), job_lane, job_scheduled, job_running.
+-- The oldest ready job is sought among the first `look` of each of the lowest `look` priorities, where it is but for jobs
+-- that became ready again out of the order of their ids. No guard: it only reads.
+WITH RECURSIVE strangers AS (
+    (SELECT j.queue FROM pgworkers.job j
+      WHERE j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL ORDER BY j.queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT j.queue FROM pgworkers.job j
+             WHERE j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL AND j.queue > s.queue
+             ORDER BY j.queue LIMIT 1)
+      FROM strangers s WHERE s.queue IS NOT NULL
+),
+queues AS MATERIALIZED (
+    SELECT name FROM pgworkers.queue
+    UNION
+    SELECT s.queue FROM (SELECT queue FROM strangers LIMIT 1000) s WHERE s.queue IS NOT NULL
+),
+levels AS (
+    SELECT q.name, NULL::bigint AS priority, 0 AS seen FROM queues q
+    UNION ALL
+    SELECT l.name, up.priority::bigint, l.seen + 1
+      FROM levels l
+     CROSS JOIN LATERAL (
+           SELECT j.priority
+             FROM pgworkers.job j
+            WHERE j.queue = l.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+              AND j.priority > coalesce(l.priority, -2147483649)
+            ORDER BY j.priority
+            LIMIT 1) up
+     WHERE l.seen < %(look)s::integer
+),
+oldest AS MATERIALIZED (
+    SELECT l.name, min(ready.run_at) AS run_at
+      FROM levels l
+     CROSS JOIN LATERAL (
+           SELECT j.run_at
+             FROM pgworkers.job j
+            WHERE j.queue = l.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+              AND j.priority BETWEEN l.priority AND l.priority
+            ORDER BY j.priority DESC, j.id
+            LIMIT %(look)s::integer) ready
+     GROUP BY l.name
+),
+scheduled AS MATERIALIZED (
+    SELECT s.queue, count(*) AS jobs
+      FROM (SELECT j.queue FROM pgworkers.job j WHERE j.state = 'scheduled' ORDER BY j.run_at LIMIT %(most)s::bigint) s
+     GROUP BY s.queue
+),
+running AS MATERIALIZED (
+    SELECT r.queue, count(*) AS jobs
+      FROM (SELECT j.queue FROM pgworkers.job j WHERE j.host IS NOT NULL ORDER BY j.host LIMIT %(most)s::bigint) r
+     GROUP BY r.queue
+)
+SELECT q.name, free.jobs + held.jobs, coalesce(scheduled.jobs, 0), coalesce(running.jobs, 0),
+       greatest(extract(epoch FROM now() - least(oldest.run_at, held.run_at)), 0)::double precision,
+       coalesce(c.paused, false), coalesce(c.cluster_workers, CASE WHEN c.workers IS NULL THEN c.declared_cluster END),
+       coalesce(c.throttled_until > now(), false)
+  FROM queues q
+  LEFT JOIN pgworkers.queue c ON c.name = q.name
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS jobs
+         FROM (SELECT FROM pgworkers.job j
+                WHERE j.queue = q.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                ORDER BY j.priority DESC, j.id
+                LIMIT %(most)s::bigint) f) free
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS jobs, min(h.run_at) AS run_at
+         FROM (SELECT j.run_at FROM pgworkers.job j
+                WHERE j.queue = q.name AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                ORDER BY pgworkers.lane(j.concurrency_key, j.task)
+                LIMIT %(most)s::bigint / 10) h) held
+  LEFT JOIN oldest ON oldest.name = q.name
+  LEFT JOIN scheduled ON scheduled.queue = q.name
+  LEFT JOIN running ON running.queue = q.name
+ ORDER BY q.name

@@ -1,0 +1,71 @@
+"""The snapshot of the queues: right where it is small, bounded where it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from support.desk import Desk
+
+from pgworkers.events import QueueDepth
+from pgworkers.job import queue
+from pgworkers.job.depth import depth
+from pgworkers.postgres.statements import run
+
+Db = psycopg.Connection[Any]
+
+
+def seen(db: Db, most: int = 1000) -> dict[str, QueueDepth]:
+    return {one.queue: one for one in run(db, "pgworkers", depth(most))}
+
+
+def test_every_state_of_every_queue_is_counted(db: Db) -> None:
+    desk = Desk(db, "pgworkers")
+    desk.register()
+    desk.ask(queue.declare(["a", "b", "empty"], {"b": 6}))
+    for _ in range(3):
+        desk.put()
+    desk.take(1)
+    desk.put(delay=60.0)
+    desk.put(queue="b", concurrency_key="k")
+    desk.put(queue="nobody")
+    db.execute("UPDATE pgworkers.queue SET paused = true WHERE name = 'b'")
+    db.execute("UPDATE pgworkers.queue SET throttled_until = now() + interval '1 minute' WHERE name = 'a'")
+    found = seen(db)
+    assert list(found) == ["a", "b", "empty", "nobody"]
+    a, b, empty, nobody = found.values()
+    assert (a.ready, a.scheduled, a.running, a.paused, a.limit, a.throttled) == (2, 1, 1, False, None, True)
+    assert (b.ready, b.scheduled, b.running, b.paused, b.limit, b.throttled) == (1, 0, 0, True, 6, False)
+    assert empty == QueueDepth("empty", 0, 0, 0, 0.0, False, None, False)
+    assert nobody.ready == 1, "a queue that nobody declared is not overlooked"
+
+
+def test_the_oldest_ready_job_is_found_whatever_its_priority_and_lane(db: Db) -> None:
+    desk = Desk(db, "pgworkers")
+    for priority in (-5, 0, 7):
+        desk.put(priority=priority)
+    db.execute("UPDATE pgworkers.job SET run_at = now() - interval '100 s' WHERE priority = -5")
+    oldest = seen(db)["a"].oldest
+    assert 100 <= oldest < 160
+    desk.put(concurrency_key="k")
+    db.execute("UPDATE pgworkers.job SET run_at = now() - interval '500 s' WHERE concurrency_key = 'k'")
+    oldest = seen(db)["a"].oldest
+    assert 500 <= oldest < 560
+
+
+def test_no_count_goes_beyond_the_cap_and_no_plan_reads_the_whole_table(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as db:
+        db.execute(
+            "INSERT INTO pgworkers.job (queue, task, state, priority)"
+            " SELECT 'a', 't', CASE WHEN n % 2 = 0 THEN 'ready' ELSE 'scheduled' END::pgworkers.job_state, n % 3"
+            "   FROM generate_series(1, 20000) n"
+        )
+        for statistics in ("SELECT", "ANALYZE pgworkers.job"):
+            db.execute(statistics)
+            (a,) = run(db, "pgworkers", depth(1000))
+            assert (a.ready, a.scheduled) == (1000, 1000)
+            query = depth(1000)
+            text = b"EXPLAIN (ANALYZE, FORMAT TEXT) " + query.statement.render("pgworkers")
+            plan = "\n".join(row[0] for row in db.execute(text, query.params))
+            assert "Seq Scan on job" not in plan, plan
+            assert "Seq Scan on pgworkers.job" not in plan, plan
