@@ -9,8 +9,7 @@ from pgworkers.declare.options import Duration, read_duration
 from pgworkers.errors import UsageError
 from pgworkers.job.state import Verdict
 
-#: Verdicts after which a task may say how it goes on. The others cost nothing, or end the job anyway; the jobs of a
-#: lost host are rescued by others, who do not know the task.
+#: Verdicts after which a task may say how it goes on. The others cost nothing, or end the job anyway.
 DECIDABLE = (
     Verdict.ERROR,
     Verdict.TIMEOUT,
@@ -18,6 +17,7 @@ DECIDABLE = (
     Verdict.OOM,
     Verdict.CRASH,
     Verdict.EXIT,
+    Verdict.HOST_LOST,
 )
 
 

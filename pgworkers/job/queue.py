@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pgworkers.job.state import Verdict
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.specs import TaskSpec
 
@@ -85,10 +86,16 @@ def declare_tasks(tasks: Sequence[TaskSpec]) -> Query[list[str]]:
         "priorities": [task.priority for task in ordered],
         "max_attempts": [task.max_attempts for task in ordered],
         "max_crashes": [task.max_crashes for task in ordered],
+        "lost_retries": [task.retry_on.get(Verdict.HOST_LOST) is not False for task in ordered],
+        "lost_delays": [_delay(task.retry_on.get(Verdict.HOST_LOST)) for task in ordered],
         "concurrency": [task.concurrency for task in ordered],
         "per_key": [task.concurrency_per_key for task in ordered],
     }
     return Query(_TASKS, params, lambda rows: [row[0] for row in rows])
+
+
+def _delay(policy: bool | float | None) -> float | None:
+    return None if policy is None or isinstance(policy, bool) else policy
 
 
 def pause(name: str) -> Query[bool]:

@@ -2,19 +2,23 @@
 -- cannot deadlock. Running jobs of a task that is limited from now on are counted from now on (index job_running).
 WITH said AS MATERIALIZED (
     SELECT * FROM unnest(%(names)s::text[], %(queues)s::text[], %(priorities)s::integer[], %(max_attempts)s::integer[],
-                         %(max_crashes)s::integer[], %(concurrency)s::integer[], %(per_key)s::integer[])
-                  AS n (name, queue, priority, max_attempts, max_crashes, concurrency, per_key)
+                         %(max_crashes)s::integer[], %(lost_retries)s::boolean[], %(lost_delays)s::double precision[],
+                         %(concurrency)s::integer[], %(per_key)s::integer[])
+                  AS n (name, queue, priority, max_attempts, max_crashes, lost_retry, lost_delay, concurrency, per_key)
 ),
 put AS (
-    INSERT INTO pgworkers.task AS t (name, queue, priority, max_attempts, max_crashes, concurrency, concurrency_per_key)
+    INSERT INTO pgworkers.task AS t (name, queue, priority, max_attempts, max_crashes, lost_retry, lost_delay, concurrency,
+                                     concurrency_per_key)
     SELECT * FROM said ORDER BY name
     ON CONFLICT (name) DO UPDATE
        SET queue = excluded.queue, priority = excluded.priority, max_attempts = excluded.max_attempts,
-           max_crashes = excluded.max_crashes, concurrency = excluded.concurrency,
+           max_crashes = excluded.max_crashes, lost_retry = excluded.lost_retry, lost_delay = excluded.lost_delay,
+           concurrency = excluded.concurrency,
            concurrency_per_key = excluded.concurrency_per_key, updated_at = now()
-     WHERE (t.queue, t.priority, t.max_attempts, t.max_crashes, t.concurrency, t.concurrency_per_key)
+     WHERE (t.queue, t.priority, t.max_attempts, t.max_crashes, t.lost_retry, t.lost_delay, t.concurrency,
+            t.concurrency_per_key)
            IS DISTINCT FROM (excluded.queue, excluded.priority, excluded.max_attempts, excluded.max_crashes,
-                             excluded.concurrency, excluded.concurrency_per_key)
+                             excluded.lost_retry, excluded.lost_delay, excluded.concurrency, excluded.concurrency_per_key)
     RETURNING t.name, t.concurrency
 ),
 running AS MATERIALIZED (

@@ -1,17 +1,21 @@
 -- Take running jobs away from hosts that are gone: no row, or not renewed for the lease that the row itself names. Never
--- from the asking host. Each costs a crash; out of crashes, out of attempts or past its deadline it is dead, wished away
--- it is cancelled, else it is scheduled by exponential back-off. Bounded, skips what others have locked.
+-- from the asking host. Each costs a crash; out of crashes, out of attempts, past its deadline or because its task says so it
+-- is dead, wished away it is cancelled, else it is scheduled as its task says, or by exponential back-off. Bounded, skips
+-- what others have locked.
 -- Index: job_running. Guard: the row is still held under the same host and lease, checked by the row lock. No unique key
 -- can stand in the way: a running row keeps its own.
 WITH lost AS MATERIALIZED (
     SELECT j.id, j.lease, j.crashes + 1 AS crashes, j.progress, j.attempt, j.host, j.queue, j.task, j.claimed_at,
            CASE WHEN j.cancel_at IS NOT NULL THEN 'cancelled'
-                WHEN j.crashes + 1 >= j.max_crashes OR j.attempt >= j.max_attempts OR j.deadline_at <= now() THEN 'dead'
+                WHEN j.crashes + 1 >= j.max_crashes OR j.attempt >= j.max_attempts OR j.deadline_at <= now()
+                  OR t.lost_retry IS FALSE THEN 'dead'
                 ELSE 'scheduled' END::pgworkers.job_state AS state,
            CASE WHEN h.id IS NULL THEN 'host lost: its row is gone'
-                ELSE 'host lost: no heartbeat for ' || round(extract(epoch FROM now() - h.renewed_at)) || ' s' END AS error
+                ELSE 'host lost: no heartbeat for ' || round(extract(epoch FROM now() - h.renewed_at)) || ' s' END AS error,
+           t.lost_delay
       FROM pgworkers.job j
       LEFT JOIN pgworkers.host h ON h.id = j.host
+      LEFT JOIN pgworkers.task t ON t.name = j.task
      WHERE j.host IS NOT NULL AND j.host <> %(host)s::uuid AND (h.id IS NULL OR h.renewed_at < now() - h.lease)
      ORDER BY j.id
      LIMIT %(limit)s::bigint
@@ -20,7 +24,8 @@ WITH lost AS MATERIALIZED (
 moved AS (
     UPDATE pgworkers.job j
        SET state = 'scheduled', host = NULL, claimed_at = NULL, expires_at = NULL, crashes = l.crashes,
-           run_at = now() + make_interval(secs => least(2 * power(2, least(l.crashes - 1, 20)), 3600) * (1 + 0.1 * random())),
+           run_at = now() + make_interval(secs => coalesce(
+               l.lost_delay, least(2 * power(2, least(l.crashes - 1, 20)), 3600) * (1 + 0.1 * random()))),
            errors = (j.errors || l.error)[greatest(cardinality(j.errors) - 8, 1):]
       FROM lost l
      WHERE j.id = l.id AND j.lease = l.lease AND j.state = 'running' AND l.state = 'scheduled'

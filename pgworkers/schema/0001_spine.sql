@@ -149,6 +149,8 @@ CREATE TABLE pgworkers.task (
     priority     integer     NOT NULL,
     max_attempts integer     NOT NULL,
     max_crashes  integer     NOT NULL,
+    lost_retry   boolean     NOT NULL DEFAULT true,      -- does a job of a lost host run again,
+    lost_delay   double precision,                       -- and after how many seconds; NULL: by the usual back-off
     updated_at   timestamptz NOT NULL DEFAULT now()
 );
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from support.desk import Desk, until
 
-from pgworkers.job import cancel, host, requeue, show
+from pgworkers.job import cancel, host, queue, requeue, show
 from pgworkers.job.rescue import Rescued, rescue
 from pgworkers.job.state import State
+from pgworkers.specs import TaskSpec
 
 
 def lose(lost: Desk, seen_by: Desk) -> None:
@@ -115,3 +116,27 @@ def test_a_poison_job_is_dead_after_its_crashes_whatever_its_attempts(desk: Desk
         lose(other, desk)
         states += [r.state for r in desk.ask(rescue(desk.host, 10))]
     assert states == [State.SCHEDULED, State.SCHEDULED, State.DEAD]
+
+
+def test_a_task_says_what_becomes_of_its_jobs_when_their_host_is_lost(desk: Desk, other: Desk) -> None:
+    def spec(name: str, policy: bool | float | None) -> TaskSpec:
+        return TaskSpec(name, "a", retry_on={} if policy is None else {"host_lost": policy})
+
+    policies = {"never": False, "later": 3600.0, "at_once": 0.0, "as_ever": True, "silent": None}
+    desk.ask(queue.declare_tasks([spec(name, policy) for name, policy in policies.items()]))
+    assert desk.ask(queue.declare_tasks([spec(name, policy) for name, policy in policies.items()])) == []
+    jobs = {task: other.put(task) for task in policies}
+    other.take(10, tasks=tuple(policies))
+    lose(other, desk)
+    rescued = {one.task: one.state for one in desk.ask(rescue(desk.host, 10))}
+    assert rescued == {task: State.DEAD if task == "never" else State.SCHEDULED for task in policies}
+    assert desk.see(jobs["never"]).verdict == "host_lost"
+    pauses = dict(
+        desk.conn.execute(
+            "SELECT task, extract(epoch FROM run_at - now())::float FROM pgworkers.job"
+        ).fetchall()
+    )
+    assert 3500 < pauses["later"] <= 3600
+    assert pauses["at_once"] <= 0
+    assert 0 < pauses["as_ever"] <= 2.2
+    assert 0 < pauses["silent"] <= 2.2

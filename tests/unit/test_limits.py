@@ -43,7 +43,7 @@ def test_retry_on_is_read_by_verdict() -> None:
     ("value", "said"),
     [
         ({"interrupted": False}, "the verdicts it can speak of are error, timeout"),
-        ({"host_lost": False}, "the verdicts it can speak of"),
+        ({"lease_lost": False}, "the verdicts it can speak of"),
         ({"oom": None}, "write True, False or a duration"),
         ({"oom": "soon"}, "oom"),
         (["oom"], "is not a mapping"),
