@@ -36,6 +36,12 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "migrate": ("pgworkers.cli.migrate:migrate", "Create the schema or bring it up to date."),
         "pg": ("pgworkers.cli.pg:pg", "The embedded Postgres server."),
     },
+    "Around": {
+        "export": (
+            "pgworkers.cli.export:export",
+            "Files for the tools around it: Grafana dashboards, Prometheus alerts.",
+        ),
+    },
     "About": {
         "config": ("pgworkers.cli.config:config", "Every setting, its value and where it came from."),
         "version": ("pgworkers.cli.version:version", "The versions of pgworkers and what it stands on."),
