@@ -9,11 +9,13 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from pgworkers.events import Facts
+from pgworkers.events import DutyDone, DutyFailed, Fact, Facts
 from pgworkers.job.claim import Wants, claim
 from pgworkers.master.duties import RESCUE_BATCH, Duties
+from pgworkers.master.leadership import Leadership
 from pgworkers.master.line import Line
-from pgworkers.postgres.statements import run
+from pgworkers.master.scaling import split_duty
+from pgworkers.postgres.statements import Query, Statement, run
 from pgworkers.settings import Settings
 
 Db = psycopg.Connection[Any]
@@ -42,3 +44,64 @@ def test_one_sweep_takes_everything_back_from_a_lost_host_but_not_after_a_gap(
     assert perform(dsn, "rescue", may_rescue=may_rescue) == count - left
     assert db.execute("SELECT count(*) FROM pgworkers.job WHERE state = 'running'").fetchone() == (left,)
     assert db.execute("SELECT count(*) FROM pgworkers.attempt").fetchone() == (count - left,)
+
+
+def names() -> list[str]:
+    settings, facts = Settings(), Facts()
+    return [
+        *Duties(str(uuid4()), Line("duty", "", settings, facts), facts, settings, lambda: True).all,
+        "split",
+    ]
+
+
+@pytest.mark.parametrize("name", names())
+def test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again(
+    db: Db, dsn: str, name: str
+) -> None:
+    """Each duty, on the session that holds the lock, is performed; after its loss nothing of it reaches the server.
+
+    What reached it is what the server says the newer session last ran.
+    """
+    marker = Query(
+        Statement("marker", "SELECT pg_backend_pid() AS pgworkers_marker"), {}, lambda rows: rows[0][0]
+    )
+    told: list[Fact] = []
+
+    async def story() -> tuple[int, int]:
+        settings, facts = Settings(), Facts()
+        facts.listen(told.append)
+        line = Line("leadership", dsn, settings, facts)
+        leadership = Leadership(str(uuid4()), line, facts, settings, lambda _: True)
+        duties = Duties(str(uuid4()), leadership, facts, settings, lambda: True)
+        duties.add(split_duty(leadership, 1.0))
+        trying = asyncio.ensure_future(leadership.run())
+        try:
+            await leadership.until_leading()
+            trying.cancel()  # it must not win again by itself
+            await duties.perform(name)
+            assert [type(fact) for fact in told if isinstance(fact, DutyDone | DutyFailed)] == [DutyDone]
+            first = await line.ask(marker)
+            db.execute("SELECT pg_terminate_backend(%s, 10000)", [first])
+            for _ in range(2):
+                await duties.perform(name)  # the first finds the session dead, the second knows
+            assert not leadership.leads
+            await line.rest()
+            second = await line.ask(marker)  # connected again, without the lock
+            leadership.leads = True  # as if it had not noticed: the session decides, not the flag
+            await duties.perform(name)
+            return first, second
+        finally:
+            trying.cancel()
+            row = db.execute(
+                "SELECT array_agg(query) FROM pg_stat_activity WHERE datname = current_database()"
+                " AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            ).fetchone()
+            last.extend(row[0] or [] if row else [])
+            await line.close()
+
+    last: list[str] = []
+    first, second = asyncio.run(story())
+    assert first != second
+    assert [fact.cut for fact in told if isinstance(fact, DutyFailed)] == [True, True, True]
+    assert len([fact for fact in told if isinstance(fact, DutyDone)]) == 1
+    assert last == ["SELECT pg_backend_pid() AS pgworkers_marker"]
