@@ -8,10 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from pgworkers.job import clean
+from pgworkers.job.postmortem import LINE_LIMIT
 from pgworkers.job.state import State
 from pgworkers.postgres.statements import Query, Statement
 
 _RESCUE = Statement.beside(__file__, "rescue")
+_LOST = Statement.beside(__file__, "rescue_lost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +28,20 @@ class Rescued:
     state: State
 
 
-def rescue(host: str, limit: int) -> Query[list[Rescued]]:
-    """Rescue at most `limit` jobs, none of `host` itself. Only a host that has renewed without a gap may ask."""
-    return Query(_RESCUE, {"host": host, "limit": limit}, _read)
+def rescue(
+    host: str, limit: int, *, only: int | None = None, refused: str | None = None
+) -> Query[list[Rescued]]:
+    """Rescue at most `limit` jobs, none of `host` itself. Only a host that has renewed without a gap may ask.
+
+    `only`: this job and no other. `refused`: why the database will not schedule it again, so that it ends instead.
+    """
+    cause = None if refused is None else clean.line(refused, LINE_LIMIT)
+    return Query(_RESCUE, {"host": host, "limit": limit, "only": only, "refused": cause}, _read)
+
+
+def lost(host: str, limit: int) -> Query[list[int]]:
+    """Which jobs a rescue would take."""
+    return Query(_LOST, {"host": host, "limit": limit}, lambda rows: [row[0] for row in rows])
 
 
 def _read(rows: list[tuple[Any, ...]]) -> list[Rescued]:

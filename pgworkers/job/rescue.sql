@@ -1,22 +1,24 @@
 -- Take running jobs away from hosts that are gone: no row, or not renewed for the lease that the row itself names. Never
 -- from the asking host. Each costs a crash; out of crashes, out of attempts, past its deadline or because its task says so it
 -- is dead, wished away it is cancelled, else it is scheduled as its task says, or by exponential back-off. Bounded, skips
--- what others have locked.
+-- what others have locked. `only` names the one job to try, and `refused` why it cannot be scheduled: then it is dead.
 -- Index: job_running. Guard: the row is still held under the same host and lease, checked by the row lock. No unique key
 -- can stand in the way: a running row keeps its own.
 WITH lost AS MATERIALIZED (
     SELECT j.id, j.lease, j.crashes + 1 AS crashes, j.progress, j.attempt, j.host, j.queue, j.task, j.claimed_at,
            CASE WHEN j.cancel_at IS NOT NULL THEN 'cancelled'
                 WHEN j.crashes + 1 >= j.max_crashes OR j.attempt >= j.max_attempts OR j.deadline_at <= now()
-                  OR t.lost_retry IS FALSE THEN 'dead'
+                  OR t.lost_retry IS FALSE OR %(refused)s::text IS NOT NULL THEN 'dead'
                 ELSE 'scheduled' END::pgworkers.job_state AS state,
            CASE WHEN h.id IS NULL THEN 'host lost: its row is gone'
-                ELSE 'host lost: no heartbeat for ' || round(extract(epoch FROM now() - h.renewed_at)) || ' s' END AS error,
+                ELSE 'host lost: no heartbeat for ' || round(extract(epoch FROM now() - h.renewed_at)) || ' s' END
+           || coalesce(', and it cannot run again: ' || %(refused)s::text, '') AS error,
            t.lost_delay
       FROM pgworkers.job j
       LEFT JOIN pgworkers.host h ON h.id = j.host
       LEFT JOIN pgworkers.task t ON t.name = j.task
      WHERE j.host IS NOT NULL AND j.host <> %(host)s::uuid AND (h.id IS NULL OR h.renewed_at < now() - h.lease)
+       AND (%(only)s::bigint IS NULL OR j.id = %(only)s::bigint)
      ORDER BY j.id
      LIMIT %(limit)s::bigint
        FOR UPDATE OF j SKIP LOCKED

@@ -15,18 +15,17 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.errors import NotFound
-from pgworkers.events import DutyDone, DutyFailed, Facts, JobRescued, QueuesSeen
+from pgworkers.events import DutyDone, DutyFailed, Facts, QueuesSeen
 from pgworkers.flow import batch
-from pgworkers.job import archive, depth, host, promote, request, rescue
-from pgworkers.job.backend import end_backends
+from pgworkers.job import archive, depth, host, promote, request
 from pgworkers.master import ticks
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.line import Asker, LineDown
+from pgworkers.master.rescuing import rescue_all
 from pgworkers.observe import statistics
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
-RESCUE_BATCH = 500
 BATCH = 1000
 DAYS_AHEAD = 3
 #: A snapshot rests at least this many times as long as it took.
@@ -138,17 +137,7 @@ class Duties:
 
     async def _rescue(self) -> int:
         """Only a host that has itself renewed without a gap may call others lost: an outage must not be a mass rescue."""
-        total = 0
-        while self._may_rescue():
-            rescued = await self._asker.ask(rescue.rescue(self._host, RESCUE_BATCH))
-            for job in rescued:
-                self._facts.tell(JobRescued(job.id, job.lease, job.queue, job.task, job.state))
-            if rescued:  # the server may still be busy with a statement of a host that is gone
-                await self._asker.ask(end_backends([(job.id, job.lease) for job in rescued]))
-            total += len(rescued)
-            if len(rescued) < RESCUE_BATCH:
-                break
-        return total
+        return await rescue_all(self._asker, self._host, self._facts, self._may_rescue)
 
     async def _sweep(self) -> int:
         return await self._asker.ask(host.sweep()) if self._may_rescue() else 0

@@ -11,9 +11,10 @@ import pytest
 
 from pgworkers.events import DutyDone, DutyFailed, Fact, Facts
 from pgworkers.job.claim import Wants, claim
-from pgworkers.master.duties import RESCUE_BATCH, Duties
+from pgworkers.master.duties import Duties
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.line import Line
+from pgworkers.master.rescuing import BATCH as RESCUE_BATCH
 from pgworkers.master.scaling import split_duty
 from pgworkers.postgres.statements import Query, Statement, run
 from pgworkers.settings import Settings
@@ -44,6 +45,42 @@ def test_one_sweep_takes_everything_back_from_a_lost_host_but_not_after_a_gap(
     assert perform(dsn, "rescue", may_rescue=may_rescue) == count - left
     assert db.execute("SELECT count(*) FROM pgworkers.job WHERE state = 'running'").fetchone() == (left,)
     assert db.execute("SELECT count(*) FROM pgworkers.attempt").fetchone() == (count - left,)
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "why"),
+    [
+        (
+            "CREATE UNIQUE INDEX of_the_user ON pgworkers.job (unique_key) WHERE state <> 'running'",
+            "duplicate key value violates unique constraint",
+        ),
+        (
+            "ALTER TABLE pgworkers.job ADD CONSTRAINT of_the_user "
+            "CHECK (unique_key IS DISTINCT FROM 'k' OR host IS NOT NULL) NOT VALID",
+            "violates check constraint",
+        ),
+    ],
+)
+def test_a_thousand_are_rescued_and_the_one_with_a_conflict_ends_with_its_reason(
+    dsn: str, obstacle: str, why: str
+) -> None:
+    with psycopg.connect(dsn, autocommit=True) as db:
+        db.execute("SELECT pgworkers.enqueue('work') FROM generate_series(1, 600)")
+        db.execute("SELECT pgworkers.enqueue('work', unique_key => 'k')")
+        db.execute("SELECT pgworkers.enqueue('work') FROM generate_series(1, 399)")
+        assert len(run(db, "pgworkers", claim(str(uuid4()), [Wants("default", 1000)], ["work"]))) == 1000
+        db.execute(
+            "SELECT pgworkers.enqueue('other', unique_key => 'k')"
+        )  # a newer one, as the user's index sees it
+        db.execute(obstacle)
+        assert perform(dsn, "rescue", may_rescue=True) == 1000, "one sweep"
+        states = db.execute(
+            "SELECT state::text, count(*) FROM pgworkers.jobs GROUP BY 1 ORDER BY 1"
+        ).fetchall()
+        assert states == [("dead", 1), ("ready", 1), ("scheduled", 999)]
+        (error,) = db.execute("SELECT error FROM pgworkers.jobs WHERE state = 'dead'").fetchone() or ("",)
+        assert error.startswith("host lost: its row is gone, and it cannot run again: ")
+        assert why in error
 
 
 def names() -> list[str]:
