@@ -40,6 +40,13 @@ async def drain(host: Host) -> None:
     await _write_the_rest(host)
     host.supervisors.hang_up()
     await _until_alone(host)
+    try:
+        async with asyncio.timeout(settings.statement_timeout):
+            await host.overlooked.give_back(
+                0.0
+            )  # nothing runs any more: whatever is left was never known here
+    except TimeoutError:
+        pass
     await _write_the_rest(host)
     try:
         async with asyncio.timeout(settings.statement_timeout):

@@ -49,6 +49,10 @@ class Ends:
     def __len__(self) -> int:
         return len(self._pending) + len(self._sending) + len(self._releases)
 
+    def keys(self) -> list[tuple[int, int]]:
+        """Whose ends are on their way."""
+        return [held.key for held, _ in (*self._pending, *self._sending)] + self._releases
+
     def put(self, held: Held, end: End | Again) -> None:
         # What the handler last said travels with its end; an older beat must not overwrite it.
         saved = self._saves.pop(held.key, None)

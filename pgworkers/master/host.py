@@ -31,6 +31,7 @@ from pgworkers.master.leadership import Leadership
 from pgworkers.master.line import Line, LineDown
 from pgworkers.master.minutes import Minutes
 from pgworkers.master.options import RunOptions
+from pgworkers.master.overlooked import Overlooked
 from pgworkers.master.reload import Reloads
 from pgworkers.master.renewal import Renewal
 from pgworkers.master.requests import Requests
@@ -81,6 +82,7 @@ class Host:
         )
         self.scaling = Scaling(self)
         self.claims = Claims(self.id, self.lines["claim"], self.dispatch, facts, settings)
+        self.overlooked = Overlooked(self.id, self.lines["claim"], self.dispatch, self.ends, settings)
         self.renewal = Renewal(
             self.id,
             self.lines["listen"],
@@ -150,6 +152,7 @@ class Host:
         for part in (
             self.ends.run(),
             self.claims.run(),
+            self.overlooked.run(),
             self.renewal.run(),
             self.leadership.run(),
             self.duties.run(self.leadership),

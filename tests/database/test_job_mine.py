@@ -1,0 +1,20 @@
+"""Mine: what a host holds according to the tables."""
+
+from __future__ import annotations
+
+from support.desk import Desk
+
+from pgworkers.job.mine import mine
+
+
+def test_a_host_sees_what_it_claimed_and_nothing_of_others(desk: Desk, other: Desk) -> None:
+    ours, theirs, ended = desk.run_one(), other.run_one(), desk.run_one()
+    desk.end(ended)
+    desk.put()
+    assert desk.ask(mine(desk.host, 0.0)) == [(ours.id, ours.lease)]
+    assert other.ask(mine(other.host, 0.0)) == [(theirs.id, theirs.lease)]
+
+
+def test_what_was_claimed_just_now_may_still_be_on_its_way(desk: Desk) -> None:
+    desk.run_one()
+    assert desk.ask(mine(desk.host, 30.0)) == []

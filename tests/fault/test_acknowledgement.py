@@ -1,0 +1,123 @@
+"""Rows 33 to 36: a statement committed, and who sent it never hears of it."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from support.ledger import audit, read
+from support.proxy import Proxy, mark
+from support.tree import FAST, Forest, wait_for
+
+LEASE = float(FAST["PGWORKERS_LEASE"].rstrip("s"))
+CLAIMS = (mark("job/claim"), mark("job/claim_aged"))
+
+
+def test_row_33_an_enqueue_without_an_answer_is_repeated_and_makes_one_job(
+    proxy: Proxy, forest: Forest
+) -> None:
+    lost = proxy.lose_reply("pgworkers.enqueue")
+    enqueue = "SELECT (pgworkers.enqueue('work', queue => 'default', unique_key => %s)).*"
+    with pytest.raises(psycopg.OperationalError), psycopg.connect(proxy.dsn, autocommit=True) as conn:
+        conn.execute(enqueue, ["invoice 7"])
+    assert lost.hits == 1
+    with psycopg.connect(proxy.dsn, autocommit=True) as conn:
+        [(job, created)] = conn.execute(enqueue, ["invoice 7"]).fetchall()
+    assert not created, "the first one had been committed"
+    forest.start(queues="default:1", dsn=proxy.dsn)
+    forest.until(job, "succeeded")
+    assert forest.counts() == {"succeeded": 1}
+    assert audit(forest.db, forest.ledger, [job]) == []
+
+
+def test_row_33_a_transaction_without_an_answer_to_its_commit(proxy: Proxy, forest: Forest) -> None:
+    lost = proxy.lose_reply("COMMIT")
+    with pytest.raises(psycopg.OperationalError), psycopg.connect(proxy.dsn) as conn:
+        conn.execute("SELECT pgworkers.enqueue('work', queue => 'default', unique_key => 'k')")
+        conn.commit()
+    assert lost.hits == 1
+    [job] = forest.enqueue("work", unique_key="k")
+    assert forest.counts() == {"ready": 1}
+    forest.start(queues="default:1")
+    forest.until(job, "succeeded")
+
+
+def test_row_34_a_claim_without_an_answer_is_given_back_by_the_host_that_lives_on(
+    proxy: Proxy, forest: Forest
+) -> None:
+    """Nobody else may take it: its host renews. So that host must find what it holds and does not know."""
+    forest.start(queues="default:2", dsn=proxy.dsn)
+    [first] = forest.enqueue("work")
+    forest.until(first, "succeeded")
+    lost = proxy.lose_reply(*CLAIMS, who="claim")
+    wait_for(lambda: lost.hits, what="an empty claim is lost too")
+    lost = proxy.lose_reply(*CLAIMS, who="claim")
+    jobs = forest.enqueue("work", 2)
+    wait_for(lost.done.is_set, what="the claim was committed")
+    wait_for(lambda: lost.hits)
+    forest.until_all_ended(timeout=LEASE + 10)
+    assert forest.counts() == {"succeeded": 3}
+    assert {row["attempt"] for row in map(forest.row, jobs)} == {1}, (
+        "it was never started: it cost no attempt"
+    )
+    assert audit(forest.db, forest.ledger, [first, *jobs]) == []
+
+
+def test_row_34_a_drained_host_leaves_no_claim_behind_that_it_never_heard_of(
+    proxy: Proxy, forest: Forest
+) -> None:
+    master = forest.start(queues="default:1", dsn=proxy.dsn, PGWORKERS_LEASE="60s")
+    [job] = forest.enqueue("work", run_at="2099-01-01")
+    lost = proxy.lose_reply(*CLAIMS, who="claim", times=1000)
+    forest.db.execute("UPDATE pgworkers.job SET run_at = now(), state = 'ready'")
+    forest.until(job, "running")
+    assert master.terminate() == 0, master.log()
+    assert lost.hits
+    row = forest.row(job)
+    assert (row["state"], row["attempt"], row["host"]) == ("ready", 0, None)
+    assert audit(forest.db, forest.ledger, [job]) == []
+
+
+def test_row_35_an_end_without_an_answer_is_sent_again_and_nothing_runs_twice(
+    proxy: Proxy, forest: Forest
+) -> None:
+    master = forest.start(queues="default:2", dsn=proxy.dsn)
+    finish, retry = mark("job/finish"), mark("job/retry")
+    ends = proxy.lose_reply(finish, times=3)
+    good = forest.enqueue("work", 20, args={"seconds": 0.05})
+    wait_for(lambda: ends.hits == 3)
+    agains = proxy.lose_reply(retry)
+    bad = forest.enqueue("fail", 4, args={"times": 1})
+    wait_for(lambda: agains.hits == 1)
+    forest.until_all_ended()
+    assert forest.counts() == {"succeeded": 24}
+    starts = [entry for entry in read(forest.ledger) if entry.kind == "START"]
+    assert len(starts) == 20 + 2 * 4, "each once, and each failed one once more"
+    assert {forest.row(job)["attempt"] for job in good} == {1}
+    assert "lease" not in master.log().replace("release", ""), "no lease was lost"
+    assert audit(forest.db, forest.ledger, good + bad) == []
+
+
+def test_row_36_a_tick_without_an_answer_is_one_job(proxy: Proxy, forest: Forest) -> None:
+    forest.app.write_text(
+        forest.app.read_text() + '\n\napp.schedule("* * * * * *", name="beat", missed="all")(work)\n'
+    )
+    fired = proxy.lose_reply(mark("schedule/fire"), times=3)
+    forest.start(queues="default:2", dsn=proxy.dsn)
+    wait_for(lambda: fired.hits == 3, what="three ticks were lost on the way back")
+    before = len(_ticks(forest))
+    wait_for(lambda: len(_ticks(forest)) >= before + 2, what="and it went on")
+    forest.db.execute("UPDATE pgworkers.schedule SET paused = true, revision = revision + 1")
+    forest.until_all_ended()
+    ticks = _ticks(forest)
+    gaps = {(later - earlier).total_seconds() for earlier, later in zip(ticks, ticks[1:], strict=False)}
+    assert gaps == {1.0}, "every second, once"
+    jobs = forest.db.execute(
+        "SELECT meta ->> 'tick', count(*), min(id) FROM pgworkers.jobs GROUP BY 1"
+    ).fetchall()
+    assert len(jobs) == len(ticks)
+    assert {count for _, count, _ in jobs} == {1}
+    assert audit(forest.db, forest.ledger, [job for *_, job in jobs]) == []
+
+
+def _ticks(forest: Forest) -> list:
+    return [row[0] for row in forest.db.execute("SELECT at FROM pgworkers.tick ORDER BY at").fetchall()]
