@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import psycopg
 import pytest
 from support.ledger import audit, read
@@ -31,9 +33,10 @@ def test_row_33_an_enqueue_without_an_answer_is_repeated_and_makes_one_job(
 
 def test_row_33_a_transaction_without_an_answer_to_its_commit(proxy: Proxy, forest: Forest) -> None:
     lost = proxy.lose_reply("COMMIT")
-    with pytest.raises(psycopg.OperationalError), psycopg.connect(proxy.dsn) as conn:
+    with psycopg.connect(proxy.dsn) as conn:
         conn.execute("SELECT pgworkers.enqueue('work', queue => 'default', unique_key => 'k')")
-        conn.commit()
+        with pytest.raises(psycopg.OperationalError):
+            conn.commit()
     assert lost.hits == 1
     [job] = forest.enqueue("work", unique_key="k")
     assert forest.counts() == {"ready": 1}
@@ -109,7 +112,7 @@ def test_row_36_a_tick_without_an_answer_is_one_job(proxy: Proxy, forest: Forest
     forest.db.execute("UPDATE pgworkers.schedule SET paused = true, revision = revision + 1")
     forest.until_all_ended()
     ticks = _ticks(forest)
-    gaps = {(later - earlier).total_seconds() for earlier, later in zip(ticks, ticks[1:], strict=False)}
+    gaps = {(later - earlier).total_seconds() for earlier, later in pairwise(ticks)}
     assert gaps == {1.0}, "every second, once"
     jobs = forest.db.execute(
         "SELECT meta ->> 'tick', count(*), min(id) FROM pgworkers.jobs GROUP BY 1"
