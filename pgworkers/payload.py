@@ -25,8 +25,8 @@ from pgworkers.clock import show_size
 DEPTH = 64
 INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
 
-_TROUBLE = re.compile(rb"null|\\u0000|\d{19}")
-_LARGE = re.compile(rb"\de\d+(?:[,\]}]|\Z)")  # a float that msgspec writes with an exponent
+# What a NaN becomes, NUL, integers beyond 64 bits, a float that msgspec writes with an exponent. One search for all.
+_TROUBLE = re.compile(rb"null|\\u0000|\d{19}|\de\d+(?:[,\]}]|\Z)")
 _EXACT = 1e16  # the smallest of those
 _BAD_TEXT = re.compile("[\0\ud800-\udfff]")
 _TOO_DEEP = f"is nested deeper than {DEPTH} levels, or contains itself"
@@ -46,12 +46,7 @@ def encode(value: Any, *, limit: int, clean: bool = False) -> bytes:
     data = _encoded(value)
     if data is not None and len(data) > limit:
         raise _too_large(data, limit)
-    if (
-        data is None
-        or _TROUBLE.search(data)
-        or _LARGE.search(data)
-        or data.count(b"[") + data.count(b"{") > DEPTH
-    ):
+    if data is None or _TROUBLE.search(data) or data.count(b"[") + data.count(b"{") > DEPTH:
         plain = [_plain(value)]
         _walk(plain, clean)
         data = _ENCODER.encode(plain[0])

@@ -23,12 +23,12 @@ from pgworkers.context import Ctx
 from pgworkers.declare.arguments import Arguments
 from pgworkers.declare.options import Options, Using, options, refuse_unknown
 from pgworkers.errors import ResultError, UsageError
+from pgworkers.job.new import NewJob
 from pgworkers.specs import TaskSpec
 
 if TYPE_CHECKING:
     from pgworkers.client.session import Client
     from pgworkers.handle import Job
-    from pgworkers.job.enqueue import NewJob
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -167,14 +167,18 @@ class Task(Generic[P, R]):
         return payload.decoder(Any if self.arguments.returns is object else self.arguments.returns)
 
     def _new(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
-        from pgworkers.job.enqueue import NewJob
-
         text = self.arguments.encode(args, kwargs, limit=self._client.settings.payload_limit)
         spec = self._spec
+        queue = self._place(how.queue or spec.queue or None, self.name)
+        if how is _PLAIN:  # by place: by name it takes as long again
+            return NewJob(
+                self.name, text.decode(), queue, spec.priority, None, None, None, "return", spec.max_attempts,
+                spec.max_crashes, None, None, spec.deadline, spec.expires,
+            )  # fmt: skip
         return NewJob(
             task=self.name,
             args_json=text.decode(),
-            queue=self._place(how.queue or spec.queue or None, self.name),
+            queue=queue,
             priority=spec.priority if how.priority is None else how.priority,
             run_at=how.at,
             delay=how.delay,
@@ -219,11 +223,13 @@ class CtxTask(Task[P, R], Generic[P, R, V]):
         return self.fn(Ctx.for_test() if ctx is None else ctx, *args, **kwargs)  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True, slots=True)
 class Prepared(Generic[R]):
     """A checked job that is not inserted yet."""
 
-    new: NewJob
+    __slots__ = ("new",)
+
+    def __init__(self, new: NewJob) -> None:
+        self.new = new
 
 
 @dataclass(frozen=True, slots=True)

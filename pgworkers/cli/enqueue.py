@@ -21,7 +21,7 @@ from pgworkers.errors import JobFailed, UsageError
 from pgworkers.job.state import State
 
 if TYPE_CHECKING:
-    from pgworkers.job.enqueue import NewJob
+    from pgworkers.job.new import NewJob
 
 
 class Enqueue(Command):
@@ -156,7 +156,7 @@ def _sentence(job: NewJob, job_id: int, created: bool) -> str:
 
 def _many(said: Invocation, ready: Preparer, file: str) -> None:
     """Every line of the file as a job, in one COPY."""
-    from pgworkers.job.enqueue import copy_in
+    from pgworkers.job.copying import copy_in
 
     with _opened(file) as (stream, name):
         total = _lines_in(stream) if file != "-" and sys.stderr.isatty() else None
@@ -165,7 +165,7 @@ def _many(said: Invocation, ready: Preparer, file: str) -> None:
             counted(said, "enqueued", total) as done,
             _translated(),
         ):
-            count = copy_in(db.conn, db.schema, _jobs(stream, name, ready.prepare), done)
+            count = copy_in(db.conn, db.schema, _jobs(stream, name, ready.prepare), done, stream=True)
     if said.output == "table":
         click.echo(str(count) if said.quiet else f"enqueued {plural(count, 'job')} of {plain(ready.task)}")
     else:

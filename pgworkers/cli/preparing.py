@@ -17,7 +17,7 @@ from pgworkers.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
     from pgworkers.app import App
-    from pgworkers.job.enqueue import NewJob
+    from pgworkers.job.new import NewJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def _by_name(said: Invocation, name: str, how: dict[str, Any]) -> Preparer:
     """Without an app: the database's own table of tasks, if it knows this one, fills in queue and budgets."""
     from pgworkers import payload
     from pgworkers.declare import options
-    from pgworkers.job.enqueue import NewJob
+    from pgworkers.job.new import NewJob
 
     loaded = place.load(said)
     found = options.options(**how)

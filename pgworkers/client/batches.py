@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 from psycopg import Error
 
 from pgworkers.client.waiting import listen
 from pgworkers.clock import monotonic
 from pgworkers.errors import DatabaseUnreachable, UsageError
 from pgworkers.flow import batch
-from pgworkers.job.enqueue import NewJob, OnFailed, acopy_in, copy_in, enqueue
+from pgworkers.job.copying import acopy_in, copy_in
+from pgworkers.job.enqueue import enqueue
+from pgworkers.job.new import NewJob, OnFailed
 from pgworkers.postgres.statements import arun, run
 
 if TYPE_CHECKING:
@@ -40,12 +43,14 @@ def create(
     then: NewJob | None,
     on_failed: OnFailed,
     progress: Progress,
+    *,
+    ours: bool,
 ) -> Made:
     """All of it or nothing; inside the caller's transaction when there is one."""
     with conn.transaction():
         batch_id = run(conn, schema, batch.open_batch(on_failed))
         last = None if then is None else run(conn, schema, enqueue(_last(then, batch_id))).id
-        total = copy_in(conn, schema, _members(jobs, batch_id), progress)
+        total = copy_in(conn, schema, _members(jobs, batch_id), progress, stream=ours)
         run(conn, schema, batch.seal(batch_id, total, last))
         if not total:
             run(conn, schema, batch.settle(batch_id))
@@ -59,11 +64,13 @@ async def acreate(
     then: NewJob | None,
     on_failed: OnFailed,
     progress: Progress,
+    *,
+    ours: bool,
 ) -> Made:
     async with conn.transaction():
         batch_id = await arun(conn, schema, batch.open_batch(on_failed))
         last = None if then is None else (await arun(conn, schema, enqueue(_last(then, batch_id)))).id
-        total = await acopy_in(conn, schema, _members(jobs, batch_id), progress)
+        total = await acopy_in(conn, schema, _members(jobs, batch_id), progress, stream=ours)
         await arun(conn, schema, batch.seal(batch_id, total, last))
         if not total:
             await arun(conn, schema, batch.settle(batch_id))

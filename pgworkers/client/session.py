@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from pgworkers.client.batches import Made
     from pgworkers.client.waiting import AsyncWatch, Watch
-    from pgworkers.job.enqueue import Enqueued, NewJob, OnFailed
+    from pgworkers.job.enqueue import Enqueued
+    from pgworkers.job.new import NewJob, OnFailed
     from pgworkers.postgres.statements import Query
     from pgworkers.settings import Settings
 
@@ -84,11 +85,12 @@ class Client:
 
     def copy_in(self, jobs: Iterable[NewJob], conn: Any, progress: Callable[[int], None] | None) -> int:
         """COPY on the user's connection, or on one of its own: the generator may itself enqueue."""
-        from pgworkers.job import enqueue as verb
+        from pgworkers.job.copying import copy_in
 
         own = None if conn is not None else self.connect("copy")
         try:
-            return verb.copy_in(own or _blocking(conn), self.settings.schema, jobs, progress)
+            theirs = own or _blocking(conn)
+            return copy_in(theirs, self.settings.schema, jobs, progress, stream=own is not None)
         except Exception as exc:
             raise self._explained(exc, lost=own is not None and own.broken) from exc
         finally:
@@ -101,11 +103,12 @@ class Client:
         conn: Any,
         progress: Callable[[int], None] | None,
     ) -> int:
-        from pgworkers.job import enqueue as verb
+        from pgworkers.job.copying import acopy_in
 
         own = None if conn is not None else await self.aconnect("copy")
         try:
-            return await verb.acopy_in(own or _async(conn), self.settings.schema, jobs, progress)
+            theirs = own or _async(conn)
+            return await acopy_in(theirs, self.settings.schema, jobs, progress, stream=own is not None)
         except Exception as exc:
             raise self._explained(exc, lost=own is not None and own.broken) from exc
         finally:
@@ -126,7 +129,13 @@ class Client:
         own = None if conn is not None else self.connect("copy")
         try:
             return batches.create(
-                own or _blocking(conn), self.settings.schema, jobs, then, on_failed, progress
+                own or _blocking(conn),
+                self.settings.schema,
+                jobs,
+                then,
+                on_failed,
+                progress,
+                ours=own is not None,
             )
         except Exception as exc:
             raise self._explained(exc, lost=own is not None and own.broken) from exc
@@ -147,7 +156,13 @@ class Client:
         own = None if conn is not None else await self.aconnect("copy")
         try:
             return await batches.acreate(
-                own or _async(conn), self.settings.schema, jobs, then, on_failed, progress
+                own or _async(conn),
+                self.settings.schema,
+                jobs,
+                then,
+                on_failed,
+                progress,
+                ours=own is not None,
             )
         except Exception as exc:
             raise self._explained(exc, lost=own is not None and own.broken) from exc

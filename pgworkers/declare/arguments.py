@@ -113,10 +113,7 @@ class Arguments:
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, limit: int) -> bytes:
         """A call as JSON; ArgumentError names the parameter when it does not fit."""
-        try:
-            bound = self.signature.bind(*args, **kwargs).arguments
-        except TypeError as exc:
-            self._refuse(f"{exc}; it takes {self.shown}")
+        bound = self._bound(args, kwargs)
         rest = self._rest
         if rest is not None and rest.name in bound:
             extra = bound.pop(rest.name)
@@ -132,7 +129,9 @@ class Arguments:
         except NotJson as exc:
             self._refuse(self._blame(bound, exc, limit))
         try:
-            self._decode(text)
+            self._struct.decode(text)
+            if rest is not None:
+                self._extras(text, rest.name)
         except msgspec.ValidationError as exc:
             self._refuse(f"{_where(exc)}; it takes {self.shown}")
         except Exception as exc:  # a dataclass's own __post_init__
@@ -158,6 +157,19 @@ class Arguments:
             "The handler was not run; was the job enqueued by SQL or by another version of the app?"
         )
 
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments by name. `Signature.bind` takes as long as all the rest, so what is plain goes past it."""
+        names = self._plain
+        if names is not None:
+            if not kwargs and len(args) == len(names):
+                return dict(zip(names, args, strict=True))
+            if not args and kwargs.keys() == self._plain_names:
+                return dict(kwargs)
+        try:
+            return self.signature.bind(*args, **kwargs).arguments
+        except TypeError as exc:
+            self._refuse(f"{exc}; it takes {self.shown}")
+
     def _refuse(self, reason: str) -> NoReturn:
         raise ArgumentError(f"{self.task}: {reason}; nothing was enqueued") from None
 
@@ -175,6 +187,17 @@ class Arguments:
     @cached_property
     def _rest(self) -> Parameter | None:
         return next((p for p in self.signature.parameters.values() if p.kind is Parameter.VAR_KEYWORD), None)
+
+    @cached_property
+    def _plain(self) -> tuple[str, ...] | None:
+        """The names, when each parameter can be given by place and by name."""
+        parameters = self.signature.parameters
+        plain = all(p.kind is Parameter.POSITIONAL_OR_KEYWORD for p in parameters.values())
+        return tuple(parameters) if plain else None
+
+    @cached_property
+    def _plain_names(self) -> frozenset[str]:
+        return frozenset(self._plain or ())
 
     @cached_property
     def _fields(self) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from pgworkers.job.enqueue import OnFailed
+from pgworkers.job.new import OnFailed
 from pgworkers.postgres.statements import Query, Statement
 
 _OPEN = Statement.beside(__file__, "batch_open")

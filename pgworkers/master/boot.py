@@ -18,7 +18,8 @@ from pgworkers import settings as settings_module
 from pgworkers.clock import monotonic, show_seconds
 from pgworkers.errors import AppNotLoaded, DatabaseUnreachable, NotFound, UsageError
 from pgworkers.job import queue as queues
-from pgworkers.job.enqueue import NewJob, enqueue
+from pgworkers.job.enqueue import enqueue
+from pgworkers.job.new import NewJob
 from pgworkers.master.options import RunOptions
 from pgworkers.postgres import migrate
 from pgworkers.postgres.connect import Chosen, choose, connect, is_pooled, shown

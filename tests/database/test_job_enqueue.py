@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,7 +16,9 @@ from support.desk import Desk
 
 from pgworkers.errors import ArgumentError, DuplicateJob, SchemaOutOfDate, UsageError
 from pgworkers.job import queue
-from pgworkers.job.enqueue import CHUNK_ROWS, Enqueued, NewJob, acopy_in, copy_in, enqueue, translate
+from pgworkers.job.copying import CHUNK_ROWS, acopy_in, copy_in
+from pgworkers.job.enqueue import Enqueued, enqueue, translate
+from pgworkers.job.new import NewJob
 from pgworkers.job.state import State
 from pgworkers.specs import TaskSpec
 
@@ -209,7 +212,7 @@ def test_many_jobs_by_copy(desk: Desk) -> None:
     desk.listen()
     told: list[int] = []
     assert copy_in(desk.conn, desk.schema, jobs, told.append) == 3
-    assert told == [3]
+    assert told == [1, 3], "from the first job on that has something special, all columns are sent"
     one, two, three = (desk.see(job_id) for job_id, _ in desk.states())
     assert (one.state, one.queue, one.priority, one.max_attempts) == (State.READY, "reports", 7, 2)
     assert one.args == {"a": "tab\t back\\slash é"}
@@ -301,3 +304,36 @@ def test_copy_on_an_async_connection(desk: Desk, emptied: str) -> None:
 
     asyncio.run(work())
     assert count(desk) == 5
+
+
+def test_a_stream_keeps_one_copy_open_while_the_iterator_goes_on(desk: Desk) -> None:
+    """In the order of the iterator, whatever the rows need; its time is nobody's timeout, its failure the end of all."""
+    strange = '{"n":\n\t0,\r "s": "a\\\\b\\tc"}'
+
+    def stream(fail: bool) -> Iterator[NewJob]:
+        yield NewJob("t", strange, queue="a\tb")
+        for n in range(1, 3000):
+            yield NewJob("t", f'{{"n": {n}}}', queue="a")
+        time.sleep(0.3)
+        yield NewJob("t", '{"n": 3000}', queue="a", priority=3, meta_json='{"m": "\\n"}')
+        for n in range(3001, 6000):
+            yield NewJob("t", f'{{"n": {n}}}', queue="a", concurrency_key=f"k{n}")
+        if fail:
+            raise RuntimeError("the file ended early")
+
+    counts: list[int] = []
+    desk.conn.execute("SET statement_timeout = '200ms'")
+    with pytest.raises(RuntimeError, match="ended early"):
+        copy_in(desk.conn, desk.schema, stream(True), stream=True)
+    assert count(desk) == 0
+    assert copy_in(desk.conn, desk.schema, stream(False), counts.append, stream=True) == 6000
+    assert counts == sorted(counts)
+    assert (counts[-1], len(counts) > 4) == (6000, True)
+    row = desk.conn.execute(
+        "SELECT count(*), bool_and(rank = n + 1), count(concurrency_key), bool_and(run_at = created_at)"
+        " FROM (SELECT (args->>'n')::int AS n, rank() OVER (ORDER BY id), * FROM pgworkers.job) j"
+    ).fetchone()
+    assert row == (6000, True, 2999, True)
+    first = desk.conn.execute("SELECT queue, args FROM pgworkers.job ORDER BY id LIMIT 1").fetchone()
+    assert first == ("a\tb", {"n": 0, "s": "a\\b\tc"})
+    assert desk.conn.execute("SHOW statement_timeout").fetchone() == ("200ms",)

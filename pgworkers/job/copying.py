@@ -1,0 +1,234 @@
+"""Enqueue many: any number of jobs by COPY, all or none, in constant memory.
+
+What jobs have in common is written once: everything but the arguments is one piece of text, looked up by its values, so a
+row costs Python about as much as the server. Rows travel in blocks. On a connection of our own one COPY stays open while
+the caller's iterator goes on, so both sides work at once; on the caller's connection, which the iterator may use itself,
+a block is gathered first and then sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from pgworkers.errors import UsageError
+from pgworkers.job.new import NewJob
+from pgworkers.postgres.statements import Statement
+
+_DEFAULTS = Statement.beside(__file__, "copy_defaults")
+_NOW = Statement.beside(__file__, "copy_now")
+_COPY = Statement.beside(__file__, "copy_in")
+_NOTIFY = Statement.beside(__file__, "copy_notify")
+
+#: A block ends after so many rows or characters: the first of them on the caller's connection, where each is a COPY of its
+#: own that must not come near a statement timeout; the smaller one where a COPY stays open and the two sides overlap.
+CHUNK_ROWS = 5000
+CHUNK_CHARACTERS = 4 << 20
+STREAM_CHARACTERS = 64 << 10
+
+#: As many different jobs are remembered; more means that each is different.
+KNOWN = 1000
+
+Progress = Callable[[int], None] | None
+Block = tuple[bool, str]  # are all columns in it, and the rows
+
+
+def copy_in(
+    conn: psycopg.Connection[Any],
+    schema: str,
+    jobs: Iterable[NewJob],
+    progress: Progress = None,
+    *,
+    stream: bool = False,
+) -> int:
+    """Enqueue these jobs, all or none; inside the caller's transaction when there is one. Answers how many.
+
+    `stream`: nobody else uses the connection, so that the COPY may stay open while the iterator goes on.
+    """
+    with _transaction(conn, stream):
+        with conn.cursor(row_factory=tuple_row) as cursor:
+            rows = Rows(cursor.execute(_DEFAULTS.render(schema)).fetchall())
+        blocks = rows.blocks(jobs, STREAM_CHARACTERS if stream else CHUNK_CHARACTERS)
+        block = next(blocks, None)
+        while block is not None:
+            whole = block[0]
+            with conn.cursor() as cursor, cursor.copy(_statement(whole).render(schema)) as copy:
+                while block is not None and block[0] is whole:
+                    copy.write(block[1])
+                    if not stream:
+                        break
+                    _tell(progress, rows)
+                    block = next(blocks, None)
+            if not stream:
+                _tell(progress, rows)
+                block = next(blocks, None)
+        conn.execute(_NOTIFY.render(schema), {"queues": sorted(rows.ready)})
+    return rows.count
+
+
+async def acopy_in(
+    conn: psycopg.AsyncConnection[Any],
+    schema: str,
+    jobs: Iterable[NewJob],
+    progress: Progress = None,
+    *,
+    stream: bool = False,
+) -> int:
+    """`copy_in` on an async connection."""
+    async with _atransaction(conn, stream):
+        async with conn.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(_DEFAULTS.render(schema))
+            rows = Rows(await cursor.fetchall())
+        blocks = rows.blocks(jobs, STREAM_CHARACTERS if stream else CHUNK_CHARACTERS)
+        block = next(blocks, None)
+        while block is not None:
+            whole = block[0]
+            async with conn.cursor() as cursor, cursor.copy(_statement(whole).render(schema)) as copy:
+                while block is not None and block[0] is whole:
+                    await copy.write(block[1])
+                    if not stream:
+                        break
+                    _tell(progress, rows)
+                    block = next(blocks, None)
+            if not stream:
+                _tell(progress, rows)
+                block = next(blocks, None)
+        await conn.execute(_NOTIFY.render(schema), {"queues": sorted(rows.ready)})
+    return rows.count
+
+
+def _statement(whole: bool) -> Statement:
+    return _COPY if whole else _NOW
+
+
+def _tell(progress: Progress, rows: Rows) -> None:
+    if progress is not None:
+        progress(rows.count)
+
+
+@contextmanager
+def _transaction(conn: psycopg.Connection[Any], ours: bool) -> Iterator[None]:
+    if not conn.autocommit:
+        conn.execute(_BEGIN)
+    with conn.transaction():
+        if conn.autocommit:
+            conn.execute(_PATIENT if ours else _UNHURRIED)
+        yield
+
+
+@asynccontextmanager
+async def _atransaction(conn: psycopg.AsyncConnection[Any], ours: bool) -> AsyncIterator[None]:
+    if not conn.autocommit:
+        await conn.execute(_BEGIN)
+    async with conn.transaction():
+        if conn.autocommit:
+            await conn.execute(_PATIENT if ours else _UNHURRIED)
+        yield
+
+
+#: Begins the caller's transaction, so that ours is a savepoint in it and commits nothing.
+_BEGIN = "SELECT"
+#: The transaction is ours, and so is the time that the caller's iterator takes;
+_UNHURRIED = "SELECT set_config('idle_in_transaction_session_timeout', '0', true)"
+#: while a COPY stays open, that time is inside a statement as well.
+_PATIENT = _UNHURRIED + ", set_config('statement_timeout', '0', true)"
+
+
+class Rows:
+    """Lines for COPY, from the database's clock and what the deployed apps said about their tasks."""
+
+    def __init__(self, found: list[tuple[Any, ...]]) -> None:
+        self.now: datetime = found[0][0]
+        self.ready: set[str] = set()
+        self.count = 0
+        self._tasks = {row[1]: row[2:] for row in found if row[1] is not None}
+        self._whole = False  # all columns, from the first job on that needs one of them
+        self._known: dict[tuple[Any, ...], str] = {}
+
+    def blocks(self, jobs: Iterable[NewJob], limit: int) -> Iterator[Block]:
+        """The rows of these jobs, so many characters at a time."""
+        lines: list[str] = []
+        size = 0
+        known = self._known
+        for job in jobs:
+            key = (
+                job.task, job.queue, job.priority, job.max_attempts, job.max_crashes, job.run_at, job.delay, job.expires,
+                job.deadline, job.timeout, job.memory, job.concurrency_key, job.meta_json, job.batch,
+            )  # fmt: skip
+            start = known.get(key)
+            if start is None or job.unique is not None or job.after or job.held:
+                whole = self._whole
+                start = self._start(job, key)
+                if whole is not self._whole and lines:
+                    yield whole, "".join(lines)
+                    lines, size = [], 0
+            args = job.args_json
+            if "\\" in args or "\n" in args or "\t" in args or "\r" in args:
+                args = _escaped(args)
+            line = f"{start}{args}\n"
+            lines.append(line)
+            self.count += 1
+            size += len(line)
+            if size >= limit or len(lines) >= CHUNK_ROWS:
+                yield self._whole, "".join(lines)
+                lines, size = [], 0
+        if lines:
+            yield self._whole, "".join(lines)
+
+    def _start(self, job: NewJob, key: tuple[Any, ...]) -> str:
+        """The line of this job up to its arguments."""
+        if job.unique is not None or job.after or job.held:
+            what = "a unique key" if job.unique is not None else "after="
+            raise UsageError(
+                f"{job.task}: a job with {what} cannot be enqueued in bulk; nothing was enqueued; enqueue it by itself"
+            )
+        if not self._whole and any(value is not None for value in key[5:]):
+            self._whole = True
+            self._known.clear()
+        elif len(self._known) >= KNOWN:
+            self._known.clear()
+        queue, priority, max_attempts, max_crashes = self._tasks.get(job.task, ("default", 0, 10, 3))
+        queue = queue if job.queue is None else job.queue
+        due = (job.run_at or self.now) + timedelta(seconds=job.delay or 0.0)
+        later = due > self.now
+        if not later:
+            self.ready.add(queue)
+        values = [
+            priority if job.priority is None else job.priority,
+            queue,
+            job.task,
+            max_attempts if job.max_attempts is None else job.max_attempts,
+            max_crashes if job.max_crashes is None else job.max_crashes,
+        ]
+        if self._whole:
+            values = [
+                "scheduled" if later else "ready",
+                *values,
+                due,
+                None if job.expires is None else due + timedelta(seconds=job.expires),
+                None if job.deadline is None else due + timedelta(seconds=job.deadline),
+                None if job.timeout is None else f"{job.timeout:f} seconds",
+                job.memory,
+                job.concurrency_key,
+                job.meta_json,
+                job.batch,
+                job.batch is not None,
+            ]
+        start = "".join(f"{_text(value)}\t" for value in values)
+        self._known[key] = start
+        return start
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return r"\N"
+    return _escaped(value.isoformat() if isinstance(value, datetime) else str(value))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")

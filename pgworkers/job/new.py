@@ -1,0 +1,36 @@
+"""A job to be: plain data, so that preparing one loads nothing of the database."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+
+OnConflict = Literal["return", "replace", "raise"]
+OnFailed = Literal["cancel", "run", "wait"]
+
+
+class NewJob(msgspec.Struct, frozen=True, gc=False):
+    """A job to be. None: what the task says. Durations are seconds, memory is bytes."""
+
+    task: str
+    args_json: str = "{}"
+    queue: str | None = None
+    priority: int | None = None
+    run_at: datetime | None = None
+    delay: float | None = None
+    unique: str | None = None
+    on_conflict: OnConflict = "return"
+    max_attempts: int | None = None
+    max_crashes: int | None = None
+    timeout: float | None = None
+    memory: int | None = None
+    deadline: float | None = None
+    expires: float | None = None
+    concurrency_key: str | None = None
+    meta_json: str | None = None
+    after: tuple[int, ...] = ()  # waits until these jobs ended
+    on_failed: OnFailed = "cancel"  # what it means when one of them did not succeed
+    held: bool = False  # waits until it is released
+    batch: int | None = None  # only by COPY
