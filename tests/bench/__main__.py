@@ -1,0 +1,182 @@
+"""scripts/bench: how fast pgworkers is.
+
+    scripts/bench quick                          2 minutes: against pgbench and a bare prototype
+    scripts/bench peers                          20 minutes: against its peers; installs them under --root
+    scripts/bench peers backlog horizon          the long phases, 20 minutes more
+    scripts/bench peers drain latency --rounds 1 --only graphile,celery
+    scripts/bench curve                          20 minutes: over workers, job lengths, backlog, pinned xmin, queues
+    scripts/bench report NAME --docs             the tables of an earlier run, again; --docs writes docs/performance
+
+A run is kept under a name (--name, by default the command and today's date) and resumed: what was measured is not
+measured again, unless --again. Servers are our own, on loopback, and stopped at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parents[2]
+sys.path[0:1] = [str(PROJECT), str(PROJECT / "tests")]
+
+from bench import bars, plans, report  # noqa: E402
+from bench.jobs import Kept, Measure, run  # noqa: E402
+from bench.place import NEEDS_REDIS, Place, machine, tell  # noqa: E402
+
+DOCS = PROJECT / "docs" / "performance"
+
+
+def main() -> int:
+    given = _arguments()
+    name = given.name or f"{given.command}-{time.strftime('%Y-%m-%d')}"
+    root = given.root or Path(os.environ.get("BENCH_ROOT", "/var/tmp/pgworkers-bench"))
+    place = Place(root, given.postgres, given.environments)
+    path = place.root / "results" / f"{name}.jsonl"
+    if given.command == "report":
+        return _tell(given, name, Kept(path), path)
+    if given.again or (given.command == "quick" and not given.name):
+        path.unlink(missing_ok=True)
+    kept = Kept(path)
+    measures = _measures(given, place)
+    with place.postgres() as version, place.redis() as redis:
+        place.link_scripts()
+        about = machine(version, redis)
+        about["at"] = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        path.with_suffix(".machine").write_text(json.dumps(about))
+        measures = [_with(measure, _calibrated(place)) for measure in measures]
+        for peer, why in place.missing.items():
+            tell(f"CANNOT measure {peer}: {why}")
+        total = sum(m.seconds * min(m.rounds or given.rounds, given.rounds) for m in measures)
+        tell(
+            f"{len(measures)} measurements, {given.rounds} rounds, about {total / 60:.0f} minutes; results in {path}"
+        )
+        try:
+            run(place, measures, given.rounds, kept)
+        except KeyboardInterrupt:
+            tell("interrupted; the same command goes on where it stopped")
+            return 130
+    return _tell(given, name, kept, path)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, text in (
+        ("quick", "against pgbench and a bare prototype, 2 minutes"),
+        ("peers", "against the peers"),
+        ("curve", "over workers, lengths, backlog, time, queues"),
+        ("report", "the tables of an earlier run"),
+    ):
+        sub = commands.add_parser(name, help=text)
+        if name == "peers":
+            sub.add_argument(
+                "phases",
+                nargs="*",
+                metavar="PHASE",
+                help=f"any of {' '.join(plans.PHASES)}; all but the last two by default",
+            )
+            sub.add_argument(
+                "--only",
+                default="",
+                help="only these peers (graphile,celery…), and always pgworkers and pgbench",
+            )
+        if name == "curve":
+            sub.add_argument("phases", nargs="*", metavar="PHASE", help="e.g. queues backlog; all by default")
+        if name == "report":
+            sub.add_argument("name", help="of the run, e.g. peers-2026-01-31")
+        else:
+            sub.add_argument("--name", default="", help="of the run; the same name goes on with it")
+            sub.add_argument("--again", action="store_true", help="forget what was measured under this name")
+        sub.add_argument("--rounds", type=int, default=1 if name == "curve" else 3)
+        sub.add_argument("--root", type=Path, help="scratch directory [BENCH_ROOT, /var/tmp/pgworkers-bench]")
+        sub.add_argument("--environments", type=Path, help="where the peers are installed, if not there")
+        sub.add_argument(
+            "--postgres", type=Path, metavar="BINDIR", help="Postgres programs; the embedded ones by default"
+        )
+        sub.add_argument("--docs", action="store_true", help="also write docs/performance/NAME.md and .json")
+    return parser.parse_args()
+
+
+def _measures(given: argparse.Namespace, place: Place) -> list[Measure]:
+    if given.command == "quick":
+        return plans.quick()
+    if given.command == "curve":
+        found = plans.curve()
+        wrong = set(given.phases) - {measure.phase for measure in found}
+        if wrong:
+            sys.exit(
+                f"bench: no phase {', '.join(sorted(wrong))}; there are {', '.join(dict.fromkeys(m.phase for m in found))}"
+            )
+        return [measure for measure in found if not given.phases or measure.phase in given.phases]
+    wrong = set(given.phases) - set(plans.PHASES)
+    if wrong:
+        sys.exit(f"bench: no phase {', '.join(sorted(wrong))}; there are {', '.join(plans.PHASES)}")
+    measures = [measure for phase in given.phases or plans.CORE for measure in plans.peers(phase)]
+    only = set(filter(None, given.only.split(","))) | {"pgworkers"}
+    if given.only:
+        measures = [measure for measure in measures if measure.peer in only]
+    place.prepare(sorted({measure.peer for measure in measures} | ({"rq"} & set(NEEDS_REDIS))))
+    numpy = place.numpy() if any("numpy" in measure.name for measure in measures) else None
+    if numpy is None:
+        place.missing["numpy"] = "pip could not install numpy"
+    return [
+        _with(measure, {"PYTHONPATH": str(numpy)}) if numpy and "numpy" in measure.name else measure
+        for measure in measures
+    ]
+
+
+def _with(measure: Measure, environ: dict[str, str]) -> Measure:
+    return Measure(**{**vars(measure), "environ": (*measure.environ, *environ.items())})
+
+
+def _calibrated(place: Place) -> dict[str, str]:
+    """How many turns of the loop take 50 ms on this machine, alone on a core."""
+    code = (
+        "import time, harness as h\n"
+        "def once(n=200000):\n    t = time.perf_counter(); h.spin(n); return (time.perf_counter() - t) / n\n"
+        "print(int(0.05 / sorted(once() for _ in range(15))[7]))"
+    )
+    global _iterations
+    if not _iterations:
+        _iterations = subprocess.run(
+            [sys.executable, "-c", code],
+            env=place.environ(),
+            cwd=place.root / "scripts",
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+    return {"BENCH_CPU_ITERS": _iterations}
+
+
+_iterations = ""
+
+
+def _tell(given: argparse.Namespace, name: str, kept: Kept, path: Path) -> int:
+    if not kept.lines:
+        sys.exit(f"bench: nothing was measured under the name {name} ({path})")
+    phases = {line["phase"] for line in kept.lines}
+    kind = name.partition("-")[0]
+    judged = bars.judge({"quick": bars.QUICK, "curve": ()}.get(kind, bars.BARS), kept, phases)
+    about = json.loads(path.with_suffix(".machine").read_text())
+    for phase in dict.fromkeys(line["phase"] for line in kept.lines):
+        print(f"\n{phase}\n{report.figures(kept, phase)}")
+    if judged:
+        print(f"\n{report.bars(judged)}")
+    title = {"quick": "Quick look", "curve": "Curves"}.get(kind, "Against its peers")
+    page = report.document(f"{title}: {about['at']}", about, judged, kept, f"scripts/bench {given.command}")
+    folder = DOCS if given.docs else path.parent
+    written = report.write(folder, f"results-{name}" if given.docs else name, page, about, judged, kept)
+    print(f"\n{written}\n{written.with_suffix('.json')}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
