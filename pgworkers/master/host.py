@@ -36,11 +36,13 @@ from pgworkers.master.reload import Reloads
 from pgworkers.master.renewal import Renewal
 from pgworkers.master.requests import Requests
 from pgworkers.master.scaling import Scaling, cooling, split_duty
+from pgworkers.master.service import Service
 from pgworkers.master.settling import Settling
 from pgworkers.master.supervisors import Supervisors
 from pgworkers.observe.statistics import Statistics
 from pgworkers.postgres.statements import Query
 from pgworkers.process import prctl, titles
+from pgworkers.process.notify import Speaker
 from pgworkers.supervisor.messages import Boot
 
 TICK = 0.5
@@ -55,7 +57,9 @@ def new_boot_id() -> str:
 
 
 class Host:
-    def __init__(self, plan: Plan, options: RunOptions, facts: Facts, boot_id: str) -> None:
+    def __init__(
+        self, plan: Plan, options: RunOptions, facts: Facts, boot_id: str, speaker: Speaker | None = None
+    ) -> None:
         settings = plan.settings
         self.id = boot_id
         self.plan = plan
@@ -104,6 +108,8 @@ class Host:
         )
         self.duties.add(split_duty(self.leadership, settings.leader_retry))
         self.supervisors = Supervisors(settings, facts, self.dispatch, self.boots(), plan.app.version)
+        self.service = Service(speaker or Speaker())
+        facts.listen(self.service)
         self.reloads = Reloads(self)
         self.requests = Requests(self)
         self.settling = Settling(self.leadership, lambda: self.leadership.leads)
@@ -161,6 +167,7 @@ class Host:
             self.requests.run(),
             self.settling.run(),
             self.minutes.run(),
+            self.service.run(self),
             self._tick(),
         ):
             self._start(part)

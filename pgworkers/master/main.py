@@ -16,12 +16,15 @@ from pgworkers.master.options import RunOptions
 from pgworkers.observe.log import Log
 from pgworkers.observe.metrics import Metrics
 from pgworkers.observe.writer import LineWriter
+from pgworkers.process import notify
+from pgworkers.process.notify import Speaker
 
 
 def run(options: RunOptions) -> int:
     """Run a host until it is told to stop; the exit code."""
     boot_id = new_boot_id()
     os.environ["PGWORKERS_TREE"] = boot_id
+    speaker = notify.take()
     plan = boot.prepare(options, lambda text: print(f"pgworkers: {text}", file=sys.stderr, flush=True))
     try:
         if options.check:
@@ -29,13 +32,13 @@ def run(options: RunOptions) -> int:
                 print(line)
             print("check     ok")
             return 0
-        return _serve(plan, options, boot_id)
+        return _serve(plan, options, boot_id, speaker)
     finally:
         if plan.server is not None:
             plan.server.release()
 
 
-def _serve(plan: boot.Plan, options: RunOptions, boot_id: str) -> int:
+def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker) -> int:
     sock, address = None, "off"
     if plan.settings.metrics != "off":
         try:
@@ -59,7 +62,7 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str) -> int:
     facts.listen(metrics)
 
     async def life() -> int:
-        host = Host(plan, options, facts, boot_id)
+        host = Host(plan, options, facts, boot_id, speaker)
         http = Http(sock, partial(view.answer, host, metrics)) if sock is not None else None
         if http is not None:
             await http.start()

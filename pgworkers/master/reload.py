@@ -80,7 +80,9 @@ class Reloads:
             await self._wished.wait()
             self._wished.clear()
             if not self._host.leaving:
+                self._host.service.reloading()
                 await reload(self._host)
+                self._host.service.reloaded()
 
     async def watch(self, directory: Path) -> None:
         """`run --reload`: wish when a Python file below the app's directory changed, and has stopped changing."""
