@@ -78,6 +78,11 @@ class Settings:
     raise_grace: float = _duration(
         5.0, "Stop ladder: from raising JobStopped to dumping the stacks and SIGKILL."
     )
+    stop_timeout: float = _duration(
+        0.0,
+        "How long the service manager waits from SIGTERM to SIGKILL (terminationGracePeriodSeconds, stop_grace_period); "
+        "0: not told. `doctor` compares it with the drain.",
+    )
     heartbeat: float = _duration(
         1.0, "How often a worker beats, and how often progress and checkpoint are flushed."
     )

@@ -31,6 +31,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "duties": ("pgworkers.cli.duties:duties", "The leader's duties; run one by hand."),
         "workers": ("pgworkers.cli.workers:workers", "The worker processes of all hosts."),
         "hosts": ("pgworkers.cli.hosts:hosts", "The hosts that share this database."),
+        "doctor": (
+            "pgworkers.cli.doctor:doctor",
+            "What is wrong, why it matters, and the command that mends it.",
+        ),
     },
     "Database": {
         "migrate": ("pgworkers.cli.migrate:migrate", "Create the schema or bring it up to date."),

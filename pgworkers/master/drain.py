@@ -15,6 +15,7 @@ import psycopg
 from pgworkers.events import HostChanged
 from pgworkers.job import host as host_rows
 from pgworkers.master.line import LineDown
+from pgworkers.settings import Settings
 
 if TYPE_CHECKING:
     from pgworkers.master.host import Host
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
 STEP = 0.02
 #: How long supervisors may take to kill what is left and to leave, once their sockets are closed.
 LEAVE_TIME = 3.0
+#: Beyond the graces, for a ladder to be climbed to its end, and for a killed process to be gone.
+LADDER_TIME = 2.0
+KILL_TIME = 2.0
+
+
+def longest(settings: Settings) -> float:
+    """The most seconds from SIGTERM to the exit: what a service manager must allow."""
+    writing = settings.statement_timeout + 1.0
+    stopping = settings.ask_grace + settings.raise_grace + LADDER_TIME + KILL_TIME
+    return settings.drain + stopping + 2 * writing + LEAVE_TIME + settings.statement_timeout
 
 
 async def drain(host: Host) -> None:
@@ -73,10 +84,10 @@ async def _stop_running(host: Host) -> None:
     for worker in host.dispatch.busy():
         host.dispatch.wish(worker, "drain")
     if not host.hurry.is_set():
-        await _until_idle(host, settings.ask_grace + settings.raise_grace + 2.0, host.hurry)
+        await _until_idle(host, settings.ask_grace + settings.raise_grace + LADDER_TIME, host.hurry)
     for worker in host.dispatch.busy():
         host.dispatch.wish(worker, "kill")
-    await _until_idle(host, 2.0)
+    await _until_idle(host, KILL_TIME)
 
 
 async def _until_alone(host: Host) -> None:

@@ -1,0 +1,255 @@
+"""Hosts, their leader, and what nobody takes care of: queues, tasks, schedules. Judgements are pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pgworkers.clock import show_seconds
+from pgworkers.doctor.finding import Finding, Tolerance, fail, ok, skip, warn
+from pgworkers.events import QueueDepth
+from pgworkers.job.show import HostView
+from pgworkers.postgres.statements import Query, Statement
+
+_LEADER = Statement.beside(__file__, "leader")
+_STRANGERS = Statement.beside(__file__, "strangers")
+_TICKS = Statement.beside(__file__, "ticks")
+_PAUSES = Statement.beside(__file__, "pauses")
+
+#: How long hosts may be without a leader: a new one is found in seconds, a frozen one is deposed after its lease.
+LEADERLESS = 10.0
+_LOOK = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A task that no deploy has declared."""
+
+    queue: str
+    task: str
+    jobs: int
+    oldest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ticking:
+    """A schedule and its last tick. `overdue`: seconds since the leader should have looked at it; negative: not yet."""
+
+    name: str
+    scope: str
+    task: str
+    paused: bool
+    error: str | None
+    overdue: float
+    known: bool
+    ticked: float | None = None  # seconds ago
+    reason: str | None = None  # why the last tick made no job
+    last_job: int | None = None
+    last_runs: bool = False
+
+    @property
+    def shown(self) -> str:
+        return f"{self.name}/{self.scope}" if self.scope else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    queue: str
+    paused: bool  # else: an operator gave it no workers
+    seconds: float
+
+
+def lock_holders() -> Query[int]:
+    return Query(_LEADER, {}, lambda rows: int(rows[0][0]))
+
+
+def strangers(queues: Sequence[str]) -> Query[list[Stranger]]:
+    params = {"queues": list(queues), "look": _LOOK}
+    return Query(_STRANGERS, params, lambda rows: [Stranger(*row) for row in rows])
+
+
+def ticking() -> Query[list[Ticking]]:
+    return Query(_TICKS, {}, lambda rows: [Ticking(*row) for row in rows])
+
+
+def pauses() -> Query[list[Pause]]:
+    return Query(_PAUSES, {}, lambda rows: [Pause(*row) for row in rows])
+
+
+def hosts(
+    found: Sequence[HostView], waiting: int, now_ages: Sequence[float], tolerance: Tolerance
+) -> list[Finding]:
+    """`now_ages`: seconds since each host renewed; `waiting`: ready jobs of all queues."""
+    check, bad = "hosts", []
+    for host, age in zip(found, now_ages, strict=True):
+        if not host.stale:
+            continue
+        what = f"{host.name} (pid {host.pid}) has not renewed for {show_seconds(age)}"
+        if host.running:
+            late = age > host.lease + tolerance.patience
+            what += f" and still holds {host.running} jobs" if host.running != 1 else " and still holds a job"
+            why = "its jobs are taken back by the leader when its lease is over" + (
+                ": nobody has done it" if late else ", within seconds"
+            )
+            fix = "pgworkers duties run rescue"
+            bad.append((fail if late else warn)(check, what, why, fix, host=str(host.id), seconds=age))
+        else:
+            why = "it crashed, was killed, froze or lost the network; its jobs were taken back; its row goes later"
+            fix = f"on {host.name}: dmesg | grep -i oom; start it again: pgworkers run"
+            bad.append(warn(check, what, why, fix, host=str(host.id), seconds=age))
+    alive = [host for host in found if not host.stale]
+    if not alive:
+        how = fail if waiting else warn
+        what = "no host is running" + (f", and {waiting:,} jobs wait" if waiting else "")
+        bad.append(
+            how(check, what, "nothing runs jobs, fires schedules or takes back lost jobs", "pgworkers run")
+        )
+    for host in alive:
+        if host.state == "draining":
+            bad.append(
+                warn(
+                    check,
+                    f"{host.name} (pid {host.pid}) is draining",
+                    "it takes no new jobs",
+                    "pgworkers hosts",
+                )
+            )
+    versions = sorted({host.version for host in alive if host.state == "running"})
+    note = f", {len(versions)} versions of the code" if len(versions) > 1 else ""
+    return bad or [ok(check, f"{len(alive)} running{note}", alive=len(alive))]
+
+
+def leader(found: Sequence[HostView], ages: Sequence[float], holders: int) -> list[Finding]:
+    """`ages`: seconds since each host started."""
+    check = "leader"
+    alive = [(host, age) for host, age in zip(found, ages, strict=True) if not host.stale]
+    marked = [host.name for host, _ in alive if host.leader]
+    if not alive:
+        return [skip(check, "no host is running")]
+    if len(marked) > 1:
+        why = "duties are done twice; each is safe to do twice, and a tick makes one job, but one of them lost its session"
+        fix = "pgworkers hosts; restart the one whose log does not say that it leads"
+        return [warn(check, f"{len(marked)} hosts say that they lead: {', '.join(marked)}", why, fix)]
+    if not holders or not marked:
+        eldest = max(age for _, age in alive)
+        if eldest < LEADERLESS:
+            return [ok(check, "none yet: the hosts have just started")]
+        what = "no host leads" + (f" ({marked[0]} says so, without holding the lock)" if marked else "")
+        why = "nobody fires schedules, promotes delayed jobs, rescues jobs of lost hosts or drops old partitions"
+        fix = "pgworkers hosts  # and see in their logs why none can take the lock; until then: pgworkers duties run ticks"
+        return [fail(check, what, why, fix)]
+    return [ok(check, f"{marked[0]} leads")]
+
+
+def unserved(depths: Sequence[QueueDepth], found: Sequence[HostView], tolerance: Tolerance) -> list[Finding]:
+    check, bad = "queues", []
+    served = {
+        queue
+        for host in found
+        if not host.stale and host.state in ("starting", "running")
+        for queue in host.queues
+    }
+    for depth in depths:
+        if depth.queue in served or not depth.ready + depth.scheduled:
+            continue
+        what = f"nobody serves {depth.queue}, where {depth.ready:,} jobs are ready and {depth.scheduled:,} scheduled"
+        why = "they will wait until a host does; a typing error in queue=… looks like this, too"
+        fixes = f"pgworkers run -Q {depth.queue}", f"pgworkers jobs list --queue {depth.queue}"
+        bad.append(
+            (fail if depth.ready else warn)(check, what, why, *fixes, queue=depth.queue, ready=depth.ready)
+        )
+    return bad or [ok(check, f"{len(depths)}, each with jobs is served")]
+
+
+def unknown(found: list[Stranger]) -> list[Finding]:
+    bad = []
+    for stranger in found:
+        what = f"nobody knows the task {stranger.task}; at least {stranger.jobs:,} jobs of it wait in {stranger.queue}"
+        why = f"no host will take them; the oldest has waited for {show_seconds(stranger.oldest)}"
+        fix = (
+            f"start a host whose app has @app.task(name={stranger.task!r}), or give them up: "
+            f"pgworkers jobs discard --task {stranger.task}"
+        )
+        bad.append(fail("tasks", what, why, fix, task=stranger.task, jobs=stranger.jobs))
+    return bad or [ok("tasks", "every ready job is of a task that some deploy declared")]
+
+
+def schedules(found: list[Ticking], leads: bool, tolerance: Tolerance) -> list[Finding]:
+    check, bad = "schedules", []
+    for one in found:
+        if one.paused:
+            fix = f"pgworkers schedules resume {one.name}"
+            bad.append(
+                warn(
+                    check, f"{one.shown} is paused", "its ticks pass by without a job", fix, schedule=one.name
+                )
+            )
+        elif one.error:
+            what, why = f"{one.shown} cannot fire: {one.error}", "its ticks wait until a deploy corrects it"
+            bad.append(
+                fail(
+                    check, what, why, f"correct it in the app and deploy; pgworkers schedules next {one.name}"
+                )
+            )
+        elif one.overdue > tolerance.patience:
+            what = (
+                f"{one.shown} is overdue: the leader should have looked at it {show_seconds(one.overdue)} ago"
+            )
+            why = "its jobs are not made" + (
+                "; the duty `ticks` fails or is slow" if leads else ": no host leads"
+            )
+            fixes = (
+                ("pgworkers duties run ticks", "pgworkers hosts")
+                if leads
+                else ("pgworkers run", "pgworkers hosts")
+            )
+            bad.append(fail(check, what, why, *fixes, schedule=one.name, overdue=one.overdue))
+        elif not one.known:
+            what = f"{one.shown} makes jobs of {one.task}, which no deploy has declared"
+            bad.append(
+                fail(
+                    check,
+                    what,
+                    "no host will take them",
+                    f"pgworkers schedules remove {one.name}",
+                    schedule=one.name,
+                )
+            )
+        elif one.reason == "overlap" and one.last_runs:
+            what = (
+                f"the last tick of {one.shown} made no job: its job #{one.last_job} still runs (overlap=skip)"
+            )
+            why = "as long as that job runs, every tick is passed by"
+            fixes = f"pgworkers jobs stack {one.last_job}", f"pgworkers jobs cancel {one.last_job}"
+            bad.append(warn(check, what, why, *fixes, schedule=one.name, job=one.last_job))
+    return bad or [ok(check, f"{len(found)}, none overdue")]
+
+
+def paused(found: list[Pause], depths: Sequence[QueueDepth]) -> list[Finding]:
+    check, bad = "paused", []
+    ready = {depth.queue: depth.ready for depth in depths}
+    for one in found:
+        waits = f"; {ready[one.queue]:,} jobs wait" if ready.get(one.queue) else ""
+        if one.paused:
+            what = f"{one.queue} has been paused for {show_seconds(one.seconds)}{waits}"
+            bad.append(
+                warn(
+                    check,
+                    what,
+                    "no job of it starts",
+                    f"pgworkers queues resume {one.queue}",
+                    queue=one.queue,
+                )
+            )
+        else:
+            what = f"{one.queue} was scaled to 0 workers {show_seconds(one.seconds)} ago{waits}"
+            bad.append(
+                warn(
+                    check,
+                    what,
+                    "no job of it starts",
+                    f"pgworkers queues scale {one.queue} 1",
+                    queue=one.queue,
+                )
+            )
+    return bad or [ok(check, "no queue is")]

@@ -1,0 +1,186 @@
+"""The checks in their order, each alone: one that cannot look, or takes too long, says so and the next one goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+import psycopg
+
+from pgworkers.clock import show_seconds
+from pgworkers.doctor import cluster, server, storage, work
+from pgworkers.doctor.finding import Finding, Tolerance, fail, skip, sql, warn
+from pgworkers.events import QueueDepth
+from pgworkers.job.depth import depth
+from pgworkers.job.show import HostView
+from pgworkers.job.show import hosts as show_hosts
+from pgworkers.postgres import migrate
+from pgworkers.postgres.connect import is_pooled
+from pgworkers.postgres.statements import Query, run
+from pgworkers.settings import Settings
+
+T = TypeVar("T")
+#: Queues are counted up to here: more is as bad.
+_MOST = 10_000
+
+
+@dataclass
+class Patient:
+    """The database under examination. What several checks need is asked for once."""
+
+    conn: psycopg.Connection[Any]
+    schema: str
+    settings: Settings
+    listen: server.Connect  # a second session, to the direct address if there is one
+    tolerance: Tolerance = field(default_factory=Tolerance)
+
+    def ask(self, query: Query[T]) -> T:
+        return run(self.conn, self.schema, query)
+
+    @cached_property
+    def clocks(self) -> server.Clocks:
+        return server.measure(self.conn, self.schema)
+
+    @cached_property
+    def states(self) -> list[migrate.MigrationStatus]:
+        return migrate.status(self.conn, self.schema)
+
+    @cached_property
+    def hosts(self) -> list[HostView]:
+        return self.ask(show_hosts())
+
+    @cached_property
+    def depths(self) -> list[QueueDepth]:
+        return self.ask(depth(_MOST))
+
+    @cached_property
+    def tables(self) -> list[storage.Table]:
+        return self.ask(storage.tables())
+
+    @property
+    def role(self) -> str:
+        return self.conn.info.user
+
+    def ago(self, since: Callable[[HostView], float]) -> list[float]:
+        """Seconds before the database's now."""
+        return [self.now - since(host) for host in self.hosts]
+
+    @cached_property
+    def now(self) -> float:
+        return self.ask(server.now())
+
+    @property
+    def leads(self) -> bool:
+        return any(host.leader and not host.stale for host in self.hosts)
+
+
+Check = Callable[[Patient], list[Finding]]
+
+
+def _pooler(patient: Patient) -> list[Finding]:
+    direct = bool(patient.settings.direct_dsn)
+    if not direct:
+        return server.pooler(is_pooled(patient.conn), False, False)
+    with patient.listen() as conn:
+        return server.pooler(is_pooled(patient.conn), True, is_pooled(conn))
+
+
+def _hosts(patient: Patient) -> list[Finding]:
+    ages = patient.ago(lambda host: host.renewed_at.timestamp())
+    waiting = sum(one.ready for one in patient.depths)
+    return cluster.hosts(patient.hosts, waiting, ages, patient.tolerance)
+
+
+def _stuck(patient: Patient) -> list[Finding]:
+    s = patient.settings
+    return work.stuck(
+        patient.ask(work.running()), s.ask_grace + s.raise_grace + 1.0 + s.renew, patient.tolerance
+    )
+
+
+#: Of any database.
+SERVER: dict[str, Check] = {
+    "database": lambda p: server.version(p.conn.info.server_version, p.clocks, p.tolerance),
+    "clock": lambda p: server.clock(p.clocks, p.tolerance),
+    "pooler": _pooler,
+    "connections": lambda p: server.room(p.ask(server.connections())),
+    "notify": lambda p: server.notifications(p.conn, p.schema, p.listen, p.settings.statement_timeout),
+    "transactions": lambda p: storage.transactions(p.ask(storage.horizon()), p.role, p.tolerance),
+    "schema": lambda p: server.schema(p.schema, p.states),
+}
+#: Only of one with our tables in it.
+TABLES: dict[str, Check] = {
+    "autovacuum": lambda p: storage.autovacuum(p.tables),
+    "dead rows": lambda p: storage.dead_rows(p.tables, p.tolerance),
+    "indexes": lambda p: storage.index_health(p.ask(storage.indexes()), p.tolerance),
+    "hosts": _hosts,
+    "leader": lambda p: cluster.leader(
+        p.hosts, p.ago(lambda host: host.started_at.timestamp()), p.ask(cluster.lock_holders())
+    ),
+    "queues": lambda p: cluster.unserved(p.depths, p.hosts, p.tolerance),
+    "paused": lambda p: cluster.paused(p.ask(cluster.pauses()), p.depths),
+    "tasks": lambda p: cluster.unknown(p.ask(cluster.strangers([one.queue for one in p.depths]))),
+    "schedules": lambda p: cluster.schedules(p.ask(cluster.ticking()), p.leads, p.tolerance),
+    "stuck": _stuck,
+    "backlog": lambda p: work.backlog(p.depths, p.ask(work.crews()), p.ask(work.paces()), p.tolerance),
+}
+
+
+class ConnectionLost(Exception):
+    """The database went away in the middle."""
+
+
+def examine(patient: Patient) -> Iterator[Finding]:
+    """Every check of the database; ConnectionLost when it goes away."""
+    # Whatever a check asks for: nothing is written.
+    patient.conn.execute("SET default_transaction_read_only = on")
+    for name, check in SERVER.items():
+        yield from _alone(patient, name, check)
+    fits = "states" in patient.__dict__ and all(row.state == "applied" for row in patient.states)
+    for name, check in TABLES.items():
+        if fits:
+            yield from _alone(patient, name, check)
+        else:
+            yield skip(name, "the schema is not there, or not the one this version speaks")
+
+
+def _alone(patient: Patient, name: str, check: Check) -> Iterator[Finding]:
+    try:
+        found = check(patient)
+    except psycopg.errors.InsufficientPrivilege as error:
+        why = f"the role {patient.role} may not look: {error.diag.message_primary or error}"
+        found = [
+            skip(
+                name,
+                why,
+                sql(f'GRANT USAGE ON SCHEMA {{schema}} TO "{patient.role}"'),
+                sql(_GRANT.format(patient.role)),
+            )
+        ]
+    except (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable):
+        limit = show_seconds(patient.settings.statement_timeout)
+        why = "the server is overloaded, or somebody locks the tables; the statements of hosts are cut off the same way"
+        fix = sql(
+            "SELECT pid, usename, wait_event_type, wait_event, query FROM pg_stat_activity WHERE state = 'active'"
+        )
+        found = [warn(name, f"no answer within {limit}", why, fix)]
+    except psycopg.OperationalError as error:
+        if patient.conn.closed or patient.conn.broken:
+            raise ConnectionLost(str(error)) from error
+        found = [fail(name, f"could not be looked at: {error}", "the database refused or lost a connection")]
+    except psycopg.Error as error:
+        found = [
+            fail(
+                name,
+                f"could not be looked at: {error.diag.message_primary or error}",
+                "the database refused the question",
+            )
+        ]
+    for finding in found:
+        fixes = tuple(fix.replace("{schema}", patient.schema) for fix in finding.fix)
+        yield replace(finding, fix=fixes)
+
+
+_GRANT = 'GRANT SELECT ON ALL TABLES IN SCHEMA {{schema}} TO "{}"'

@@ -1,0 +1,69 @@
+"""What a check says: a level, what is so, why it matters, and the fix as commands."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Level(StrEnum):
+    OK = "ok"
+    SKIP = "skip"  #: could not be looked at; `what` says why
+    WARN = "warn"  #: works, and will not for long, or not as well as it could
+    FAIL = "fail"  #: something does not work
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found. `facts` are the numbers behind it, for programs."""
+
+    check: str
+    level: Level
+    what: str
+    why: str = ""
+    fix: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """From where on something is a finding. Durations are seconds."""
+
+    patience: float = 60.0  # how old a transaction, a wait or a pause may be
+    slow: float = 0.05  # a round trip to the database
+    skew: float = 2.0  # between the clocks
+    dead: int = 5_000  # dead rows of a table
+    dead_ratio: float = 5.0  # times what autovacuum waits for
+    bloat: int = 8 << 20  # bytes of an index
+    bloat_ratio: float = 5.0  # times what its entries need
+    written: int = 10_000  # rows written before an index that nobody reads is worth a word
+    transactions: int = 1_000_000  # that a slot or a standby may hold back
+
+
+def ok(check: str, what: str, **facts: Any) -> Finding:
+    return Finding(check, Level.OK, what, facts=facts)
+
+
+def skip(check: str, why: str, *fix: str) -> Finding:
+    return Finding(check, Level.SKIP, why, fix=fix)
+
+
+def warn(check: str, what: str, why: str, *fix: str, **facts: Any) -> Finding:
+    return Finding(check, Level.WARN, what, why, fix, facts)
+
+
+def fail(check: str, what: str, why: str, *fix: str, **facts: Any) -> Finding:
+    return Finding(check, Level.FAIL, what, why, fix, facts)
+
+
+def sql(statement: str) -> str:
+    """A fix that is a statement, as a command."""
+    return f"psql -c {shlex.quote(statement)}"
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    order = [Level.OK, Level.SKIP, Level.WARN, Level.FAIL]
+    return max((finding.level for finding in findings), key=order.index, default=Level.OK)

@@ -1,0 +1,11 @@
+-- The indexes on the tables of the schema, the largest first: size, entries, scans, whether they are valid, and how much was
+-- written to their tables. Indexes that belong to a partitioned one are its affair. No guard: it only reads.
+SELECT i.relname::text, t.relname::text, x.indisunique, x.indisvalid AND x.indisready,
+       pg_stat_get_numscans(i.oid), pg_relation_size(i.oid), greatest(i.reltuples, 0)::bigint,
+       pg_stat_get_tuples_inserted(t.oid) + pg_stat_get_tuples_updated(t.oid)
+  FROM pg_index x
+  JOIN pg_class i ON i.oid = x.indexrelid
+  JOIN pg_class t ON t.oid = x.indrelid
+ WHERE t.relnamespace = 'pgworkers'::regnamespace AND NOT i.relispartition AND t.relkind IN ('r', 'p')
+ ORDER BY pg_relation_size(i.oid) DESC, i.relname
+ LIMIT 1000

@@ -1,0 +1,465 @@
+"""Each check of the doctor against the real situation, and a healthy database without a finding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from support.command import Command
+from support.server import OwnServer, migrated
+
+from pgworkers.doctor.examine import SERVER, TABLES, Patient, examine
+from pgworkers.doctor.finding import Finding, Level, Tolerance
+from pgworkers.postgres.connect import connect
+from pgworkers.settings import Settings
+
+Db = psycopg.Connection[Any]
+AT_ONCE = Tolerance(patience=0.0)
+
+
+def examined(
+    dsn: str, tolerance: Tolerance | None = None, settings: Settings | None = None, schema: str = "pgworkers"
+) -> dict[str, list[Finding]]:
+    settings = settings or Settings()
+    found: dict[str, list[Finding]] = {}
+    with connect(settings, dsn, "doctor") as conn:
+        patient = Patient(
+            conn, schema, settings, lambda: connect(settings, dsn, "doctor"), tolerance or Tolerance()
+        )
+        for finding in examine(patient):
+            found.setdefault(finding.check, []).append(finding)
+    return found
+
+
+def only(found: dict[str, list[Finding]], check: str, level: Level) -> Finding:
+    assert [finding.level for finding in found[check]] == [level], found[check]
+    return found[check][0]
+
+
+@contextmanager
+def login(db: Db, name: str, dsn: str) -> Iterator[str]:
+    """A role that may connect and nothing else."""
+    db.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(name)))
+    try:
+        yield make_conninfo(dsn, user=name)
+    finally:
+        db.execute(sql.SQL("DROP OWNED BY {}").format(sql.Identifier(name)))
+        db.execute(sql.SQL("DROP ROLE {}").format(sql.Identifier(name)))
+
+
+def alive(
+    db: Db, name: str = "alpha", *, queues: str = "{default}", leader: bool = True, **more: Any
+) -> None:
+    """The row of a host that has just renewed."""
+    values = {
+        "name": name, "pid": 70, "app": "app.py", "version": "v1", "queues": queues, "lease": "30 s",
+        "leader": leader, **more
+    }  # fmt: skip
+    names = sql.SQL(", ").join(map(sql.Identifier, values))
+    marks = sql.SQL(", ").join(map(sql.Placeholder, values))
+    db.execute(
+        sql.SQL("INSERT INTO pgworkers.host (id, {}) VALUES (gen_random_uuid(), {})").format(names, marks),
+        values,
+    )
+
+
+@pytest.fixture
+def leads(dsn: str) -> Iterator[None]:
+    """Somebody holds the leader's lock."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(
+            "SELECT pg_advisory_lock((1885828967::bigint << 32) | 'pgworkers'::regnamespace::oid::bigint)"
+        )
+        yield
+
+
+def test_a_healthy_database_has_no_finding(dsn: str, db: Db, leads: None) -> None:
+    alive(db)
+    found = examined(dsn)
+    assert set(found) == set(SERVER) | set(TABLES)
+    assert [f for findings in found.values() for f in findings if f.level != Level.OK] == []
+    assert found["database"][0].what.startswith("Postgres ")
+    assert found["leader"][0].what == "alpha leads"
+
+
+def test_nothing_is_written(dsn: str, db: Db) -> None:
+    alive(db)
+    db.execute("SELECT pgworkers.enqueue('render')")
+
+    def state() -> Any:
+        return db.execute(
+            "SELECT (SELECT json_agg(j) FROM pgworkers.job j)::text, (SELECT json_agg(h) FROM pgworkers.host h)::text,"
+            " (SELECT sum(pg_stat_get_xact_tuples_inserted(c.oid)) FROM pg_class c)"
+        ).fetchone()
+
+    before = state()
+    examined(dsn)
+    assert state() == before
+    with connect(Settings(), dsn, "doctor") as conn:
+        patient = Patient(conn, "pgworkers", Settings(), lambda: connect(Settings(), dsn, "doctor"))
+        list(examine(patient))
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):  # a check that tried would be refused
+            conn.execute("DELETE FROM pgworkers.job")
+
+
+def test_a_role_that_may_little_is_told_what_it_cannot_see(dsn: str, db: Db) -> None:
+    with login(db, "passer_by", dsn) as theirs, psycopg.connect(dsn) as other:
+        other.execute("SELECT 1")
+        found = examined(theirs)
+        assert only(found, "database", Level.OK)
+        assert "may not look into" in only(found, "transactions", Level.SKIP).what
+        hint = only(found, "schema", Level.SKIP)
+        assert "permission denied" in hint.what
+        assert hint.fix[0] == """psql -c 'GRANT USAGE ON SCHEMA pgworkers TO "passer_by"'"""
+        assert {f.level for check in TABLES for f in found[check]} == {Level.SKIP}
+        db.execute("GRANT USAGE ON SCHEMA pgworkers TO passer_by")
+        db.execute("GRANT SELECT ON pgworkers.migration TO passer_by")
+        found = examined(theirs)
+        assert only(found, "schema", Level.OK)
+        assert only(found, "autovacuum", Level.OK)  # the catalogue is everybody's
+        assert "permission denied" in only(found, "hosts", Level.SKIP).what
+
+
+def test_a_missing_an_old_a_new_and_a_changed_schema(dsn: str, db: Db) -> None:
+    missing = examined(dsn, schema="elsewhere")
+    assert only(missing, "schema", Level.FAIL).fix == ("pgworkers migrate up",)
+    assert only(missing, "hosts", Level.SKIP)
+    newest = "(SELECT max(version) FROM pgworkers.migration)"
+    db.execute(f"CREATE TEMP TABLE kept AS SELECT * FROM pgworkers.migration WHERE version = {newest}")
+    db.execute(f"UPDATE pgworkers.migration SET checksum = 'other' WHERE version = {newest}")
+    assert "made by another version" in only(examined(dsn), "schema", Level.FAIL).what
+    db.execute(f"DELETE FROM pgworkers.migration WHERE version = {newest}")
+    old = only(examined(dsn), "schema", Level.FAIL)
+    assert "is older than this pgworkers" in old.what
+    assert old.fix == ("pgworkers migrate up",)
+    db.execute("INSERT INTO pgworkers.migration SELECT * FROM kept")
+    db.execute("INSERT INTO pgworkers.migration (version, name, checksum) VALUES (9999, '9999_future', 'x')")
+    assert "does not know 9999_future" in only(examined(dsn), "schema", Level.FAIL).what
+
+
+def test_a_transaction_that_pins_the_horizon_is_named(dsn: str, db: Db) -> None:
+    with psycopg.connect(dsn, application_name="nightly report") as pinned:
+        pinned.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        pinned.execute("SELECT 'canary-s3cret', count(*) FROM pgworkers.job")
+        finding = only(examined(dsn, AT_ONCE), "transactions", Level.FAIL)
+        pid = pinned.info.backend_pid
+        assert finding.what.startswith(
+            f"pid {pid} (user postgres, nightly report, idle in transaction) has been in a"
+        )
+        assert "holds back vacuum" in finding.what
+        assert "SELECT '…', count(*) FROM pgworkers.job" in finding.what
+        assert "canary" not in str(finding)
+        assert finding.fix == (f"psql -c 'SELECT pg_terminate_backend({pid})'",)
+        assert only(examined(dsn), "transactions", Level.OK)  # young enough
+
+
+def test_a_handlers_own_transaction_names_its_job(dsn: str) -> None:
+    with psycopg.connect(dsn, application_name="pgworkers job 42 lease 3") as pinned:
+        pinned.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        pinned.execute("SELECT 1 FROM pg_class LIMIT 1")
+        finding = only(examined(dsn, AT_ONCE), "transactions", Level.FAIL)
+        assert finding.fix[0].startswith("pgworkers jobs cancel 42 ")
+
+
+def test_prepared_transactions_and_slots(own_server: OwnServer) -> None:
+    with psycopg.connect(own_server.dsn, autocommit=True) as conn:
+        conn.execute("ALTER SYSTEM SET max_prepared_transactions = 5")
+        conn.execute("ALTER SYSTEM SET wal_level = 'logical'")
+        conn.execute("ALTER SYSTEM SET autovacuum = off")
+    own_server.stop()
+    own_server.start()
+    dsn = own_server.dsn
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(
+            "SELECT pg_create_logical_replication_slot('lazy', 'pgoutput')"
+        )  # first: it waits for the others
+        conn.execute("BEGIN")
+        conn.execute("INSERT INTO pgworkers.queue (name) VALUES ('later')")
+        conn.execute("PREPARE TRANSACTION 'it''s ours'")
+        conn.execute("SELECT pgworkers.enqueue('render')")
+    found = examined(dsn, Tolerance(patience=0.0, transactions=0))
+    told = {
+        finding.what.split(" transaction")[0].split(" holds")[0]: finding for finding in found["transactions"]
+    }
+    assert "ROLLBACK PREPARED" in told["the prepared"].fix[0]
+    assert "it''s ours" in told["the prepared"].fix[0].replace("'\"'\"'", "'")
+    assert "pg_drop_replication_slot" in told["the inactive replication slot lazy"].fix[0]
+    assert "is off on this server" in only(found, "autovacuum", Level.FAIL).what
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("SELECT pg_drop_replication_slot('lazy')")
+        conn.execute("ROLLBACK PREPARED 'it''s ours'")
+
+
+def test_dead_rows_that_nobody_removes(dsn: str, db: Db) -> None:
+    db.execute("ALTER TABLE pgworkers.job SET (autovacuum_enabled = off)")
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task) SELECT 'default', 'render' FROM generate_series(1, 2000)"
+    )
+    with psycopg.connect(dsn) as pinned:  # as it happens: nothing can be removed while somebody looks on
+        pinned.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        pinned.execute("SELECT count(*) FROM pgworkers.job")
+        for _ in range(3):
+            db.execute("UPDATE pgworkers.job SET progress = '1'")
+        finding = _once(
+            lambda: [
+                f for f in examined(dsn, Tolerance(dead=5000, dead_ratio=1))["dead rows"] if f.level != "ok"
+            ]
+        )
+    assert finding.what.startswith("job has 6,000 dead rows")
+    assert finding.fix == ("psql -c 'VACUUM (VERBOSE, ANALYZE) pgworkers.job'",)
+    off = only(examined(dsn), "autovacuum", Level.FAIL)
+    assert off.fix == ("psql -c 'ALTER TABLE pgworkers.job RESET (autovacuum_enabled)'",)
+
+
+def _once(look: Callable[[], list[Finding]]) -> Finding:
+    """Statistics of a session reach the others within a second."""
+    give_up = time.monotonic() + 20
+    while time.monotonic() < give_up:
+        if found := look():
+            return found[0]
+        time.sleep(0.05)
+    raise AssertionError("nothing was found")
+
+
+def test_indexes_bloated_unused_missing_and_broken(dsn: str, db: Db) -> None:
+    db.execute("ALTER TABLE pgworkers.job SET (autovacuum_enabled = off)")
+    db.execute("CREATE INDEX mine ON pgworkers.job (created_at)")
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task) SELECT 'default', 'render' FROM generate_series(1, 30000)"
+    )
+    db.execute("DELETE FROM pgworkers.job")
+    db.execute("VACUUM (INDEX_CLEANUP on, TRUNCATE off) pgworkers.job")
+    db.execute("DROP INDEX pgworkers.job_expires")
+    tolerance = Tolerance(bloat=1 << 20, bloat_ratio=1.0)
+    unused = _once(
+        lambda: [f for f in examined(dsn, tolerance)["indexes"] if "mine on job is not ours" in f.what]
+    )
+    assert unused.fix == ("psql -c 'DROP INDEX CONCURRENTLY pgworkers.mine'",)
+    found = examined(dsn, tolerance)["indexes"]
+    assert any(f.what == "the index job_expires is missing" and f.level == "fail" for f in found), found
+    bloated = next(f for f in found if f.what.startswith("job_ready takes "))
+    assert bloated.fix == ("psql -c 'REINDEX INDEX CONCURRENTLY pgworkers.job_ready'",)
+    db.execute("SELECT pgworkers.enqueue('render') FROM generate_series(1, 2)")
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        db.execute("CREATE UNIQUE INDEX CONCURRENTLY broken ON pgworkers.job (task)")
+    assert any(f.what == "the index broken is not valid" for f in examined(dsn)["indexes"])
+
+
+def test_few_connections_are_left(dsn: str, db: Db) -> None:
+    with login(db, "crowded", dsn) as theirs:
+        assert only(examined(theirs), "connections", Level.OK)
+        db.execute("ALTER ROLE crowded CONNECTION LIMIT 8")
+        assert "for the role crowded" in only(examined(theirs), "connections", Level.WARN).what
+        db.execute("ALTER ROLE crowded CONNECTION LIMIT 3")
+        assert only(examined(theirs), "connections", Level.FAIL).what.startswith("2 left of 3")
+
+
+def test_a_server_that_does_not_answer_in_time_is_a_finding_and_the_next_check_goes_on(dsn: str) -> None:
+    with psycopg.connect(dsn) as locks:
+        locks.execute("LOCK pgworkers.host IN ACCESS EXCLUSIVE MODE")
+        found = examined(dsn, settings=Settings(statement_timeout=0.2))
+    assert only(found, "hosts", Level.WARN).what == "no answer within 0.2s"
+    assert only(found, "tasks", Level.OK)
+
+
+def test_hosts_that_are_lost(dsn: str, db: Db, leads: None) -> None:
+    assert only(examined(dsn), "hosts", Level.WARN).what == "no host is running"
+    db.execute("SELECT pgworkers.enqueue('render')")
+    assert only(examined(dsn), "hosts", Level.FAIL).what == "no host is running, and 1 jobs wait"
+    alive(db)
+    alive(db, "omega", leader=False)
+    db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '40 s' WHERE name = 'omega'")
+    assert only(examined(dsn), "hosts", Level.WARN).what.startswith("omega (pid 70) has not renewed for 4")
+    db.execute(
+        "UPDATE pgworkers.job SET state = 'running', claimed_at = now(),"
+        " host = (SELECT id FROM pgworkers.host WHERE name = 'omega')"
+    )
+    assert only(examined(dsn), "hosts", Level.WARN).what.endswith("and still holds a job")
+    db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '1 h' WHERE name = 'omega'")
+    late = only(examined(dsn), "hosts", Level.FAIL)
+    assert late.fix == ("pgworkers duties run rescue",)
+
+
+def test_nobody_leads_or_two_do(dsn: str, db: Db) -> None:
+    alive(db, leader=False)
+    assert "none yet" in only(examined(dsn), "leader", Level.OK).what
+    db.execute("UPDATE pgworkers.host SET started_at = now() - interval '1 h'")
+    assert only(examined(dsn), "leader", Level.FAIL).what == "no host leads"
+    alive(db, "beta")
+    assert "beta says so, without holding the lock" in only(examined(dsn), "leader", Level.FAIL).what
+    alive(db, "gamma")
+    assert only(examined(dsn), "leader", Level.WARN).what.startswith(
+        "2 hosts say that they lead: beta, gamma"
+    )
+
+
+def test_queues_that_nobody_serves_and_tasks_that_nobody_knows(dsn: str, db: Db, leads: None) -> None:
+    alive(db)
+    db.execute("SELECT pgworkers.enqueue('rendr', queue => 'defualt') FROM generate_series(1, 3)")
+    found = examined(dsn)
+    unserved = only(found, "queues", Level.FAIL)
+    assert unserved.what == "nobody serves defualt, where 3 jobs are ready and 0 scheduled"
+    assert unserved.fix[0] == "pgworkers run -Q defualt"
+    stranger = only(found, "tasks", Level.FAIL)
+    assert stranger.facts == {"task": "rendr", "jobs": 3}
+
+
+def test_a_paused_queue_and_one_without_workers(dsn: str, db: Db, leads: None) -> None:
+    alive(db, queues="{default,api}")
+    db.execute(
+        "INSERT INTO pgworkers.queue (name, paused, workers) VALUES ('default', true, NULL), ('api', false, 0)"
+    )
+    db.execute("SELECT pgworkers.enqueue('render') FROM generate_series(1, 2)")
+    api, default = examined(dsn)["paused"]
+    assert (api.fix, default.fix) == (("pgworkers queues scale api 1",), ("pgworkers queues resume default",))
+    assert default.what.endswith("; 2 jobs wait")
+
+
+def test_schedules(dsn: str, db: Db, leads: None) -> None:
+    alive(db)
+    db.execute("INSERT INTO pgworkers.task VALUES ('report', 'default', 0, 10, 3)")
+    db.execute(
+        """INSERT INTO pgworkers.schedule (name, task, cron, paused, error, due_at) VALUES
+           ('good', 'report', '0 3 * * *', false, NULL, now() + interval '1 h'),
+           ('late', 'report', '0 3 * * *', false, NULL, now() - interval '1 h'),
+           ('lost', 'nobody', '0 3 * * *', false, NULL, now() + interval '1 h'),
+           ('odd', 'report', '0 3 * * *', false, 'unknown time zone', now() + interval '1 h'),
+           ('rest', 'report', '0 3 * * *', true, NULL, now() - interval '1 h')"""
+    )
+    found = {f.what.split(" ")[0]: f for f in examined(dsn)["schedules"]}
+    assert {name: str(f.level) for name, f in found.items()} == {
+        "late": "fail", "lost": "fail", "odd": "fail", "rest": "warn"
+    }  # fmt: skip
+    assert found["late"].what == "late is overdue: the leader should have looked at it 1h ago"
+    assert found["rest"].fix == ("pgworkers schedules resume rest",)
+
+
+def test_a_tick_that_was_passed_by_because_its_last_job_still_runs(dsn: str, db: Db, leads: None) -> None:
+    alive(db)
+    db.execute("INSERT INTO pgworkers.task VALUES ('report', 'default', 0, 10, 3)")
+    job = db.execute("SELECT (pgworkers.enqueue('report')).id").fetchone()[0]
+    db.execute(
+        "UPDATE pgworkers.job SET state = 'running', claimed_at = now(), host = (SELECT id FROM pgworkers.host)"
+    )
+    db.execute(
+        "INSERT INTO pgworkers.schedule (name, task, cron, overlap, due_at, last_job)"
+        " VALUES ('nightly', 'report', '0 3 * * *', 'skip', now() + interval '1 h', %s)",
+        [job],
+    )
+    db.execute(
+        "INSERT INTO pgworkers.tick (schedule, scope, at, reason) VALUES ('nightly', '', now(), 'overlap')"
+    )
+    finding = only(examined(dsn), "schedules", Level.WARN)
+    assert f"its job #{job} still runs" in finding.what
+    assert finding.fix[0] == f"pgworkers jobs stack {job}"
+
+
+WORKER = (
+    '{{"queue": "default", "slot": 0, "pid": 71, "state": "{}", "job_id": {}, "task": "render", "since": {}}}'
+)
+
+
+def test_jobs_that_are_stuck(dsn: str, db: Db, leads: None) -> None:
+    alive(db)
+    job = db.execute("SELECT (pgworkers.enqueue('render')).id").fetchone()[0]
+    db.execute(
+        "UPDATE pgworkers.job SET state = 'running', claimed_at = now(), host = (SELECT id FROM pgworkers.host)"
+    )
+
+    def runs(state: str, since: float, **columns: str) -> Finding:
+        text = f"[{WORKER.format(state, job, since)}]"
+        db.execute("UPDATE pgworkers.host SET workers = %s, renewed_at = now()", [text])
+        db.execute(
+            "UPDATE pgworkers.job SET cancel_at = now() - %s::interval, deadline_at = now() - %s::interval",
+            [columns.get("cancelled"), columns.get("over")],
+        )
+        (found,) = examined(dsn)["stuck"]
+        return found
+
+    assert runs("busy", 5).level == Level.OK
+    assert runs("busy", 3000).level == Level.OK  # nothing to compare with, and not so long
+    assert "has run for 2h" in runs("busy", 7200).what
+    db.execute(
+        "INSERT INTO pgworkers.stat VALUES (date_trunc('minute', now()), 'default', 'render', 'succeeded', 10, 12, 1, '{}')"
+    )
+    hangs = runs("busy", 600)
+    assert (hangs.level, hangs.fix[0]) == (Level.WARN, f"pgworkers jobs stack {job}")
+    assert "its kind usually takes 1.2s" in hangs.what
+    assert "suspended for 10m" in runs("suspended", 600).what
+    assert "is stalled" in runs("stalled", 20).what
+    late = runs("busy", 60, over="1 min")
+    assert (late.level, "1m past its deadline" in late.what) == (Level.FAIL, True)
+    gone = runs("busy", 60, cancelled="1 min")
+    assert (gone.level, gone.fix[1]) == (Level.FAIL, "kill -9 71  # on alpha")
+
+
+def test_a_backlog_names_its_reason(dsn: str, db: Db, leads: None) -> None:
+    alive(db)
+    db.execute("INSERT INTO pgworkers.task VALUES ('render', 'default', 0, 10, 3)")
+    db.execute("INSERT INTO pgworkers.queue (name) VALUES ('default')")
+    db.execute("SELECT pgworkers.enqueue('render') FROM generate_series(1, 7)")
+    db.execute("UPDATE pgworkers.job SET run_at = now() - interval '5 min'")
+
+    def why(text: str) -> Finding:
+        db.execute("UPDATE pgworkers.host SET workers = %s, renewed_at = now()", [f"[{text}]"])
+        return examined(dsn)["backlog"][0]
+
+    busy = why(WORKER.format("busy", 99, 300))
+    assert busy.level == Level.WARN
+    assert busy.what == "7 jobs wait in default, the oldest for 5m; in 5m 0 ended and 7 more came"
+    assert busy.why == "all its 1 workers are busy: 1x render (up to 5m)"
+    assert "pgworkers queues scale default 2" in busy.fix
+    assert "1 of its 1 workers do nothing" in why(WORKER.format("idle", "null", 300)).why
+    assert why("").why == "the queue has no worker"
+    db.execute("UPDATE pgworkers.queue SET throttled_until = now() + interval '1 h'")
+    assert "cools down" in why("").why
+    db.execute("UPDATE pgworkers.queue SET paused = true")
+    assert why("").why == "the queue is paused"
+    db.execute("UPDATE pgworkers.job SET run_at = now() - interval '1 h'")
+    db.execute("UPDATE pgworkers.queue SET paused = false, throttled_until = NULL")
+    assert why(WORKER.format("busy", 99, 300)).level == Level.FAIL
+
+
+def test_hostile_names_cannot_paint_or_break_out(dsn: str, db: Db, tmp_path: Path) -> None:
+    db.execute("SELECT pgworkers.enqueue(E'bad\\x1b[31m', queue => E'q\\n; rm -rf /')")
+    said = Command(tmp_path, DATABASE_URL=dsn)("doctor", code=1)
+    assert "\x1b" not in said.out
+    assert "q\\n; rm -rf /" in said.out
+
+
+def test_the_command(tmp_path: Path, dsn: str, db: Db, leads: None) -> None:
+    cli = Command(tmp_path, DATABASE_URL=dsn)
+    warned = cli("doctor")  # no host: a warning
+    assert "warn  hosts         no host is running\n" in warned.out
+    assert "fix: pgworkers run" in warned.out
+    assert "warn" in warned.err.splitlines()[-1]
+    rows = cli("doctor", "--strict", "-o", "json", code=1).json()
+    assert {row["level"] for row in rows} == {"ok", "skip", "warn"}
+    db.execute("SELECT pgworkers.enqueue('render', queue => 'nowhere')")
+    (tmp_path / "app.py").write_text("raise RuntimeError('broken on purpose')")
+    bad = [line for line in cli("doctor", "-q", code=1).lines() if line[0] != " "]
+    assert [line.split()[1] for line in bad] == ["app", "hosts", "queues", "tasks"]
+    assert "broken on purpose" in bad[0]
+
+
+def test_a_database_that_cannot_be_reached(tmp_path: Path) -> None:
+    cli = Command(tmp_path, DATABASE_URL="postgresql://me:canary-s3cret@127.0.0.1:1/nowhere")
+    said = cli("doctor", code=4)
+    assert "ok    limits" in said.out or "warn  limits" in said.out
+    assert "fail  database      cannot connect to postgresql://me@127.0.0.1:1/nowhere" in said.out
+    assert "canary" not in said.out + said.err
+
+
+def test_another_schema_name_is_used_everywhere(empty_dsn: str) -> None:
+    migrated(empty_dsn, "jobs")
+    found = examined(empty_dsn, schema="jobs", settings=Settings(schema="jobs"))
+    assert only(found, "schema", Level.OK)
+    assert only(found, "hosts", Level.WARN)
+    assert {f.level for check in TABLES for f in found[check]} <= {Level.OK, Level.WARN, Level.SKIP}
