@@ -1,0 +1,215 @@
+"""Judgements of the doctor from facts written down, and the reading of this machine from files made for it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+
+import pgworkers.doctor
+from pgworkers.cli.root import root
+from pgworkers.doctor import local, machine, server
+from pgworkers.doctor.finding import Level, Tolerance, ok, warn, worst
+from pgworkers.doctor.machine import Machine
+from pgworkers.doctor.storage import masked, shipped
+from pgworkers.master.drain import longest
+from pgworkers.settings import Settings
+
+
+def levels(findings: list[object]) -> list[str]:
+    return [str(finding.level) for finding in findings]  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A /proc and a /sys/fs/cgroup of our own: a master in a systemd service, cgroup v2."""
+    proc, group = tmp_path / "proc" / "70", tmp_path / "cg" / "system.slice" / "pgworkers.service"
+    proc.mkdir(parents=True)
+    group.mkdir(parents=True)
+    (proc / "cgroup").write_text("0::/system.slice/pgworkers.service\n")
+    (proc / "cmdline").write_text("pgworkers: master app.py [leader] 0/2 busy\0")
+    (proc / "limits").write_text(
+        "Limit                     Soft Limit           Hard Limit           Units     \n"
+        "Max processes             1000                 1000                 processes \n"
+        "Max open files            1024                 4096                 files     \n"
+        "Max cpu time              unlimited            unlimited            seconds   \n"
+    )
+    (group / "memory.oom.group").write_text("0\n")
+    (group / "pids.max").write_text("512\n")
+    (group / "pids.current").write_text("500\n")
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(
+        "#!/bin/sh\necho TimeoutStopUSec=1min 30s\necho KillMode=control-group\necho OOMPolicy=stop\n"
+    )
+    systemctl.chmod(0o755)
+    return tmp_path
+
+
+def look(tree: Path, **environ: str) -> Machine:
+    return machine.look(
+        70, environ, proc=tree / "proc", cgroups=tree / "cg", systemctl=str(tree / "systemctl")
+    )
+
+
+def test_a_machine_is_read(tree: Path) -> None:
+    assert look(tree) == Machine(
+        pid=70, master=True, files=1024, processes=1000, pids_left=12, oom_known=True, unit="pgworkers.service",
+        stop=90.0, kill_mode="control-group", oom_policy="stop",
+    )  # fmt: skip
+    assert machine.is_master(70, proc=tree / "proc")
+    assert not machine.is_master(71, proc=tree / "proc")
+    (tree / "systemctl").write_text("#!/bin/sh\nexit 1\n")
+    assert look(tree, KUBERNETES_SERVICE_HOST="10.0.0.1").kubernetes
+    assert look(tree).stop is None
+
+
+def test_a_group_that_dies_together_is_found_also_above_ours(tree: Path) -> None:
+    group = tree / "cg" / "system.slice" / "memory.oom.group"
+    group.write_text("1\n")
+    (finding,) = local.oom_group(look(tree))
+    assert (finding.level, finding.what) == (Level.FAIL, f"{group} is 1")
+    assert any("OOMPolicy=continue" in fix for fix in finding.fix)
+    group.write_text("0\n")
+    assert "OOMPolicy=stop" in local.oom_group(look(tree))[0].what
+    assert levels(local.oom_group(Machine(1, False, oom_known=True))) == ["ok"]
+    assert levels(local.oom_group(Machine(1, False))) == ["skip"]
+
+
+def test_in_a_container_the_path_is_hidden(tree: Path) -> None:
+    (tree / "proc" / "70" / "cgroup").write_text("0::/../../kubepods/pod1\n")
+    (tree / "cg" / "memory.oom.group").write_text("1\n")
+    assert look(tree).oom_group == str(tree / "cg" / "memory.oom.group")
+
+
+def test_our_own_machine_can_be_read() -> None:
+    seen = machine.look(None)
+    assert seen.files is None or seen.files > 0
+    assert levels(local.limits(seen, 1)) <= ["ok", "warn"]
+
+
+def test_limits_are_judged_by_the_workers() -> None:
+    assert levels(local.limits(Machine(1, True, files=1024, processes=1000), 8)) == ["ok"]
+    tight = local.limits(Machine(1, True, files=256, processes=30, pids_left=5), 40)
+    assert levels(tight) == ["warn", "warn", "warn"]
+    assert tight[0].fix[0] == "ulimit -n 1024"
+
+
+def test_the_drain_must_fit_into_what_the_service_manager_waits() -> None:
+    needed = longest(Settings())
+    assert needed == 25 + 5 + 5 + 4 + 12 + 3 + 5
+    of_systemd = Machine(1, True, unit="w.service", stop=30.0, kill_mode="mixed")
+    (short,) = local.stopping(of_systemd, 0, needed)
+    assert (short.level, short.fix[0][:18]) == (Level.WARN, "TimeoutStopSec=59 ")
+    assert levels(local.stopping(of_systemd, 60.0, needed)) == ["ok"]  # what was told wins
+    assert levels(local.stopping(Machine(1, True, stop=float("inf")), 0, needed)) == ["ok"]
+    assert levels(local.stopping(Machine(1, True, kubernetes=True), 0, needed)) == ["skip"]
+    assert levels(local.stopping(Machine(1, True), 0, needed)) == ["skip"]
+    wild = local.stopping(Machine(1, True, stop=90.0, kill_mode="control-group"), 0, needed)
+    assert levels(wild) == ["warn"]
+    assert "SIGTERM to every worker" in wild[0].why
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1min 30s", 90.0),
+        ("500ms", 0.5),
+        ("infinity", float("inf")),
+        ("1h", 3600.0),
+        ("", None),
+        ("soon", None),
+    ],
+)
+def test_spans_of_systemd(text: str, seconds: float | None) -> None:
+    assert machine.span(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "unit"),
+    [
+        ("0::/system.slice/w.service", "w.service"),
+        ("1:name=systemd:/system.slice/w.service\n0::/", "w.service"),
+        ("0::/user.slice/user-1000.slice/user@1000.service/app.slice/w.service", "w.service"),
+        ("0::/user.slice/user-1000.slice/user@1000.service/session", ""),
+        ("0::/user.slice/session-2.scope", ""),
+        ("", ""),
+        ("nonsense", ""),
+    ],
+)
+def test_units(cgroup: str, unit: str) -> None:
+    assert machine.unit_of(cgroup) == unit
+
+
+def test_the_database_far_away_and_a_clock_that_is_off() -> None:
+    tolerance = Tolerance()
+    assert levels(server.version(170002, server.Clocks(0.2, 0.0, 0.1), tolerance)) == ["warn"]
+    assert (
+        server.version(170002, server.Clocks(0.001, 0.0, 0.0), tolerance)[0].what
+        == "Postgres 17.2, round trip 1.0ms"
+    )
+    assert "30s behind" in server.clock(server.Clocks(0.001, 30.0, 0.001), tolerance)[0].what
+    assert "30s ahead of" in server.clock(server.Clocks(0.001, -30.0, 0.001), tolerance)[0].what
+    assert levels(server.clock(server.Clocks(8.0, 3.0, 4.0), tolerance)) == [
+        "ok"
+    ]  # a slow answer proves nothing
+
+
+def test_poolers() -> None:
+    assert levels(server.pooler(False, False, False)) == ["ok"]
+    assert levels(server.pooler(True, False, False)) == ["fail"]
+    assert levels(server.pooler(True, True, False)) == ["ok"]
+    assert levels(server.pooler(True, True, True)) == ["fail"]
+
+
+def test_notifications() -> None:
+    assert levels(server.notified(None, 0.0, 5.0)) == ["fail"]
+    assert levels(server.notified(0.001, 0.5, 5.0)) == ["warn"]
+    assert levels(server.notified(0.001, 0.0, 5.0)) == ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [
+        ("SELECT 1", "SELECT 1"),
+        ("ALTER ROLE a\n  PASSWORD 'it''s s3cret'; SELECT 2", "ALTER ROLE a PASSWORD '…'; SELECT 2"),
+        ("SELECT 'cut off in the midd", "SELECT '…'"),
+        ("DO $x$ s3cret $x$", "DO '…'"),
+        ("SELECT " + "a, " * 100, "SELECT " + "a, " * 24 + "…"),
+    ],
+)
+def test_queries_are_shown_without_their_texts(query: str, shown: str) -> None:
+    assert masked(query) == shown
+
+
+def test_the_indexes_we_ship_are_known() -> None:
+    assert {"job_ready", "job_running", "job_unique", "schedule_due", "job_lane"} <= shipped()
+
+
+def test_the_worst_finding_decides() -> None:
+    assert worst([]) == Level.OK
+    assert worst([ok("a", "b"), warn("a", "b", "c")]) == Level.WARN
+
+
+def test_every_command_that_a_fix_names_exists() -> None:
+    """A fix that cannot be typed is worse than none."""
+    named = set()
+    for module in Path(pgworkers.doctor.__file__).parent.glob("*.py"):
+        named |= set(
+            re.findall(
+                r"pgworkers ([a-z]+)(?: ([a-z]+))?", "".join(re.findall(r'"[^"\n]*"', module.read_text()))
+            )
+        )
+    assert len(named) > 15
+    ctx = click.Context(root)
+    for command, below in named:
+        found = root.get_command(ctx, command)
+        if found is None:
+            assert command in _PROSE, f"pgworkers {command}"
+        elif below and isinstance(found, click.Group) and command != "export":
+            assert below in found.commands, f"pgworkers {command} {below}"
+
+
+#: Words that follow our name in sentences.
+_PROSE = {"has", "job", "refuses", "top"}
