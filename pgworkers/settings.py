@@ -32,7 +32,8 @@ def _count(default: int, doc: str) -> Any:
 
 
 def _text(default: str, doc: str, *, secret: bool = False) -> Any:
-    return field(default=default, metadata={"kind": "text", "doc": doc, "secret": secret})
+    # A handler that prints its settings must not print the password.
+    return field(default=default, repr=not secret, metadata={"kind": "text", "doc": doc, "secret": secret})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,11 @@ class Settings:
         "",
         "The direct address of the same database, for the master, when dsn goes through a pooler.",
         secret=True,
+    )
+    inherit: str = _text(
+        "",
+        "Variables that handlers get although they hold the database's password (PGWORKERS_DSN, PGWORKERS_DIRECT_DSN, "
+        "DATABASE_URL, PGPASSWORD), by name, with commas; read from the environment only.",
     )
     schema: str = _text("pgworkers", "The schema that holds the tables.")
     home: str = _text(

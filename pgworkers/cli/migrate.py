@@ -1,4 +1,4 @@
-"""`pgworkers migrate up | status | sql`."""
+"""`pgworkers migrate up | status | sql | roles`."""
 
 from __future__ import annotations
 
@@ -83,3 +83,20 @@ def sql(ctx: click.Context) -> None:
     from pgworkers.postgres import migrate as migrations
 
     click.echo(migrations.render_sql(place.load(said(ctx)).settings.schema), nl=False)
+
+
+@migrate.command("roles")
+@click.pass_context
+def roles(ctx: click.Context) -> None:
+    """Print the SQL that makes five roles: owner, worker, operator, viewer, enqueue; needs no database.
+
+    Run it after `up`, and again after each later one; docs/security.md has the table of what each role may do.
+
+    \b
+    Example:
+      pgworkers migrate roles | psql -v ON_ERROR_STOP=1 app
+      psql app -c 'GRANT pgworkers_enqueue TO web'
+    """
+    from pgworkers.postgres import migrate as migrations
+
+    click.echo(migrations.render_roles(place.load(said(ctx)).settings.schema), nl=False)

@@ -14,6 +14,7 @@ import msgspec
 
 from pgworkers.clock import monotonic
 from pgworkers.master.crew import Worker
+from pgworkers.process import environment
 from pgworkers.process.titles import ROOM
 from pgworkers.supervisor.messages import Boot, Command, Fact
 
@@ -57,7 +58,7 @@ class Supervisor:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
-                env=os.environ | {MARKER: boot.host},
+                env=environment.for_children(os.environ) | {MARKER: boot.host},
             )
         self.pid = self.process.pid
         self._control: socket.socket | None = ours

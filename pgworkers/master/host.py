@@ -40,6 +40,7 @@ from pgworkers.master.service import Service
 from pgworkers.master.settling import Settling
 from pgworkers.master.supervisors import Supervisors
 from pgworkers.observe.statistics import Statistics
+from pgworkers.postgres.connect import sealed
 from pgworkers.postgres.statements import Query
 from pgworkers.process import prctl, titles
 from pgworkers.process.notify import Speaker
@@ -119,7 +120,7 @@ class Host:
 
     def boots(self) -> dict[str, Boot]:
         """What each supervisor is told first."""
-        settings = asdict(self.settings) | {"dsn": self.plan.dsn}
+        settings = asdict(self.settings) | {"dsn": sealed(self.plan.dsn), "direct_dsn": ""}
         return {
             name: Boot(
                 self.options.config,

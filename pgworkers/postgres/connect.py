@@ -132,6 +132,14 @@ async def aconnect_handler(
         raise _unreachable(dsn, exc) from None
 
 
+def sealed(dsn: str) -> str:
+    """The address with the password that PGPASSWORD holds: for a process that does not get that variable."""
+    password = os.environ.get("PGPASSWORD")
+    if not password or _parsed(dsn).get("password"):
+        return dsn
+    return make_conninfo(dsn, password=password)
+
+
 def shown(dsn: str) -> str:
     """A dsn for people: `postgresql://user@host:5432/db`, never with its password."""
     try:

@@ -25,6 +25,7 @@ from pgworkers.postgres.statements import Statement, rename
 _BOOTSTRAP = Statement.beside(__file__, "bootstrap")
 _APPLIED = Statement.beside(__file__, "applied")
 _RECORD = Statement.beside(__file__, "record")
+_ROLE = re.compile(r"\bpgworkers_(owner|worker|operator|viewer|enqueue)\b")
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 
 
@@ -126,6 +127,12 @@ def render_sql(schema: str) -> str:
         parts += [rename(migration.text, schema).strip(), record.as_string(None)]
     parts.append("COMMIT;")
     return "\n\n".join(parts) + "\n"
+
+
+def render_roles(schema: str) -> str:
+    """The roles of this schema and what each may do, as one script; see docs/security.md."""
+    text = (resources.files("pgworkers.schema") / "roles.sql").read_text(encoding="utf-8")
+    return _ROLE.sub(rf"{schema}_\1", rename(text, schema))
 
 
 def _apply(

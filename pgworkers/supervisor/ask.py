@@ -14,7 +14,7 @@ import msgspec
 
 from pgworkers.clock import show_seconds
 from pgworkers.errors import AppNotLoaded
-from pgworkers.process import signals
+from pgworkers.process import environment, signals
 from pgworkers.specs import AppSpec
 
 _ANSWER_LIMIT = 64 << 20
@@ -45,6 +45,7 @@ def describe(
             pass_fds=[writer],
             stdin=subprocess.DEVNULL,
             process_group=0,
+            env=environment.for_children(os.environ),
         )
     except BaseException:
         os.close(reader)

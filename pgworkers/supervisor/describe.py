@@ -19,6 +19,7 @@ import msgspec
 from pgworkers.app import load
 from pgworkers.errors import PgworkersError
 from pgworkers.process import limits, streams
+from pgworkers.process.environment import hint
 from pgworkers.supervisor.boot import running_threads, traceback_of
 from pgworkers.supervisor.scrub import scrub
 
@@ -29,10 +30,10 @@ def answer(config: str) -> tuple[int, bytes]:
         found = msgspec.structs.replace(load(config).describe(), threads=tuple(running_threads()))
         return 0, msgspec.json.encode(found)
     except PgworkersError as error:
-        return 6, _told(str(error), traceback_of(error))
+        return 6, _told(f"{error}{hint(str(error))}", traceback_of(error))
     except BaseException as error:  # also SystemExit: an app that leaves while it is imported
         said = "".join(traceback.format_exception_only(error)).strip()
-        return 6, _told(f"{config} could not be described: {said}", traceback_of(error))
+        return 6, _told(f"{config} could not be described: {said}{hint(said)}", traceback_of(error))
 
 
 def _told(error: str, trace: str) -> bytes:

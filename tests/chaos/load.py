@@ -1,0 +1,218 @@
+"""Enqueues jobs of every sort through a proxy of its own, and remembers what it was told about each."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+
+from chaos.world import World
+from pgworkers.app import App, load
+from pgworkers.errors import OutcomeUnknown, PgworkersError
+from pgworkers.settings import Settings
+
+MOST_ALIVE = 90  # jobs that wait or run, before the load holds back
+BEAT = 0.02
+#: What may become of a job that nobody cancelled.
+FINE = {
+    "sturdy": {"succeeded"},
+    "alone": {"succeeded"},
+    "gather": {"succeeded"},
+    "beat": {"succeeded"},
+    "stuck": {"dead"},
+}
+
+
+@dataclass
+class Told:
+    """What the enqueuer knows, and nobody else."""
+
+    acknowledged: dict[str, int] = field(default_factory=dict)  # token -> job
+    unknown: set[str] = field(default_factory=set)  # the connection broke: at most one job each
+    batches: dict[str, tuple[int, int]] = field(default_factory=dict)  # token -> (batch, jobs)
+    errors: Counter[str] = field(default_factory=Counter)
+    sorts: Counter[str] = field(default_factory=Counter)
+
+
+class Load:
+    """A thread that keeps the hosts busy. `pause()` for the quiet phases."""
+
+    def __init__(self, world: World, seed: str) -> None:
+        self.told = Told()
+        self._world = world
+        self._draw = random.Random(f"{seed} load")
+        self._number = 0
+        self._on = threading.Event()
+        self._still = threading.Event()
+        self._end = threading.Event()
+        os.environ["ZOO_QUEUES"] = world.queues
+        self._app: App = load(str(world.forest.app))
+        self._app.bind(world.client.dsn, Settings())  # an enqueuer has the patience of production
+        self._thread = threading.Thread(target=self._run, name="load")
+        self._thread.start()
+
+    def go(self) -> None:
+        self._still.clear()
+        self._on.set()
+
+    def pause(self) -> None:
+        self._on.clear()
+        self._still.wait(60)
+
+    def close(self) -> None:
+        self._end.set()
+        self._on.set()
+        self._thread.join(60)
+        self._app.close()
+
+    def probe(self, queue: str) -> int | None:
+        """One small job; its id, None if the answer was lost."""
+        token = self._token()
+        self._send(token, lambda: self._using("sturdy", token, queue=queue).enqueue(0.02).id)
+        return self.told.acknowledged.get(token)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            if not self._on.is_set():
+                self._still.set()
+                self._on.wait(1)
+                continue
+            try:
+                room = MOST_ALIVE - int(self._world.one("SELECT count(*) FROM pgworkers.job"))
+            except psycopg.Error:
+                continue
+            for _ in range(min(room, 12)):
+                self._one()
+            time.sleep(BEAT if room > 0 else 0.2)
+
+    def _one(self) -> None:
+        draw, token = self._draw, self._token()
+        sort = draw.choices(list(SORTS), weights=[weight for weight, _ in SORTS.values()])[0]
+        self.told.sorts[sort] += 1
+        SORTS[sort][1](self, token, draw)
+
+    def _token(self) -> str:
+        self._number += 1
+        return f"t{self._number}"
+
+    def _using(self, task: str, token: str, **options: Any) -> Any:
+        return self._app.tasks[task].using(meta={"t": token}, **options)
+
+    def _send(self, token: str, enqueue: Callable[[], int]) -> None:
+        try:
+            self.told.acknowledged[token] = enqueue()
+        except OutcomeUnknown:
+            self.told.unknown.add(token)
+        except (PgworkersError, psycopg.Error) as error:
+            self.told.errors[_short(error)] += 1
+            # Not even connected, or an error of the server. It may have been killed between commit and answer, which
+            # psycopg says in the same words. So: at most one.
+            self.told.unknown.add(token)
+
+    def simple(self, token: str, task: str, *args: Any, **options: Any) -> None:
+        self._send(token, lambda: self._using(task, token, **options).enqueue(*args).id)
+
+    def batch(self, token: str, draw: random.Random) -> None:
+        size = draw.randint(3, 12)
+        tokens = [f"{token}.{nth}" for nth in range(size)]
+        jobs = [self._using("sturdy", one).prepare(draw.uniform(0, 0.1)) for one in tokens]
+        then = self._using("gather", f"{token}.then").prepare()
+        self.told.unknown.update(tokens)  # COPY tells no ids
+        try:
+            made = self._app.batch(jobs, then)
+            assert made.then is not None
+            self.told.acknowledged[f"{token}.then"] = made.then.id
+            self.told.batches[token] = (made.id, size)
+        except (PgworkersError, psycopg.Error):
+            self.told.unknown.add(f"{token}.then")
+
+    def chain(self, token: str, draw: random.Random) -> None:
+        self.simple(token, "sturdy", draw.uniform(0, 0.2))
+        first = self.told.acknowledged.get(token)
+        if first is not None:
+            self.simple(f"{token}.next", "sturdy", 0.0, after=[first], on_failed="run")
+
+
+def _short(error: Exception) -> str:
+    """Its class and what the server or the network said, without addresses."""
+    said = re.split(r"failed: |; nothing was done", str(error).splitlines()[0])
+    return f"{type(error).__name__}: {(said[2] if len(said) > 2 else said[0])[:80]}"
+
+
+Maker = Callable[[Load, str, random.Random], None]
+
+
+def _plain(task: str, *args: Any, **options: Any) -> Maker:
+    return lambda load, token, draw: load.simple(token, task, *args, **options)
+
+
+SORTS: dict[str, tuple[int, Maker]] = {
+    "short": (30, lambda load, token, draw: load.simple(token, "sturdy", draw.uniform(0, 0.15))),
+    "fast": (15, _plain("sturdy", 0.0, queue="fast")),
+    "long": (4, lambda load, token, draw: load.simple(token, "sturdy", draw.uniform(1, 3), queue="slow")),
+    "alone": (
+        4,
+        lambda load, token, draw: load.simple(token, "alone", draw.uniform(0.5, 2.5), queue="alone"),
+    ),
+    "unique": (
+        8,
+        lambda load, token, draw: load.simple(
+            token, "sturdy", draw.uniform(0, 0.3), unique=f"k{draw.randint(1, 5)}", queue="fast"
+        ),
+    ),
+    "batch": (2, Load.batch),
+    "chain": (4, Load.chain),
+    "later": (
+        5,
+        lambda load, token, draw: load.simple(token, "sturdy", 0.0, delay=draw.uniform(0.2, 2.0)),
+    ),
+    "tenant": (
+        5,
+        lambda load, token, draw: load.simple(
+            token, "tenant", draw.uniform(0, 0.2), concurrency_key=f"c{draw.randint(1, 3)}", retries=1000
+        ),
+    ),
+    "fail": (3, _plain("fail", "on purpose", 1)),
+    "die": (
+        3,
+        lambda load, token, draw: load.simple(token, "die", draw.choice(["kill", "segv", "exit0"]), 1),
+    ),
+    "poison": (1, _plain("die", "kill")),
+    "steer": (
+        2,
+        lambda load, token, draw: load.simple(token, "steer", draw.choice(["retry", "snooze"]), 0.2),
+    ),
+    "hostile": (
+        2,
+        lambda load, token, draw: load.simple(
+            token,
+            "hostile",
+            draw.choice(["return nul", "raise surrogate", "raise nasty", "return nan", "print"]),
+        ),
+    ),
+    "stuck": (1, _plain("stuck", queue="slow")),
+    "polite": (
+        2,
+        lambda load, token, draw: load.simple(token, "polite", draw.uniform(0.2, 1.5), queue="slow"),
+    ),
+    "progress": (3, _plain("progress", 5, 0.03)),
+    "spin": (3, lambda load, token, draw: load.simple(token, "spin", draw.uniform(0, 0.1))),
+    "gil": (1, _plain("hold_gil", 5_000_000)),
+    "litter": (1, _plain("litter", 0.05)),
+    "breathe": (3, _plain("breathe", 0.02)),
+}
+
+
+def tokens(told: Told) -> Iterator[str]:
+    yield from told.acknowledged
+    yield from told.unknown

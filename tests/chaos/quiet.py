@@ -1,0 +1,133 @@
+"""A quiet phase: no fault any more, so everything that lives must end, within a bound that follows from the settings."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass, field
+
+import psutil
+
+from chaos.load import Load
+from chaos.world import QUEUES, World
+from pgworkers.settings import Settings
+
+PROBES = 3  # per queue
+#: Seconds of work that one job of the load takes at most: `polite`, `stuck`, a long one, all their attempts.
+LONGEST = 6.0
+#: The largest sum of back-offs of a job that uses its budget up: `die` and `fail`, 2 s and 4 s, a tenth more.
+BACKOFF = 6.6
+BOOT = 8.0  # seconds a master and its workers need to start on a busy machine; no setting bounds them
+
+
+@dataclass
+class Phase:
+    """What one quiet phase found."""
+
+    at: float
+    bound: float
+    took: float = 0.0
+    alive: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def bound(s: Settings, alive: int, workers: int) -> float:
+    """A host lost at the last moment: its lease runs out, the sweep takes its jobs back, they run, fail and run again."""
+    lost = s.lease + s.rescue + s.statement_timeout
+    deposed = s.lease + s.leader_retry + s.statement_timeout  # if that host led
+    reached = max(2.0, math.ceil(s.connect_timeout)) + s.reconnect + s.poll + s.promote
+    ladder = s.ask_grace + s.raise_grace + 1.0
+    work = alive * 0.3 / workers + LONGEST
+    return lost + deposed + reached + s.patience + ladder + BACKOFF + BOOT + work
+
+
+def hold(world: World, load: Load, began: float) -> Phase:
+    """One phase. The load must be paused before, and no fault be open."""
+    world.heal()
+    started = time.monotonic()
+    probes = [load.probe(queue) for queue in QUEUES for _ in range(PROBES)]
+    live = {row[0] for row in world.rows("SELECT id FROM pgworkers.job WHERE task <> 'beat'")}
+    # `beat` goes on for ever; its jobs must end too, those that are here now.
+    live |= {row[0] for row in world.rows("SELECT id FROM pgworkers.job WHERE task = 'beat'")}
+    live |= {job for job in probes if job is not None}
+    workers = sum(QUEUES.values()) * len(world.hosts)
+    phase = Phase(
+        round(started - began, 1), round(bound(world.settings, len(live), workers), 1), alive=len(live)
+    )
+    left = live
+    while left and time.monotonic() - started < phase.bound:
+        time.sleep(0.1)
+        left = {row[0] for row in world.rows("SELECT id FROM pgworkers.job WHERE id = ANY(%s)", list(live))}
+    phase.took = round(time.monotonic() - started, 1)
+    if left:
+        phase.wrong += [
+            f"I16 not ended within {phase.bound} s of quiet: {row}"
+            for row in world.rows(
+                "SELECT id, state::text, task, queue, lease, attempt, host::text, cancel_at, run_at - now(), errors"
+                " FROM pgworkers.job WHERE id = ANY(%s) LIMIT 5",
+                list(left),
+            )
+        ]
+    if None in probes:
+        phase.wrong.append("an enqueue in the quiet was not acknowledged")
+    phase.wrong += _at_rest(world)
+    return phase
+
+
+def _at_rest(world: World) -> list[str]:
+    """I11, I14, I22: hosts, zombies, connections, transactions."""
+    wrong = []
+    hosts = {row[0] for row in world.rows("SELECT id FROM pgworkers.host")}
+    for job, host in world.rows("SELECT id, host FROM pgworkers.job WHERE state = 'running'"):
+        if host not in hosts:
+            wrong.append(f"I11 job {job} runs on the gone host {host}")
+    for host in world.hosts:
+        wrong += [f"I14 zombie {pid} in the tree of {host.name}" for pid in _zombies(host.master.pid)]
+    sessions = world.one(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name IN"
+        " ('pgworkers claim', 'pgworkers finish', 'pgworkers listen', 'pgworkers leadership')"
+    )
+    if sessions > 4 * len(world.hosts):
+        wrong.append(f"I22 {sessions} sessions of {len(world.hosts)} hosts")
+    old = world.rows(
+        "SELECT application_name, now() - xact_start, left(query, 60) FROM pg_stat_activity"
+        " WHERE application_name LIKE 'pgworkers %%' AND now() - xact_start > %s * interval '1 second'",
+        world.settings.statement_timeout + 1.0,
+    )
+    wrong += [f"I22 an old transaction: {row}" for row in old]
+    return wrong
+
+
+def _zombies(pid: int) -> list[int]:
+    """Those that stay: a zombie that is just being reaped is none."""
+    first = _zombies_now(pid)
+    if not first:
+        return []
+    time.sleep(2.0)
+    return sorted(first & _zombies_now(pid))
+
+
+def _zombies_now(pid: int) -> set[int]:
+    found = set()
+    try:
+        for child in psutil.Process(pid).children(recursive=True):
+            try:
+                if child.status() == psutil.STATUS_ZOMBIE:
+                    found.add(child.pid)
+            except psutil.Error:
+                continue
+    except psutil.Error:
+        pass
+    return found
+
+
+def descriptors(world: World) -> dict[str, int]:
+    """Open files of each master, for the report."""
+    found = {}
+    for host in world.hosts:
+        try:
+            found[host.name] = len(os.listdir(f"/proc/{host.master.pid}/fd"))
+        except OSError:
+            continue
+    return found

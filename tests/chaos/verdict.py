@@ -1,0 +1,229 @@
+"""The judgement: what the ledger, the tables, the enqueuer and the nemesis say, compared."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+from support.ledger import Entry, audit
+
+from chaos.load import FINE, Load
+from chaos.nemesis import Nemesis
+from chaos.world import World
+
+EXPLAINED = {"host_lost", "lease_lost"}
+
+
+@dataclass
+class Judgement:
+    wrong: list[str] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+def judge(world: World, load: Load, nemesis: Nemesis, least: int) -> Judgement:
+    """All hosts have left; the server runs. `least`: how often each kind must have hit."""
+    found = Judgement()
+    entries = world.entries()
+    tables = _Tables(world)
+    ids = _enqueued(world, load, tables, found)
+    found.wrong += [
+        text for text in world.asking(lambda conn: audit(conn, world.ledger, ids)) if not _overlap(text)
+    ]
+    _overlaps(world, entries, tables, found)
+    _ends(world, load, tables, found)
+    _cancels(world, entries, found)
+    _batches(world, load, entries, found)
+    _ticks(world, found)
+    _vacuity(nemesis, entries, load, least, found)
+    _figures(entries, tables, load, nemesis, found)
+    return found
+
+
+class _Tables:
+    def __init__(self, world: World) -> None:
+        self.live = {
+            row[0]: row for row in world.rows("SELECT id, task, meta->>'t', state::text FROM pgworkers.job")
+        }
+        self.ended = {
+            row[0]: row
+            for row in world.rows(
+                "SELECT id, task, meta->>'t', state::text, verdict, lease, errors FROM pgworkers.history"
+            )
+        }
+        self.attempts = {
+            (job, lease): verdict
+            for job, lease, verdict in world.rows("SELECT job_id, lease, verdict FROM pgworkers.attempt")
+        }
+
+
+def _enqueued(world: World, load: Load, tables: _Tables, found: Judgement) -> set[int]:
+    """I1 and I2 by token: what was acknowledged is there, what is there was asked for, once."""
+    told = load.told
+    by_token: dict[str, list[int]] = defaultdict(list)
+    ticked = {row[0] for row in world.rows("SELECT job_id FROM pgworkers.tick WHERE job_id IS NOT NULL")}
+    for job, task, token, *_ in (*tables.live.values(), *tables.ended.values()):
+        if token is not None:
+            by_token[token].append(job)
+        elif job not in ticked:
+            found.wrong.append(f"I2 job {job} ({task}) was enqueued by nobody")
+    for token, jobs in by_token.items():
+        if len(jobs) > 1:
+            found.wrong.append(f"I2 one enqueue ({token}) made the jobs {jobs}")
+        if token not in told.acknowledged and token not in told.unknown:
+            found.wrong.append(f"I2 job {jobs[0]} has a token that was never sent: {token}")
+    for token, job in told.acknowledged.items():
+        if job not in tables.live and job not in tables.ended:
+            found.wrong.append(f"I1 job {job} ({token}) was acknowledged and is lost")
+    found.figures["enqueues of unknown outcome"] = sum("." not in token for token in told.unknown)
+    return ticked | {jobs[0] for jobs in by_token.values()} | set(told.acknowledged.values())
+
+
+def _overlap(text: str) -> bool:
+    return text.startswith("I6") and "started before" in text
+
+
+def _overlaps(world: World, entries: list[Entry], tables: _Tables, found: Judgement) -> None:
+    """I6: a lease may begin before another has ended only if that one's host was lost; never of an exclusive task."""
+    ends = {(one.job, one.lease): one.at for one in entries if one.kind == "END"}
+    runs: dict[int, list[Entry]] = defaultdict(list)
+    for one in entries:
+        if one.kind == "START":
+            runs[one.job].append(one)
+    overlaps = stood = 0
+    for job, starts in runs.items():
+        task = (tables.ended.get(job) or tables.live.get(job) or (0, ""))[1]
+        for earlier, later in pairwise(sorted(starts, key=lambda one: one.lease)):
+            ended = ends.get((job, earlier.lease), 0)
+            if ended <= later.at:
+                continue
+            overlaps += 1
+            verdict = tables.attempts.get((job, earlier.lease))
+            if verdict not in EXPLAINED:
+                found.wrong.append(
+                    f"I6 job {job}: leases {earlier.lease} ({verdict}) and {later.lease} ran at once"
+                )
+            if task == "alone" and earlier.pid in world.frozen:
+                stood += 1
+            elif task == "alone":
+                found.wrong.append(
+                    f"P3 job {job} is exclusive, and leases {earlier.lease} and {later.lease} ran at once"
+                )
+    found.figures["overlaps after a lost host"] = overlaps
+    found.figures["of exclusive jobs that stood still with their host"] = stood
+
+
+def _ends(world: World, load: Load, tables: _Tables, found: Judgement) -> None:
+    """Every job ended as its sort must, unless somebody cancelled it."""
+    for job, task, _token, state, *_ in tables.live.values():
+        if task != "beat":
+            found.wrong.append(f"I16 job {job} ({task}) is {state} at the end")
+    for job, task, _token, state, verdict, _lease, errors in tables.ended.values():
+        fine = FINE.get(task)
+        if state == "cancelled" and job in world.cancelled_maybe:
+            continue
+        if fine is not None and state not in fine:
+            found.wrong.append(f"job {job} ({task}) is {state} ({verdict}): {errors[-1:]}")
+
+
+def _cancels(world: World, entries: list[Entry], found: Judgement) -> None:
+    """I18: nothing starts after an acknowledged cancel, unless an operator requeued it."""
+    for one in entries:
+        if one.kind != "START" or one.job not in world.cancelled or one.job in world.requeued:
+            continue
+        answer, at, lease = world.cancelled[one.job]
+        if one.lease > lease or (answer == "cancelled" and one.at > at):
+            found.wrong.append(
+                f"I18 job {one.job} was cancelled ({answer}, lease {lease}) and began under {one.lease}"
+            )
+    found.figures["cancels acknowledged"] = len(world.cancelled)
+
+
+def _batches(world: World, load: Load, entries: list[Entry], found: Judgement) -> None:
+    """What comes after a batch begins after the last of its jobs has ended."""
+    last_end: dict[int, int] = {}
+    first_start: dict[int, int] = {}
+    for one in entries:
+        if one.kind == "END":
+            last_end[one.job] = max(last_end.get(one.job, 0), one.at)
+        else:
+            first_start.setdefault(one.job, one.at)
+    members: dict[int, list[int]] = defaultdict(list)
+    for job, batch in world.rows("SELECT id, batch_id FROM pgworkers.history WHERE batch_id IS NOT NULL"):
+        members[batch].append(job)
+    for batch, then, total, finished in world.rows(
+        "SELECT id, then_id, total, finished_at FROM pgworkers.batch"
+    ):
+        if finished is None:
+            found.wrong.append(f"batch {batch} never finished")
+        if len(members[batch]) != total:
+            found.wrong.append(f"batch {batch} has {len(members[batch])} ended jobs of {total}")
+        late = [job for job in members[batch] if first_start.get(job, 0) > first_start.get(then, 1 << 62)]
+        if late:
+            found.wrong.append(f"batch {batch}: {late} began after what was to come last")
+    found.figures["batches"] = len(load.told.batches)
+
+
+def _ticks(world: World, found: Judgement) -> None:
+    """I9: each second one job."""
+    ticks = world.rows("SELECT at, job_id FROM pgworkers.tick WHERE schedule = 'beat' ORDER BY at")
+    for (before, _), (after, _) in pairwise(ticks):
+        if after - before != timedelta(seconds=1):
+            found.wrong.append(f"I9 no tick between {before:%H:%M:%S} and {after:%H:%M:%S}")
+    found.wrong += [f"I9 the tick {at:%H:%M:%S} made no job" for at, job in ticks if job is None]
+    if not ticks:
+        found.wrong.append("I9 the schedule never ticked")
+    found.figures["ticks"] = len(ticks)
+
+
+def _vacuity(nemesis: Nemesis, entries: list[Entry], load: Load, least: int, found: Judgement) -> None:
+    """A green run that tried nothing is red."""
+    hits = nemesis.hits()
+    found.wrong += [
+        f"vacuous: {name} hit {hits[name]} times, {least} wanted" for name in nemesis.missing(least)
+    ]
+    if nemesis.no_disk:
+        found.figures["not tried"] = "disk.full (needs root)"
+    found.wrong += [f"the enqueuer: {text}" for text in load.told.errors if text.startswith("UsageError")]
+    found.wrong += [f"the fault {one.kind} broke: {one.error}" for one in nemesis.played if one.error]
+    found.wrong += [f"{one.kind}: {one.hit}" for one in nemesis.played if one.hit and "WRONG" in one.hit]
+    killed = sum(
+        "job" in (one.hit or "") for one in nemesis.played if one.kind in ("worker.kill", "worker.segv")
+    )
+    if not killed:
+        found.wrong.append("vacuous: no kill hit a running job")
+    if sum(one.kind == "START" for one in entries) < 100:
+        found.wrong.append("vacuous: fewer than 100 executions")
+    if not load.told.batches or not load.told.acknowledged:
+        found.wrong.append("vacuous: no batch, or no job")
+    found.figures["kills of running jobs"] = killed
+
+
+def _figures(entries: list[Entry], tables: _Tables, load: Load, nemesis: Nemesis, found: Judgement) -> None:
+    states = Counter(row[3] for row in tables.ended.values())
+    hits = nemesis.hits()
+    starts = Counter(one.job for one in entries if one.kind == "START")
+    succeeded = {job: row[5] for job, row in tables.ended.items() if row[3] == "succeeded"}
+    repeated = sum(
+        one.kind == "START" and one.job in succeeded and one.lease > succeeded[one.job] for one in entries
+    )
+    moments = sorted(one.at for one in entries if one.kind == "END")
+    stall = max((b - a for a, b in pairwise(moments)), default=0) / 1e9
+    found.figures |= {
+        "jobs": len(tables.ended) + len(tables.live),
+        "states": dict(states),
+        "executions": sum(starts.values()),
+        "jobs executed more than once": sum(count > 1 for count in starts.values()),
+        "repeated after success": repeated,
+        "lost": sum(text.startswith("I1 ") for text in found.wrong),
+        "orphans": sum(text.startswith("I13") for text in found.wrong),
+        "faults": sum(hits.values()),
+        "kinds of fault": len(hits),
+        "longest stall (no job ended)": f"{stall:.1f} s",
+        "attempts by verdict": dict(Counter(tables.attempts.values())),
+        "what enqueuers were told": dict(load.told.errors),
+        "sorts of jobs": dict(load.told.sorts),
+        "hits": dict(sorted(hits.items())),
+    }
