@@ -148,6 +148,14 @@ class Checkpoint(MutableMapping[str, Any]):
             return msgspec.json.encode({key: msgspec.Raw(text) for key, text in self._texts.items()})
 
 
+class JobLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose records name the job; what a call says with `extra=` is kept."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        return msg, kwargs
+
+
 class Ctx:
     """The context of one attempt."""
 
@@ -181,7 +189,7 @@ class Ctx:
         self.meta: dict[str, Any] = dict(meta or {})  #: why it was enqueued
         self.errors = list(errors)  #: one line per failed attempt, the newest last
         self.checkpoint = Checkpoint(checkpoint)
-        self.log: logging.LoggerAdapter[logging.Logger] = logging.LoggerAdapter(
+        self.log = JobLogger(
             logging.getLogger(f"pgworkers.job.{task}"),
             {"job": job_id, "task": task, "queue": queue, "attempt": attempt},
         )

@@ -1,13 +1,12 @@
 """The facts. Each is stated once, in the past tense; logs, metrics and tests listen to them.
 
-`Facts.tell` never raises and never waits: a listener that fails is reported once on stderr and left out for that
-fact, because a fact must not delay or break the job it is about.
+`Facts.tell` never raises and never waits: a listener that fails is logged and left out for that fact, because a
+fact must not delay or break the job it is about.
 """
 
 from __future__ import annotations
 
-import sys
-import traceback
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -55,6 +54,8 @@ class LeaseLost:
     job: int
     lease: int
     queue: str
+    task: str
+    attempt: int
     running: bool
 
 
@@ -63,6 +64,8 @@ class FinishRejected:
     job: int
     lease: int
     queue: str
+    task: str
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,7 @@ class JobRescued:
     lease: int
     queue: str
     task: str
+    attempt: int
     state: str
 
 
@@ -80,6 +84,7 @@ class StopWished:
     lease: int
     queue: str
     task: str
+    attempt: int
     reason: str
 
 
@@ -88,6 +93,8 @@ class JobStalled:
     job: int
     lease: int
     queue: str
+    task: str
+    attempt: int
     stalled: bool
 
 
@@ -111,10 +118,12 @@ class WorkerDied:
     queue: str
     slot: int
     pid: int
-    job: int
+    job: int  # 0: it had none
     status: str
     why: str  # recycled, drained, or the verdict
     swept: int
+    task: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +291,14 @@ class HostChanged:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class LinesDropped:
+    """Log lines that nobody could be given: the output is not read, is closed, or its disk is full."""
+
+    count: int
+    why: str
+
+
 Fact = (
     JobStarted | JobEnded | JobsReleased | LeaseLost | FinishRejected | JobRescued | StopWished | JobStalled
     | WorkerForked | WorkerReady | WorkerDied
@@ -289,7 +306,7 @@ Fact = (
     | WorkersResting | OrphansKilled
     | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified
     | TickFired | TicksSkipped | ScheduleFailed | QueuesSeen
-    | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | HostChanged
+    | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | HostChanged | LinesDropped
 )  # fmt: skip
 
 Listener = Callable[[Fact], None]
@@ -309,4 +326,4 @@ class Facts:
             try:
                 listener(fact)
             except Exception:
-                traceback.print_exc(file=sys.stderr)
+                logging.getLogger("pgworkers").exception("a listener failed at %s", type(fact).__name__)

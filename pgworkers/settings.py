@@ -126,6 +126,17 @@ class Settings:
 
     metrics: str = _text("127.0.0.1:9911", "Address of /metrics, /livez and /readyz, or off.")
     log: str = _text("text", "How log lines look: text or json.")
+    log_rate: int = _count(
+        200,
+        "Lines of successful jobs per second before they are summed up, failures five times as many; 0: all.",
+    )
+    log_buffer: int = _size(
+        8 << 20,
+        "Log lines that may wait for a reader who stands still; what does not fit is dropped and counted.",
+    )
+    log_level: str = _text(
+        "info", "The least level of handlers' log records that is shown, where the app configures no logging."
+    )
     label: str = _text("", "A label for people: shown in titles, hosts and metrics.")
 
     def check(self) -> None:
@@ -143,6 +154,12 @@ class Settings:
             )
         if self.log not in ("text", "json"):
             raise UsageError(f"log={self.log!r}: use text or json")
+        if self.log_level not in ("debug", "info", "warning", "error", "critical"):
+            raise UsageError(f"log_level={self.log_level!r}: use debug, info, warning, error or critical")
+        if self.log_rate < 0:
+            raise UsageError(
+                f"log_rate={self.log_rate}: use 0 for every line, or a number of lines per second"
+            )
         if not 1 <= self.max_workers <= 1024:
             raise UsageError(f"max_workers={self.max_workers}: use a number from 1 to 1024")
         for name in (

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pgworkers.clock import show_seconds
+from pgworkers.observe.escape import printable
 
 CELL = 200  #: the longest text in a cell of a table
 _PROGRESS = {"done", "total", "note"}
@@ -78,10 +79,7 @@ def short(text: str, limit: int = CELL) -> str:
 
 def plain(text: str, *, lines: bool = False) -> str:
     """Text from a job, unable to steer a terminal: control characters are shown, not sent."""
-    if text.isprintable():
-        return text
-    keep = "\n\t" if lines else ""
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
+    return printable(text, "\n\t" if lines else "")
 
 
 def plural(count: int, word: str) -> str:

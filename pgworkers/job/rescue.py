@@ -25,6 +25,7 @@ class Rescued:
     lease: int
     queue: str
     task: str
+    attempt: int
     state: State
 
 
@@ -45,4 +46,4 @@ def lost(host: str, limit: int) -> Query[list[int]]:
 
 
 def _read(rows: list[tuple[Any, ...]]) -> list[Rescued]:
-    return [Rescued(row[0], row[1], row[2], row[3], State(row[4])) for row in rows]
+    return [Rescued(row[0], row[1], row[2], row[3], row[4], State(row[5])) for row in rows]

@@ -62,6 +62,6 @@ told AS MATERIALIZED (
     SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
       FROM gone WHERE linked HAVING count(*) > 0
 )
-SELECT l.id, l.lease, l.queue, l.task, l.state::text, (SELECT count(*) FROM told), (SELECT count(*) FROM moved)
+SELECT l.id, l.lease, l.queue, l.task, l.attempt, l.state::text, (SELECT count(*) FROM told), (SELECT count(*) FROM moved)
   FROM lost l
  ORDER BY l.id

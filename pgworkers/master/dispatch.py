@@ -206,10 +206,10 @@ class Dispatch:
             for held in list(desk.buffer):
                 if held.key == key:
                     desk.buffer.remove(held)
-                    self._facts.tell(LeaseLost(*key, desk.name, running=False))
+                    self._facts.tell(LeaseLost(*held.named, running=False))
             for worker in desk.busy():
                 if worker.held is not None and worker.held.key == key and worker.held.wish != "lease":
-                    self._facts.tell(LeaseLost(*key, desk.name, running=True))
+                    self._facts.tell(LeaseLost(*worker.held.named, running=True))
                     self.wish(worker, "lease")
 
     def wish(self, worker: Worker, reason: str) -> None:
@@ -219,7 +219,7 @@ class Dispatch:
             return
         if held.wish not in ("cancel", "lease"):
             held.wish = reason
-        self._facts.tell(StopWished(*held.key, worker.queue, held.claimed.task, reason))
+        self._facts.tell(StopWished(*held.named, reason))
         self._stop(worker, held, reason)
 
     # -- for renewal and the process view ----------------------------------------------------------------------------

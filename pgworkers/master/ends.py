@@ -180,7 +180,7 @@ class Ends:
     def _written(self, held: Held, end: End | Again, answer: str) -> None:
         job = held.claimed
         if answer == "lost":
-            self._facts.tell(FinishRejected(job.id, job.lease, job.queue))
+            self._facts.tell(FinishRejected(job.id, job.lease, job.queue, job.task, job.attempt))
             return
         again_in = end.after if isinstance(end, Again) else None
         state = end.state if isinstance(end, End) else State.SCHEDULED if end.after > 0 else State.READY

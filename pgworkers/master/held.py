@@ -22,6 +22,12 @@ class Held:
     def key(self) -> tuple[int, int]:
         return self.claimed.id, self.claimed.lease
 
+    @property
+    def named(self) -> tuple[int, int, str, str, int]:
+        """Job, lease, queue, task, attempt: what every fact about a job begins with."""
+        job = self.claimed
+        return job.id, job.lease, job.queue, job.task, job.attempt
+
     def timeout(self) -> float | None:
         """Seconds this attempt may take: its own timeout, or what is left of the whole job's deadline."""
         own = self.claimed.timeout if self.claimed.timeout is not None else self.spec.timeout

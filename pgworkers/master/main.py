@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import socket
 import sys
 from functools import partial
 
 from pgworkers.errors import UsageError
-from pgworkers.events import Facts
+from pgworkers.events import Facts, LinesDropped
 from pgworkers.master import boot, view
 from pgworkers.master.host import Host, new_boot_id
 from pgworkers.master.http import Http, bind
 from pgworkers.master.options import RunOptions
 from pgworkers.observe.log import Log
 from pgworkers.observe.metrics import Metrics
+from pgworkers.observe.records import MasterHandler
 from pgworkers.observe.writer import LineWriter
 from pgworkers.process import notify
 from pgworkers.process.notify import Speaker
+
+LOG_TICK = 0.25
 
 
 def run(options: RunOptions) -> int:
@@ -50,8 +55,17 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker)
             address = (
                 f"off: {error}"  # a second master on this machine is no reason to refuse the first address
             )
-    writer = LineWriter(sys.stdout.fileno())
-    log = Log(writer.put, style=plan.settings.log, quiet=options.quiet)
+    writer = LineWriter(sys.stdout.fileno(), plan.settings.log_buffer)
+    log = Log(
+        writer.put,
+        style=plan.settings.log,
+        quiet=options.quiet,
+        rate=plan.settings.log_rate,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )
+    writer.tell_dropped = log.dropped
+    logging.getLogger().addHandler(MasterHandler(log))
     for line in boot.banner(plan, address):
         log.say(line)
     facts = Facts()
@@ -66,7 +80,9 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker)
         http = Http(sock, partial(view.answer, host, metrics)) if sock is not None else None
         if http is not None:
             await http.start()
+        ticking = asyncio.get_running_loop().create_task(_watch(log, writer, facts))
         await host.serve()
+        ticking.cancel()
         if http is not None:
             await http.close()
         return 1 if host.failed else 0
@@ -74,4 +90,16 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker)
     try:
         return asyncio.run(life())
     finally:
+        log.finish()
         writer.close()
+
+
+async def _watch(log: Log, writer: LineWriter, facts: Facts) -> None:
+    """Sums are told in time, and so is how many lines could not be written."""
+    told = 0
+    while True:
+        await asyncio.sleep(LOG_TICK)
+        log.tick()
+        if writer.dropped > told:
+            lost, told = writer.dropped - told, writer.dropped
+            facts.tell(LinesDropped(lost, writer.why))

@@ -64,7 +64,7 @@ class Requests:
         if held is None:
             return False, "the worker has no job now"
         if one.kind == "kill":
-            self._host.facts.tell(StopWished(*held.key, worker.queue, held.claimed.task, "kill"))
+            self._host.facts.tell(StopWished(*held.named, "kill"))
             self._host.supervisors.stop_job(worker, held, "kill", now=True)
             return True, "killed; the job is handed back and runs again"
         suspend = one.kind == "suspend"

@@ -29,7 +29,7 @@ async def rescue_all(asker: Asker, host: str, facts: Facts, may: Callable[[], bo
             rescued = await _one_by_one(asker, host)
             more = bool(rescued)
         for job in rescued:
-            facts.tell(JobRescued(job.id, job.lease, job.queue, job.task, job.state))
+            facts.tell(JobRescued(job.id, job.lease, job.queue, job.task, job.attempt, job.state))
         if rescued:  # the server may still be busy with a statement of a host that is gone
             await asker.ask(end_backends([(job.id, job.lease) for job in rescued]))
         total += len(rescued)

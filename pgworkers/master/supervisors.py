@@ -233,7 +233,7 @@ class Supervisors:
                     and stalled.held.key == (fact.job, fact.lease)
                 ):
                     stalled.held.stalled = fact.stalled
-                    self._facts.tell(events.JobStalled(fact.job, fact.lease, supervisor.queue, fact.stalled))
+                    self._facts.tell(events.JobStalled(*stalled.held.named, fact.stalled))
             case Resting():
                 self._facts.tell(events.WorkersResting(supervisor.queue, fact.seconds, fact.deaths))
             case Stack():
@@ -264,10 +264,21 @@ class Supervisors:
 
     def _bury(self, worker: Worker, died: Died) -> None:
         left = worker.state == "leaving" or (worker.state == "booting" and died.status == "exit 0")
+        job = worker.held.claimed if worker.held is not None and died.job else None
         verdict = self._dispatch.died(worker, died)
         why = verdict or ("left" if left else "while idle")
         self._facts.tell(
-            events.WorkerDied(worker.queue, worker.slot, worker.pid, died.job, died.status, why, died.swept)
+            events.WorkerDied(
+                worker.queue,
+                worker.slot,
+                worker.pid,
+                died.job,
+                died.status,
+                why,
+                died.swept,
+                job.task if job is not None else "",
+                job.attempt if job is not None else 0,
+            )
         )
 
     def _died(self, supervisor: Supervisor) -> None:

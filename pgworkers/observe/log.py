@@ -1,169 +1,239 @@
-"""Facts as log lines: text for people, JSON for machines; one fact, one line.
+"""Facts as log lines: text for people, JSON for machines; one fact, one line (docs/logging.md).
 
-Texts that come from jobs are escaped, so that no payload can forge a line. When successes come faster than a
-person reads, they are counted instead of listed.
+Texts that come from jobs are escaped, so that no payload can forge a line. Lines of one kind that come faster than
+anybody reads are counted instead of listed: what is told per job must never be what limits the jobs.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict
-
-import msgspec
+from math import inf
+from typing import Any
 
 from pgworkers import events
-from pgworkers.clock import monotonic, show_seconds, show_size
+from pgworkers.clock import monotonic
+from pgworkers.observe import lines
+from pgworkers.observe.escape import escape, json_line
 
-#: Lines of successful jobs per second before they are only counted.
-SUCCESSES = 50
-
-
-def escape(text: str, limit: int = 300) -> str:
-    """One printable line, whatever a job put into it."""
-    shown = "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode()
-        for c in text[:limit]
-    )
-    return shown + ("…" if len(text) > limit else "")
-
-
-def call(task: str, args: str) -> str:
-    """`render(report_id=7)`, cut to a readable length."""
-    if len(args) > 400:
-        return f"{escape(task)}(…)"
-    try:
-        values = msgspec.json.decode(args)
-    except (msgspec.DecodeError, RecursionError):
-        values = {}
-    shown = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
-    return f"{escape(task)}({escape(shown, 80)})"
-
-
-class Log:
-    """The listener that writes lines."""
-
-    def __init__(self, write: Callable[[str], None], *, style: str = "text", quiet: bool = False) -> None:
-        self._write = write
-        self._json = style == "json"
-        self._quiet = quiet
-        self._second = 0.0
-        self._shown = 0
-        self._hidden = 0
-
-    def say(self, text: str) -> None:
-        """A line that is no fact: the start, for instance."""
-        self._write(json.dumps({"at": _wall(), "message": text}) if self._json else text)
-
-    def __call__(self, fact: events.Fact) -> None:
-        if self._json:
-            if not isinstance(fact, (events.StatementRun, events.Claimed, events.Notified, events.DutyDone)):
-                self._write(
-                    json.dumps({"at": _wall(), "fact": type(fact).__name__, **asdict(fact)}, default=str)
-                )
-            return
-        if (
-            isinstance(fact, events.JobEnded)
-            and fact.state == "succeeded"
-            and (self._quiet or self._too_fast())
-        ):
-            return
-        text = line(fact)
-        if text is not None:
-            self._write(f"{time.strftime('%H:%M:%S')} {text}")
-
-    def _too_fast(self) -> bool:
-        now = monotonic()
-        if now - self._second >= 1.0:
-            if self._hidden:
-                self._write(f"{time.strftime('%H:%M:%S')} … and {self._hidden} more done")
-            self._second, self._shown, self._hidden = now, 0, 0
-        self._shown += 1
-        if self._shown > SUCCESSES:
-            self._hidden += 1
-            return True
-        return False
+#: The keys of every JSON line, in this order; null where a line has no such thing.
+KEYS = ("at", "level", "host", "pid", "fact", "job", "task", "queue", "attempt", "message", "data")
+#: How much larger the share of lines is that are not about a success.
+FAILURES = 5
+SECOND = 1.0
+#: Tasks that a summary names; the others are counted together.
+NAMED = 5
+#: Keys of a line that are not told again in its data, and the arguments: the message shows what a person needs of them.
+ABOVE = frozenset({"job", "task", "queue", "attempt", "args"})
+#: Facts for metrics and tests, some of them told thousands of times a second: they have no line.
+SILENT: frozenset[type] = frozenset(
+    {
+        events.JobStarted,
+        events.StatementRun,
+        events.Claimed,
+        events.Notified,
+        events.DutyDone,
+        events.LinesDropped,  # the writer says it, when it can
+        events.WorkerForked,
+        events.WorkerReady,
+        events.SupervisorStarted,
+        events.SupervisorBooted,
+        events.TickFired,
+        events.TicksSkipped,
+        events.QueuesSeen,
+    }
+)
 
 
-def _wall() -> str:
-    now = time.time()
+def record(
+    *,
+    level: str,
+    host: str,
+    pid: int,
+    fact: str,
+    message: str,
+    job: int | None = None,
+    task: str | None = None,
+    queue: str | None = None,
+    attempt: int | None = None,
+    data: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """One JSON line before it is encoded; its keys are `KEYS`."""
+    return {
+        "at": stamp(time.time()),
+        "level": level,
+        "host": host,
+        "pid": pid,
+        "fact": fact,
+        "job": job,
+        "task": task,
+        "queue": queue,
+        "attempt": attempt,
+        "message": message,
+        "data": data or {},
+    }
+
+
+def stamp(now: float) -> str:
+    """UTC, with milliseconds."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1000):03d}Z"
 
 
-def line(fact: events.Fact) -> str | None:
-    """One fact as a person reads it; None: not worth a line."""
-    match fact:
-        case events.JobEnded():
-            return _ended(fact)
-        case events.JobRescued():
-            return f"#{fact.job} {escape(fact.task)} rescued: its host was lost; now {fact.state}"
-        case events.LeaseLost(running=True):
-            return f"#{fact.job} lease lost: another host owns it; the handler here is stopped"
-        case events.FinishRejected():
-            return f"#{fact.job} result refused: the lease {fact.lease} is no longer valid"
-        case events.StopWished():
-            return f"#{fact.job} {escape(fact.task)} stopping: {fact.reason}"
-        case events.JobStalled(stalled=True):
-            return f"#{fact.job} stalled: no heartbeat and no CPU"
-        case events.JobsReleased():
-            return f"{fact.count} unstarted job{'s' * (fact.count != 1)} given back: {fact.why}"
-        case events.WorkerDied():
-            if fact.why in ("recycled", "left"):
-                return None
-            swept = (
-                f", {fact.swept} process{'es' * (fact.swept != 1)} it left were killed" if fact.swept else ""
-            )
-            return f"worker {fact.queue}/{fact.slot} (pid {fact.pid}) died: {fact.status} ({fact.why}){swept}"
-        case events.SupervisorFailed():
-            return f"queue {fact.queue}: {escape(fact.error, 600)}"
-        case events.SupervisorDied():
-            if fact.restart_in is None:
-                return None
-            when = show_seconds(fact.restart_in)
-            return (
-                f"queue {fact.queue}: its supervisor (pid {fact.pid}) died: {fact.status}; the next in {when}"
-            )
-        case events.SupervisorSilent():
-            silence = show_seconds(fact.seconds)
-            return f"queue {fact.queue}: its supervisor (pid {fact.pid}) has said nothing for {silence}: stopped or starved"
-        case events.WorkersResting():
-            when = show_seconds(fact.seconds)
-            return (
-                f"queue {fact.queue}: {fact.deaths} workers died before they were ready; the next in {when}"
-            )
-        case events.OrphansKilled():
-            return f"{fact.count} orphaned process{'es' * (fact.count != 1)} killed"
-        case events.DatabaseLost():
-            why = escape(fact.error)
-            return (
-                f"database: no answer on the {fact.role} connection ({why}); running jobs go on, results wait"
-            )
-        case events.DatabaseBack():
-            return f"database: the {fact.role} connection is back after {show_seconds(fact.seconds)}"
-        case events.DutyFailed(cut=False):
-            return f"duty {fact.duty} failed: {escape(fact.error)}"
-        case events.ScheduleFailed():
-            whose = f" ({escape(fact.scope)})" if fact.scope else ""
-            return f"schedule {escape(fact.schedule)}{whose} cannot fire: {escape(fact.error)}"
-        case events.ReloadRefused():
-            return f"reload refused, the old code goes on: {escape(fact.why, 600)}"
-        case events.LeaderChanged():
-            return fact.why
-        case events.HostChanged():
-            return f"{fact.state}: {fact.why}"
-        case _:
-            return None
+class Share:
+    """How many lines of one kind a second may have, and what was counted instead. Pure: it is told the time."""
+
+    __slots__ = ("hidden", "left", "most", "since")
+
+    def __init__(self, most: int, now: float) -> None:
+        self.most = most
+        self.left = most
+        self.since = now
+        self.hidden: dict[str, int] = {}
+
+    def may(self, what: str) -> bool:
+        """May one more be told? If not it is counted under `what`."""
+        if self.left:
+            self.left -= 1
+            return True
+        self.hidden[what] = self.hidden.get(what, 0) + 1
+        return False
+
+    def turn(self, now: float) -> dict[str, int]:
+        """When its second is over: what was counted in it, and a fresh share."""
+        if now - self.since < SECOND:
+            return {}
+        hidden, self.hidden = self.hidden, {}
+        self.since, self.left = now, self.most
+        return hidden
 
 
-def _ended(fact: events.JobEnded) -> str:
-    what = f"#{fact.job} {call(fact.task, fact.args)}"
-    cost = f"cpu {show_seconds(fact.cpu)} peak {show_size(fact.peak_rss)}"
-    if fact.state == "succeeded":
-        return f"{what} done in {show_seconds(fact.duration)} {cost}"
-    why = f": {escape(fact.error)}" if fact.error else ""
-    if fact.again_in is not None:
-        when = f"again in {show_seconds(fact.again_in)}" if fact.again_in > 0 else "again at once"
-        return f"{what} {fact.verdict}{why} (attempt {fact.attempt} of {fact.max_attempts}, {when})"
-    after = f"after {show_seconds(fact.duration)}, {fact.verdict}{why}"
-    return f"{what} {fact.state} {after} (attempt {fact.attempt} of {fact.max_attempts}) {cost}"
+class Log:
+    """The listener that writes lines.
+
+    `tick` is called a few times a second: it tells what was counted and opens the next second. No fact looks at a clock
+    for it.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        *,
+        style: str = "text",
+        quiet: bool = False,
+        rate: int = 0,
+        host: str = "localhost",
+        pid: int = 0,
+        now: Callable[[], float] = monotonic,
+    ) -> None:
+        self._write = write
+        self._json = style == "json"
+        self._quiet = quiet
+        self._rate = rate
+        self._host = escape(host, 64)
+        self._pid = pid
+        self._now = now
+        self._shares: dict[str, Share] = {}
+        self._clock = (0, "")
+
+    def say(self, text: str) -> None:
+        """A line that is no fact: the start, for instance."""
+        self.put("info", "said", text, {})
+
+    def put(self, level: str, fact: str, message: str, data: dict[str, Any]) -> None:
+        """A line about no job."""
+        if self._json:
+            host, pid = self._host, self._pid
+            self._write(
+                json_line(record(level=level, host=host, pid=pid, fact=fact, message=message, data=data))
+            )
+        else:
+            self._write(message if fact == "said" else f"{self._time()} {message}")
+
+    def __call__(self, fact: events.Fact) -> None:
+        if type(fact) in SILENT:
+            return
+        if isinstance(fact, events.JobEnded):
+            if fact.state == "succeeded":
+                if not self._quiet and self._may("done", fact.task):
+                    self._tell(fact, lines.tell(fact))
+            elif self._may("not done", f"{fact.task} {fact.verdict}"):
+                self._tell(fact, lines.tell(fact))
+            return
+        told = lines.tell(fact)
+        if told is not None and self._may(type(fact).__name__, ""):
+            self._tell(fact, told)
+
+    def _tell(self, fact: events.Fact, told: lines.Told | None) -> None:
+        if told is None:
+            return
+        level, text = told
+        if self._json:
+            self._write(json_line(self._record(level, fact, text)))
+        else:
+            self._write(f"{self._time()} {text}{lines.where(fact, self._host)}")
+
+    def finish(self) -> None:
+        """Tell all that was counted."""
+        self.tick(inf)
+
+    def tick(self, now: float | None = None) -> None:
+        """Tell what was counted in seconds that are over."""
+        now = self._now() if now is None else now
+        for kind, share in self._shares.items():
+            hidden = share.turn(now)
+            if hidden:
+                self._sum_up(kind, hidden)
+
+    def dropped(self, count: int, why: str) -> str:
+        """The line that says how many others were lost; the writer asks for it when the output flows again."""
+        text = f"{count:,} log lines were dropped: {why}"
+        if self._json:
+            data = {"count": count, "why": why}
+            host, pid = self._host, self._pid
+            return json_line(
+                record(level="warning", host=host, pid=pid, fact="LinesDropped", message=text, data=data)
+            )
+        return f"{self._time()} {text}"
+
+    def _may(self, kind: str, what: str) -> bool:
+        if not self._rate:
+            return True
+        share = self._shares.get(kind)
+        if share is None:
+            most = self._rate if kind == "done" else self._rate * FAILURES
+            share = self._shares[kind] = Share(most, self._now())
+        return share.may(what)
+
+    def _sum_up(self, kind: str, hidden: dict[str, int]) -> None:
+        count = sum(hidden.values())
+        ranked = sorted(hidden.items(), key=lambda one: -one[1])
+        named = [f"{escape(name, 60)} {number:,}" for name, number in ranked[:NAMED]]
+        if len(ranked) > NAMED:
+            named.append(f"{len(ranked) - NAMED} others {sum(n for _, n in ranked[NAMED:]):,}")
+        jobs = kind in ("done", "not done")
+        what = f"job{'s' * (count != 1)} {kind} ({', '.join(named)})" if jobs else kind
+        text = f"… and {count:,} more {what} in the last second"
+        data = {"kind": kind, "count": count, "of": dict(ranked[:NAMED])}
+        self.put("info" if kind == "done" else "warning", "summary", text, data)
+
+    def _record(self, level: str, fact: events.Fact, text: str) -> dict[str, Any]:
+        known = {name: getattr(fact, name) for name in fact.__slots__}
+        data = {name: value for name, value in known.items() if name not in ABOVE}
+        return record(
+            level=level,
+            host=self._host,
+            pid=self._pid,
+            fact=type(fact).__name__,
+            message=text,
+            job=known.get("job") or None,
+            task=known.get("task") or None,
+            queue=known.get("queue"),
+            attempt=known.get("attempt") or None,
+            data=data,
+        )
+
+    def _time(self) -> str:
+        second = int(time.time())
+        if second != self._clock[0]:
+            self._clock = (second, time.strftime("%H:%M:%S", time.localtime(second)))
+        return self._clock[1]

@@ -17,6 +17,7 @@ from types import FrameType
 from pgworkers.app import App, load
 from pgworkers.clock import show_seconds
 from pgworkers.errors import AppNotLoaded
+from pgworkers.observe import records
 from pgworkers.process import limits
 from pgworkers.settings import Settings
 from pgworkers.supervisor.ask import starts_threads
@@ -44,6 +45,7 @@ def load_app(boot: Boot) -> Loaded | BootFailed:
     """Import the app and the queue's preload modules, and see that a fork is safe."""
     settings = settings_of(boot)
     started = time.monotonic()
+    records.know()
     limits.set_threads(boot.queue.threads)
     limits.set_nice(boot.queue.nice)
     _check_cores(boot)

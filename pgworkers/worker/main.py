@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from pgworkers.observe import records
 from pgworkers.process import faults, frames, measure, scoreboard
 from pgworkers.process.frames import Frame
 from pgworkers.process.measure import Meter
@@ -65,6 +66,7 @@ class Worker:
         os.register_at_fork(after_in_child=self._in_forked_child)
         self._heartbeat.start()
         self._run_hooks(self._birth.app.start_hooks)
+        records.bind(self._bearings, self._birth.settings.log, self._birth.settings.log_level)
         self._tidy = Tidy(self._birth.output, self._birth.dump)
         faults.point("before_ready")
         _flush()
@@ -109,6 +111,11 @@ class Worker:
         faults.point("after_report")
         self._slot.end()
         return report.last
+
+    def _bearings(self) -> tuple[int, str, str, int] | None:
+        """The job whose handler runs now, for the records it logs."""
+        ctx = self._heartbeat.ctx
+        return None if ctx is None else (ctx.job_id, ctx.task, ctx.queue, ctx.attempt)
 
     def _refuse(self, frame: Frame, error: Exception) -> None:
         """A job that cannot even be read is the job's fault, not this process's."""

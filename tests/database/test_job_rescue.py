@@ -19,7 +19,7 @@ def lose(lost: Desk, seen_by: Desk) -> None:
 def test_a_lost_host_costs_its_job_one_crash_and_one_attempt(desk: Desk, other: Desk) -> None:
     job = other.run_one()
     lose(other, desk)
-    assert desk.ask(rescue(desk.host, 10)) == [Rescued(job.id, 1, "a", "t", State.SCHEDULED)]
+    assert desk.ask(rescue(desk.host, 10)) == [Rescued(job.id, 1, "a", "t", 1, State.SCHEDULED)]
     seen = desk.see(job.id)
     assert (seen.state, seen.crashes, seen.attempt, seen.host) == (State.SCHEDULED, 1, 1, None)
     assert seen.error is not None

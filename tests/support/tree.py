@@ -143,11 +143,13 @@ class Forest:
         wait: bool = True,
         cgroup: Path | None = None,
         prefix: tuple[str, ...] = (),
+        stdout: int | None = None,
         **environ: str,
     ) -> Master:
         """Start a master and wait for its workers.
 
-        `cgroup`: a directory of the kernel's that it enters first; `prefix`: a command that starts it.
+        `cgroup`: a directory of the kernel's that it enters first; `prefix`: a command that starts it; `stdout`: a
+        descriptor for its lines, instead of the file that has what workers print.
         """
         marker = uuid.uuid4().hex
         log = self.directory / f"master{len(self.masters)}.log"
@@ -171,8 +173,8 @@ class Forest:
             process = subprocess.Popen(
                 [*enter, *prefix, sys.executable, "-m", "pgworkers", "-c", str(self.app), "run", *args],
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
+                stdout=out if stdout is None else stdout,
+                stderr=out,
                 env=env,
                 cwd=self.directory,
             )

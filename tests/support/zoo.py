@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -244,3 +245,17 @@ def litter(ctx: Ctx, seconds: float = 0.0) -> int:
     time.sleep(seconds)
     note(ctx, "END")
     return pid
+
+
+@app.task
+def talk(ctx: Ctx, text: str = "hello") -> None:
+    """Log in every way a handler may, and print."""
+    note(ctx, "START")
+    ctx.log.info("ctx %s", text, extra={"page": 7})
+    logging.getLogger("shop.pdf").warning("library %s", text, extra={"host": "elsewhere"})
+    try:
+        raise ValueError(f"inner {text}")
+    except ValueError:
+        logging.getLogger("shop.pdf").exception("caught %s", text)
+    print(f"printed {text!r}")
+    note(ctx, "END")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from pgworkers import events
@@ -11,8 +9,6 @@ from pgworkers.errors import UsageError
 from pgworkers.master.desk import ahead
 from pgworkers.master.http import bind
 from pgworkers.master.renewal import Unbroken
-from pgworkers.observe.log import call, escape, line
-from pgworkers.observe.writer import LineWriter
 
 
 def test_nothing_is_claimed_ahead_until_the_jobs_are_known_to_be_short() -> None:
@@ -48,41 +44,6 @@ class TestUnbroken:
         assert not unbroken.for_at_least(5.0, 12.0)
 
 
-class TestLines:
-    def test_job_data_cannot_forge_a_line(self) -> None:
-        assert "\n" not in escape("a\nb\x1b[31m\u2028c")
-        assert "\n" not in call("work", '{"x": "a\\nb"}')
-
-    def test_a_finished_job_is_one_line(self) -> None:
-        ended = events.JobEnded(
-            1042,
-            1,
-            "q",
-            "render",
-            '{"report_id": 7}',
-            1,
-            10,
-            "succeeded",
-            "succeeded",
-            4.2,
-            4.1,
-            312 << 20,
-            None,
-            None,
-        )
-        assert line(ended) == "#1042 render(report_id=7) done in 4.2s cpu 4.1s peak 312MB"
-
-    def test_an_unread_pipe_drops_lines_and_never_blocks(self) -> None:
-        reader, writer = os.pipe()
-        lines = LineWriter(writer, limit=100)
-        for _ in range(5000):
-            lines.put("x" * 1000)
-        assert lines.dropped > 0
-        os.close(reader)  # a closed reader is no reason to stop either
-        lines.close()
-        os.close(writer)
-
-
 def test_a_taken_port_is_an_error_that_names_the_flag() -> None:
     first = bind("127.0.0.1:0")
     with pytest.raises(UsageError, match="--metrics"):
@@ -92,7 +53,7 @@ def test_a_taken_port_is_an_error_that_names_the_flag() -> None:
         bind("nonsense")
 
 
-def test_a_listener_that_fails_does_not_break_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_listener_that_fails_does_not_break_the_others(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[events.Fact] = []
     facts = events.Facts()
 
@@ -103,4 +64,4 @@ def test_a_listener_that_fails_does_not_break_the_others(capsys: pytest.CaptureF
     facts.listen(heard.append)
     facts.tell(events.Claimed(3))
     assert heard == [events.Claimed(3)]
-    assert "broken listener" in capsys.readouterr().err
+    assert "broken listener" in caplog.text

@@ -1,0 +1,57 @@
+"""Text from jobs, unable to forge a line or to steer a terminal. Pure."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+_encode = msgspec.json.Encoder(enc_hook=lambda value: printable(str(value))).encode
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def printable(text: str, keep: str = "") -> str:
+    """Control characters, escape sequences, line ends and marks that turn the direction of writing: shown, not sent."""
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape", "backslashreplace").decode()
+        for c in text
+    )
+
+
+def escape(text: str, limit: int = 300) -> str:
+    """One printable line of at most `limit` characters, whatever a job put into it."""
+    if len(text) <= limit:
+        return printable(text)
+    return printable(text[:limit]) + "…"
+
+
+def json_line(record: dict[str, Any]) -> str:
+    """A record as one line of JSON in which everything that cannot be printed is escaped."""
+    try:
+        text = _encode(record).decode()
+    except UnicodeEncodeError:  # half a character, which no decoder would take
+        text = _encode(_whole(record)).decode()
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _units(c) for c in text)
+
+
+def _units(char: str) -> str:
+    """The same character as JSON writes it in ASCII; above the basic plane as two halves."""
+    data = char.encode("utf-16-be")
+    return "".join(f"\\u{data[at]:02x}{data[at + 1]:02x}" for at in range(0, len(data), 2))
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SURROGATES.sub("\ufffd", value)
+    if isinstance(value, dict):
+        return {_whole(str(key)): _whole(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_whole(one) for one in value]
+    if isinstance(value, (int, float, type(None))):
+        return value
+    return _whole(str(value))

@@ -1,0 +1,136 @@
+"""One fact as a person reads it. Pure: how bad it is and the sentence, or None where it is not worth a line."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from pgworkers import events
+from pgworkers.clock import show_seconds, show_size
+from pgworkers.observe.escape import escape
+
+Told = tuple[str, str]  # level, sentence
+INFO, WARNING, ERROR = "info", "warning", "error"
+
+
+def call(task: str, args: str) -> str:
+    """`render(report_id=7)`, cut to a readable length."""
+    if len(args) > 400:
+        return f"{escape(task)}(…)"
+    if args == "{}":
+        return f"{escape(task)}()"
+    try:
+        values = msgspec.json.decode(args)
+    except (msgspec.DecodeError, RecursionError):
+        values = {}
+    shown = ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
+    return f"{escape(task)}({escape(shown, 80)})"
+
+
+def tell(fact: events.Fact) -> Told | None:
+    """The sentence of a fact, without time and without where the job is."""
+    match fact:
+        case events.JobEnded():
+            return _ended(fact)
+        case events.JobRescued():
+            return WARNING, f"{_job(fact)} rescued: its host was lost; now {fact.state}"
+        case events.LeaseLost(running=True):
+            return WARNING, f"{_job(fact)} lease lost: another host owns it; the handler here is stopped"
+        case events.FinishRejected():
+            return WARNING, f"{_job(fact)} result refused: the lease {fact.lease} is no longer valid"
+        case events.StopWished():
+            return INFO, f"{_job(fact)} stopping: {fact.reason}"
+        case events.JobStalled(stalled=True):
+            return WARNING, f"{_job(fact)} stalled: no heartbeat and no CPU"
+        case events.JobStalled(stalled=False):
+            return INFO, f"{_job(fact)} goes on: no longer stalled"
+        case events.JobsReleased():
+            return INFO, f"{fact.count} unstarted job{'s' * (fact.count != 1)} given back: {fact.why}"
+        case events.WorkerDied():
+            return _died(fact)
+        case events.SupervisorFailed():
+            return ERROR, f"queue {fact.queue}: {escape(fact.error, 600)}"
+        case events.SupervisorDied():
+            if fact.restart_in is None:
+                return None
+            text = f"queue {fact.queue}: its supervisor (pid {fact.pid}) died: {fact.status}"
+            return ERROR, f"{text}; the next in {show_seconds(fact.restart_in)}"
+        case events.SupervisorSilent():
+            silence = show_seconds(fact.seconds)
+            text = f"queue {fact.queue}: its supervisor (pid {fact.pid}) has said nothing for {silence}"
+            return ERROR, f"{text}: stopped or starved"
+        case events.WorkersResting():
+            text = f"queue {fact.queue}: {fact.deaths} workers died before they were ready"
+            return ERROR, f"{text}; the next in {show_seconds(fact.seconds)}"
+        case events.OrphansKilled():
+            return WARNING, f"{fact.count} orphaned process{'es' * (fact.count != 1)} killed"
+        case events.DatabaseLost():
+            text = f"database: no answer on the {fact.role} connection ({escape(fact.error)})"
+            return ERROR, f"{text}; running jobs go on, results wait"
+        case events.DatabaseBack():
+            return INFO, f"database: the {fact.role} connection is back after {show_seconds(fact.seconds)}"
+        case events.DutyFailed(cut=False):
+            return ERROR, f"duty {fact.duty} failed: {escape(fact.error)}"
+        case events.ScheduleFailed():
+            whose = f" ({escape(fact.scope)})" if fact.scope else ""
+            return ERROR, f"schedule {escape(fact.schedule)}{whose} cannot fire: {escape(fact.error)}"
+        case events.ReloadRefused():
+            return ERROR, f"reload refused, the old code goes on: {escape(fact.why, 600)}"
+        case events.LeaderChanged():
+            return INFO, fact.why
+        case events.HostChanged():
+            return INFO, f"{fact.state}: {escape(fact.why, 600)}"
+        case _:
+            return None
+
+
+def where(fact: events.Fact, host: str) -> str:
+    """` [reports, attempt 1 of 5, web-1]`: what stands at the end of every line of a job."""
+    match fact:
+        case events.JobEnded():
+            return f" [{fact.queue}, attempt {fact.attempt} of {fact.max_attempts}, {host}]"
+        case (
+            events.JobRescued()
+            | events.LeaseLost()
+            | events.FinishRejected()
+            | events.StopWished()
+            | events.JobStalled()
+        ):
+            return f" [{fact.queue}, attempt {fact.attempt}, {host}]"
+        case events.WorkerDied(job=job) if job:
+            return f" [{fact.queue}, attempt {fact.attempt}, {host}]"
+        case _:
+            return ""
+
+
+def _job(
+    fact: events.JobRescued
+    | events.LeaseLost
+    | events.FinishRejected
+    | events.StopWished
+    | events.JobStalled,
+) -> str:
+    return f"#{fact.job} {escape(fact.task)}"
+
+
+def _died(fact: events.WorkerDied) -> Told | None:
+    if fact.why in ("recycled", "left"):
+        return None
+    whose = f"#{fact.job} {escape(fact.task)} " if fact.job else ""
+    swept = f", {fact.swept} process{'es' * (fact.swept != 1)} it left were killed" if fact.swept else ""
+    text = f"worker {fact.queue}/{fact.slot} (pid {fact.pid}) died: {fact.status} ({fact.why}){swept}"
+    return WARNING, whose + text
+
+
+def _ended(fact: events.JobEnded) -> Told:
+    what = f"#{fact.job} {call(fact.task, fact.args)}"
+    cost = f"cpu {show_seconds(fact.cpu)} peak {show_size(fact.peak_rss)}"
+    if fact.state == "succeeded":
+        return INFO, f"{what} done in {show_seconds(fact.duration)} {cost}"
+    why = f": {escape(fact.error)}" if fact.error else ""
+    if fact.again_in is not None:
+        when = f"again in {show_seconds(fact.again_in)}" if fact.again_in > 0 else "again at once"
+        return WARNING, f"{what} {fact.verdict}{why} ({when})"
+    level = INFO if fact.state == "cancelled" else ERROR
+    return level, f"{what} {fact.state} after {show_seconds(fact.duration)}, {fact.verdict}{why} {cost}"

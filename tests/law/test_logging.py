@@ -1,0 +1,35 @@
+"""docs/logging.md says what the lines for machines have, and says all of it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+from pgworkers import events
+from pgworkers.observe.log import ABOVE, KEYS, SILENT
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "logging.md").read_text()
+
+
+def rows(heading: str) -> dict[str, str]:
+    """The table below a heading row, by first cell."""
+    table = PAGE.partition(f"| {heading} |")[2].partition("\n\n")[0]
+    cells = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    return {name.strip().strip("`"): text.strip() for name, text in cells}
+
+
+def test_the_keys_of_a_json_line_are_documented_in_their_order() -> None:
+    assert tuple(rows("key")) == KEYS
+
+
+def test_every_fact_has_a_row_with_its_data_or_has_no_line() -> None:
+    told = {
+        fact.__name__: [field.name for field in fields(fact) if field.name not in ABOVE]
+        for fact in get_args(events.Fact)
+        if fact not in SILENT or fact is events.LinesDropped
+    }
+    page = {name: re.findall(r"`(\w+)`", text) for name, text in rows("fact").items()}
+    assert {name: page.get(name) for name in told} == told, "add the fact to docs/logging.md or to log.SILENT"
+    assert set(page) - set(told) == {"summary", "log"}

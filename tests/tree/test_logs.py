@@ -1,0 +1,103 @@
+"""Logs of a real host: lines for machines, handlers' own logging, and an output that nobody can or will take."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from typing import Any
+
+from support.tree import Forest, wait_for
+
+from pgworkers.observe.log import KEYS
+
+HOSTILE = '\x1b[2J\u202e\r\n{"fact": "JobEnded", "job": 1}\n12:00:00 #1 forged'
+
+
+def test_json_lines_of_a_host_and_of_its_handlers(forest: Forest) -> None:
+    reader, writer = os.pipe()
+    master = forest.start("--log", "json", queues="default:1", stdout=writer)
+    os.close(writer)
+    [talk] = forest.enqueue("talk", args={"text": HOSTILE})
+    [fail] = forest.enqueue("fail", args={"text": HOSTILE}, max_attempts=1)
+    [dead] = forest.enqueue("die", args={"how": "segv"}, max_attempts=1)
+    forest.until_all_ended()
+    assert master.terminate() == 0
+    lines: list[dict[str, Any]] = []
+    with open(reader, encoding="utf-8", newline="\n") as stream:
+        for line in stream:
+            assert line.rstrip("\n").isprintable(), line
+            lines.append(json.loads(line))
+    assert {tuple(line) for line in lines} == {KEYS}
+    host = socket.gethostname()
+    assert {(line["host"], line["pid"]) for line in lines} == {(host, master.pid)}
+    ends = {line["job"]: line for line in lines if line["fact"] == "JobEnded"}
+    assert {job: (line["level"], line["data"]["state"]) for job, line in ends.items()} == {
+        talk: ("info", "succeeded"),
+        fail: ("error", "dead"),
+        dead: ("error", "dead"),
+    }
+    [death] = [line for line in lines if line["fact"] == "WorkerDied" and line["job"] == dead]
+    assert (death["task"], death["queue"], death["attempt"]) == ("die", "default", 1)
+
+    said = master.log()
+    own = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert [(one["data"]["logger"], one["message"]) for one in own] == [
+        ("pgworkers.job.talk", f"ctx {HOSTILE}"),
+        ("shop.pdf", f"library {HOSTILE}"),
+        ("shop.pdf", f"caught {HOSTILE}"),
+    ]
+    for one in own:
+        assert tuple(one) == KEYS
+        told = one["job"], one["task"], one["queue"], one["attempt"], one["host"]
+        assert told == (talk, "talk", "default", 1, host)
+    assert own[0]["data"]["page"] == 7
+    assert "inner" in own[2]["data"]["traceback"]
+    assert f"printed {HOSTILE!r}" in said, "what a handler prints stays as it is"
+
+
+def test_an_output_that_nobody_reads_stops_nothing(forest: Forest) -> None:
+    """FAULTS 75. Pipe and buffer are full; the host goes on, and says so when the reader is back."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+    master = forest.start("--log", "json", stdout=writer, PGWORKERS_LOG_RATE="0", PGWORKERS_LOG_BUFFER="20KB")
+    os.close(writer)
+    jobs = forest.enqueue("work", 200)
+    assert forest.until_all_ended() == {"succeeded": len(jobs)}
+    [last] = forest.enqueue("work")
+    forest.until(last, "succeeded")
+    renewed = forest.db.execute("SELECT renewed_at FROM pgworkers.host").fetchone()
+    wait_for(lambda: forest.db.execute("SELECT renewed_at FROM pgworkers.host").fetchone() != renewed)
+    os.set_blocking(reader, False)
+    seen = bytearray()
+
+    def flows() -> bool:
+        try:
+            while more := os.read(reader, 1 << 20):
+                seen.extend(more)
+        except BlockingIOError:
+            pass
+        return b'"LinesDropped"' in seen
+
+    wait_for(lambda: flows() or forest.enqueue("work", 2) == [], what="the drop is told")
+    os.close(reader)
+    [told, *_] = [json.loads(line) for line in seen.splitlines() if b'"LinesDropped"' in line]
+    assert told["data"]["why"] == "the output was not read"
+    assert told["data"]["count"] > len(jobs) / 2
+    forest.until_all_ended()
+    assert master.terminate() == 0, "and now nobody reads at all"
+
+
+def test_a_closed_output_and_a_full_disk_stop_nothing(forest: Forest) -> None:
+    """FAULTS 76 and 77."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    masters = [forest.start(queues="default:1", stdout=output, wait=False) for output in (writer, full)]
+    os.close(writer)
+    os.close(full)
+    wait_for(lambda: all(master.titles("idle") for master in masters))
+    forest.enqueue("work", 100)
+    assert forest.until_all_ended() == {"succeeded": 100}
+    assert [master.terminate() for master in masters] == [0, 0]
