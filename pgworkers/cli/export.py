@@ -1,4 +1,4 @@
-"""`pgworkers export …`: files for the tools around pgworkers. None needs a config or a database."""
+"""`pgworkers export …`: files for the tools around pgworkers. None needs a database; those of a host ask the app."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from pathlib import Path
 
 import click
 
+from pgworkers.cli.deploying import docker, k8s, procfile, systemd
 from pgworkers.cli.invocation import Group
 from pgworkers.errors import NotFound
 
 
 @click.group(cls=Group)
 def export() -> None:
-    """Files for the tools around it: Grafana dashboards, Prometheus alerts."""
+    """Files for the tools around it: dashboards, alerts, systemd, Kubernetes, Docker."""
+
+
+for command in (systemd, k8s, docker, procfile):
+    export.add_command(command)
 
 
 def shipped(name: str) -> Path:

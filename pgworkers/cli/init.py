@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -27,7 +28,10 @@ def count_primes(ctx: Ctx, below: int = 100_000) -> dict[str, int]:
     return {"primes": found}
 '''
 
-PROCFILE = "worker: pgworkers run --config app.py\n"
+
+def procfile_of(config: str) -> str:
+    return f"worker: pgworkers run --config {shlex.quote(config)}\n"
+
 
 ENV = """# Copy to .env and load it the way you start the app. Every setting: pgworkers config show --defaults
 # DATABASE_URL=postgresql://user:password@localhost:5432/app
@@ -36,7 +40,7 @@ ENV = """# Copy to .env and load it the way you start the app. Every setting: pg
 # PGWORKERS_LOG=json
 """
 
-FILES = {"app.py": APP, "Procfile": PROCFILE, ".env.example": ENV}
+FILES = {"app.py": APP, "Procfile": procfile_of("app.py"), ".env.example": ENV}
 
 
 @click.command(cls=Command)

@@ -43,7 +43,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Around": {
         "export": (
             "pgworkers.cli.export:export",
-            "Files for the tools around it: Grafana dashboards, Prometheus alerts.",
+            "Files for the tools around it: dashboards, alerts, systemd, Kubernetes, Docker.",
         ),
     },
     "About": {
