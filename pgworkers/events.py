@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from pgworkers.sightings import LoopWoke, MemorySeen, QueuesSeen, SchedulesSeen, StorageSeen
+
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
@@ -86,6 +88,17 @@ class StopWished:
     task: str
     attempt: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobStopped:
+    """A job that should stop is gone; `seconds` after the wish."""
+
+    job: int
+    lease: int
+    queue: str
+    reason: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,27 +234,6 @@ class DutyFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueDepth:
-    """One queue in a snapshot. Counts are capped; `limit` is None when there is none."""
-
-    queue: str
-    ready: int
-    scheduled: int
-    running: int
-    oldest: float  # seconds that the oldest ready job has waited; 0 when nothing is ready
-    paused: bool
-    limit: int | None  # workers over all hosts
-    throttled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class QueuesSeen:
-    """The leader's snapshot of all queues. Told by the leader only, so that sums over hosts count nothing twice."""
-
-    queues: list[QueueDepth]
-
-
-@dataclass(frozen=True, slots=True)
 class TickFired:
     """A schedule's tick has its row. `job` is None when none was made, for `reason`; `at` is Unix time, by the calendar."""
 
@@ -300,12 +292,13 @@ class LinesDropped:
 
 
 Fact = (
-    JobStarted | JobEnded | JobsReleased | LeaseLost | FinishRejected | JobRescued | StopWished | JobStalled
+    JobStarted | JobEnded | JobsReleased | LeaseLost | FinishRejected | JobRescued | StopWished | JobStopped | JobStalled
     | WorkerForked | WorkerReady | WorkerDied
     | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | SupervisorSilent
     | WorkersResting | OrphansKilled
     | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified
-    | TickFired | TicksSkipped | ScheduleFailed | QueuesSeen
+    | TickFired | TicksSkipped | ScheduleFailed
+    | QueuesSeen | SchedulesSeen | StorageSeen | MemorySeen | LoopWoke
     | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | HostChanged | LinesDropped
 )  # fmt: skip
 

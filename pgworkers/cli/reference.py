@@ -1,4 +1,4 @@
-"""The reference pages, made from the declarations: docs/cli.md from the commands, docs/settings.md.
+"""The reference pages, made from the declarations: docs/cli.md from the commands, docs/settings.md, docs/metrics.md.
 
 `scripts/gen-docs` writes them and a law test compares them, so that no page can be forgotten or wrong.
 """
@@ -15,12 +15,34 @@ import click
 from pgworkers import settings
 from pgworkers.cli.invocation import CONTEXT
 from pgworkers.cli.root import EXAMPLES, SECTIONS, root
+from pgworkers.observe import catalog
 
 _MADE = "<!-- Made by scripts/gen-docs; do not edit. -->"
 _INTRODUCTION = """\
 A value comes from the command line, else from its variable, else from the app (`App(drain="1m")`), else it is
 the default. `pgworkers config show` tells what holds and where it came from. Durations read `30s`, `5m`,
 `1h30m` or seconds; sizes read `512MB`, `2GB` or bytes."""
+
+
+_METRICS = """\
+What `/metrics` of a master exports (`--metrics HOST:PORT`, by default 127.0.0.1:9911), as text or as OpenMetrics with the id
+of a job as exemplar. Counters begin at 0 with the master and outlive its workers and supervisors; series of every queue and
+task of the app are there from the start. What is marked *cluster* is told by the leader alone, so that a sum over all hosts
+counts nothing twice; other hosts have no such series. A metric holds at most 500 names (queues, pairs of queue and task,
+schedules); more are counted as `other`. How to use them: [observability.md](observability.md)."""
+_VALUES = {
+    "verdict": catalog.VERDICTS,
+    "state of `workers`": catalog.WORKER_STATES,
+    "state of `queue_jobs`": catalog.STATES,
+    "state of `master_state`": catalog.HOST_STATES,
+    "reason of `worker_exits_total`": catalog.EXITS,
+    "reason of `job_stop_seconds`": catalog.STOP_REASONS,
+    "reason of `jobs_rescued_total`": ("host_lost",),
+    "result": catalog.TICK_RESULTS,
+    "role": catalog.ROLES,
+    "class": catalog.ERRORS,
+    "what": catalog.CAPPED,
+}
 
 
 def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
@@ -71,6 +93,26 @@ def settings_page() -> str:
         )
         rows.append(f"| {' | '.join(cells)} |")
     return "\n\n".join(["# Settings", _MADE, _INTRODUCTION, "\n".join(rows)]) + "\n"
+
+
+def metrics_page() -> str:
+    """docs/metrics.md"""
+    parts = ["# Metrics", _MADE, _METRICS]
+    for title, section in catalog.SECTIONS.items():
+        rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
+        for metric in section:
+            doc = metric.doc + (" *cluster*" if metric.cluster else "")
+            labels = ", ".join(f"`{label}`" for label in metric.labels)
+            rows.append(f"| `{metric.full}` | {metric.kind} | {labels} | {_cell(doc)} |")
+        parts += [f"## {title}", "\n".join(rows)]
+    values = [
+        f"| {label} | {', '.join(f'`{value}`' for value in known)} |" for label, known in _VALUES.items()
+    ]
+    parts += [
+        "## Labels with a closed set of values",
+        "\n".join(["| label | values |", "|---|---|", *values]),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def _blocks(text: str) -> list[str]:

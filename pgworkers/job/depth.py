@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pgworkers.events import QueueDepth
 from pgworkers.postgres.statements import Query, Statement
+from pgworkers.sightings import QueueDepth
 
 _DEPTH = Statement.beside(__file__, "depth")
 

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from pgworkers.clock import monotonic
-from pgworkers.events import Facts, JobStarted, LeaseLost, StopWished, WorkerReady
+from pgworkers.events import Facts, JobStarted, JobStopped, LeaseLost, StopWished, WorkerReady
 from pgworkers.job.claim import Claimed, Wants
 from pgworkers.job.progress import Saved
 from pgworkers.job.state import Verdict
@@ -180,6 +180,8 @@ class Dispatch:
             self._ends.release([held.key], f"its worker ended by {died.status} before the job began")
             return None
         self._ends.silence([held.key])
+        if died.reason is not None and died.stopped:
+            self._facts.tell(JobStopped(*held.key, worker.queue, died.reason, died.stopped))
         ending = verdict.of_death(died, held)
         self._settle(worker, held, ending)
         return ending.verdict
@@ -290,6 +292,8 @@ class Dispatch:
             return  # a report for a lease this worker no longer has
         report = _report(frame.body)
         worker.held = None
+        if report.reason is not None:
+            self._facts.tell(JobStopped(*held.key, worker.queue, report.reason, report.stopped))
         self.desks[worker.queue].learn(report.duration)
         self._settle(worker, held, verdict.of_report(report, held))
         if report.last:

@@ -15,7 +15,7 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.errors import NotFound
-from pgworkers.events import DutyDone, DutyFailed, Facts, QueuesSeen
+from pgworkers.events import DutyDone, DutyFailed, Facts
 from pgworkers.flow import batch
 from pgworkers.job import archive, depth, host, promote, request
 from pgworkers.master import ticks
@@ -25,6 +25,7 @@ from pgworkers.master.rescuing import rescue_all
 from pgworkers.observe import statistics
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
+from pgworkers.sightings import QueuesSeen
 
 BATCH = 1000
 DAYS_AHEAD = 3

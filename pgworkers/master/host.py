@@ -18,7 +18,7 @@ from pgworkers.errors import PgworkersError
 from pgworkers.events import Facts, HostChanged
 from pgworkers.job import host as host_rows
 from pgworkers.job.show import unfinished
-from pgworkers.master import signals, view
+from pgworkers.master import sights, signals, view
 from pgworkers.master.boot import Plan
 from pgworkers.master.claims import Claims
 from pgworkers.master.crew import Worker
@@ -108,6 +108,8 @@ class Host:
             may_rescue=lambda: self._unbroken(settings.lease),
         )
         self.duties.add(split_duty(self.leadership, settings.leader_retry))
+        for look in sights.duties(self.leadership, facts, settings):
+            self.duties.add(look)
         self.supervisors = Supervisors(settings, facts, self.dispatch, self.boots(), plan.app.version)
         self.service = Service(speaker or Speaker())
         facts.listen(self.service)
@@ -169,6 +171,8 @@ class Host:
             self.settling.run(),
             self.minutes.run(),
             self.service.run(self),
+            sights.watch_memory(self.dispatch, self.facts),
+            sights.watch_loop(self.facts),
             self._tick(),
         ):
             self._start(part)

@@ -98,14 +98,17 @@ class Line:
         if self._closed:
             raise LineDown("the host is leaving")
         limit = self._settings.connect_timeout + self._settings.statement_timeout
+        began = clock.monotonic()
         try:
             async with asyncio.timeout(limit):
                 conn = await aconnect(self._settings, self._dsn, self.role)
                 if self.on_connect is not None:
                     await self.on_connect(conn)
         except (DatabaseUnreachable, TimeoutError, *_TRANSIENT) as error:
+            self._facts.tell(StatementRun("connect", clock.monotonic() - began, type(error).__name__))
             self.lose(error)
             raise LineDown(str(error)) from error
+        self._facts.tell(StatementRun("connect", clock.monotonic() - began, None))
         self._conn = conn
         self.session += 1
         self._answered()

@@ -70,9 +70,7 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker)
         log.say(line)
     facts = Facts()
     facts.listen(log)
-    metrics = Metrics(
-        ((t.queue, t.name) for t in plan.app.tasks), plan.queues, boot.VERSION, plan.app.version
-    )
+    metrics = Metrics()
     facts.listen(metrics)
 
     async def life() -> int:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pgworkers.clock import monotonic
-from pgworkers.observe.metrics import HOST_STATES, WORKER_STATES, Metrics
+from pgworkers.master.boot import VERSION
+from pgworkers.observe.catalog import HOST_STATES, WORKER_STATES
+from pgworkers.observe.metrics import Metrics
 
 if TYPE_CHECKING:
     from pgworkers.master.host import Host
@@ -81,12 +83,23 @@ def not_ready(host: Host) -> list[str]:
 def measure(host: Host, metrics: Metrics) -> None:
     """Bring the gauges up to date for a scrape."""
     now = monotonic()
+    app = host.plan.app
+    metrics.know(
+        ((task.queue, task.name) for task in app.tasks),
+        host.dispatch.desks,
+        (one.name for one in app.schedules),
+    )
     for name, desk in host.dispatch.desks.items():
+        states = [worker.state for worker in desk.workers]
         for state in WORKER_STATES:
-            metrics.workers.labels(name, state).set(sum(w.state == state for w in desk.workers))
-        began = [w.held.started for w in desk.busy() if w.held is not None and w.held.started is not None]
-        metrics.running.labels(name).set(len(began))
-        metrics.oldest.labels(name).set(now - min(began) if began else 0)
-    metrics.leader.set(host.leadership.leads)
+            metrics.set("workers", states.count(state), name, state)
+        held = [worker.held for worker in desk.busy() if worker.held is not None]
+        began = [one.started for one in held if one.started is not None]
+        metrics.set("jobs_running", len(began), name)
+        metrics.set("job_oldest_running_seconds", now - min(began) if began else 0, name)
+        metrics.set("worker_stalled", sum(one.stalled for one in held), name)
+    metrics.set("leader", host.leadership.leads)
     for state in HOST_STATES:
-        metrics.state.labels(state).set(host.state == state)
+        metrics.set("master_state", host.state == state, state)
+    metrics.families["build_info"].clear()
+    metrics.set("build_info", 1, VERSION, app.version)

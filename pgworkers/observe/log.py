@@ -15,6 +15,7 @@ from pgworkers import events
 from pgworkers.clock import monotonic
 from pgworkers.observe import lines
 from pgworkers.observe.escape import escape, json_line
+from pgworkers.sightings import SIGHTINGS
 
 #: The keys of every JSON line, in this order; null where a line has no such thing.
 KEYS = ("at", "level", "host", "pid", "fact", "job", "task", "queue", "attempt", "message", "data")
@@ -40,7 +41,7 @@ SILENT: frozenset[type] = frozenset(
         events.SupervisorBooted,
         events.TickFired,
         events.TicksSkipped,
-        events.QueuesSeen,
+        *SIGHTINGS,
     }
 )
 

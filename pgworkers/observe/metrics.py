@@ -1,167 +1,305 @@
-"""Facts as Prometheus metrics: counters in the memory of the master, gauges read from it at scrape time.
+"""Facts as metrics: counters in the memory of the master, which outlives every worker and supervisor.
 
-Series exist at 0 for every known queue and task from the start; labels come from closed sets (queues and tasks of
-the app, verdicts, operations), never from a pid, a job id or a text.
+A fact of a job is told tens of thousands of times a second, so it costs a look into a dictionary and a few additions;
+everything else (sums of buckets, gauges, text) is made when somebody scrapes. Series of what the app declares are there at 0
+from the start. What the leader saw of the whole cluster goes as soon as it no longer leads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from time import time as _now
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.exposition import choose_encoder
+import psycopg
 
-from pgworkers import events
-from pgworkers.job.state import Verdict
+from pgworkers import events, sightings
+from pgworkers.clock import monotonic
+from pgworkers.observe import catalog, exposition
+from pgworkers.observe.itself import ITSELF
+from pgworkers.observe.series import MOST, Cell, Family
 
-_DURATIONS = (0.001, 0.005, 0.02, 0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 900, 3600, 14400)
-_WAITS = (0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 1800, 7200)
-_STATEMENTS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5)
-WORKER_STATES = ("booting", "idle", "busy", "suspended", "leaving")
-HOST_STATES = ("starting", "running", "draining", "stopping")
+#: The largest peak is that of the last one to two windows.
+WINDOW = 300.0
+
+
+class _Job:
+    """The cells of one queue and task."""
+
+    __slots__ = ("before", "cpu", "duration", "peak", "recent", "started", "verdicts", "wait")
+
+    def __init__(self, families: dict[str, Family], queue: str, task: str) -> None:
+        self.started = families["jobs_started_total"].at(queue, task)
+        self.wait = families["job_wait_seconds"].histogram(queue)
+        self.duration = families["job_duration_seconds"].histogram(queue, task)
+        self.cpu = families["job_cpu_seconds_total"].at(queue, task)
+        self.peak = families["job_peak_memory_bytes"].at(queue, task)
+        self.recent = self.before = 0  # the peak of this window and of the one before
+        finished = families["jobs_finished_total"]
+        self.verdicts = {verdict: finished.at(queue, task, verdict) for verdict in catalog.VERDICTS}
 
 
 class Metrics:
-    def __init__(
-        self, tasks: Iterable[tuple[str, str]], queues: Iterable[str], version: str, app_version: str
-    ) -> None:
-        self.registry = CollectorRegistry()
-        r = self.registry
-        job = ("queue", "task")
-        self._started = Counter("pgworkers_jobs_started", "Attempts started.", job, registry=r)
-        self._finished = Counter(
-            "pgworkers_jobs_finished", "Attempts ended, by verdict.", (*job, "verdict"), registry=r
-        )
-        self._duration = Histogram(
-            "pgworkers_job_duration_seconds", "Duration of attempts.", job, buckets=_DURATIONS, registry=r
-        )
-        self._wait = Histogram(
-            "pgworkers_job_wait_seconds", "From due to started.", ("queue",), buckets=_WAITS, registry=r
-        )
-        self._cpu = Counter("pgworkers_job_cpu_seconds", "CPU seconds of attempts.", job, registry=r)
-        self._peak = Gauge(
-            "pgworkers_job_peak_memory_bytes", "Peak RSS of the last attempt.", job, registry=r
-        )
-        self._rescued = Counter(
-            "pgworkers_jobs_rescued", "Jobs taken back from lost hosts.", ("queue", "reason"), registry=r
-        )
-        self._lost = Counter("pgworkers_leases_lost", "Leases this host lost.", ("queue",), registry=r)
-        self._rejected = Counter(
-            "pgworkers_finishes_rejected", "Ends refused by the lease guard.", ("queue",), registry=r
-        )
-        self._forks = Counter("pgworkers_worker_starts", "Workers forked.", ("queue",), registry=r)
-        self._exits = Counter("pgworkers_worker_exits", "Workers gone.", ("queue", "reason"), registry=r)
-        self._restarts = Counter(
-            "pgworkers_supervisor_restarts",
-            "Supervisors that died and were replaced.",
-            ("queue",),
-            registry=r,
-        )
-        self._orphans = Counter(
-            "pgworkers_orphans_killed", "Processes that outlived their worker and were killed.", registry=r
-        )
-        self._statements = Histogram(
-            "pgworkers_db_operation_seconds", "Control statements.", ("op",), buckets=_STATEMENTS, registry=r
-        )
-        self._errors = Counter(
-            "pgworkers_db_errors", "Control statements that failed.", ("op", "class"), registry=r
-        )
-        self._reconnects = Counter(
-            "pgworkers_db_reconnects", "Connections that came back.", ("role",), registry=r
-        )
-        self._batch = Histogram(
-            "pgworkers_claim_batch_jobs",
-            "Jobs per claim.",
-            buckets=(1, 2, 5, 10, 20, 50, 100, 200),
-            registry=r,
-        )
-        self._duties = Histogram(
-            "pgworkers_duty_seconds", "The leader's duties.", ("duty",), buckets=_STATEMENTS, registry=r
-        )
-        self._duty_rows = Counter("pgworkers_duty_rows", "Rows that duties touched.", ("duty",), registry=r)
-        self._duty_failures = Counter("pgworkers_duty_failures", "Duties that failed.", ("duty",), registry=r)
-        self._notices = Counter("pgworkers_notifications", "Notifications received.", registry=r)
-        self.workers = Gauge("pgworkers_workers", "Workers by state.", ("queue", "state"), registry=r)
-        self.running = Gauge("pgworkers_jobs_running", "Jobs running on this host.", ("queue",), registry=r)
-        self.oldest = Gauge(
-            "pgworkers_job_oldest_running_seconds",
-            "Age of the oldest running attempt.",
-            ("queue",),
-            registry=r,
-        )
-        self.leader = Gauge(
-            "pgworkers_leader", "1 while this host performs the cluster's duties.", registry=r
-        )
-        self.state = Gauge(
-            "pgworkers_master_state", "1 for the state the master is in.", ("state",), registry=r
-        )
-        info = Gauge("pgworkers_build_info", "Versions.", ("version", "app_version"), registry=r)
-        info.labels(version, app_version).set(1)
-        ProcessCollector(registry=r)
-        for queue in queues:
-            for metric in (
-                self._wait,
-                self._lost,
-                self._rejected,
-                self._forks,
-                self._restarts,
-                self.running,
-                self.oldest,
-            ):
-                metric.labels(queue)
-            self._rescued.labels(queue, "host_lost")
-            for state in WORKER_STATES:
-                self.workers.labels(queue, state)
-        for queue, task in tasks:
-            for per_task in (self._started, self._duration, self._cpu, self._peak):
-                per_task.labels(queue, task)
-            for verdict in Verdict:
-                self._finished.labels(queue, task, verdict.value)
+    """Listens to facts; answers scrapes."""
 
-    def scrape(self, accept: str) -> tuple[bytes, str]:
-        encoder, content_type = choose_encoder(accept)
-        return encoder(self.registry), content_type
+    def __init__(self, *, most: int = MOST) -> None:
+        families: dict[str, Family] = {}
+        capped = Family(catalog.METRICS["series_capped_total"], lambda: None)
+        counts = {what: capped.at(what) for what in catalog.CAPPED}
+        for name, metric in catalog.METRICS.items():
+            families[name] = Family(metric, _counting(counts[_what(metric)]), most)
+        families["series_capped_total"] = capped
+        self.families = families
+        self._jobs: dict[tuple[str, str], _Job] = {}
+        self._most = most
+        self._peaks_since = monotonic()
+        self._classes: dict[str, str] = {}
+        #: The fact that is most frequent is found by one look, too.
+        self._on: dict[type[Any], Callable[[Any], None]] = {
+            events.JobStarted: self._started,
+            events.JobEnded: self._ended,
+            events.StatementRun: self._statement,
+            events.Claimed: self._claimed,
+            events.Notified: lambda fact: self.count("notifications_total"),
+            events.JobStopped: self._stopped,
+            events.JobRescued: lambda fact: self.count("jobs_rescued_total", fact.queue, "host_lost"),
+            events.LeaseLost: lambda fact: self.count("leases_lost_total", fact.queue),
+            events.FinishRejected: lambda fact: self.count("finishes_rejected_total", fact.queue),
+            events.WorkerForked: lambda fact: self.count("worker_starts_total", fact.queue),
+            events.WorkerReady: lambda fact: self._observe("worker_start_seconds", fact.seconds, fact.queue),
+            events.WorkerDied: self._worker_died,
+            events.SupervisorDied: self._supervisor_died,
+            events.OrphansKilled: lambda fact: self.count("orphans_killed_total", n=fact.count),
+            events.DutyDone: self._duty_done,
+            events.DutyFailed: lambda fact: self.count("duty_failures_total", fact.duty),
+            events.DatabaseBack: lambda fact: self.count("db_reconnects_total", fact.role),
+            events.TickFired: self._tick,
+            events.TicksSkipped: lambda fact: self.count(
+                "schedule_ticks_total", fact.schedule, "missed", n=fact.count
+            ),
+            events.ScheduleFailed: lambda fact: self.count("schedule_ticks_total", fact.schedule, "failed"),
+            sightings.QueuesSeen: self._queues,
+            sightings.SchedulesSeen: self._schedules,
+            sightings.StorageSeen: self._storage,
+            sightings.MemorySeen: self._memory,
+            sightings.LoopWoke: lambda fact: self._observe("loop_lag_seconds", fact.late),
+            events.LeaderChanged: self._leader,
+        }
+        for name in ("notifications_total", "orphans_killed_total", "leader"):
+            families[name].at()
+        for name in ("loop_lag_seconds", "claim_batch_jobs"):
+            families[name].histogram()
+        for role in catalog.ROLES:
+            families["db_reconnects_total"].at(role)
+        for op in catalog.OPERATIONS:
+            families["db_operation_seconds"].histogram(op)
+            for kind in catalog.ERRORS:
+                families["db_errors_total"].at(op, kind)
+        for reason in catalog.STOP_REASONS:
+            families["job_stop_seconds"].histogram(reason)
+        for state in catalog.HOST_STATES:
+            families["master_state"].at(state)
+
+    def know(
+        self, tasks: Iterable[tuple[str, str]], queues: Iterable[str], schedules: Iterable[str] = ()
+    ) -> None:
+        """Series at 0 for what the app declares; again after a reload."""
+        f = self.families
+        for queue in queues:
+            if f["workers"].knows(queue, "idle"):
+                continue
+            for name in ("job_wait_seconds", "worker_start_seconds"):
+                f[name].histogram(queue)
+            for name, metric in catalog.METRICS.items():
+                if metric.labels == ("queue",) and metric.kind != "histogram" and not metric.cluster:
+                    f[name].at(queue)
+            f["jobs_rescued_total"].at(queue, "host_lost")
+            for reason in catalog.EXITS:
+                f["worker_exits_total"].at(queue, reason)
+            for state in catalog.WORKER_STATES:
+                f["workers"].at(queue, state)
+        for queue, task in tasks:
+            self._job(queue, task)
+        for schedule in schedules:
+            for result in catalog.TICK_RESULTS:
+                f["schedule_ticks_total"].at(schedule, result)
 
     def __call__(self, fact: events.Fact) -> None:
-        match fact:
-            case events.StatementRun():
-                self._statements.labels(fact.op).observe(fact.seconds)
-                if fact.error is not None:
-                    self._errors.labels(fact.op, fact.error).inc()
-            case events.JobStarted():
-                self._started.labels(fact.queue, fact.task).inc()
-                self._wait.labels(fact.queue).observe(max(0.0, fact.waited))
-            case events.JobEnded():
-                self._finished.labels(fact.queue, fact.task, fact.verdict).inc()
-                self._duration.labels(fact.queue, fact.task).observe(fact.duration)
-                self._cpu.labels(fact.queue, fact.task).inc(max(0.0, fact.cpu))
-                self._peak.labels(fact.queue, fact.task).set(fact.peak_rss)
-            case events.Claimed():
-                self._batch.observe(fact.count)
-            case events.Notified():
-                self._notices.inc()
-            case events.JobRescued():
-                self._rescued.labels(fact.queue, "host_lost").inc()
-            case events.LeaseLost():
-                self._lost.labels(fact.queue).inc()
-            case events.FinishRejected():
-                self._rejected.labels(fact.queue).inc()
-            case events.WorkerForked():
-                self._forks.labels(fact.queue).inc()
-            case events.WorkerDied():
-                self._exits.labels(fact.queue, fact.why).inc()
-                if fact.swept:
-                    self._orphans.inc(fact.swept)
-            case events.SupervisorDied(restart_in=float()):
-                self._restarts.labels(fact.queue).inc()
-            case events.OrphansKilled():
-                self._orphans.inc(fact.count)
-            case events.DutyDone():
-                self._duties.labels(fact.duty).observe(fact.seconds)
-                self._duty_rows.labels(fact.duty).inc(fact.count)
-            case events.DutyFailed():
-                self._duty_failures.labels(fact.duty).inc()
-            case events.DatabaseBack():
-                self._reconnects.labels(fact.role).inc()
-            case _:
-                pass
+        on = self._on.get(type(fact))
+        if on is not None:
+            on(fact)
+
+    def count(self, name: str, *labels: str, n: float = 1) -> None:
+        self.families[name].at(*labels).value += n
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        self.families[name].at(*labels).value = float(value)
+
+    def scrape(self, accept: str) -> tuple[bytes, str]:
+        """The text and its content type."""
+        self._turn_peaks()
+        for name, read in ITSELF.items():
+            self.set(name, read())
+        openmetrics = exposition.wants_openmetrics(accept)
+        body = exposition.render(self.families.values(), openmetrics)
+        return body, exposition.OPENMETRICS if openmetrics else exposition.TEXT
+
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    def _job(self, queue: str, task: str) -> _Job:
+        job = self._jobs.get((queue, task))
+        if job is None:
+            job = _Job(self.families, queue, task)
+            if len(self._jobs) < self._most:  # beyond it the families say `other`, and count that each time
+                self._jobs[queue, task] = job
+        return job
+
+    def _started(self, fact: events.JobStarted) -> None:
+        job = self._jobs.get((fact.queue, fact.task)) or self._job(fact.queue, fact.task)
+        job.started.value += 1
+        waited = fact.waited
+        job.wait.observe(waited if waited > 0 else 0.0)
+
+    def _ended(self, fact: events.JobEnded) -> None:
+        job = self._jobs.get((fact.queue, fact.task)) or self._job(fact.queue, fact.task)
+        duration, cpu, verdict = fact.duration, fact.cpu, fact.verdict
+        if not duration > 0:
+            duration = 0.0
+        now = _now()
+        job.duration.observe(duration, (fact.job, duration, now))
+        end = job.verdicts[verdict]
+        end.value += 1
+        if verdict != "succeeded":
+            end.exemplar = (fact.job, 1.0, now)
+        if cpu > 0:
+            job.cpu.value += cpu
+        if fact.peak_rss > job.recent:  # noqa: PLR1730 (a call of max costs as much as all the rest)
+            job.recent = fact.peak_rss
+
+    def _turn_peaks(self) -> None:
+        now = monotonic()
+        turn = now - self._peaks_since >= WINDOW
+        if turn:
+            self._peaks_since = now
+        for job in self._jobs.values():
+            job.peak.value = float(max(job.before, job.recent))
+            if turn:
+                job.before, job.recent = job.recent, 0
+
+    def _stopped(self, fact: events.JobStopped) -> None:
+        reason = fact.reason if fact.reason in catalog.STOP_REASONS else "kill"
+        seconds = max(0.0, fact.seconds)
+        histogram = self.families["job_stop_seconds"].histogram(reason)
+        histogram.observe(seconds, (fact.job, seconds, _now()))
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    def _worker_died(self, fact: events.WorkerDied) -> None:
+        self.count(
+            "worker_exits_total",
+            fact.queue,
+            str(fact.why) if fact.why in catalog.EXITS else "idle",
+        )
+        if fact.swept:
+            self.count("orphans_killed_total", n=fact.swept)
+
+    def _supervisor_died(self, fact: events.SupervisorDied) -> None:
+        if fact.restart_in is not None:
+            self.count("supervisor_restarts_total", fact.queue)
+
+    def _memory(self, fact: sightings.MemorySeen) -> None:
+        for name, most in (("worker_memory_bytes", fact.total), ("worker_memory_max_bytes", fact.largest)):
+            for queue, value in most.items():
+                self.set(name, value, queue)
+
+    # -- the database ------------------------------------------------------------------------------------------------
+
+    def _statement(self, fact: events.StatementRun) -> None:
+        self.families["db_operation_seconds"].histogram(fact.op).observe(fact.seconds)
+        if fact.error is not None:
+            self.count("db_errors_total", fact.op, self._class(fact.error))
+
+    def _class(self, name: str) -> str:
+        """The DB-API class of an error: a closed set."""
+        if name not in self._classes:
+            error = getattr(psycopg.errors, name, getattr(psycopg, name, psycopg.OperationalError))
+            lineage = [parent.__name__ for parent in getattr(error, "__mro__", ())]
+            self._classes[name] = next(
+                (kind for kind in catalog.ERRORS if kind in lineage), "OperationalError"
+            )
+        return self._classes[name]
+
+    def _claimed(self, fact: events.Claimed) -> None:
+        self._observe("claim_batch_jobs", float(fact.count))
+
+    def _duty_done(self, fact: events.DutyDone) -> None:
+        self._observe("duty_seconds", fact.seconds, fact.duty)
+        self.count("duty_rows_total", fact.duty, n=fact.count)
+        self.families["duty_failures_total"].at(fact.duty)
+
+    def _tick(self, fact: events.TickFired) -> None:
+        self.count("schedule_ticks_total", fact.schedule, "fired" if fact.job is not None else "skipped")
+
+    # -- what the leader saw -----------------------------------------------------------------------------------------
+
+    def _leader(self, fact: events.LeaderChanged) -> None:
+        if not fact.leads:
+            for family in self.families.values():
+                if family.metric.cluster:
+                    family.clear()
+
+    def _queues(self, fact: sightings.QueuesSeen) -> None:
+        for name in (
+            "queue_jobs",
+            "queue_oldest_ready_seconds",
+            "queue_paused",
+            "queue_limit",
+            "queue_throttled",
+        ):
+            self.families[name].clear()
+        for seen in fact.queues:
+            for state in catalog.STATES:
+                self.count("queue_jobs", seen.queue, state, n=getattr(seen, state))
+            oldest = self.families["queue_oldest_ready_seconds"].at(seen.queue)
+            oldest.value = max(oldest.value, seen.oldest)
+            self.set("queue_paused", seen.paused, seen.queue)
+            self.set("queue_throttled", seen.throttled, seen.queue)
+            if seen.limit is not None:
+                self.set("queue_limit", seen.limit, seen.queue)
+        self.set("snapshot_timestamp_seconds", _now())
+
+    def _schedules(self, fact: sightings.SchedulesSeen) -> None:
+        last, following = "schedule_last_tick_timestamp_seconds", "schedule_next_tick_timestamp_seconds"
+        self.families[last].clear()
+        self.families[following].clear()
+        for seen in fact.schedules:
+            self.know((), (), [seen.schedule])
+            if seen.last is not None:
+                self.set(last, seen.last, seen.schedule)
+            if seen.next is not None:
+                self.set(following, seen.next, seen.schedule)
+
+    def _storage(self, fact: sightings.StorageSeen) -> None:
+        self.families["table_dead_tuples"].clear()
+        self.families["table_bytes"].clear()
+        for table in fact.tables:
+            self.set("table_dead_tuples", table.dead, table.table)
+            self.set("table_bytes", table.size, table.table)
+        self.set("oldest_transaction_seconds", fact.oldest)
+
+    def _observe(self, name: str, value: float, *labels: str) -> None:
+        self.families[name].histogram(*labels).observe(value if value > 0 else 0.0)
+
+
+def _what(metric: catalog.Metric) -> str:
+    """What there are too many of, when a family is full."""
+    if "task" in metric.labels:
+        return "job"
+    return next((what for what in catalog.CAPPED if what in metric.labels), "queue")
+
+
+def _counting(cell: Cell) -> Callable[[], None]:
+    def count() -> None:
+        cell.value += 1
+
+    return count

@@ -102,6 +102,7 @@ class Died(msgspec.Struct, tag="died", tag_field="is"):
     cpu: float = 0.0
     peak_rss: int = 0
     swept: int = 0
+    stopped: float = 0.0  # seconds from the wish to the death; 0 without a wish
 
 
 class Stalled(msgspec.Struct, tag="stalled", tag_field="is"):

@@ -49,6 +49,7 @@ def bury(worker: Worker, witness: Witness, output_limit: int, now: float) -> Dea
         ready=worker.ready,
         reason=reason,
         rungs=climb.rungs if climb is not None else [],
+        stopped=max(0.0, now - climb.wished) if climb is not None else 0.0,
         oom=ended_by == signal.SIGKILL and worker.killed is None and witness.saw_kill(),
         stack=capture.stack(capture.dump_from) or None,
         output=capture.tail(running.output_from if running.job else 0, output_limit) or None,

@@ -199,6 +199,8 @@ class Attempt:
         report.duration = round(time.monotonic() - self._began, 6)
         cpu, report.peak_rss = meter.end()
         report.cpu = round(cpu, 6)
+        if report.outcome == "stopped" and self._slot.asked:
+            report.stopped = round(max(0.0, (scoreboard.now() - self._slot.asked) / 1e9), 6)
         if self.ctx is not None:
             report.progress = Raw(self.ctx.take_progress() or b"null")
             report.checkpoint = Raw(self.ctx.take_checkpoint() or b"null")

@@ -65,3 +65,4 @@ class Report(msgspec.Struct, array_like=True):
     checkpoint: Raw = NULL  # likewise
     started: bool = True  # False: stopped before the handler began
     last: bool = False  # the worker leaves after this job (max_jobs, max_rss)
+    stopped: float = 0.0  # stopped: seconds from the wish to the end

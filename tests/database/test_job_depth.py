@@ -7,10 +7,10 @@ from typing import Any
 import psycopg
 from support.desk import Desk
 
-from pgworkers.events import QueueDepth
 from pgworkers.job import queue
 from pgworkers.job.depth import depth
 from pgworkers.postgres.statements import run
+from pgworkers.sightings import QueueDepth
 
 Db = psycopg.Connection[Any]
 

@@ -1,0 +1,76 @@
+"""What a host measures for its gauges, besides what happens by itself.
+
+The leader looks at schedules and tables, as duties; every host looks at the memory of its workers and at how punctual its
+own loop is. Each look is rare, bounded, and away from the loop where it could block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from pgworkers.clock import monotonic
+from pgworkers.events import Facts
+from pgworkers.master.dispatch import Dispatch
+from pgworkers.master.duties import Duty
+from pgworkers.master.line import Asker
+from pgworkers.observe.storage import storage
+from pgworkers.process import measure, tree
+from pgworkers.schedule.times import times
+from pgworkers.settings import Settings
+from pgworkers.sightings import LoopWoke, MemorySeen, SchedulesSeen
+
+#: Schedules with gauges of their own.
+SCHEDULES = 500
+#: Tables grow slowly.
+STORAGE_EVERY = 30.0
+MEMORY_EVERY = 10.0
+#: A look at memory walks page tables: it rests at least this many times as long as it took.
+SHARE = 20
+PUNCTUAL = 0.25
+
+
+def duties(asker: Asker, facts: Facts, settings: Settings) -> list[Duty]:
+    """The looks of the leader."""
+
+    async def calendar() -> int:
+        seen = await asker.ask(times(SCHEDULES))
+        facts.tell(SchedulesSeen(seen))
+        return len(seen)
+
+    async def tables() -> int:
+        seen = await asker.ask(storage())
+        facts.tell(seen)
+        return len(seen.tables)
+
+    return [
+        Duty("calendar", settings.depth, calendar, "read when schedules fire next, for the gauges", True),
+        Duty("storage", STORAGE_EVERY, tables, "measure tables and the oldest transaction", True),
+    ]
+
+
+async def watch_memory(dispatch: Dispatch, facts: Facts) -> None:
+    """The memory of all workers, for as long as the host lives."""
+    while True:
+        began = monotonic()
+        pids = {name: [worker.pid for worker in desk.workers] for name, desk in dispatch.desks.items()}
+        facts.tell(await asyncio.to_thread(_weigh, pids))
+        await asyncio.sleep(max(MEMORY_EVERY, (monotonic() - began) * SHARE))
+
+
+def _weigh(pids: dict[str, list[int]]) -> MemorySeen:
+    each = {
+        queue: [sum(map(measure.proportional, tree.family(pid))) for pid in found]
+        for queue, found in pids.items()
+    }
+    return MemorySeen(
+        {queue: sum(sizes) for queue, sizes in each.items()},
+        {queue: max(sizes, default=0) for queue, sizes in each.items()},
+    )
+
+
+async def watch_loop(facts: Facts) -> None:
+    """How late the loop wakes up: what blocks it delays every job."""
+    while True:
+        due = monotonic() + PUNCTUAL
+        await asyncio.sleep(PUNCTUAL)
+        facts.tell(LoopWoke(monotonic() - due))

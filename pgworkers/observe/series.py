@@ -1,0 +1,139 @@
+"""Numbers in memory: a family for each metric, a cell for each of its series. A fact costs an addition; a scrape reads.
+
+A family whose labels are names holds at most so many of them; further ones are counted under `other`, and that is counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import accumulate
+from math import isnan
+
+from pgworkers.observe.catalog import OPEN, Metric
+
+OTHER = "other"
+#: Values of open labels (or pairs of them, as queue and task) that a family holds.
+MOST = 500
+
+
+#: A job that stands for a number: its id, the number, Unix time. A plain tuple, because one is made for every job.
+Exemplar = tuple[int, float, float]
+
+
+class Cell:
+    """One counter or gauge."""
+
+    __slots__ = ("exemplar", "head", "value")
+
+    def __init__(self, head: str) -> None:
+        self.head = head  # the line up to the value
+        self.value = 0.0
+        self.exemplar: Exemplar | None = None
+
+
+class Histogram:
+    """One histogram: what fell into each bucket, by itself; summed up only when it is read."""
+
+    __slots__ = ("bounds", "counts", "exemplars", "heads", "total")
+
+    def __init__(self, bounds: tuple[float, ...], heads: list[str]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+        self.heads = heads  # of the buckets, the count and the sum
+        self.exemplars: dict[int, Exemplar] = {}
+
+    def observe(self, value: float, exemplar: Exemplar | None = None) -> None:
+        at = bisect_left(self.bounds, value)
+        self.counts[at] += 1
+        self.total += value
+        if exemplar is not None:
+            self.exemplars[at] = exemplar
+
+    def add(self, counts: list[int], total: float) -> None:
+        """What somebody else observed, with the same bounds."""
+        self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
+        self.total += total
+
+    def cumulative(self) -> list[int]:
+        return list(accumulate(self.counts))
+
+
+class Family:
+    """All series of one metric."""
+
+    def __init__(self, metric: Metric, capped: Callable[[], None], most: int = MOST) -> None:
+        self.metric = metric
+        self.cells: dict[tuple[str, ...], Cell] = {}
+        self.histograms: dict[tuple[str, ...], Histogram] = {}
+        self._capped = capped
+        self._most = most
+        self._open = [at for at, label in enumerate(metric.labels) if label in OPEN]
+        self._names: set[tuple[str, ...]] = set()
+
+    def at(self, *values: str) -> Cell:
+        """The counter or gauge with these labels; made at 0 when it is new."""
+        cell = self.cells.get(values)
+        if cell is None:
+            values = self.fitted(values)
+            cell = self.cells.get(values)
+            if cell is None:
+                cell = self.cells[values] = Cell(self._head(self.metric.full, values))
+        return cell
+
+    def histogram(self, *values: str) -> Histogram:
+        found = self.histograms.get(values)
+        if found is None:
+            values = self.fitted(values)
+            found = self.histograms.get(values)
+            if found is None:
+                name = self.metric.full
+                bounds = [*map(show, self.metric.buckets), "+Inf"]
+                heads = [self._head(f"{name}_bucket", values, f'le="{bound}"') for bound in bounds]
+                heads += [self._head(f"{name}_count", values), self._head(f"{name}_sum", values)]
+                found = self.histograms[values] = Histogram(self.metric.buckets, heads)
+        return found
+
+    def clear(self) -> None:
+        self.cells.clear()
+        self.histograms.clear()
+        self._names.clear()
+
+    def knows(self, *values: str) -> bool:
+        """Has it a series for just these labels?"""
+        return values in self.cells or values in self.histograms
+
+    def fitted(self, values: tuple[str, ...]) -> tuple[str, ...]:
+        """The same labels, or with `other` for the names, if there are too many."""
+        names = tuple(values[at] for at in self._open)
+        if not names or names in self._names:
+            return values
+        if len(self._names) < self._most:
+            self._names.add(names)
+            return values
+        self._capped()
+        return tuple(OTHER if at in self._open else value for at, value in enumerate(values))
+
+    def _head(self, name: str, values: tuple[str, ...], more: str = "") -> str:
+        pairs = [
+            f'{label}="{escape(value)}"' for label, value in zip(self.metric.labels, values, strict=True)
+        ]
+        if more:
+            pairs.append(more)
+        return f"{name}{{{','.join(pairs)}}} " if pairs else f"{name} "
+
+
+def escape(value: str) -> str:
+    """A label's value, as both formats want it. A lone surrogate has no UTF-8: it becomes a question mark."""
+    text = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def show(value: float) -> str:
+    """A number as both formats read it."""
+    if isnan(value):
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(value)
