@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from pgworkers.clock import show_seconds
 from pgworkers.doctor.finding import Finding, Tolerance, fail, ok, skip, warn
-from pgworkers.events import QueueDepth
 from pgworkers.job.show import HostView
 from pgworkers.postgres.statements import Query, Statement
+from pgworkers.sightings import QueueDepth
 
 _LEADER = Statement.beside(__file__, "leader")
 _STRANGERS = Statement.beside(__file__, "strangers")

@@ -12,7 +12,6 @@ import psycopg
 from pgworkers.clock import show_seconds
 from pgworkers.doctor import cluster, server, storage, work
 from pgworkers.doctor.finding import Finding, Tolerance, fail, skip, sql, warn
-from pgworkers.events import QueueDepth
 from pgworkers.job.depth import depth
 from pgworkers.job.show import HostView
 from pgworkers.job.show import hosts as show_hosts
@@ -20,6 +19,7 @@ from pgworkers.postgres import migrate
 from pgworkers.postgres.connect import is_pooled
 from pgworkers.postgres.statements import Query, run
 from pgworkers.settings import Settings
+from pgworkers.sightings import QueueDepth
 
 T = TypeVar("T")
 #: Queues are counted up to here: more is as bad.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from pgworkers.clock import show_seconds
 from pgworkers.doctor.finding import Finding, Tolerance, fail, ok, warn
-from pgworkers.events import QueueDepth
 from pgworkers.postgres.statements import Query, Statement
+from pgworkers.sightings import QueueDepth
 
 _RUNNING = Statement.beside(__file__, "running")
 _CREW = Statement.beside(__file__, "crew")

@@ -127,6 +127,7 @@ MASTER = (
     Metric("duty_seconds", "histogram", "The leader's duties.", ("duty",), _STATEMENTS),
     Metric("duty_rows_total", "counter", "Rows that duties touched.", ("duty",)),
     Metric("duty_failures_total", "counter", "Duties that failed.", ("duty",)),
+    Metric("log_lines_dropped_total", "counter", "Log lines that nobody could be given."),
     Metric("series_capped_total", "counter", "Facts counted under `other`: a metric has its most series.", ("what",)),
     Metric("process_cpu_seconds_total", "counter", "CPU seconds of the master."),
     Metric("process_resident_memory_bytes", "gauge", "Resident memory of the master."),

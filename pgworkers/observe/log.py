@@ -35,6 +35,7 @@ SILENT: frozenset[type] = frozenset(
         events.Notified,
         events.DutyDone,
         events.LinesDropped,  # the writer says it, when it can
+        events.JobStopped,
         events.WorkerForked,
         events.WorkerReady,
         events.SupervisorStarted,

@@ -84,8 +84,9 @@ class Metrics:
             sightings.MemorySeen: self._memory,
             sightings.LoopWoke: lambda fact: self._observe("loop_lag_seconds", fact.late),
             events.LeaderChanged: self._leader,
+            events.LinesDropped: lambda fact: self.count("log_lines_dropped_total", n=fact.count),
         }
-        for name in ("notifications_total", "orphans_killed_total", "leader"):
+        for name in ("notifications_total", "orphans_killed_total", "log_lines_dropped_total", "leader"):
             families[name].at()
         for name in ("loop_lag_seconds", "claim_batch_jobs"):
             families[name].histogram()
