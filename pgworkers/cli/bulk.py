@@ -153,7 +153,9 @@ def _change(
         if by_filter:
             from pgworkers.job.show import Filter
 
-            return _by_filter(said, db, verb, Filter(states=wished, queue=queue, task=task, limit=BATCH))
+            return change_by_filter(
+                said, db, verb, Filter(states=wished, queue=queue, task=task, limit=BATCH)
+            )
         return _by_id(said, verb, verb.apply(db, list(dict.fromkeys(job_ids))))
 
 
@@ -182,7 +184,7 @@ def _says(verb: Verb, outcome: str) -> str:
 _REASONS = {"conflict": "a newer job holds its unique key", "running": "it is running; cancel it first"}
 
 
-def _by_filter(said: Invocation, db: place.Database, verb: Verb, chosen: Filter) -> int:
+def change_by_filter(said: Invocation, db: place.Database, verb: Verb, chosen: Filter) -> int:
     from pgworkers.job import show
     from pgworkers.postgres.statements import run
 

@@ -1,4 +1,4 @@
-"""`jobs stack|suspend|resume|kill` and `workers stack`: reaching into a running job, on whatever host it runs."""
+"""`jobs stack|suspend|resume|kill` and `workers stack|stop`: reaching into a running job or worker, on any host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 from pgworkers.cli import output, place
 from pgworkers.cli.invocation import Command, said
 from pgworkers.cli.values import job_id
-from pgworkers.errors import PgworkersError, UsageError
+from pgworkers.errors import NotFound, PgworkersError, UsageError
 
 
 def _reach(ctx: click.Context, kind: str, number: int) -> None:
@@ -99,13 +99,9 @@ def workers_stack(ctx: click.Context, *, worker: str | None) -> None:
     from pgworkers.cli import asking
 
     invocation = said(ctx)
-    queue, _, slot = (worker or "").partition("/")
-    if slot and not slot.isdigit():
-        raise UsageError(
-            f"{worker!r} is not a worker; write QUEUE or QUEUE/SLOT, as pgworkers workers shows them"
-        )
+    queue, slot = _worker(worker or "")
     with place.database(invocation) as db:
-        found = asking.of_workers(db, "stack", queue or None, int(slot) if slot else None)
+        found = asking.of_workers(db, "stack", queue, slot)
     told = [
         {"host": one.host, "worker": f"{one.queue}/{one.slot}", "stack": one.text or "no answer"}
         for one in found
@@ -120,3 +116,51 @@ def workers_stack(ctx: click.Context, *, worker: str | None) -> None:
             click.echo(f"{row['worker']} on {row['host']}\n{row['stack']}\n")
         if not told:
             output.note(invocation, "no workers: no host has told of any yet; pgworkers run starts one")
+
+
+@click.command("stop", cls=Command)
+@click.argument("worker", metavar="QUEUE[/SLOT]")
+@click.pass_context
+def workers_stop(ctx: click.Context, *, worker: str) -> int:
+    """Let workers leave after their job; their supervisor starts fresh ones.
+
+    For a worker that has grown large or holds something stale. Running jobs finish; to stop a job, cancel or kill it.
+    To have fewer workers, scale the queue.
+
+    \b
+    Examples:
+      pgworkers workers stop render/0
+      pgworkers workers stop render         all of the queue, on every host
+    """
+    from pgworkers.cli import asking
+
+    invocation = said(ctx)
+    queue, slot = _worker(worker)
+    with place.database(invocation) as db:
+        found = asking.of_workers(db, "leave", queue, slot)
+    if not found:
+        raise NotFound(f"there is no worker {worker!r}; pgworkers workers shows those there are")
+    told = [
+        {"host": one.host, "worker": f"{one.queue}/{one.slot}", "outcome": one.text or "no answer"}
+        for one in found
+    ]
+    if invocation.output != "table":
+        output.rows(invocation, told, [], empty="")
+    else:
+        for row in told:
+            click.echo(f"{row['worker']} on {row['host']}: {row['outcome']}")
+    return 0 if all(one.done for one in found) else 1
+
+
+def _worker(text: str) -> tuple[str | None, int | None]:
+    """`QUEUE` or `QUEUE/SLOT`; the slot is what stands behind the last stroke."""
+    if not text:
+        return None, None
+    queue, stroke, slot = text.rpartition("/")
+    if not stroke:
+        return text, None
+    if not slot.isdigit():
+        raise UsageError(
+            f"{text!r} is not a worker; write QUEUE or QUEUE/SLOT, as pgworkers workers shows them"
+        )
+    return queue, int(slot)

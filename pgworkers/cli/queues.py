@@ -1,4 +1,4 @@
-"""`pgworkers queues list | pause | resume | scale | limit | limits`."""
+"""`pgworkers queues list | pause | resume | scale | limit | limits | purge | drain`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pgworkers.cli import output, place
+from pgworkers.cli import emptying, output, place
 from pgworkers.cli.invocation import Group, said, unknown
 from pgworkers.cli.output import Column
 from pgworkers.cli.wording import lasting, plain
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def queues() -> None:
-    """List, pause, resume, scale and limit queues."""
+    """List, pause, resume, scale, limit and empty queues."""
 
 
 @queues.command("list")
@@ -222,3 +222,6 @@ _LIMITS: list[Column] = [
     ("running", lambda limit: str(limit.running)),
     ("said by", lambda limit: limit.said_by),
 ]
+
+queues.add_command(emptying.purge)
+queues.add_command(emptying.drain)

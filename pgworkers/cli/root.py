@@ -23,7 +23,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "Cluster": {
-        "queues": ("pgworkers.cli.queues:queues", "List, pause, resume, scale and limit queues."),
+        "queues": ("pgworkers.cli.queues:queues", "List, pause, resume, scale, limit and empty queues."),
         "schedules": (
             "pgworkers.cli.schedules:schedules",
             "List, run, pause, resume and remove schedules; their next ticks.",

@@ -1,4 +1,4 @@
-"""`pgworkers workers list`."""
+"""`pgworkers workers list | stack | stop`."""
 
 from __future__ import annotations
 
@@ -48,3 +48,4 @@ _COLUMNS: list[Column] = [
 ]
 
 workers.add_command(inside.workers_stack)
+workers.add_command(inside.workers_stop)

@@ -1,4 +1,4 @@
-"""Requests: what operators ask of the host that has a job: its stack now, to suspend, resume or kill it.
+"""Requests: what operators ask of a host: the stack of a job now, to suspend, resume or kill it, or that a worker leaves.
 
 A request is a row; its host is notified, takes it, does it and writes the answer, which the asker waits for.
 """

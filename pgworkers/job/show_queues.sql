@@ -1,4 +1,4 @@
--- Every queue that is declared or has live jobs, with its counts. Index: history_state for the dead.
+-- Every queue that is declared, or has live or dead jobs, with its counts. Index: history_state for the dead.
 WITH live AS (
     SELECT queue, count(*) FILTER (WHERE state = 'ready') AS ready, count(*) FILTER (WHERE state = 'scheduled') AS scheduled,
            count(*) FILTER (WHERE state = 'running') AS running, min(run_at) FILTER (WHERE state = 'ready') AS oldest
@@ -8,12 +8,12 @@ WITH live AS (
 dead AS (
     SELECT queue, count(*) AS dead FROM pgworkers.history WHERE state = 'dead' GROUP BY queue
 )
-SELECT coalesce(q.name, l.queue), coalesce(q.paused, false), coalesce(l.ready, 0), coalesce(l.scheduled, 0),
+SELECT coalesce(q.name, l.queue, d.queue), coalesce(q.paused, false), coalesce(l.ready, 0), coalesce(l.scheduled, 0),
        coalesce(l.running, 0), coalesce(d.dead, 0),
        CASE WHEN l.oldest IS NOT NULL THEN greatest(extract(epoch FROM now() - l.oldest), 0) END::double precision,
        q.workers, q.cluster_workers,
        CASE WHEN q.throttled_until > now() THEN extract(epoch FROM q.throttled_until - now()) END::double precision
   FROM pgworkers.queue q
   FULL JOIN live l ON l.queue = q.name
-  LEFT JOIN dead d ON d.queue = coalesce(q.name, l.queue)
+  FULL JOIN dead d ON d.queue = coalesce(q.name, l.queue)
  ORDER BY 1

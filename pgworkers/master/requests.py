@@ -1,4 +1,4 @@
-"""What operators ask of this host: a stack now, suspend, resume, kill. Taken when notified, answered in the table."""
+"""What operators ask of this host: a stack now, suspend, resume, kill, leave. Taken when notified, answered in the table."""
 
 from __future__ import annotations
 
@@ -60,6 +60,10 @@ class Requests:
             return False, "it no longer runs on this host"
         if one.kind == "stack":
             return await self._answer_of(worker, lambda token: worker.tell(Dump(worker.slot, token)))
+        if one.kind == "leave":
+            busy = worker.held is not None
+            self._host.dispatch.retire(worker)
+            return True, "leaves after its job" if busy else "leaves now"
         held = worker.held
         if held is None:
             return False, "the worker has no job now"

@@ -11,6 +11,6 @@ CREATE TABLE pgworkers.request (
     answered_at timestamptz,
     done        boolean,
     answer      text,
-    CONSTRAINT request_kind CHECK (kind IN ('stack', 'suspend', 'resume', 'kill'))
+    CONSTRAINT request_kind CHECK (kind IN ('stack', 'suspend', 'resume', 'kill', 'leave'))
 );
 CREATE INDEX request_open ON pgworkers.request (host) WHERE taken_at IS NULL;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from support.command import Command
+
+from pgworkers.job.purge import purge
+from pgworkers.postgres.statements import run
 
 Db = psycopg.Connection[Any]
 SECRET = "canary-s3cret"
@@ -145,3 +149,41 @@ def test_no_database_at_all_says_what_to_do(tmp_path: Path) -> None:
     told = Command(tmp_path).fails("jobs", "list", code=4)
     assert "DATABASE_URL" in told
     assert not (tmp_path / ".pgworkers").exists()
+
+
+def test_a_queue_is_purged_of_what_waits_and_of_its_dead(cli: Command, db: Db) -> None:
+    db.execute("SELECT pgworkers.enqueue('render', queue => 'reports') FROM generate_series(1, 3)")
+    db.execute("SELECT pgworkers.enqueue('render', queue => 'reports', delay => '1 hour')")
+    db.execute("SELECT pgworkers.enqueue('render', queue => 'api')")
+    assert "no terminal to ask on" in cli.fails("queues", "purge", "reports", code=2)
+    assert "there is no queue" in cli.fails("queues", "purge", "report", code=3)
+    assert cli("queues", "purge", "reports", "-y").lines() == ["discarded 4 jobs"]
+    found = {row["name"]: row for row in cli("queues", "-o", "json").json()}
+    assert (found["reports"]["ready"], found["reports"]["dead"], found["api"]["ready"]) == (0, 4, 1)
+    assert cli("queues", "purge", "reports", "--dead", "-y").lines() == ["purged 4 jobs"]
+    assert db.execute("SELECT queue, state::text FROM pgworkers.jobs").fetchall() == [("api", "ready")]
+
+
+def test_a_purge_spares_a_dead_job_that_was_just_put_back(cli: Command, db: Db) -> None:
+    db.execute("SELECT pgworkers.enqueue('render') FROM generate_series(1, 2)")
+    db.execute("SELECT pgworkers.discard(id) FROM pgworkers.job")
+    ids = [row[0] for row in db.execute("SELECT id FROM pgworkers.jobs ORDER BY id")]
+    cli("jobs", "retry", str(ids[0]))
+    assert run(db, "pgworkers", purge(ids)) == ids[1:]
+    assert db.execute("SELECT id, state::text FROM pgworkers.jobs").fetchall() == [(ids[0], "ready")]
+
+
+def test_drain_waits_until_a_queue_is_empty(cli: Command, db: Db) -> None:
+    db.execute("INSERT INTO pgworkers.queue (name) VALUES ('api')")
+    db.execute("SELECT pgworkers.enqueue('render', queue => 'reports')")
+    assert "empty" in cli("queues", "drain", "api").err
+    assert "1 jobs are left in reports" in cli.fails(
+        "queues", "drain", "reports", "--timeout", "0.1s", code=1
+    )
+    waits = threading.Timer(0.5, lambda: db.execute("SELECT pgworkers.discard(id) FROM pgworkers.job"))
+    waits.start()
+    assert cli("queues", "drain", "reports", "api", "-o", "json").json() == [
+        {"queue": "reports", "jobs": 0},
+        {"queue": "api", "jobs": 0},
+    ]
+    waits.join()

@@ -202,6 +202,10 @@ class Forest:
         ).fetchall()
         return [row[0] for row in rows]
 
+    def open_gate(self) -> None:
+        """Let the `gate` jobs of the zoo end."""
+        Path(f"{self.ledger}.open").touch()
+
     def state(self, job: int) -> str | None:
         row = self.db.execute("SELECT state::text FROM pgworkers.jobs WHERE id = %s", (job,)).fetchone()
         return row[0] if row else None

@@ -48,6 +48,16 @@ def work(ctx: Ctx, seconds: float = 0.0, value: Any = None) -> Any:
     return value
 
 
+@app.task
+def gate(ctx: Ctx, value: Any = None) -> Any:
+    """Run until the test opens the gate (`Forest.open_gate`), however slow the machine is, and return the value."""
+    note(ctx, "START")
+    while not os.path.exists(os.environ["PGWORKERS_LEDGER"] + ".open"):
+        time.sleep(0.02)
+    note(ctx, "END")
+    return value
+
+
 @app.task(concurrency=2, concurrency_per_key=2)
 def narrow(ctx: Ctx, seconds: float = 0.0) -> None:
     """No more than two at once in the whole cluster; nor of one key."""

@@ -90,13 +90,14 @@ def test_five_thousand_jobs_while_workers_are_killed_fifty_times(forest: Forest)
 
 def test_a_killed_supervisor_is_replaced_and_its_jobs_end_with_the_true_cause(forest: Forest) -> None:
     master = forest.start(queues="default:2,images:1")
-    jobs = forest.enqueue("work", 2, args={"seconds": 1.0})
-    [other] = forest.enqueue("work", queue="images", args={"seconds": 1.0})
+    jobs = forest.enqueue("gate", 2)
+    [other] = forest.enqueue("gate", queue="images")
     wait_for(lambda: len(read(forest.ledger)) == 3)
     workers = master.worker_pids("default/")
     [supervisor] = master.supervisor_pids("default")
     os.kill(supervisor, signal.SIGKILL)
     wait_for(lambda: not any(psutil.pid_exists(pid) for pid in workers), timeout=2)
+    forest.open_gate()
     for job in jobs:
         row = forest.until(job, "succeeded")
         assert row["crashes"] == 1
@@ -147,13 +148,14 @@ def test_grandchildren_in_their_own_session_do_not_outlive_their_job(forest: For
 
 def test_a_host_that_was_stopped_longer_than_its_lease_cannot_finish_what_it_lost(forest: Forest) -> None:
     first = forest.start(queues="default:1")
-    [job] = forest.enqueue("work", args={"seconds": 1.0})
+    [job] = forest.enqueue("gate")
     wait_for(lambda: read(forest.ledger))
     frozen = first.processes()
     for process in frozen:
         process.suspend()
     forest.start(queues="default:1")
     wait_for(lambda: forest.row(job)["lease"] == 2, timeout=20, what="rescued")
+    forest.open_gate()
     for process in frozen:
         process.resume()
     forest.until(job, "succeeded", timeout=20)

@@ -51,15 +51,16 @@ def test_a_job_that_does_not_run_has_no_stack(forest: Forest) -> None:
 
 def test_a_suspended_job_stands_still_and_its_deadline_waits(forest: Forest) -> None:
     master = forest.start(queues="default:1")
-    job = running(forest, "work", seconds=1.0, timeout="3 seconds")
+    job = running(forest, "gate", timeout="8 seconds")
     pid = read(forest.ledger)[0].pid
     done = pgworkers(forest, "jobs", "suspend", str(job))
     assert done.returncode == 0, done.stderr
     assert state_of(pid) == psutil.STATUS_STOPPED
     wait_for(lambda: master.titles("1 suspended"))
     began = forest.db.execute("SELECT now()").fetchone()
-    wait_for(lambda: forest.db.execute("SELECT now() - %s > '4 seconds'", began).fetchone() == (True,))
+    wait_for(lambda: forest.db.execute("SELECT now() - %s > '9 seconds'", began).fetchone() == (True,))
     assert forest.state(job) == "running", "its deadline did not wait"
+    forest.open_gate()
     assert pgworkers(forest, "jobs", "resume", str(job)).returncode == 0
     row = forest.until(job, "succeeded")
     assert (row["attempt"], row["lease"]) == (1, 1)
@@ -84,9 +85,10 @@ def test_a_drain_does_not_wait_for_a_suspended_job_for_ever(forest: Forest) -> N
 
 def test_kill_hands_the_job_back_and_it_runs_again(forest: Forest) -> None:
     forest.start(queues="default:1")
-    job = running(forest, "work", seconds=1.0)
+    job = running(forest, "gate")
     done = pgworkers(forest, "jobs", "kill", str(job))
     assert done.returncode == 0, done.stderr
+    forest.open_gate()
     row = forest.until(job, "succeeded")
     assert (row["attempt"], row["crashes"], row["lease"]) == (1, 0, 2)
     assert audit(forest.db, forest.ledger, [job]) == []
@@ -110,3 +112,20 @@ def test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers(forest: Fores
     wait_for(lambda: forest.row(job)["lease"] == 2, timeout=30)
     first.signal(signal.SIGCONT)
     os.kill(second.pid, 0)
+
+
+def test_a_worker_that_is_told_to_stop_finishes_its_job_and_is_replaced(forest: Forest) -> None:
+    master = forest.start(queues="default:1")
+    job = running(forest, "gate")
+    [old] = master.worker_pids()
+    assert pgworkers(forest, "workers", "stop", "nobody").returncode == 3
+    done = pgworkers(forest, "workers", "stop", "default/0")
+    assert (done.returncode, "leaves after its job" in done.stdout) == (0, True), done
+    forest.open_gate()
+    forest.until(job, "succeeded")
+    assert forest.attempts(job) == [], "it was not disturbed"
+    [new] = wait_for(lambda: [pid for pid in master.worker_pids() if pid != old], what="a fresh one")
+    wait_for(lambda: "idle" in pgworkers(forest, "workers", "list").stdout, what="it is told of")
+    done = pgworkers(forest, "workers", "stop", "default")
+    assert "leaves now" in done.stdout, done
+    wait_for(lambda: [pid for pid in master.worker_pids() if pid not in (old, new)], what="another")

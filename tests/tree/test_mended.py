@@ -125,7 +125,7 @@ def test_health_and_metrics_answer_and_say_why_not(forest: Forest) -> None:
     wait_for(lambda: duty in urllib.request.urlopen(address, timeout=5).read())
     assert urllib.request.urlopen(f"{base}/livez", timeout=5).status == 200
     assert urllib.request.urlopen(f"{base}/readyz?verbose", timeout=5).read().startswith(b"ok")
-    [slow] = forest.enqueue("work", args={"seconds": 3})
+    [slow] = forest.enqueue("gate")
     wait_for(lambda: any(e.job == slow for e in read(forest.ledger)))
     master.signal(signal.SIGTERM)
     wait_for(lambda: "draining" in master.log())

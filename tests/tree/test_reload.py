@@ -24,7 +24,7 @@ def change(forest: Forest, text: str) -> None:
 
 def test_sighup_replaces_the_code_and_running_jobs_finish_on_the_old(forest: Forest) -> None:
     master = forest.start(queues="default:2")
-    [slow] = forest.enqueue("work", args={"seconds": 3, "value": "old"})
+    [slow] = forest.enqueue("gate", args={"value": "old"})
     wait_for(lambda: read(forest.ledger))
     old = read(forest.ledger)[0].pid
     change(forest, forest.app.read_text() + ADDED)
@@ -35,6 +35,7 @@ def test_sighup_replaces_the_code_and_running_jobs_finish_on_the_old(forest: For
     versions = {title.rpartition("(")[2] for _, title in master.titles("pgworkers: queue")}
     assert before < versions, "titles say which code runs: the old one still does, and the new one"
     assert forest.state(slow) == "running", "the old job was disturbed"
+    forest.open_gate()
     row = forest.until(slow, "succeeded")
     assert (row["attempt"], row["result"]) == (1, "old")
     wait_for(lambda: old not in master.worker_pids() and len(master.worker_pids()) == 2)

@@ -1,0 +1,117 @@
+"""`pgworkers queues purge | drain`: empty a queue at once, or wait until its workers have."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from pgworkers.cli import output, place
+from pgworkers.cli.bulk import BATCH, DISCARD, Verb, change_by_filter
+from pgworkers.cli.invocation import Command, Invocation, said, unknown
+from pgworkers.cli.progress import counted
+from pgworkers.cli.values import duration
+from pgworkers.cli.wording import plain
+from pgworkers.clock import show_seconds
+from pgworkers.errors import NotFound, ResultTimeout
+from pgworkers.job.state import State
+
+LOOK = 0.5
+
+
+def _forget(db: place.Database, ids: list[int]) -> list[tuple[int, str | None]]:
+    from pgworkers.job.purge import purge
+    from pgworkers.postgres.statements import run
+
+    gone = run(db.conn, db.schema, purge(ids))
+    return [(one, "purged" if one in gone else None) for one in ids]
+
+
+PURGE = Verb("purge", "purged", (State.DEAD,), (State.DEAD,), frozenset({"purged"}), _forget)
+
+
+@click.command("purge", cls=Command)
+@click.argument("name", metavar="QUEUE")
+@click.option("--dead", is_flag=True, help="Delete the records of its dead jobs instead.")
+@click.pass_context
+def purge(ctx: click.Context, *, name: str, dead: bool) -> int:
+    """Discard everything that waits in a queue; shows the count and asks.
+
+    Waiting jobs become dead without running, and jobs that wait for them hear of it. Running ones go on. With --dead the
+    dead jobs of the queue are deleted for good, with their post-mortems.
+
+    \b
+    Examples:
+      pgworkers queues purge reports
+      pgworkers queues purge reports --dead -y
+    """
+    from pgworkers.job.show import Filter
+
+    invocation = said(ctx)
+    verb = PURGE if dead else DISCARD
+    with place.database(invocation) as db:
+        _known(db, (name,))
+        return change_by_filter(
+            invocation, db, verb, Filter(states=list(verb.meant), queue=name, limit=BATCH)
+        )
+
+
+@click.command("drain", cls=Command)
+@click.argument("names", metavar="QUEUE...", nargs=-1, required=True)
+@click.option(
+    "--timeout", type=duration, metavar="DURATION", help="Give up after this long, with exit code 1."
+)
+@click.pass_context
+def drain(ctx: click.Context, *, names: tuple[str, ...], timeout: float | None) -> int:
+    """Wait until these queues are empty: nothing ready, scheduled or running.
+
+    \b
+    Examples:
+      pgworkers queues drain reports
+      pgworkers queues drain reports api --timeout 10m && deploy
+    """
+    invocation = said(ctx)
+    with place.database(invocation) as db:
+        _known(db, names)
+        return _until_empty(invocation, db, names, timeout)
+
+
+def _until_empty(
+    invocation: Invocation, db: place.Database, names: tuple[str, ...], timeout: float | None
+) -> int:
+    began = time.monotonic()
+    left = first = _left(db, names)
+    with counted(invocation, "done", first) as done:
+        while left:
+            if timeout is not None and time.monotonic() - began >= timeout:
+                raise ResultTimeout(
+                    f"{left:,} jobs are left in {', '.join(map(plain, names))} after {show_seconds(timeout)};"
+                    " they go on"
+                )
+            time.sleep(LOOK if timeout is None else min(LOOK, max(0.0, timeout - (time.monotonic() - began))))
+            left = _left(db, names)
+            first = max(first, left)
+            done(first - left)
+    if invocation.output == "table":
+        output.note(invocation, f"{', '.join(map(plain, names))}: empty")
+    else:
+        output.rows(invocation, [{"queue": name, "jobs": 0} for name in names], [], empty="")
+    return 0
+
+
+def _left(db: place.Database, names: tuple[str, ...]) -> int:
+    from pgworkers.job.depth import depth
+    from pgworkers.postgres.statements import run
+
+    seen = [one for one in run(db.conn, db.schema, depth()) if one.queue in names]
+    return sum(one.ready + one.scheduled + one.running for one in seen)
+
+
+def _known(db: place.Database, names: tuple[str, ...]) -> None:
+    from pgworkers.job import show
+    from pgworkers.postgres.statements import run
+
+    there = [found.name for found in run(db.conn, db.schema, show.queues())]
+    for name in names:
+        if name not in there:
+            raise NotFound(unknown("queue", name, there) + "; nothing was changed")
