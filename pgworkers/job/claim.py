@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from pgworkers.postgres.statements import Query, Statement
 
@@ -12,6 +14,7 @@ _AGED = Statement.beside(__file__, "claim_aged")
 
 #: How many lanes (of jobs behind a limit) and priorities of a queue one claim compares.
 LOOK = 100
+LOWEST, HIGHEST = -(1 << 31), (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +25,18 @@ class Wants:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Claimed:
+class Range(NamedTuple):
+    """Where in a queue to look: these priorities, from this id on."""
+
+    low: int
+    high: int
+    first: int
+
+
+EVERYWHERE = (Range(LOWEST, HIGHEST, -(1 << 63)),)
+
+
+class Claimed(NamedTuple):
     """A job this host now holds the lease of. JSON stays text: the master passes it through unread."""
 
     id: int
@@ -43,12 +56,23 @@ class Claimed:
     errors: list[str]
     waited: float  # seconds it was ready
     cancelled: bool
+    priority: int = 0
 
 
-def claim(host: str, wants: list[Wants], tasks: list[str], aged: float | None = None) -> Query[list[Claimed]]:
+def claim(
+    host: str,
+    wants: list[Wants],
+    tasks: list[str],
+    aged: float | None = None,
+    *,
+    places: Mapping[str, Sequence[Range]] | None = None,
+    gates: bool = True,
+) -> Query[list[Claimed]]:
     """Take up to `count` jobs of each queue, of the tasks this host knows, by priority and then in enqueue order.
 
-    With `aged`, those that have been ready for so many seconds come first, the oldest of them before all.
+    `places` are where to look in a queue, the highest priorities first; else everywhere. Without `gates`, jobs behind a
+    concurrency limit are left alone. With `aged`, those that have been ready for so many seconds come first, the oldest of
+    them before all, wherever they are.
     """
     counts: dict[str, int] = {}
     for want in wants:
@@ -62,9 +86,24 @@ def claim(host: str, wants: list[Wants], tasks: list[str], aged: float | None = 
     }
     if aged is not None:
         return Query(_AGED, params | {"aged": aged}, _read)
+    ranges = [
+        (nth, place) for nth, queue in enumerate(counts, 1) for place in (places or {}).get(queue, EVERYWHERE)
+    ]
+    params |= {
+        "whose": [nth for nth, _ in ranges],
+        "lows": [place.low for _, place in ranges],
+        "highs": [place.high for _, place in ranges],
+        "firsts": [place.first for _, place in ranges],
+        "gates": gates,
+    }
     return Query(_CLAIM, params, _read)
 
 
+_by_id, _by_priority = attrgetter("id"), attrgetter("priority")
+
+
 def _read(rows: list[tuple[Any, ...]]) -> list[Claimed]:
-    rows.sort(key=lambda row: (-row[0], row[1]))  # RETURNING keeps no order
-    return [Claimed(*row[1:]) for row in rows]
+    claimed = [Claimed._make(row) for row in rows]
+    claimed.sort(key=_by_id)  # RETURNING keeps no order
+    claimed.sort(key=_by_priority, reverse=True)
+    return claimed

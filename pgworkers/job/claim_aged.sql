@@ -71,7 +71,6 @@ chosen AS MATERIALIZED (
 UPDATE pgworkers.job j
    SET state = 'running', host = %(host)s::uuid, lease = j.lease + 1, attempt = j.attempt + 1, claimed_at = now()
  WHERE j.ctid = ANY (ARRAY(SELECT at FROM chosen WHERE nth <= count)) AND j.state = 'ready'
-RETURNING j.priority, j.id, j.lease, j.queue, j.task, j.args::text, j.attempt, j.crashes, j.max_attempts, j.max_crashes,
-          extract(epoch FROM j.timeout)::double precision, j.memory,
-          extract(epoch FROM j.deadline_at - now())::double precision, j.checkpoint::text, j.meta::text, j.errors,
-          greatest(extract(epoch FROM now() - j.run_at), 0)::double precision, j.cancel_at IS NOT NULL
+RETURNING j.id, j.lease, j.queue, j.task, j.args::text, j.attempt, j.crashes, j.max_attempts, j.max_crashes,
+          date_part('epoch', j.timeout), j.memory, date_part('epoch', j.deadline_at - now()), j.checkpoint::text, j.meta::text,
+          j.errors, greatest(date_part('epoch', now() - j.run_at), 0), j.cancel_at IS NOT NULL, j.priority

@@ -1,7 +1,7 @@
 -- Jobs that were not started in time are dead. Bounded, skips what others have locked.
--- Index: job_expires. Guard: not running, under the row lock.
+-- Index: job_expires, then by ctid (see promote.sql). Guard: not running, under the row lock.
 WITH late AS MATERIALIZED (
-    SELECT j.id
+    SELECT j.ctid AS at
       FROM pgworkers.job j
      WHERE j.expires_at <= now() AND j.state <> 'running'
      ORDER BY j.expires_at
@@ -10,7 +10,7 @@ WITH late AS MATERIALIZED (
 ),
 gone AS (
     DELETE FROM pgworkers.job j
-     WHERE j.id = ANY (ARRAY(SELECT id FROM late)) AND j.state <> 'running'
+     WHERE j.ctid = ANY (ARRAY(SELECT at FROM late)) AND j.state <> 'running'
     RETURNING j.*
 ),
 kept AS (

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pgworkers.job import clean
-from pgworkers.job.postmortem import TEXT_LIMIT, Postmortem, answers, columns, in_order
+from pgworkers.job.postmortem import TEXT_LIMIT, Postmortem, answers, column, columns, in_order
 from pgworkers.job.state import State
+from pgworkers.postgres.arrays import Texts
 from pgworkers.postgres.statements import Query, Statement
 
 _FINISH = Statement.beside(__file__, "finish")
@@ -22,11 +24,21 @@ class End(Postmortem):
 
 
 def finish(host: str, ends: Sequence[End]) -> Query[dict[tuple[int, int], str]]:
-    """End these jobs. Answers for each (id, lease): "written", "already" or "lost"."""
+    """End these jobs. Answers for each (id, lease): "written", "already", "lost", or "again": it changed meanwhile, send it
+    again."""
     rows: list[End] = in_order(ends)
+    succeeded = all(end.state is State.SUCCEEDED for end in rows)
     params = columns(rows) | {
         "host": host,
-        "states": [str(end.state) for end in rows],
-        "results": [clean.json_value(end.result, TEXT_LIMIT) for end in rows],
+        "states": None if succeeded else Texts([str(end.state) for end in rows]),
+        "results": column([end.result for end in rows], _result),
     }
-    return Query(_FINISH, params, answers)
+
+    def read(found: list[tuple[Any, ...]]) -> dict[tuple[int, int], str]:
+        return dict.fromkeys([(end.id, end.lease) for end in rows], "written") | answers(found)
+
+    return Query(_FINISH, params, read)
+
+
+def _result(value: str) -> str | None:
+    return value if value == "null" else clean.json_value(value, TEXT_LIMIT)

@@ -1,22 +1,25 @@
 """What is known about an attempt that ended, and how a batch of them becomes parameters.
 
-Everything a handler left behind is cleaned here, so that one bad text never fails the batch it travels in. The parts that
-only a failed attempt has travel in arrays of their own: most attempts succeed and have none.
+Everything a handler left behind is cleaned here, so that one bad text never fails the batch it travels in. A column in which
+no row of the batch has anything is NULL instead of an array: most attempts succeed, and have little to say.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from pgworkers.job import clean
 from pgworkers.job.state import Verdict
+from pgworkers.postgres.arrays import Bigints, Doubles, Integers, Texts
 
 #: The longest text that is written whatever the settings say (they cut earlier, where the text arises).
 TEXT_LIMIT = 256 << 10
 LINE_LIMIT = 300
+MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,49 +45,60 @@ class Postmortem:
     crash: bool = False  # counts against max_crashes
 
 
-def columns(ended: Sequence[Postmortem]) -> dict[str, list[Any]]:
+def columns(ended: Sequence[Postmortem]) -> dict[str, Any]:
     """The arrays common to finish and retry. Rows must come in the order of their ids: that is the lock order."""
-    failed = [end for end in ended if end.verdict is not Verdict.SUCCEEDED]
+    failed = any(end.verdict is not Verdict.SUCCEEDED for end in ended)
     return {
-        "ids": [end.id for end in ended],
-        "leases": [end.lease for end in ended],
-        "verdicts": [str(end.verdict) for end in ended],
-        "durations": [number(end.duration) for end in ended],
-        "cpus": [number(end.cpu) for end in ended],
-        "peaks": [end.peak_rss for end in ended],
-        "progresses": [clean.json_text(end.progress) for end in ended],
-        "checkpoints": [clean.json_text(end.checkpoint) for end in ended],
-        "crashes": [end.crash for end in ended],
-        "lines": [_line(end) for end in ended],
-        "failed_ids": [end.id for end in failed],
-        "errors": [text(end.error) for end in failed],
-        "tracebacks": [text(end.traceback) for end in failed],
-        "stacks": [text(end.stack) for end in failed],
-        "exit_statuses": [text(end.exit_status) for end in failed],
-        "outputs": [text(end.output) for end in failed],
-        "rungs": [clean.json_text(end.rungs) for end in failed],
-        "workers": [text(end.worker) for end in failed],
-        "versions": [text(end.version) for end in failed],
+        "ids": Bigints([end.id for end in ended]),
+        "leases": Integers([end.lease for end in ended]),
+        "verdicts": Texts([str(end.verdict) for end in ended]) if failed else None,
+        "durations": Doubles([number(end.duration) for end in ended]),
+        "cpus": Doubles([number(end.cpu) for end in ended]),
+        "peaks": Bigints([min(max(end.peak_rss, 0), MOST) for end in ended]),
+        "progresses": column([end.progress for end in ended], clean.json_text),
+        "checkpoints": column([end.checkpoint for end in ended], clean.json_text),
+        "crashes": [end.crash for end in ended] if failed else None,
+        "lines": column([_line(end) for end in ended] if failed else []),
+        "errors": column([end.error for end in ended], text),
+        "tracebacks": column([end.traceback for end in ended], text),
+        "stacks": column([end.stack for end in ended], text),
+        "exit_statuses": column([end.exit_status for end in ended], text),
+        "outputs": column([end.output for end in ended], text),
+        "rungs": column([end.rungs for end in ended], clean.json_text),
+        "workers": column([end.worker for end in ended], text) if failed else None,
+        "versions": column([end.version for end in ended], text) if failed else None,
     }
 
 
-def text(value: str | None) -> str | None:
-    return None if value is None else clean.text(value, TEXT_LIMIT)
+def column(values: list[str | None], cleaned: Callable[[str], str | None] | None = None) -> Texts | None:
+    """Texts of a batch, cleaned; None when there is none in it."""
+    if values.count(None) == len(values):
+        return None
+    if cleaned is not None:
+        values = [None if value is None else cleaned(value) for value in values]
+    return Texts(values)
+
+
+def text(value: str) -> str:
+    return clean.text(value, TEXT_LIMIT)
 
 
 def number(value: float) -> float:
     """A duration as the arithmetic of Postgres can take it: never negative, never NaN or infinite."""
-    return max(0.0, value) if math.isfinite(value) else 0.0
+    return value if 0.0 <= value < math.inf else 0.0
 
 
 def in_order(ended: Sequence[Any]) -> list[Any]:
     """One row per lease, by id: the order in which rows are locked, in every statement."""
-    return sorted({(end.id, end.lease): end for end in ended}.values(), key=lambda end: (end.id, end.lease))
+    return sorted({(end.id, end.lease): end for end in ended}.values(), key=_key)
+
+
+_key = attrgetter("id", "lease")
 
 
 def answers(rows: list[tuple[Any, ...]]) -> dict[tuple[int, int], str]:
     """(id, lease) -> "written", "already" (an earlier send of the same end was committed) or "lost"."""
-    return {(row[0], row[1]): row[2] for row in rows}
+    return {(row[0], row[1]): row[2] for row in rows if row[0] is not None}
 
 
 def _line(end: Postmortem) -> str | None:

@@ -1,7 +1,8 @@
 -- Scheduled jobs whose time has come become ready, the earliest first. Bounded, skips what others have locked.
--- Index: job_scheduled, then the primary key. Guard: state = 'scheduled' under the row lock.
+-- Index: job_scheduled, then by ctid (see claim.sql), with a guard that cannot match the predicate of job_scheduled, which the
+-- planner would otherwise look through as a whole when it believes it empty. Guard: state = 'scheduled' under the row lock.
 WITH due AS MATERIALIZED (
-    SELECT j.id
+    SELECT j.ctid AS at
       FROM pgworkers.job j
      WHERE j.state = 'scheduled' AND j.run_at <= now()
      ORDER BY j.run_at, j.id
@@ -11,7 +12,7 @@ WITH due AS MATERIALIZED (
 moved AS (
     UPDATE pgworkers.job j
        SET state = 'ready'
-     WHERE j.id = ANY (ARRAY(SELECT id FROM due)) AND j.state = 'scheduled'
+     WHERE j.ctid = ANY (ARRAY(SELECT at FROM due)) AND j.state::text = 'scheduled'
     RETURNING j.queue
 ),
 told AS MATERIALIZED (

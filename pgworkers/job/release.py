@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pgworkers.postgres.arrays import Bigints, Integers
 from pgworkers.postgres.statements import Query, Statement
 
 _RELEASE = Statement.beside(__file__, "release")
@@ -12,5 +13,5 @@ _RELEASE = Statement.beside(__file__, "release")
 def release(leases: Sequence[tuple[int, int]]) -> Query[int]:
     """Give back these (id, lease). Answers how many were still held."""
     pairs = sorted(set(leases))
-    params = {"ids": [pair[0] for pair in pairs], "leases": [pair[1] for pair in pairs]}
+    params = {"ids": Bigints([pair[0] for pair in pairs]), "leases": Integers([pair[1] for pair in pairs])}
     return Query(_RELEASE, params, lambda rows: int(rows[0][0]))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pgworkers.clock import MAX_SECONDS
 from pgworkers.job.postmortem import Postmortem, answers, columns, in_order
 from pgworkers.job.state import CRASHES, FREE, State, Verdict
+from pgworkers.postgres.arrays import Texts
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.specs import BackoffSpec
 
@@ -111,6 +112,7 @@ def retry(host: str, agains: Sequence[Again]) -> Query[dict[tuple[int, int], str
     rows: list[Again] = in_order(agains)
     params = columns(rows) | {
         "host": host,
+        "verdicts": Texts([str(again.verdict) for again in rows]),
         "afters": [within(again.after) for again in rows],
         "frees": [again.free for again in rows],
     }

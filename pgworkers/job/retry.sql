@@ -2,19 +2,19 @@
 -- away meanwhile becomes cancelled instead: after an acknowledged cancel nothing starts.
 -- Guard: id, lease and state = 'running', checked under the row lock, locks taken in id order. Index: the primary key, by
 -- nested loops over the materialised input; finish.sql says why, and why the arrays pass through a CTE.
-WITH sent AS MATERIALIZED (
-    SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(verdicts)s::text[] AS verdicts,
-           %(afters)s::double precision[] AS afters, %(frees)s::boolean[] AS frees,
-           %(durations)s::double precision[] AS durations, %(cpus)s::double precision[] AS cpus, %(peaks)s::bigint[] AS peaks,
-           %(progresses)s::text[] AS progresses, %(checkpoints)s::text[] AS checkpoints, %(crashes)s::boolean[] AS crashes,
-           %(lines)s::text[] AS lines
+WITH sent (a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t) AS MATERIALIZED (
+    SELECT %(ids)s::bigint[], %(leases)s::integer[], %(verdicts)s::text[], %(afters)s::double precision[], %(frees)s::boolean[],
+           %(durations)s::double precision[], %(cpus)s::double precision[], %(peaks)s::bigint[], %(progresses)s::text[],
+           %(checkpoints)s::text[], %(crashes)s::boolean[], %(lines)s::text[], %(errors)s::text[], %(tracebacks)s::text[],
+           %(stacks)s::text[], %(exit_statuses)s::text[], %(outputs)s::text[], %(rungs)s::text[], %(workers)s::text[],
+           %(versions)s::text[]
 ),
 again AS MATERIALIZED (
-    SELECT a.*
-      FROM sent s
-     CROSS JOIN LATERAL unnest(s.ids, s.leases, s.verdicts, s.afters, s.frees, s.durations, s.cpus, s.peaks, s.progresses,
-                               s.checkpoints, s.crashes, s.lines)
-           AS a (id, lease, verdict, after, free, duration, cpu, peak, progress, checkpoint, crash, line)
+    SELECT x.*
+      FROM sent
+     CROSS JOIN LATERAL unnest(a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t)
+           AS x (id, lease, verdict, after, free, duration, cpu, peak, progress, checkpoint, crash, line, error, traceback,
+                 stack, exit_status, output, rungs, worker, version)
 ),
 held AS MATERIALIZED (
     SELECT a.*, locked.*
@@ -32,7 +32,7 @@ moved AS (
     UPDATE pgworkers.job j
        SET state = CASE WHEN a.after > 0 THEN 'scheduled' ELSE 'ready' END::pgworkers.job_state,
            run_at = now() + make_interval(secs => a.after), host = NULL, claimed_at = NULL, expires_at = NULL,
-           attempt = greatest(j.attempt - a.free::integer, 0), crashes = j.crashes + a.crash::integer, errors = a.lines,
+           attempt = greatest(j.attempt - a.free::integer, 0), crashes = j.crashes + coalesce(a.crash::integer, 0), errors = a.lines,
            progress = a.last_progress, checkpoint = coalesce(a.checkpoint::jsonb, j.checkpoint)
       FROM held a
      WHERE j.id = a.id AND j.lease = a.lease AND j.state = 'running' AND NOT a.wished
@@ -50,7 +50,7 @@ kept AS (
                                    max_attempts, max_crashes, created_at, run_at, started_at, duration, cpu_seconds,
                                    peak_rss, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint,
                                    progress, errors, meta, batch_id, linked)
-    SELECT id, 'cancelled', verdict, priority, queue, task, args, lease, host, attempt, crashes + crash::integer,
+    SELECT id, 'cancelled', verdict, priority, queue, task, args, lease, host, attempt, crashes + coalesce(crash::integer, 0),
            max_attempts, max_crashes, created_at, run_at, claimed_at, duration, cpu, peak, deadline_at, timeout, memory,
            unique_key, concurrency_key, last_checkpoint, last_progress, lines, meta, batch_id, linked
       FROM gone
@@ -59,16 +59,12 @@ examined AS (
     INSERT INTO pgworkers.attempt (job_id, attempt, lease, host, queue, task, verdict, started_at, duration, cpu_seconds,
                                    peak_rss, error, traceback, stack, exit_status, output, progress, rungs, worker,
                                    version)
-    SELECT a.id, a.attempt, a.lease, a.host, a.queue, a.task, a.verdict, a.claimed_at, a.duration, a.cpu, a.peak, f.error,
-           f.traceback, f.stack, f.exit_status, f.output, a.last_progress, f.rungs::jsonb, f.worker, f.version
+    SELECT a.id, a.attempt, a.lease, a.host, a.queue, a.task, a.verdict, a.claimed_at, a.duration, a.cpu, a.peak, a.error,
+           a.traceback, a.stack, a.exit_status, a.output, a.last_progress, a.rungs::jsonb, a.worker, a.version
       FROM held a
-      JOIN unnest(%(failed_ids)s::bigint[], %(errors)s::text[], %(tracebacks)s::text[], %(stacks)s::text[],
-                  %(exit_statuses)s::text[], %(outputs)s::text[], %(rungs)s::text[], %(workers)s::text[],
-                  %(versions)s::text[])
-           AS f (id, error, traceback, stack, exit_status, output, rungs, worker, version) ON f.id = a.id
 ),
 told AS MATERIALIZED (
-    SELECT pg_notify('pgworkers', 'ready:' || queue) FROM moved WHERE state = 'ready'
+    SELECT pg_notify('pgworkers', 'ready:' || queue) FROM (SELECT DISTINCT queue FROM moved WHERE state = 'ready') q
     UNION ALL
     SELECT pg_notify('pgworkers_done', id::text) FROM gone
     UNION ALL

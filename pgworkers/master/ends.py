@@ -179,6 +179,9 @@ class Ends:
 
     def _written(self, held: Held, end: End | Again, answer: str) -> None:
         job = held.claimed
+        if answer == "again":  # it changed under the statement: the first of the next one
+            self._pending.appendleft((held, end))
+            return
         if answer == "lost":
             self._facts.tell(FinishRejected(job.id, job.lease, job.queue, job.task, job.attempt))
             return

@@ -37,6 +37,19 @@ _WRONG_ADDRESS = (
 _POOLERS_REFUSAL = "unsupported startup parameter"
 
 
+#: The sessions of a host, whose statements are planned once and must not be led astray by statistics (docs/adr/1101): every
+#: plan is for any values, by index and by nested loops. (JIT: what a switched-off method costs on paper would set it going.)
+STEADY_ROLES = frozenset({"claim", "finish", "listen", "leadership"})
+STEADY = {
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """Which Postgres, and why. `dsn` is empty for PG* variables (libpq reads them), and for the embedded server."""
@@ -89,7 +102,7 @@ async def aconnect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConn
     open_ = psycopg.AsyncConnection.connect
     try:
         try:
-            conn = await open_(conninfo, autocommit=True)
+            conn = await open_(conninfo, autocommit=True, prepare_threshold=0 if role in STEADY_ROLES else 5)
         except psycopg.OperationalError as exc:
             if _POOLERS_REFUSAL not in str(exc):
                 raise
@@ -175,6 +188,8 @@ def _conninfo(settings: Settings, dsn: str, role: str) -> str:
         "tcp_keepalives_count": "2",
         "tcp_user_timeout": _ms(settings.tcp_timeout),
     }
+    if role in STEADY_ROLES:
+        options |= STEADY
     ours = " ".join(f"-c {name}={_escaped(value)}" for name, value in options.items())
     theirs = str(given.get("options") or os.environ.get("PGOPTIONS", ""))
     return make_conninfo(

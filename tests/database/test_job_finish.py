@@ -195,7 +195,11 @@ def test_a_cancel_wish_that_commits_while_the_finish_waits_does_not_undo_the_suc
         assert other.ask(cancel.cancel(job.id)) == "cancelling"
         waiting = desk.in_thread(finish.finish(desk.host, [end]))
         until(lambda: blocked(other.conn, desk.conn))
-    assert waiting.result(timeout=20) == {(job.id, job.lease): "written"}
+    if waiting.result(timeout=20) == {
+        (job.id, job.lease): "again"
+    }:  # depends on the server: passed by, sent again
+        assert desk.see(job.id).state is State.RUNNING
+        assert desk.ask(finish.finish(desk.host, [end])) == {(job.id, job.lease): "written"}
     assert desk.see(job.id).state is State.SUCCEEDED
     assert other.ask(cancel.cancel(job.id)) == "succeeded"
 
@@ -221,8 +225,11 @@ def test_two_batches_in_opposite_order_do_not_deadlock(desk: Desk, other: Desk) 
     waiting = other.in_thread(finish.finish(desk.host, ends[::-1]))
     mine = desk.ask(finish.finish(desk.host, ends))
     theirs = waiting.result(timeout=20)
+    told = desk.ask(finish.finish(desk.host, ends))
     for key in mine:
-        assert sorted([mine[key], theirs[key]]) in (["already", "written"], ["lost", "written"])
+        answers = sorted([mine[key], theirs[key]])
+        assert answers in (["already", "written"], ["lost", "written"], ["again", "written"])
+        assert told[key] == "already"
 
 
 def test_a_requeued_job_runs_under_a_higher_lease_so_its_past_cannot_end_it(desk: Desk) -> None:

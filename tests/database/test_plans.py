@@ -6,6 +6,7 @@ finish from a partial index full of dead entries. `test_the_trap_is_real` shows 
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,12 +15,15 @@ import psycopg
 import pytest
 from support.desk import Desk
 
-from pgworkers.job import claim, finish, progress, release, renew, retry
+from pgworkers.job import claim, finish, progress, promote, release, renew, retry
 from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved
 from pgworkers.job.retry import Again
 from pgworkers.job.state import State, Verdict
+from pgworkers.master.host import ROLES
+from pgworkers.postgres.connect import STEADY, STEADY_ROLES, aconnect
 from pgworkers.postgres.statements import Query, Statement
+from pgworkers.settings import Settings
 
 IDS = list(range(5000, 5100))
 
@@ -57,7 +61,12 @@ def churned(conn: psycopg.Connection[Any]) -> None:
     conn.execute("ANALYZE pgworkers.job")
 
 
-STATISTICS = [empty, fresh, stale, churned]
+def vacant(conn: psycopg.Connection[Any]) -> None:
+    """Planned while there is nothing, as on an idle system after a vacuum: the plan is kept, then a million jobs come."""
+    conn.execute("VACUUM ANALYZE pgworkers.job")
+
+
+STATISTICS = [empty, fresh, stale, churned, vacant]
 HELD = [(job_id, 1) for job_id in IDS]
 QUERIES: dict[str, Query[Any]] = {
     "finish": finish.finish(
@@ -87,7 +96,7 @@ def plan(
 ) -> list[dict[str, Any]]:
     """How the statement reads `job`, planned for these values or for any."""
     with conn.transaction(force_rollback=True):
-        conn.execute("SET LOCAL plan_cache_mode = force_generic_plan" if generic else "SELECT")
+        conn.execute(f"SET LOCAL plan_cache_mode = force_{'generic' if generic else 'custom'}_plan")
         cursor = conn.execute(
             b"EXPLAIN (FORMAT JSON) " + statement.render("pgworkers"), params, prepare=generic
         )
@@ -98,8 +107,9 @@ def plan(
 
 @pytest.fixture
 def own(dsn: str) -> Iterator[psycopg.Connection[Any]]:
-    """Statistics and dead rows are part of the test: a database of its own."""
-    with psycopg.connect(dsn, autocommit=True) as conn:
+    """Statistics and dead rows are part of the test: a database of its own. The session is like those of a host."""
+    options = " ".join(f"-c {name}={value}" for name, value in STEADY.items())
+    with psycopg.connect(dsn, autocommit=True, options=options) as conn:
         yield conn
 
 
@@ -116,6 +126,8 @@ def test_what_follows_a_claim_finds_its_rows_by_primary_key(
             found = plan(own, query.statement, query.params, generic=generic)
             ways = {(node["Node Type"], node.get("Index Name")) for node in found}
             ways -= {("ModifyTable", None)}
+            if name == "finish":
+                ways.remove(("Tid Scan", None))
             assert ways == {("Index Scan", "job_pkey")}, (name, generic)
 
 
@@ -159,8 +171,93 @@ def _all(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _all(child)
 
 
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_what_is_due_is_found_in_the_order_of_its_time(
+    own: psycopg.Connection[Any], statistics: Callable[[psycopg.Connection[Any]], None]
+) -> None:
+    statistics(own)
+    for query, index in ((promote.promote(100), "job_scheduled"), (promote.expire(100), "job_expires")):
+        for generic in (False, True):
+            found = plan(own, query.statement, query.params, generic=generic)
+            ways = {(node["Node Type"], node.get("Index Name")) for node in found} - {("ModifyTable", None)}
+            ways -= {("Index Only Scan", "job_scheduled")}  # when the next one is due
+            assert ways == {("Index Scan", index), ("Tid Scan", None)}, (index, generic)
+
+
+def test_a_vacant_table_is_a_trap_for_an_ordinary_session(dsn: str) -> None:
+    """Without the settings of a host's sessions, each of these statements would be planned as a scan of the whole table."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        vacant(conn)
+        for name, query in QUERIES.items():
+            found = plan(conn, query.statement, query.params, generic=True)
+            assert "Seq Scan" in {node["Node Type"] for node in found}, name
+
+
+def test_sessions_of_a_host_are_steady(dsn: str) -> None:
+    async def work() -> None:
+        for role in STEADY_ROLES:
+            conn = await aconnect(Settings(dsn=dsn), dsn, role)
+            async with conn:
+                for name, value in STEADY.items():
+                    cursor = await conn.execute("SELECT current_setting(%s)", [name])
+                    assert await cursor.fetchone() == (value,), role
+
+    asyncio.run(work())
+    assert set(ROLES) == STEADY_ROLES
+
+
+def test_with_a_million_rows_each_statement_reads_what_it_changes(own: psycopg.Connection[Any]) -> None:
+    """Rows and pages, not seconds: a claim of 100 from a million, what may become of them; planned while it was vacant."""
+    vacant(own)
+    desk = Desk(own, "pgworkers")
+    desk.register()
+    desk.take(0), desk.ask(release.release([]))  # prepared now: the plan is kept
+    (index,) = own.execute("SELECT pg_get_indexdef('pgworkers.job_ready'::regclass)").fetchone() or ("",)
+    own.execute("DROP INDEX pgworkers.job_ready")  # built afterwards: a third of the time
+    own.execute(
+        "INSERT INTO pgworkers.job (queue, task, priority)"
+        " SELECT 'q' || n % 4, 't', n % 3 FROM generate_series(1, 1000000) n"
+    )
+    own.execute(index)
+    own.execute(
+        "INSERT INTO pgworkers.job (queue, task, state, run_at)"
+        " SELECT 'q0', 't', 'scheduled', now() + (n - 100) * interval '1 second' FROM generate_series(1, 10000) n"
+    )
+    host_id = desk.host
+    wants = [claim.Wants(f"q{n}", 25) for n in range(4)]
+    read = _pages(own, claim.claim(host_id, wants, ["t"]))
+    assert read["rows"] == 200, "each is found once and changed once"
+    assert read["pages"] < 100 * 25
+    jobs = desk.ask(claim.claim(host_id, wants, ["t"]))
+    held = [(job.id, job.lease) for job in jobs]
+    ends = [End(id=n, lease=lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for n, lease in held]
+    agains = [Again(id=n, lease=lease, verdict=Verdict.ERROR, after=1.0) for n, lease in held]
+    queries: list[Query[Any]] = [
+        finish.finish(host_id, ends), retry.retry(host_id, agains), release.release(held), promote.promote(100)
+    ]  # fmt: skip
+    for query in queries:
+        read = _pages(own, query)
+        assert read["rows"] <= 201, query.statement.name
+        assert read["pages"] < 100 * 25, query.statement.name
+
+
+def _pages(conn: psycopg.Connection[Any], query: Query[Any]) -> dict[str, int]:
+    """How many rows of `job` a statement reads, and how many pages it touches to do so. Changes nothing."""
+    with conn.transaction(force_rollback=True):
+        cursor = conn.execute(
+            b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query.statement.render("pgworkers"), query.params
+        )
+        (found,) = cursor.fetchone() or ([],)
+    nodes = [node for node in scans(found[0]["Plan"]) if node["Node Type"] != "ModifyTable"]
+    return {
+        "rows": sum(round(node["Actual Rows"] * node["Actual Loops"]) for node in nodes),
+        "pages": sum(node["Shared Hit Blocks"] + node["Shared Read Blocks"] for node in nodes),
+    }
+
+
 def test_the_trap_is_real(own: psycopg.Connection[Any]) -> None:
     """With an index on what runs by state, fresh statistics lead a plain guarded join into it."""
+    own.execute("RESET ALL")
     own.execute("DROP INDEX pgworkers.job_running")
     own.execute("CREATE INDEX job_trap ON pgworkers.job (host) WHERE state = 'running'")
     fresh(own)
@@ -187,8 +284,7 @@ def test_a_finish_of_a_hundred_reads_a_hundred_rows_however_many_are_dead(
             b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query.statement.render("pgworkers"), query.params
         )
         (found,) = cursor.fetchone() or ([],)
-    reads = [node for node in scans(found[0]["Plan"]) if node["Node Type"] == "Index Scan"]
-    assert sum(node["Actual Rows"] * node["Actual Loops"] for node in reads) == 200, (
-        "once to lock, once to delete"
-    )
+    reads = [node for node in scans(found[0]["Plan"]) if node["Node Type"] in ("Index Scan", "Tid Scan")]
+    rows = {node["Node Type"]: node["Actual Rows"] * node["Actual Loops"] for node in reads}
+    assert rows == {"Index Scan": 100, "Tid Scan": 100}, "once to find, once to delete"
     assert all(node["Shared Hit Blocks"] + node["Shared Read Blocks"] < 100 * 12 for node in reads)

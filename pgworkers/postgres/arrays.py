@@ -1,0 +1,86 @@
+"""Lists as array parameters in the binary format: for batches, where psycopg would look at each element for itself.
+
+A list of the kind is wrapped where the parameters are made (`Bigints(ids)`); the SQL still says `::bigint[]`.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, repeat
+from struct import pack
+from typing import Any, ClassVar
+
+import psycopg
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+
+
+class Bigints(list[int]):
+    """bigint[]; no element is None."""
+
+
+class Integers(list[int]):
+    """integer[]; no element is None."""
+
+
+class Doubles(list[float]):
+    """double precision[]; no element is None."""
+
+
+class Texts(list[str | None]):
+    """text[]"""
+
+
+class _Fixed(Dumper):
+    """One dimension from 1 on, no NULLs, each element with its length before it."""
+
+    format = Format.BINARY
+    element: ClassVar[tuple[int, int, str]]  # oid, bytes, and how `struct` calls it
+
+    def dump(self, obj: Any) -> bytes:
+        oid, size, code = self.element
+        if not obj:
+            return pack("!iiI", 0, 0, oid)
+        values = chain.from_iterable(zip(repeat(size), obj, strict=False))
+        return pack("!iiIii" + f"i{code}" * len(obj), 1, 0, oid, len(obj), 1, *values)
+
+
+class _BigintsDumper(_Fixed):
+    oid = 1016
+    element = (20, 8, "q")
+
+
+class _IntegersDumper(_Fixed):
+    oid = 1007
+    element = (23, 4, "i")
+
+
+class _DoublesDumper(_Fixed):
+    oid = 1022
+    element = (701, 8, "d")
+
+
+class _TextsDumper(Dumper):
+    format = Format.BINARY
+    oid = 1009
+
+    def dump(self, obj: Any) -> bytes:
+        if not obj:
+            return pack("!iiI", 0, 0, 25)
+        parts = [pack("!iiIii", 1, int(None in obj), 25, len(obj), 1)]
+        for value in obj:
+            if value is None:
+                parts.append(b"\xff\xff\xff\xff")
+            else:
+                data = value.encode()
+                parts.append(pack("!i", len(data)))
+                parts.append(data)
+        return b"".join(parts)
+
+
+for _kind, _dumper in (
+    (Bigints, _BigintsDumper),
+    (Integers, _IntegersDumper),
+    (Doubles, _DoublesDumper),
+    (Texts, _TextsDumper),
+):
+    psycopg.adapters.register_dumper(_kind, _dumper)
