@@ -78,6 +78,7 @@ class App(Steering):
         max_jobs: int | None = None,
         max_rss: int | str | None = None,
         preload: Sequence[str] = (),
+        batch: bool = True,
     ) -> None:
         """Declare a queue: how many worker processes it has on each host, and what each may use.
 
@@ -85,10 +86,13 @@ class App(Steering):
         `threads` what numpy and its kin may start, `preload` modules imported before the fork. `cores=[0, 1]` are the only
         cores its workers run on; `pin=True` gives each worker one of them. `address_space` is the kernel's own limit
         (RLIMIT_AS): beyond it a handler gets a MemoryError. `max_jobs=1`: a fresh process for every job.
+        Short jobs wait a few milliseconds in front of a worker, and their ends are written together; `batch=False`: each end
+        is committed before the worker begins the next job.
         """
         spec = queue_spec(
             name, workers=workers, cluster_workers=cluster_workers, memory=memory, nice=nice, threads=threads,
             cores=cores, pin=pin, address_space=address_space, max_jobs=max_jobs, max_rss=max_rss, preload=preload,
+            batch=batch,
         )  # fmt: skip
         if spec.name in self.queues:
             raise UsageError(f"queue {spec.name!r} is declared twice; keep one of the two declarations")

@@ -108,6 +108,7 @@ def queue_spec(
     max_jobs: int | None,
     max_rss: int | str | None,
     preload: Sequence[str],
+    batch: bool,
 ) -> QueueSpec:
     name = read_name(name, what="queue name", limit=NAME_LIMIT)
     what = f"queue {name}:"
@@ -126,6 +127,7 @@ def queue_spec(
         max_jobs=_optional(max_jobs, f"{what} max_jobs"),
         max_rss=read_memory(max_rss, what=f"{what} max_rss"),
         preload=tuple(preload),
+        batch=bool(batch),
     )
 
 

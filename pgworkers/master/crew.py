@@ -1,4 +1,4 @@
-"""The master's end of one worker's socketpair: orders out, reports in, never blocking.
+"""The master's end of one worker's channel: orders and tickets out, reports in, never blocking.
 
 A worker that is stopped or slow leaves its orders in our buffer; nobody else waits for it.
 """
@@ -6,19 +6,22 @@ A worker that is stopped or slow leaves its orders in our buffer; nobody else wa
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+from collections import deque
 from collections.abc import Callable
 
 from pgworkers.clock import monotonic
 from pgworkers.master.held import Held
-from pgworkers.process.frames import Frame, Reader, encode
+from pgworkers.process import tickets
+from pgworkers.process.frames import Frame, Reader
 from pgworkers.supervisor.messages import Command
 
 _CHUNK = 1 << 18
 
 
 class Worker:
-    """One worker process, as the master sees it: booting, idle, busy, leaving or gone."""
+    """One worker process, as the master sees it: booting, idle, busy, suspended, silent, leaving or gone."""
 
     def __init__(
         self,
@@ -26,56 +29,116 @@ class Worker:
         slot: int,
         pid: int,
         version: str,
-        sock: socket.socket,
-        on_frame: Callable[[Worker, Frame], None],
+        channel: tuple[socket.socket, int, int],
+        on_frames: Callable[[Worker, list[Frame]], None],
+        on_end: Callable[[Worker], None],
         tell: Callable[[Command], None],
     ) -> None:
         self.queue = queue
         self.slot = slot
         self.pid = pid
+        self.name = f"{queue}/{slot}"
+        self.label = f"{queue}/{slot} pid {pid}"
         self.version = version  # of the user's code it runs
         self.tell = tell  # its supervisor
         self.state = "booting"
-        self.held: Held | None = None
+        #: What it has not reported yet: the first runs, or is about to; the others wait in front of it.
+        self.orders: deque[Held] = deque()
+        self.load = 0.0  # seconds that they should take together
+        self.settling = False  # its last end must be written before it begins anything
         self.retiring = False  # its supervisor was replaced: it leaves after its job
-        self.since = monotonic()  # of the present state
+        self.since = monotonic()  # of the present state, or of the present job
         self.jobs = 0
-        self._sock: socket.socket | None = sock
+        self._sock: socket.socket | None = channel[0]
+        _, self._reads, self._writes = channel
         self._reader = Reader()
         self._unsent = bytearray()
-        self._on_frame = on_frame
-        sock.setblocking(False)
-        asyncio.get_running_loop().add_reader(sock.fileno(), self._readable)
+        self._on_frames = on_frames
+        self._on_end = on_end
+        channel[0].setblocking(False)
+        asyncio.get_running_loop().add_reader(channel[0].fileno(), self._readable)
 
     @property
-    def name(self) -> str:
-        return f"{self.queue}/{self.slot}"
+    def held(self) -> Held | None:
+        """The job that it runs, or is about to."""
+        return self.orders[0] if self.orders else None
 
     @property
     def open(self) -> bool:
         return self._sock is not None
 
+    @property
+    def behind(self) -> bool:
+        """Has it not even taken what it was sent?"""
+        return bool(self._unsent)
+
     def become(self, state: str) -> None:
         self.state = state
         self.since = monotonic()
 
-    def send(self, kind: int, job: int, lease: int, body: bytes) -> None:
-        data = encode(kind, job, lease, body)
-        if self._sock is None:
-            return  # it is dying; its supervisor will say so
-        if not self._unsent:
-            try:
-                sent = self._sock.send(data)
-            except (BlockingIOError, InterruptedError):
-                sent = 0
-            except OSError:
-                self.hang_up()
-                return
-            if sent == len(data):
-                return
-            data = data[sent:]
-            asyncio.get_running_loop().add_writer(self._sock.fileno(), self._writable)
-        self._unsent += data
+    # -- orders --------------------------------------------------------------------------------------------------------
+
+    def give(self, given: list[Held], data: bytes) -> bool:
+        """Send orders (`data` are their frames), and after them their tickets. False: it is dying, they are not sent."""
+        self._send(data)
+        return self._admit(given)
+
+    def take_back(self) -> list[Held]:
+        """The orders that it has not begun, and never will. Those that are left here it has begun, or even ended."""
+        if self._reads < 0:
+            return []
+        keys = set(tickets.take_all(self._reads))
+        if not keys:
+            return []
+        if tickets.CALL in keys and self._writes >= 0:
+            tickets.write(self._writes, [tickets.CALL])
+        back = [held for held in self.orders if held.key in keys]
+        self.orders = deque(held for held in self.orders if held.key not in keys)
+        self.load = sum(held.expected for held in self.orders)
+        for held in back:
+            held.worker = held.began = None
+        return back
+
+    def give_again(self, given: list[Held]) -> bool:
+        """Orders that were just taken back, in their old sequence: they are in its socket already."""
+        return self._admit(given)
+
+    def call(self) -> None:
+        """It took no ticket for a while. It will say READY when it comes to itself."""
+        self.become("silent")
+        if self._writes >= 0:
+            tickets.write(self._writes, [tickets.CALL])
+
+    def unbegun(self) -> int:
+        """How many of its orders it has not begun."""
+        return tickets.left(self._reads) if self._reads >= 0 else 0
+
+    def ended(self, job: int, lease: int) -> Held | None:
+        """It has reported this job: the next one, if there is one, begins. None: not what it had."""
+        if not self.orders or self.orders[0].key != (job, lease):
+            return None
+        held = self.orders.popleft()
+        self.since = monotonic()
+        self.jobs += 1
+        if self.orders:
+            self.orders[0].began = self.since
+            self.load -= held.expected
+        return held
+
+    def _admit(self, given: list[Held]) -> bool:
+        if self._writes < 0:
+            return False
+        tickets.write(self._writes, [held.key for held in given])
+        if not self.orders:
+            given[0].began = self.since = monotonic()
+            self.load = 0.0
+        for held in given:
+            held.worker = self
+            self.load += held.expected
+        self.orders += given
+        return True
+
+    # -- the socket ------------------------------------------------------------------------------------------------------
 
     def drain_frames(self) -> None:
         """Read what a dead worker had still sent, so that a report beats the news of its death."""
@@ -83,16 +146,27 @@ class Worker:
             pass
 
     def hang_up(self) -> None:
-        """Close the socket: an idle worker leaves, a busy one is left to its supervisor."""
+        """Close the socket and the pipe: an idle worker leaves, a busy one is left to its supervisor."""
         sock, self._sock = self._sock, None
         if sock is not None:
             loop = asyncio.get_running_loop()
             loop.remove_reader(sock.fileno())
             loop.remove_writer(sock.fileno())
             sock.close()
+        if self._writes >= 0:
+            os.close(self._writes)
+            self._writes = -1
+
+    def bury(self) -> None:
+        """It is dead: nothing of its channel is left."""
+        self.hang_up()
+        if self._reads >= 0:
+            os.close(self._reads)
+            self._reads = -1
+        self.become("gone")
 
     def leave(self) -> None:
-        """Let an idle worker go: its socket closes, it runs its stop hooks and exits."""
+        """Let an idle worker go: its channel closes, it runs its stop hooks and exits."""
         self.become("leaving")
         self.hang_up()
 
@@ -110,10 +184,27 @@ class Worker:
             data = b""
         if not data:
             self.hang_up()
+            self._on_end(self)
             return False
-        for frame in self._reader.feed(data):
-            self._on_frame(self, frame)
+        self._on_frames(self, self._reader.feed(data))
         return True
+
+    def _send(self, data: bytes) -> None:
+        if self._sock is None:
+            return  # it is dying; its supervisor will say so
+        if not self._unsent:
+            try:
+                sent = self._sock.send(data)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                self.hang_up()
+                return
+            if sent == len(data):
+                return
+            data = data[sent:]
+            asyncio.get_running_loop().add_writer(self._sock.fileno(), self._writable)
+        self._unsent += data
 
     def _writable(self) -> None:
         if self._sock is None:

@@ -10,11 +10,14 @@ from math import inf
 from pgworkers.clock import monotonic
 from pgworkers.master.crew import Worker
 from pgworkers.master.held import Held
+from pgworkers.specs import QueueSpec
 
 #: A buffered job that no worker took for this long goes back to the other hosts.
 PATIENCE = 0.05
 #: How much work, in seconds per worker, may wait in the buffer of a queue with short jobs.
 AHEAD = 0.02
+#: So many full claims at most, however short the jobs are.
+CLAIMS = 4
 
 
 def ahead(workers: int, typical: float | None, cap: int) -> int:
@@ -27,22 +30,30 @@ def ahead(workers: int, typical: float | None, cap: int) -> int:
 class QueueDesk:
     """The buffer and the workers of one queue."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, spec: QueueSpec) -> None:
+        self.name = spec.name
+        self.spec = spec
         self.buffer: deque[Held] = deque()
         self.idle: list[Worker] = []
         self.workers: list[Worker] = []
+        self.running = 0  # orders that workers have: what they run, and what waits in front of them
+        self.occupied = 0  # workers that have any
         self.target = sys.maxsize
         self.cap = sys.maxsize  # jobs at once, where the cluster counts; see scaling
         self.trusted_until = inf
         self.typical: float | None = None  # a moving average of recent durations, seconds
 
     def learn(self, duration: float) -> None:
+        """From when a worker could begin a job to its report: on a busy machine more than the handler took."""
         self.typical = duration if self.typical is None else 0.9 * self.typical + 0.1 * duration
 
     def count(self) -> int:
         """Workers that stay."""
         return sum(w.state != "leaving" and not w.retiring for w in self.workers)
+
+    def too_many(self) -> bool:
+        """Are there more workers than there should be?"""
+        return len(self.workers) > self.target and self.count() > self.target
 
     def may_begin(self) -> int:
         """How many jobs may begin now: as there are idle workers, and as the cluster leaves to this host."""
@@ -50,13 +61,31 @@ class QueueDesk:
             return len(self.idle)
         return min(len(self.idle), max(0, self.cap - self.running)) if self.trusted() else 0
 
+    def looks_ahead(self) -> bool:
+        """May orders wait in front of a busy worker?
+
+        Not where the cluster counts: what it left to this host may be somebody else's by the time such an order begins.
+        """
+        spec = self.spec
+        return spec.batch and spec.max_jobs != 1 and self.cap == sys.maxsize and not self.too_many()
+
+    def wanted(self, batch: int) -> int:
+        """How many jobs to claim now, at most `batch`.
+
+        Nothing while more than half of what it may have in stock is left: few large claims are cheaper than many small ones.
+        """
+        idle = self.may_begin()
+        alive = min(len(self.idle) + self.occupied, self.cap)
+        stock = ahead(alive, self.typical, CLAIMS * batch) if alive and self.trusted() else 0
+        waiting = len(self.buffer) + self.running - self.occupied
+        missing = idle + stock - waiting
+        if missing <= 0 or (waiting >= idle and 2 * missing < stock):
+            return 0
+        return min(missing, batch)
+
     def trusted(self) -> bool:
         """Is what the cluster left to this host still its own?"""
-        return monotonic() <= self.trusted_until
-
-    @property
-    def running(self) -> int:
-        return sum(1 for _ in self.busy())
+        return self.cap == sys.maxsize or monotonic() <= self.trusted_until
 
     def busy(self) -> Iterator[Worker]:
-        return (w for w in self.workers if w.held is not None)
+        return (w for w in self.workers if w.orders)

@@ -1,8 +1,9 @@
-"""Who runs what, on this host: claimed jobs wait in a small buffer per queue until a worker of it is idle.
+"""Who runs what, on this host: claimed jobs wait in a small buffer per queue until a worker of it can have them.
 
 The buffer belongs to the queue and not to a worker, so no job waits behind a long one. It is deeper than the
 idle workers only while the queue's jobs are short, and what nobody took in time is given back to the other
-hosts. No SQL here and no waiting: claims come in through `take`, ends go out through `Ends`.
+hosts. Of short jobs a few milliseconds' worth wait in front of each worker (`handing`); they are taken back when the job
+before them runs long. No SQL here and no waiting: claims come in through `take`, ends go out through `Ends`.
 """
 
 from __future__ import annotations
@@ -11,51 +12,48 @@ import asyncio
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import msgspec
-from msgspec import Raw
 
 from pgworkers.clock import monotonic
-from pgworkers.events import Facts, JobStarted, JobStopped, LeaseLost, StopWished, WorkerReady
+from pgworkers.events import Facts, JobStopped, LeaseLost, StopWished, WorkerReady
 from pgworkers.job.claim import Claimed, Wants
+from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved
+from pgworkers.job.retry import Again
 from pgworkers.job.state import Verdict
 from pgworkers.master import verdict
 from pgworkers.master.crew import Worker
-from pgworkers.master.desk import AHEAD, PATIENCE, QueueDesk, ahead
+from pgworkers.master.desk import QueueDesk
 from pgworkers.master.ends import Ends
+from pgworkers.master.handing import Handing
 from pgworkers.master.held import Held
 from pgworkers.process.frames import Frame
 from pgworkers.settings import Settings
-from pgworkers.specs import TaskSpec
+from pgworkers.specs import QueueSpec, TaskSpec
 from pgworkers.supervisor.messages import Died
-from pgworkers.worker.messages import Kind, Order, Progress, Report
+from pgworkers.worker.messages import Kind, Progress, Report, read_done
 
-_order = msgspec.json.Encoder().encode
 _report = msgspec.json.Decoder(Report).decode
 _progress = msgspec.json.Decoder(Progress).decode
-_NULL = Raw(b"null")
 
 
-class Dispatch:
+class Dispatch(Handing):
     def __init__(
         self,
         settings: Settings,
         facts: Facts,
         tasks: dict[str, TaskSpec],
-        queues: Iterable[str],
+        queues: Mapping[str, QueueSpec],
         ends: Ends,
         want_claim: Callable[[], None],
         stop: Callable[[Worker, Held, str], None],
     ) -> None:
+        super().__init__(facts, queues, ends)
         self.tasks = tasks
-        self.desks = {name: QueueDesk(name) for name in queues}
-        self.claiming = True
-        self._watching = False
-        self._settings = settings
-        self._facts = facts
-        self._ends = ends
+        self._batch = settings.claim_batch
         self._want_claim = want_claim
         self._stop = stop
 
@@ -65,17 +63,11 @@ class Dispatch:
         """How many jobs of each queue this host could use now."""
         if not self.claiming:
             return []
-        wanted = []
-        for desk in self.desks.values():
-            room = desk.may_begin() - len(desk.buffer)
-            alive = min(len(desk.idle) + desk.running, desk.cap)
-            if alive and desk.trusted():
-                room += ahead(alive, desk.typical, self._settings.claim_batch)
-            if room > 0:
-                wanted.append(Wants(desk.name, min(room, self._settings.claim_batch)))
-        return wanted
+        wanted = [(desk.name, desk.wanted(self._batch)) for desk in self.desks.values()]
+        return [Wants(name, count) for name, count in wanted if count]
 
     def take(self, claimed: Iterable[Claimed]) -> None:
+        fed: dict[str, QueueDesk] = {}
         for job in claimed:
             held = Held(job, self.tasks[job.task])
             if job.cancelled:
@@ -83,45 +75,31 @@ class Dispatch:
             elif not self.claiming:
                 self._ends.release([held.key], "the host is draining")
             else:
-                self.desks[job.queue].buffer.append(held)
-        for desk in self.desks.values():
-            self._feed(desk)
-        self._watch_buffers()
-
-    def _watch_buffers(self) -> None:
-        if not self._watching and any(desk.buffer for desk in self.desks.values()):
-            self._watching = True
-            asyncio.get_running_loop().call_later(PATIENCE, self._give_back_waiting)
-
-    def _give_back_waiting(self) -> None:
-        """Release buffered jobs that no worker took in time; another host may have an idle one."""
-        self._watching = False
-        now = monotonic()
-        back: list[tuple[int, int]] = []
-        for desk in self.desks.values():
-            if desk.buffer and now - desk.buffer[0].since > PATIENCE:
-                back += [held.key for held in desk.buffer]
-                desk.buffer.clear()
-                desk.typical = max(desk.typical or 0.0, AHEAD * 2)  # it was not short after all
-        if back:
-            self._ends.release(back, "no worker was free for them")
+                desk = fed[job.queue] = self.desks[job.queue]
+                desk.buffer.append(held)
+                self.held[job.id] = held
+        for desk in fed.values():
+            self.feed(desk)
         self._watch_buffers()
 
     def give_back_all(self, why: str) -> None:
-        back = [held.key for desk in self.desks.values() for held in desk.buffer]
+        """Everything that has not begun, wherever it waits."""
         for desk in self.desks.values():
-            desk.buffer.clear()
-        if back:
-            self._ends.release(back, why)
+            for worker in list(desk.busy()):
+                self.reclaim(worker)
+            self._release_buffer(desk, why)
 
-    # -- what workers and supervisors say ------------------------------------------------------------------------
+    # -- what supervisors say ------------------------------------------------------------------------------------
 
     def shrink(self, queue: str, target: int) -> None:
         """Fewer workers: idle ones leave now, busy ones after their job."""
         desk = self.desks[queue]
         desk.target = target
-        while desk.count() > target and desk.idle:
+        while desk.idle and desk.too_many():
             desk.idle.pop().leave()
+        if desk.too_many():
+            for worker in list(desk.busy()):
+                self.reclaim(worker)
 
     def retire(self, worker: Worker) -> None:
         """Its supervisor was replaced by one with newer code: it leaves now, or after its job."""
@@ -130,94 +108,193 @@ class Dispatch:
         if worker in desk.idle:
             desk.idle.remove(worker)
             worker.leave()
+        else:
+            self.reclaim(worker)
+            self.feed(desk)
 
-    def adopt(self, tasks: dict[str, TaskSpec], queues: Iterable[str]) -> None:
+    def adopt(self, tasks: dict[str, TaskSpec], queues: Mapping[str, QueueSpec]) -> None:
         """A newer version of the app: other tasks, perhaps other queues."""
         self.tasks = tasks
-        for name in queues:
-            self.desks.setdefault(name, QueueDesk(name))
+        for name, spec in queues.items():
+            self.desks.setdefault(name, QueueDesk(spec)).spec = spec
 
     def joined(self, worker: Worker) -> None:
         self.desks[worker.queue].workers.append(worker)
 
-    def heard(self, worker: Worker, frame: Frame) -> None:
-        match frame.kind:
-            case Kind.READY:
-                self._facts.tell(
-                    WorkerReady(worker.queue, worker.slot, worker.pid, monotonic() - worker.since)
-                )
-                self._idle(worker)
-            case Kind.REPORT:
-                self._reported(worker, frame)
-            case Kind.PROGRESS:
-                held = worker.held
-                if held is not None and held.key == (frame.job, frame.lease):
-                    said = _progress(frame.body)
-                    self._ends.save(
-                        Saved(
-                            frame.job,
-                            frame.lease,
-                            verdict.json_of(said.progress),
-                            verdict.json_of(said.checkpoint),
-                        )
-                    )
+    def recover(self, worker: Worker) -> None:
+        """It begins nothing more: what it has not begun goes to others, and costs nothing."""
+        desk = self.desks[worker.queue]
+        if worker in desk.idle:
+            desk.idle.remove(worker)
+        self.reclaim(worker)
+        self.feed(desk)
 
     def died(self, worker: Worker, died: Died) -> Verdict | None:
         """A worker is gone. What it had reported counts; otherwise its death is the end of its job."""
         worker.drain_frames()
-        worker.hang_up()
         desk = self.desks[worker.queue]
         if worker in desk.workers:
             desk.workers.remove(worker)
-        if worker in desk.idle:
-            desk.idle.remove(worker)
-        worker.become("gone")
-        held, worker.held = worker.held, None
-        if held is None:
-            return None
-        if (died.job, died.lease) != held.key and died.signal == signal.SIGKILL:
-            # The order was still in the socket: the handler never began. Only a kill from outside is not its doing.
-            self._ends.release([held.key], f"its worker ended by {died.status} before the job began")
-            return None
-        self._ends.silence([held.key])
-        if died.reason is not None and died.stopped:
-            self._facts.tell(JobStopped(*held.key, worker.queue, died.reason, died.stopped))
-        ending = verdict.of_death(died, held)
-        self._settle(worker, held, ending)
-        return ending.verdict
+        self.recover(worker)
+        worker.bury()
+        ended = None
+        while worker.orders:
+            held = worker.orders.popleft()
+            self._had(desk, worker, held)
+            if (died.job, died.lease) != held.key and died.signal == signal.SIGKILL:
+                # Its order was taken, and its handler never began. Only a kill from outside is not its doing.
+                self._ends.release([held.key], f"its worker ended by {died.status} before the job began")
+                continue
+            self._begun(held, held.began or held.since)
+            self._ends.silence([held.key])
+            if died.reason is not None and died.stopped:
+                self._facts.tell(JobStopped(*held.key, worker.queue, died.reason, died.stopped))
+            ending = verdict.of_death(died, held)
+            self._settle(desk, worker, held, ending)
+            ended = ending.verdict
+        return ended
+
+    # -- what workers say ------------------------------------------------------------------------------------------
+
+    def heard(self, worker: Worker, frames: list[Frame]) -> None:
+        desk = self.desks[worker.queue]
+        for frame in frames:
+            match frame.kind:
+                case Kind.DONE | Kind.REPORT:
+                    held = worker.ended(frame.job, frame.lease)
+                    if held is not None:  # else of a lease that this worker no longer has
+                        self._had(desk, worker, held)
+                        self._reported(desk, worker, held, frame)
+                case Kind.READY:
+                    if worker.state == "booting":
+                        took = monotonic() - worker.since
+                        self._facts.tell(WorkerReady(worker.queue, worker.slot, worker.pid, took))
+                    worker.become("ready")
+                case Kind.PROGRESS:
+                    self._progressed(worker, frame)
+        self._go_on(desk, worker)
+
+    def _go_on(self, desk: QueueDesk, worker: Worker) -> None:
+        """It has reported what it had to: more, or rest, or leave."""
+        if worker.orders:
+            if desk.buffer and desk.looks_ahead() and self._may_have_more(worker):
+                self._fill(desk, worker, len(desk.buffer))
+        elif worker.state not in ("leaving", "gone", "silent") and not worker.settling:
+            self._idle(desk, worker)
+        if desk.wanted(self._batch):
+            self._want_claim()
+
+    def _idle(self, desk: QueueDesk, worker: Worker) -> None:
+        if worker.state == "idle":
+            return
+        if not self.claiming or worker.retiring or desk.too_many():
+            worker.leave()
+            return
+        worker.become("idle")
+        desk.idle.append(worker)
+        self.feed(desk)
+
+    def _had(self, desk: QueueDesk, worker: Worker, held: Held) -> None:
+        """Its order is out of the worker's hands."""
+        desk.running -= 1
+        desk.occupied -= not worker.orders
+        self._forget(held)
+        if desk.cap != sys.maxsize:  # its end may be what another, idle worker waits for
+            asyncio.get_running_loop().call_soon(self.feed, desk)
+            self._want_claim()
+
+    def _progressed(self, worker: Worker, frame: Frame) -> None:
+        held = worker.held
+        if held is not None and held.key == (frame.job, frame.lease):
+            said = _progress(frame.body)
+            progress, checkpoint = verdict.json_of(said.progress), verdict.json_of(said.checkpoint)
+            self._ends.save(Saved(frame.job, frame.lease, progress, checkpoint))
+
+    def _reported(self, desk: QueueDesk, worker: Worker, held: Held, frame: Frame) -> None:
+        if frame.kind == Kind.DONE:
+            duration, cpu, peak, result = read_done(frame.body)
+            self._learn(desk, worker, held, duration)
+            end = verdict.success(held, duration, cpu, peak, result, worker.label, worker.version)
+            self._write(desk, worker, held, end)
+            return
+        report = _report(frame.body)
+        if report.reason is not None:
+            self._facts.tell(JobStopped(*held.key, worker.queue, report.reason, report.stopped))
+        if report.started:
+            self._learn(desk, worker, held, report.duration)
+        self._settle(desk, worker, held, verdict.of_report(report, held))
+        if report.last:
+            worker.become("leaving")
+            self.recover(worker)
+
+    def _learn(self, desk: QueueDesk, worker: Worker, held: Held, duration: float) -> None:
+        desk.learn(worker.since - (held.began or held.since))
+        self._pace.learn(held.claimed.task, duration)
+        self._begun(held, worker.since - duration)
+
+    def _settle(self, desk: QueueDesk, worker: Worker, held: Held, ending: verdict.Ending) -> None:
+        if not ending.started and ending.verdict is Verdict.INTERRUPTED and held.wish != "lease":
+            self._ends.release([held.key], "stopped before it began")
+            return
+        if ending.verdict is Verdict.THROTTLED and held.wish != "lease":
+            self._ends.throttle(worker.queue, ending.after)
+        self._write(
+            desk, worker, held, verdict.settle(held, ending, random.random(), worker.label, worker.version)
+        )
+
+    def _write(self, desk: QueueDesk, worker: Worker, held: Held, end: End | Again) -> None:
+        if held.wish == "lease":
+            return  # the database said so: not ours to write
+        if not desk.spec.batch and worker.state != "gone":
+            worker.settling = True
+            held.then = partial(self._settled, desk, worker)
+        self._ends.put(held, end)
+
+    def _settled(self, desk: QueueDesk, worker: Worker) -> None:
+        """The end is written, on a queue where nothing begins before that."""
+        worker.settling = False
+        if worker.open:
+            self._go_on(desk, worker)
 
     # -- wishes ----------------------------------------------------------------------------------------------------
 
     def cancel(self, job: int) -> bool:
         """A cancel for a job of this host: end it, running or not. False: it is not here."""
-        for desk in self.desks.values():
-            for held in desk.buffer:
-                if held.claimed.id == job:
-                    desk.buffer.remove(held)
-                    self._end_unstarted(held, "cancel")
-                    return True
-            for worker in desk.busy():
-                if worker.held is not None and worker.held.claimed.id == job:
-                    self.wish(worker, "cancel")
-                    return True
-        return False
+        held = self.held.get(job)
+        if held is None:
+            return False
+        worker = held.worker
+        if self.withdraw(held):
+            self._end_unstarted(held, "cancel")
+            if worker is not None:
+                self._go_on(self.desks[worker.queue], worker)
+        elif worker is not None:
+            self._wish(worker, held, "cancel")
+        return True
 
     def lost(self, key: tuple[int, int]) -> None:
         """The database says another host owns it: whatever runs here is stopped, nothing of it is written."""
-        for desk in self.desks.values():
-            for held in list(desk.buffer):
-                if held.key == key:
-                    desk.buffer.remove(held)
-                    self._facts.tell(LeaseLost(*held.named, running=False))
-            for worker in desk.busy():
-                if worker.held is not None and worker.held.key == key and worker.held.wish != "lease":
-                    self._facts.tell(LeaseLost(*worker.held.named, running=True))
-                    self.wish(worker, "lease")
+        held = self.held.get(key[0])
+        if held is None or held.key != key or held.wish == "lease":
+            return
+        worker = held.worker
+        if self.withdraw(held):
+            self._forget(held)
+            self._facts.tell(LeaseLost(*held.named, running=False))
+            if worker is not None:
+                self._go_on(self.desks[worker.queue], worker)
+        elif worker is not None:
+            self._facts.tell(LeaseLost(*held.named, running=True))
+            self._wish(worker, held, "lease")
 
     def wish(self, worker: Worker, reason: str) -> None:
+        """What the worker runs should stop."""
+        if worker.held is not None:
+            self._wish(worker, worker.held, reason)
+
+    def _wish(self, worker: Worker, held: Held, reason: str) -> None:
         """Latched: the first wish is told and sent once; a harder one may follow."""
-        held = worker.held
-        if held is None or held.wish == reason:
+        if held.wish == reason:
             return
         if held.wish not in ("cancel", "lease"):
             held.wish = reason
@@ -233,90 +310,4 @@ class Dispatch:
         return [w for desk in self.desks.values() for w in desk.workers]
 
     def held_keys(self) -> list[tuple[int, int]]:
-        keys = [held.key for desk in self.desks.values() for held in desk.buffer]
-        keys += [w.held.key for w in self.busy() if w.held is not None]
-        return keys
-
-    # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _idle(self, worker: Worker) -> None:
-        worker.become("idle")
-        desk = self.desks[worker.queue]
-        if not self.claiming or worker.retiring or desk.count() > desk.target:
-            worker.leave()
-            return
-        desk.idle.append(worker)
-        self._feed(desk)
-        if not desk.buffer:
-            self._want_claim()
-
-    def _feed(self, desk: QueueDesk) -> None:
-        while desk.buffer and desk.may_begin():
-            worker = desk.idle.pop()
-            if not worker.open:
-                continue
-            self._order(worker, desk.buffer.popleft())
-
-    def _order(self, worker: Worker, held: Held) -> None:
-        job = held.claimed
-        timeout = held.timeout()
-        if timeout is not None and timeout <= 0:
-            self._end_unstarted(held, "deadline")
-            self._idle(worker)
-            return
-        held.started = monotonic()
-        worker.held = held
-        worker.become("busy")
-        worker.jobs += 1
-        order = Order(
-            task=job.task,
-            args=Raw(job.args.encode()),
-            queue=job.queue,
-            attempt=job.attempt,
-            crashes=job.crashes,
-            timeout=timeout,
-            memory=job.memory if job.memory is not None else held.spec.memory,
-            checkpoint=_NULL if job.checkpoint is None else Raw(job.checkpoint.encode()),
-            meta=_NULL if job.meta is None else Raw(job.meta.encode()),
-            errors=job.errors,
-            exclusive=held.spec.exclusive,
-            stall_timeout=held.spec.stall_timeout,
-        )
-        worker.send(Kind.ORDER, job.id, job.lease, _order(order))
-        waited = job.waited + held.started - held.since
-        self._facts.tell(JobStarted(job.id, job.lease, job.queue, job.task, job.attempt, waited))
-
-    def _reported(self, worker: Worker, frame: Frame) -> None:
-        held = worker.held
-        if held is None or held.key != (frame.job, frame.lease):
-            return  # a report for a lease this worker no longer has
-        report = _report(frame.body)
-        worker.held = None
-        if report.reason is not None:
-            self._facts.tell(JobStopped(*held.key, worker.queue, report.reason, report.stopped))
-        self.desks[worker.queue].learn(report.duration)
-        self._settle(worker, held, verdict.of_report(report, held))
-        if report.last:
-            worker.become("leaving")
-        else:
-            self._idle(worker)
-
-    def _settle(self, worker: Worker, held: Held, ending: verdict.Ending) -> None:
-        desk = self.desks[worker.queue]
-        if desk.cap != sys.maxsize:  # its end may be what another, idle worker waits for
-            asyncio.get_running_loop().call_soon(self._feed, desk)
-            self._want_claim()
-        if held.wish == "lease":
-            return  # the database said so: not ours to write
-        if not ending.started and ending.verdict is Verdict.INTERRUPTED:
-            self._ends.release([held.key], "stopped before it began")
-            return
-        if ending.verdict is Verdict.THROTTLED:
-            self._ends.throttle(worker.queue, ending.after)
-        name = f"{worker.name} pid {worker.pid}"
-        self._ends.put(held, verdict.settle(held, ending, random.random(), name, worker.version))
-
-    def _end_unstarted(self, held: Held, reason: str) -> None:
-        ending = verdict.of_report(Report("stopped", 0.0, 0.0, 0, reason=reason, started=False), held)
-        held.wish = reason if reason == "cancel" else held.wish
-        self._ends.put(held, verdict.settle(held, ending, random.random(), "", ""))
+        return [held.key for held in self.held.values()]

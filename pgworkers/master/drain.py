@@ -43,7 +43,7 @@ async def drain(host: Host) -> None:
     await host.leadership.resign()
     host.dispatch.give_back_all("the host is draining")
     for worker in host.dispatch.all_workers():
-        if worker.state == "idle":
+        if worker.state in ("idle", "silent"):
             worker.leave()
     await _until_idle(host, settings.drain, host.hurry)
     if host.dispatch.busy():

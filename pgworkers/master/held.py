@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING
 
-from pgworkers.clock import monotonic
+from pgworkers.clock import boottime, monotonic
 from pgworkers.job.claim import Claimed
 from pgworkers.specs import TaskSpec
+
+if TYPE_CHECKING:
+    from pgworkers.master.crew import Worker
 
 
 @dataclass(slots=True, eq=False)
@@ -14,9 +20,15 @@ class Held:
     claimed: Claimed
     spec: TaskSpec
     since: float = field(default_factory=monotonic)
-    started: float | None = None  # when the order was sent
+    worker: Worker | None = None  # who has its order; None: it waits in the buffer
+    expected: float = inf  # seconds that it should take; unknown: for ever
+    began: float | None = (
+        None  # when its worker could begin it: the order was sent, or the job before it had ended
+    )
+    told: bool = False  # it has begun, and the fact was told
     wish: str | None = None  # why it must end: cancel, drain, lease, kill
     stalled: bool = False
+    then: Callable[[], None] | None = None  # called when its end is written
 
     @property
     def key(self) -> tuple[int, int]:
@@ -29,13 +41,15 @@ class Held:
         return job.id, job.lease, job.queue, job.task, job.attempt
 
     def timeout(self) -> float | None:
-        """Seconds this attempt may take: its own timeout, or what is left of the whole job's deadline."""
-        own = self.claimed.timeout if self.claimed.timeout is not None else self.spec.timeout
+        """Seconds this attempt may take once it has begun."""
+        return self.claimed.timeout if self.claimed.timeout is not None else self.spec.timeout
+
+    def deadline(self) -> int:
+        """When the whole job must be gone, in nanoseconds of CLOCK_BOOTTIME; 0: no such time."""
         left = self.claimed.remaining
         if left is None:
-            return own
-        left = max(0.0, left - (monotonic() - self.since))
-        return left if own is None else min(own, left)
+            return 0
+        return max(1, int((boottime() + left - (monotonic() - self.since)) * 1e9))
 
     def past_deadline(self) -> bool:
         left = self.claimed.remaining

@@ -219,7 +219,8 @@ class Supervisors:
                     self.errors[supervisor.queue] = fact.error
                 self._facts.tell(events.SupervisorFailed(supervisor.queue, fact.error, fact.traceback))
             case Forked():
-                self._forked(supervisor, fact, fds.pop())
+                self._forked(supervisor, fact, fds)
+                fds = []
             case Died():
                 gone = supervisor.workers.pop(fact.slot, None)
                 if gone is not None:
@@ -248,14 +249,16 @@ class Supervisors:
         if waiting is not None and not waiting.done():
             waiting.set_result((done, text))
 
-    def _forked(self, supervisor: Supervisor, fact: Forked, fd: int) -> None:
+    def _forked(self, supervisor: Supervisor, fact: Forked, fds: list[int]) -> None:
+        sock, reads, writes = fds
         worker = Worker(
             supervisor.queue,
             fact.slot,
             fact.pid,
             supervisor.version,
-            socket.socket(fileno=fd),
+            (socket.socket(fileno=sock), reads, writes),
             self._dispatch.heard,
+            self._dispatch.recover,
             supervisor.send,
         )
         supervisor.workers[fact.slot] = worker
@@ -299,6 +302,7 @@ class Supervisors:
             self._facts.tell(events.OrphansKilled(killed))
         for worker in supervisor.workers.values():
             worker.drain_frames()
+            self._dispatch.recover(worker)
             if (self._leaving or not was_current) and worker.held is None:
                 worker.become("leaving")  # it was told to go with its supervisor
             job, lease = worker.held.key if worker.held is not None else (0, 0)

@@ -92,6 +92,25 @@ def of_report(report: Report, held: Held | None = None) -> Ending:
     )
 
 
+def success(
+    held: Held, duration: float, cpu: float, peak_rss: int, result: bytes, worker: str, version: str
+) -> End:
+    """What to write of an attempt that went well and left nothing but its result; the writer cleans that."""
+    job = held.claimed
+    return End(
+        id=job.id,
+        lease=job.lease,
+        verdict=Verdict.SUCCEEDED,
+        duration=duration,
+        cpu=cpu,
+        peak_rss=peak_rss,
+        worker=worker,
+        version=version,
+        state=State.SUCCEEDED,
+        result=result.decode("utf-8", "replace"),
+    )
+
+
 def of_death(died: Died, held: Held | None = None) -> Ending:
     """The ending of a worker that died: the wish that killed it, else how it went."""
     if died.reason is not None:

@@ -94,7 +94,7 @@ def measure(host: Host, metrics: Metrics) -> None:
         for state in WORKER_STATES:
             metrics.set("workers", states.count(state), name, state)
         held = [worker.held for worker in desk.busy() if worker.held is not None]
-        began = [one.started for one in held if one.started is not None]
+        began = [one.began for one in held if one.began is not None]
         metrics.set("jobs_running", len(began), name)
         metrics.set("job_oldest_running_seconds", now - min(began) if began else 0, name)
         metrics.set("worker_stalled", sum(one.stalled for one in held), name)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 _HEADER = struct.Struct("<IBxxxqi")
 HEADER_SIZE = _HEADER.size
+_pack = _HEADER.pack
+_unpack_from = _HEADER.unpack_from
 #: Larger bodies are a broken stream, not a job: payload and result limits are far below.
 MAX_BODY = 256 << 20
 
@@ -29,17 +31,18 @@ class Frame(NamedTuple):
 def encode(kind: int, job: int, lease: int, body: bytes = b"") -> bytes:
     if len(body) > MAX_BODY:
         raise FrameError(f"a frame of {len(body)} bytes is larger than {MAX_BODY}; it was not sent")
-    return _HEADER.pack(len(body), kind, job, lease) + body
+    return _pack(len(body), kind, job, lease) + body
 
 
 class Reader:
     """Cuts a stream into frames, whatever pieces it arrives in."""
 
-    __slots__ = ("_buffer", "_limit")
+    __slots__ = ("_buffer", "_limit", "_need")
 
     def __init__(self, limit: int = MAX_BODY) -> None:
         self._buffer = bytearray()
         self._limit = limit
+        self._need = 0  # bytes of the frame that is being received
 
     @property
     def waiting(self) -> int:
@@ -48,21 +51,27 @@ class Reader:
 
     def feed(self, data: bytes) -> list[Frame]:
         """All frames that are complete now."""
-        self._buffer += data
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._need:
+                return []
+            data = bytes(self._buffer)
+            self._buffer.clear()
         frames: list[Frame] = []
-        at = 0
-        have = len(self._buffer)
+        at = self._need = 0
+        have = len(data)
         while have - at >= HEADER_SIZE:
-            length, kind, job, lease = _HEADER.unpack_from(self._buffer, at)
+            length, kind, job, lease = _unpack_from(data, at)
             if length > self._limit:
                 raise FrameError(
                     f"a frame claims {length} bytes, the limit is {self._limit}; the stream is broken"
                 )
-            if have - at < HEADER_SIZE + length:
+            begin = at + HEADER_SIZE
+            if have - begin < length:
+                self._need = HEADER_SIZE + length
                 break
-            body = bytes(memoryview(self._buffer)[at + HEADER_SIZE : at + HEADER_SIZE + length])
-            frames.append(Frame(kind, job, lease, body))
-            at += HEADER_SIZE + length
-        if at:
-            del self._buffer[:at]
+            at = begin + length
+            frames.append(Frame(kind, job, lease, data[begin:at]))
+        if at < have:
+            self._buffer += data[at:] if at else data
         return frames

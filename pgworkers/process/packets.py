@@ -1,7 +1,7 @@
 """Packets with descriptors over a SOCK_SEQPACKET socket that never blocks.
 
 The sender keeps what the other side does not take yet: a stopped reader costs memory, never time. One
-packet is one message; a descriptor travels with it and is closed here once it is sent.
+packet is one message; descriptors travel with it and are closed here once they are sent.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import errno
 import os
 import socket
 from collections import deque
+from collections.abc import Sequence
 
 #: The largest packet. Below the kernel's default socket buffer (208 KiB), so that one always fits.
 MAX_PACKET = 128 << 10
+MOST_DESCRIPTORS = 4  #: that travel with one packet
 
 
 class Packets:
@@ -21,7 +23,7 @@ class Packets:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
-        self._queue: deque[tuple[bytes, int | None]] = deque()
+        self._queue: deque[tuple[bytes, Sequence[int]]] = deque()
         self.broken = False
 
     @property
@@ -32,22 +34,22 @@ class Packets:
     @property
     def descriptors(self) -> list[int]:
         """Descriptors that wait to be sent: a forked child must close them."""
-        return [fd for _, fd in self._queue if fd is not None]
+        return [fd for _, fds in self._queue for fd in fds]
 
-    def send(self, data: bytes, fd: int | None = None) -> None:
-        """Queue a packet and send what can be sent. `fd` is ours from now on."""
+    def send(self, data: bytes, *fds: int) -> None:
+        """Queue a packet and send what can be sent. The descriptors are ours from now on."""
         if len(data) > MAX_PACKET:
             raise ValueError(f"a packet of {len(data)} bytes is larger than {MAX_PACKET}")
-        self._queue.append((data, fd))
+        self._queue.append((data, fds))
         if self.broken:
             self.drop()
         self.flush()
 
     def flush(self) -> None:
         while self._queue and not self.broken:
-            data, fd = self._queue[0]
+            data, fds = self._queue[0]
             try:
-                socket.send_fds(self.sock, [data], [] if fd is None else [fd], socket.MSG_NOSIGNAL)
+                socket.send_fds(self.sock, [data], fds, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
             except OSError as error:
@@ -59,7 +61,7 @@ class Packets:
                 self.drop()
                 return
             self._queue.popleft()
-            if fd is not None:
+            for fd in fds:
                 os.close(fd)
 
     def drop(self) -> None:
@@ -73,7 +75,7 @@ class Packets:
         packets: list[tuple[bytes, list[int]]] = []
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(self.sock, MAX_PACKET, 1)
+                data, fds, _, _ = socket.recv_fds(self.sock, MAX_PACKET, MOST_DESCRIPTORS)
             except BlockingIOError:
                 return packets
             except ConnectionError:

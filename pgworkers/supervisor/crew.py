@@ -14,13 +14,13 @@ from pgworkers.settings import Settings
 from pgworkers.supervisor import climb, fork, reap
 from pgworkers.supervisor.capture import Screen
 from pgworkers.supervisor.member import Worker
-from pgworkers.supervisor.messages import Died, Fact, Forked, Resting
+from pgworkers.supervisor.messages import Died, Forked, Resting
 
 _STEP = 0.005
 
 
 class Crew:
-    def __init__(self, nursery: fork.Nursery, wanted: int, tell: Callable[[Fact, int | None], None]) -> None:
+    def __init__(self, nursery: fork.Nursery, wanted: int, tell: Callable[..., None]) -> None:
         self._nursery = nursery
         self._settings: Settings = nursery.settings
         self._tell = tell
@@ -75,7 +75,7 @@ class Crew:
                 waiting.append(death)
                 continue
             death.fact.swept, self._swept = self._swept, 0
-            self._tell(death.fact, None)
+            self._tell(death.fact)
         self._deaths = waiting
 
     def replenish(self, now: float, not_theirs: Callable[[], list[int]]) -> None:
@@ -89,18 +89,18 @@ class Crew:
             siblings = [fd for worker in self for fd in worker.capture.descriptors]
             hidden = [*not_theirs(), *siblings, *self._screen.descriptors]
             try:
-                worker, fd = fork.make(self._nursery, index, self._board[index], hidden)
+                worker, fds = fork.make(self._nursery, index, self._board[index], hidden)
             except OSError:  # no memory, no process, no descriptor left: nor will there be in a moment
                 self._rest(now, False)
                 return
             self._workers[index] = worker
-            self._tell(Forked(index, worker.pid), fd)
+            self._tell(Forked(index, worker.pid), *fds)
 
     def _rest(self, now: float, was_ready: bool) -> None:
         pause = self._budget.died(now, was_ready)
         self._next_start = max(self._next_start, now + pause)
         if not was_ready:
-            self._tell(Resting(round(pause, 3), self._budget.deaths), None)
+            self._tell(Resting(round(pause, 3), self._budget.deaths))
 
     def note_ready(self) -> None:
         for worker in self:
@@ -122,7 +122,7 @@ class Crew:
             worker.capture.echo(self._screen, everything=True)
             stalled = climb.feel(worker, self._settings, now)
             if stalled is not None:
-                self._tell(stalled, None)
+                self._tell(stalled)
 
     def end(self, why: str, seconds: float) -> bool:
         """Kill every group, then everything that is still our child. True: nothing is left."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from pgworkers.app import App
-from pgworkers.process import faults, prctl, signals
+from pgworkers.process import faults, prctl, signals, tickets
 from pgworkers.process.scoreboard import Slot, State
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
@@ -36,8 +36,10 @@ class ForkRefused(RuntimeError):
     """This process has threads: a forked copy of it could hang on a lock that nobody will ever release."""
 
 
-def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) -> tuple[Worker, int]:
-    """Fork a worker. Returns it and the master's end of its socket, which the caller sends away.
+def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) -> tuple[Worker, list[int]]:
+    """Fork a worker. Returns it and what is the master's: its end of the socket, both ends of the ticket pipe.
+
+    The caller sends them away, so that nobody but the master can write a ticket.
 
     `not_theirs` are our descriptors that the child must not have: our control socket, the files of its
     siblings.
@@ -46,6 +48,7 @@ def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) ->
     if threads:
         raise ForkRefused(f"no worker was forked: this process has threads ({', '.join(threads)})")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    reads = writes = -1
     capture = Capture(f"{nursery.queue.name}-{index}"[:200], nursery.settings.output_limit)
     slot.clear()
     slot.state = State.BOOTING
@@ -53,13 +56,17 @@ def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) ->
     sys.stdout and sys.stdout.flush()
     sys.stderr and sys.stderr.flush()
     try:
+        reads, writes = tickets.make()
         with signals.all_blocked():  # until the child has handlers of its own
             pid = os.fork()
             if pid == 0:
-                _child(nursery, index, slot, capture, theirs, parent, [*not_theirs, ours.fileno()])
+                not_ours = [*not_theirs, ours.fileno(), writes]
+                _child(nursery, index, slot, capture, theirs, reads, parent, not_ours)
     except OSError:
         ours.close()
         theirs.close()
+        for fd in {reads, writes} - {-1}:
+            os.close(fd)
         capture.close()
         slot.clear()
         raise
@@ -68,7 +75,7 @@ def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) ->
         os.setpgid(pid, pid)  # the child does it too: whoever comes first
     except OSError:
         pass  # it has done so, or is dead
-    return Worker(index, pid, slot, capture), ours.detach()
+    return Worker(index, pid, slot, capture), [ours.detach(), reads, writes]
 
 
 def _child(
@@ -77,6 +84,7 @@ def _child(
     slot: Slot,
     capture: Capture,
     sock: socket.socket,
+    reads: int,
     parent: int,
     not_ours: list[int],
 ) -> NoReturn:
@@ -97,6 +105,7 @@ def _child(
             index=index,
             slot=slot,
             sock=sock,
+            tickets=reads,
             output=capture.output,
             dump=capture.dump,
             parent=parent,

@@ -89,14 +89,14 @@ class Supervisor:
             climb.check_limits(worker, self._settings, now, self._fence)
             climb.step(worker, now)
             for fact in climb.finish_dumps(worker, now) if worker.dumps else ():
-                self._tell(fact, None)
+                self._tell(fact)
         self._crew.note_ready()
         self._crew.echo()
         if now >= self._next_second:
             self._next_second = now + 1.0
             self._crew.each_second(now)
             if not self._control.waiting:  # a master that does not read gets no more to read
-                self._tell(Alive(), None)
+                self._tell(Alive())
         self._crew.replenish(now, self._descriptors)
         self._show()
         self._control.flush()
@@ -135,22 +135,22 @@ class Supervisor:
                 gone = Stack(slot, token, "there is no worker in this slot")
                 answer = climb.begin_dump(worker, command, now) if worker is not None else gone
                 if answer is not None:
-                    self._tell(answer, None)
+                    self._tell(answer)
             case Suspend(slot=slot):
-                self._tell(suspend.obey(self._crew.get(slot), command, now), None)
+                self._tell(suspend.obey(self._crew.get(slot), command, now))
             case Fence(until=until):
                 self._fence = until
             case Exit() | Boot():
                 self._leaving = True
 
-    def _tell(self, fact: Fact, fd: int | None) -> None:
+    def _tell(self, fact: Fact, *fds: int) -> None:
         data = msgspec.json.encode(fact)
         if len(data) > MAX_PACKET and isinstance(fact, Died):
             # escapes made the texts too long for one packet
             keep = MAX_PACKET // 16
             fact.stack, fact.output = (fact.stack or "")[:keep], (fact.output or "")[-keep:]
             data = msgspec.json.encode(fact)
-        self._control.send(data, fd)
+        self._control.send(data, *fds)
 
     def _descriptors(self) -> list[int]:
         """Ours, not to be inherited."""

@@ -72,14 +72,17 @@ class Attempt:
         self.ctx: Ctx | None = None
         self._backends: Backends | None = None
         self._started = False
+        self._too_late = False  # the deadline of the whole job passed while the order waited
 
     def prepare(self, meter: Meter) -> None:
         """The slot says whose job this is from here on; a death is now this job's."""
         order, now = self._order, scoreboard.now()
         memory = order.memory or self._birth.queue.memory or 0
-        deadline = (
-            now + int(min(max(0.0, order.timeout), MAX_SECONDS) * 1e9) if order.timeout is not None else 0
-        )
+        deadline = order.deadline
+        if order.timeout is not None:
+            own = now + int(min(max(0.0, order.timeout), MAX_SECONDS) * 1e9)
+            deadline = min(deadline, own) if deadline else own
+        self._too_late = 0 < order.deadline <= now
         cpu = int(meter.begin() * 1e6)
         self._slot.exclusive = int(order.exclusive)
         self._slot.stall = int((order.stall_timeout or 0.0) * 1e9)
@@ -111,7 +114,7 @@ class Attempt:
 
     def run(self, window: Window, loop: Loop) -> None:
         """The handler, unless somebody wants it stopped before it began."""
-        if self._slot.wished(self.job, self.lease):
+        if self._too_late or self._slot.wished(self.job, self.lease):
             return
         self._started = True
         self._ending = window.run(self.job, self.lease, lambda: self._call(loop))
@@ -163,6 +166,8 @@ class Attempt:
         if report.outcome == "stopped" and wished:
             report.reason = Reason(wished).word
             report.rungs = self._rungs()
+        elif self._too_late:
+            report.reason = Reason.DEADLINE.word
         _flush_streams()
         if report.outcome != "done":
             report.output = self._output()
@@ -202,8 +207,11 @@ class Attempt:
         if report.outcome == "stopped" and self._slot.asked:
             report.stopped = round(max(0.0, (scoreboard.now() - self._slot.asked) / 1e9), 6)
         if self.ctx is not None:
-            report.progress = Raw(self.ctx.take_progress() or b"null")
-            report.checkpoint = Raw(self.ctx.take_checkpoint() or b"null")
+            progress, checkpoint = self.ctx.take_progress(), self.ctx.take_checkpoint()
+            if progress is not None:
+                report.progress = Raw(progress)
+            if checkpoint is not None:
+                report.checkpoint = Raw(checkpoint)
 
     def forget(self) -> None:
         """Let go of what the handler left: an exception holds every frame it went through, and all they had."""

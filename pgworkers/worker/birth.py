@@ -29,6 +29,7 @@ class Birth:
     index: int
     slot: Slot
     sock: socket.socket
+    tickets: int  # reading end of the pipe that says which order may begin
     output: int  # descriptor of the capture file
     dump: int  # descriptor that stacks are written to
     parent: int

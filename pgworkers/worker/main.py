@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from pgworkers.observe import records
-from pgworkers.process import faults, frames, measure, scoreboard
+from pgworkers.process import faults, frames, measure, scoreboard, tickets
 from pgworkers.process.frames import Frame
 from pgworkers.process.measure import Meter
 from pgworkers.process.scoreboard import State
@@ -23,8 +23,9 @@ from pgworkers.worker import outcome
 from pgworkers.worker.attempt import Attempt
 from pgworkers.worker.birth import Birth, settle
 from pgworkers.worker.heartbeat import Heartbeat
+from pgworkers.worker.inbox import Inbox
 from pgworkers.worker.loop import Loop
-from pgworkers.worker.messages import Kind, Order, Report
+from pgworkers.worker.messages import NULL, Kind, Order, Report, done
 from pgworkers.worker.outbox import Outbox
 from pgworkers.worker.tidy import Tidy
 from pgworkers.worker.window import Window
@@ -53,6 +54,7 @@ class Worker:
         self._birth = birth
         self._slot = birth.slot
         self._outbox = Outbox(birth.sock)
+        self._inbox = Inbox(birth.sock, birth.tickets)
         self._loop = Loop()
         self._window = Window(birth.slot, self._loop, birth.dump)
         self._heartbeat = Heartbeat(birth, self._outbox)
@@ -72,15 +74,18 @@ class Worker:
         _flush()
 
     def serve(self) -> None:
-        """Orders until the master closes the socket or this worker has done enough."""
-        reader = frames.Reader()
+        """Orders until the master closes the pipe of tickets or this worker has done enough."""
         self._slot.state = State.IDLE
+        ready = frames.encode(Kind.READY, 0, 0)
         try:
-            self._outbox.send(frames.encode(Kind.READY, 0, 0))
-            while data := self._birth.sock.recv(1 << 16):
-                for frame in reader.feed(data):
-                    if self._obey(frame):
-                        return
+            self._outbox.send(ready)
+            while (key := self._inbox.ticket()) is not None:
+                if key == tickets.CALL:
+                    self._outbox.send(ready)
+                    continue
+                frame = self._inbox.order(key)
+                if frame is None or self._obey(frame):
+                    return
         except OSError:
             return  # the master has closed its end
 
@@ -107,7 +112,7 @@ class Worker:
         with self._outbox.lock:
             self._heartbeat.ctx = None
         attempt.finish(report, self._meter)
-        self._outbox.send(frames.encode(Kind.REPORT, frame.job, frame.lease, _encode(report)))
+        self._send(frame, report)
         faults.point("after_report")
         self._slot.end()
         return report.last
@@ -116,6 +121,15 @@ class Worker:
         """The job whose handler runs now, for the records it logs."""
         ctx = self._heartbeat.ctx
         return None if ctx is None else (ctx.job_id, ctx.task, ctx.queue, ctx.attempt)
+
+    def _send(self, frame: Frame, report: Report) -> None:
+        """In the short form, if it says it all."""
+        plain = report.outcome == "done" and not report.last and report.progress is NULL
+        if plain and report.checkpoint is NULL:
+            body = done(report.duration, report.cpu, report.peak_rss, bytes(report.result))
+            self._outbox.send(frames.encode(Kind.DONE, frame.job, frame.lease, body))
+        else:
+            self._outbox.send(frames.encode(Kind.REPORT, frame.job, frame.lease, _encode(report)))
 
     def _refuse(self, frame: Frame, error: Exception) -> None:
         """A job that cannot even be read is the job's fault, not this process's."""
@@ -155,6 +169,7 @@ class Worker:
     def _in_forked_child(self) -> None:
         """A process that a handler forks is not a worker: it neither reports nor keeps our socket open."""
         self._outbox.forget()
+        self._inbox.forget()
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         faulthandler.unregister(signal.SIGUSR2)
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)

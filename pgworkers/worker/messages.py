@@ -1,11 +1,12 @@
 """What the master and a worker say to each other over their socketpair.
 
-Frames are a fixed binary header (`process/frames.py`) and a JSON body. Argument, result and checkpoint
-texts pass through unparsed as `msgspec.Raw`: the master never looks inside them.
+Frames are a fixed binary header (`process/frames.py`) and a body: JSON, but for the commonest report. Argument, result
+and checkpoint texts pass through unparsed as `msgspec.Raw`: the master never looks inside them.
 """
 
 from __future__ import annotations
 
+import struct
 from enum import IntEnum
 
 import msgspec
@@ -21,6 +22,7 @@ class Kind(IntEnum):
     READY = 2  #: worker -> master: hooks have run, orders may come (job and lease are 0, empty body)
     REPORT = 3  #: worker -> master: how it ended
     PROGRESS = 4  #: worker -> master, from the heartbeat thread
+    DONE = 5  #: worker -> master: it ended well and there is nothing more to say (`done`)
 
 
 class Order(msgspec.Struct, array_like=True):
@@ -31,13 +33,14 @@ class Order(msgspec.Struct, array_like=True):
     queue: str
     attempt: int  # the first is 1
     crashes: int
-    timeout: float | None  # seconds from now until the deadline
+    timeout: float | None  # seconds from its begin until the deadline of the attempt
     memory: int | None
     checkpoint: Raw  # JSON text, `null` when there is none
     meta: Raw  # likewise
     errors: list[str]
     exclusive: bool = False
     stall_timeout: float | None = None
+    deadline: int = 0  # of the whole job, nanoseconds of CLOCK_BOOTTIME; 0: none
 
 
 class Progress(msgspec.Struct, array_like=True):
@@ -66,3 +69,17 @@ class Report(msgspec.Struct, array_like=True):
     started: bool = True  # False: stopped before the handler began
     last: bool = False  # the worker leaves after this job (max_jobs, max_rss)
     stopped: float = 0.0  # stopped: seconds from the wish to the end
+
+
+_DONE = struct.Struct("<ddq")
+
+
+def done(duration: float, cpu: float, peak_rss: int, result: bytes) -> bytes:
+    """The body of a DONE frame."""
+    return _DONE.pack(duration, cpu, peak_rss) + result
+
+
+def read_done(body: bytes) -> tuple[float, float, int, bytes]:
+    """Duration and CPU seconds, peak RSS in bytes, the result as JSON text."""
+    duration, cpu, peak_rss = _DONE.unpack_from(body)
+    return duration, cpu, peak_rss, body[_DONE.size :]

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pgworkers.process import frames, tree
+from pgworkers.process import frames, tickets, tree
 from pgworkers.process.packets import Packets
 from pgworkers.process.titles import ROOM
 from pgworkers.settings import Settings
@@ -36,7 +36,7 @@ from pgworkers.supervisor.messages import (
     Stalled,
     Stop,
 )
-from pgworkers.worker.messages import Kind, Order, Progress, Report
+from pgworkers.worker.messages import Kind, Order, Progress, Report, read_done
 
 T = TypeVar("T")
 STEP = 0.005
@@ -68,12 +68,22 @@ def is_alive(pid: int) -> bool:
     return found is not None and found.state not in "ZX"
 
 
+def as_report(frame: frames.Frame) -> frames.Frame:
+    """A report, whichever of its two forms it has."""
+    if frame.kind != Kind.DONE:
+        return frame
+    duration, cpu, peak, result = read_done(frame.body)
+    report = Report("done", duration, cpu, peak, result=msgspec.Raw(result))
+    return frame._replace(kind=Kind.REPORT, body=msgspec.json.encode(report))
+
+
 class Crewman:
     """One worker as the master sees it: its pid and its socket."""
 
-    def __init__(self, slot: int, pid: int, fd: int) -> None:
+    def __init__(self, slot: int, pid: int, channel: list[int]) -> None:
         self.slot = slot
         self.pid = pid
+        fd, self.reads, self.writes = channel
         self.sock = socket.socket(fileno=fd)
         self.sock.setblocking(False)
         self._reader = frames.Reader()
@@ -91,7 +101,7 @@ class Crewman:
             if not data:
                 self.closed = True
                 return
-            self._frames += self._reader.feed(data)
+            self._frames += map(as_report, self._reader.feed(data))
 
     def take(self, kind: Kind, job: int = 0) -> frames.Frame | None:
         self.pump()
@@ -129,8 +139,12 @@ class Crewman:
             )
         )
         self.sock.setblocking(True)
+        if len(body) > 100_000:  # more than a socket takes: the worker reads it when it has the ticket
+            tickets.write(self.writes, [(job, lease)])
         self.sock.sendall(frames.encode(Kind.ORDER, job, lease, body))
         self.sock.setblocking(False)
+        if len(body) <= 100_000:
+            tickets.write(self.writes, [(job, lease)])
 
     def report(self, job: int) -> Report:
         frame = until(f"the report of job {job}", lambda: self.take(Kind.REPORT, job))
@@ -139,6 +153,14 @@ class Crewman:
     def progress(self, job: int) -> Progress:
         frame = until(f"progress of job {job}", lambda: self.take(Kind.PROGRESS, job))
         return msgspec.json.decode(frame.body, type=Progress)
+
+    def close(self) -> None:
+        """The whole channel: an idle worker leaves."""
+        self.sock.close()
+        for fd in (self.reads, self.writes):
+            if fd >= 0:
+                os.close(fd)
+        self.reads = self.writes = -1
 
     def run(self, job: int, task: str, **how: Any) -> Report:
         self.order(job, task, **how)
@@ -211,7 +233,7 @@ class Play:
         for data, fds in packets:
             fact: Fact = msgspec.json.decode(data, type=Fact)
             if isinstance(fact, Forked):
-                self.crew[fact.slot] = Crewman(fact.slot, fact.pid, fds[0])
+                self.crew[fact.slot] = Crewman(fact.slot, fact.pid, fds)
                 self.everyone.append(self.crew[fact.slot])
             self.facts.append(fact)
 
@@ -260,7 +282,7 @@ class Play:
             until("the supervisor's end", lambda: (self.pump(), self.process.poll() is not None)[1])
         self.control.sock.close()
         for crewman in self.everyone:
-            crewman.sock.close()
+            crewman.close()
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()

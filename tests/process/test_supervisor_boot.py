@@ -170,7 +170,7 @@ def test_hooks_run_in_the_worker_and_async_ones_on_its_loop(tmp_path: Path) -> N
         for job in (1, 2):
             told = msgspec.json.decode(bytes(worker.run(job, "state").result))
             assert told == [worker.pid, False, True]
-        worker.sock.close()
+        worker.close()
         died = play.fact(Died)
         assert (died.status, died.job) == ("exit 0", 0)
         assert (tmp_path / "bye").read_text() == str(worker.pid)
@@ -184,7 +184,7 @@ def test_a_stop_hook_that_hangs_is_ended(tmp_path: Path) -> None:
     """
     with Play(tmp_path, source) as play:
         worker = play.worker()
-        worker.sock.close()
+        worker.close()
         assert play.fact(Died).status == "SIGKILL"
         play.worker(other_than=worker.pid)
 

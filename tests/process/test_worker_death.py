@@ -247,7 +247,7 @@ def test_a_worker_whose_master_is_gone_ends_itself(tmp_path: Path) -> None:
         worker = play.worker()
         worker.order(1, "hang", label="x")
         until("the start", (tmp_path / "started").exists)
-        worker.sock.close()
+        worker.close()
         died = play.fact(Died)
         assert (died.job, died.status, died.reason) == (1, "SIGKILL", None)
 
@@ -288,7 +288,7 @@ def test_scaling_up_forks_and_scaling_down_forks_no_replacements(tmp_path: Path)
         crew = [play.worker(slot) for slot in range(3)]
         play.send(Scale(1))
         for worker in crew[1:]:
-            worker.sock.close()
+            worker.close()
         assert {play.fact(Died).slot, play.fact(Died).slot} == {1, 2}
         os.kill(crew[0].pid, signal.SIGKILL)
         play.fact(Died)

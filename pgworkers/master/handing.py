@@ -1,0 +1,214 @@
+"""Handing jobs to workers, and taking back what has not begun.
+
+Whoever is taken back was not begun: the kernel says so, not the worker (process/tickets). It goes to the front of its
+queue's buffer, and costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from pgworkers.clock import monotonic
+from pgworkers.events import Facts, JobStarted
+from pgworkers.master import orders, verdict
+from pgworkers.master.crew import Worker
+from pgworkers.master.desk import AHEAD, PATIENCE, QueueDesk
+from pgworkers.master.ends import Ends
+from pgworkers.master.held import Held
+from pgworkers.master.lookout import Seen, Step, due
+from pgworkers.master.pace import Pace, fits, room
+from pgworkers.specs import QueueSpec
+from pgworkers.worker.messages import Report
+
+#: How often workers are looked at that have not reported for a while.
+LOOK_EVERY = 0.005
+
+
+class Handing:
+    def __init__(self, facts: Facts, queues: Mapping[str, QueueSpec], ends: Ends) -> None:
+        self.desks = {name: QueueDesk(spec) for name, spec in queues.items()}
+        self.held: dict[int, Held] = {}  # every job of this host that has no end yet
+        self.claiming = True
+        self._watching = False
+        self._looking = False
+        self._pace = Pace()
+        self._facts = facts
+        self._ends = ends
+
+    # -- giving ------------------------------------------------------------------------------------------------------
+
+    def feed(self, desk: QueueDesk) -> None:
+        """Share the buffer out among the workers that can have more, the idle ones first."""
+        if not desk.buffer:
+            return
+        able = [desk.idle.pop() for _ in range(desk.may_begin())]
+        if len(desk.buffer) > len(able) and desk.looks_ahead():
+            able += [worker for worker in desk.busy() if self._may_have_more(worker)]
+        for number, worker in enumerate(able):
+            if worker.open:
+                self._fill(desk, worker, -(-len(desk.buffer) // (len(able) - number)))
+                if worker.open and not worker.orders:
+                    desk.idle.append(worker)
+
+    def _may_have_more(self, worker: Worker) -> bool:
+        fit = worker.state == "busy" and worker.open and not worker.retiring and not worker.behind
+        return fit and room(worker.load, len(worker.orders))
+
+    def _fill(self, desk: QueueDesk, worker: Worker, most: int) -> None:
+        """Send at most so many orders, in one piece."""
+        given: list[Held] = []
+        data: list[bytes] = []
+        load, count = worker.load if worker.orders else 0.0, len(worker.orders)
+        deep = desk.looks_ahead()
+        while desk.buffer and len(given) < most:
+            held = desk.buffer[0]
+            held.expected = self._pace.of(held.claimed.task)
+            if count and not (deep and not held.spec.exclusive and fits(load, count, held.expected)):
+                break
+            desk.buffer.popleft()
+            if held.past_deadline():
+                self._end_unstarted(held, "deadline")
+                continue
+            given.append(held)
+            data.append(orders.frame(held))
+            load += held.expected
+            count += 1
+        if given:
+            self._give(desk, worker, given, partial(worker.give, given, b"".join(data)))
+
+    def _give(self, desk: QueueDesk, worker: Worker, given: list[Held], how: Callable[[], bool]) -> None:
+        was_free = not worker.orders
+        if not how():
+            desk.buffer.extendleft(reversed(given))
+            return
+        desk.running += len(given)
+        if was_free:
+            desk.occupied += 1
+            worker.state = "busy"
+        self._look_soon()
+
+    # -- taking back -------------------------------------------------------------------------------------------------
+
+    def reclaim(self, worker: Worker) -> None:
+        """Everything that this worker has not begun goes to the front of the buffer."""
+        desk = self.desks[worker.queue]
+        kept = []
+        for held in self._take_back(desk, worker):
+            if held.wish is not None:
+                self._end_wished(held)
+            else:
+                kept.append(held)
+        desk.buffer.extendleft(reversed(kept))
+        if kept and not self.claiming:
+            self._release_buffer(desk, "the host is draining")
+        self._watch_buffers()
+
+    def withdraw(self, held: Held) -> bool:
+        """Take one job away from where it waits; the others stay where they are. False: it has begun."""
+        desk, worker = self.desks[held.claimed.queue], held.worker
+        if worker is None:
+            desk.buffer.remove(held)
+            return True
+        back = self._take_back(desk, worker)
+        others = [one for one in back if one is not held]
+        if others:
+            self._give(desk, worker, others, partial(worker.give_again, others))
+        return len(others) < len(back)
+
+    def _take_back(self, desk: QueueDesk, worker: Worker) -> list[Held]:
+        back = worker.take_back()
+        desk.running -= len(back)
+        if back and not worker.orders:
+            desk.occupied -= 1
+        return back
+
+    def _watch_buffers(self) -> None:
+        if not self._watching and any(desk.buffer for desk in self.desks.values()):
+            self._watching = True
+            asyncio.get_running_loop().call_later(PATIENCE, self._give_back_waiting)
+
+    def _give_back_waiting(self) -> None:
+        """Release buffered jobs that no worker took in time; another host may have an idle one."""
+        self._watching = False
+        now = monotonic()
+        for desk in self.desks.values():
+            if desk.buffer and now - desk.buffer[0].since > PATIENCE:
+                self._release_buffer(desk, "no worker was free for them")
+                desk.typical = max(desk.typical or 0.0, AHEAD * 2)  # it was not short after all
+        self._watch_buffers()
+
+    def _release_buffer(self, desk: QueueDesk, why: str) -> None:
+        if desk.buffer:
+            for held in desk.buffer:
+                self._forget(held)
+            self._ends.release([held.key for held in desk.buffer], why)
+            desk.buffer.clear()
+
+    # -- looking after what has not reported -------------------------------------------------------------------------
+
+    def _look_soon(self) -> None:
+        if not self._looking:
+            self._looking = True
+            asyncio.get_running_loop().call_later(LOOK_EVERY, self._look)
+
+    def _look(self) -> None:
+        """Which jobs have begun, who waits behind a long one, who does not even take what it was given?"""
+        self._looking = False
+        now = monotonic()
+        for desk in self.desks.values():
+            if desk.occupied:
+                for worker in desk.workers:
+                    if worker.orders and not (worker.orders[0].told and len(worker.orders) == 1):
+                        self._look_at(desk, worker, now)
+                        self._look_soon()
+
+    def _look_at(self, desk: QueueDesk, worker: Worker, now: float) -> None:
+        head = worker.orders[0]
+        ran = now - worker.since
+        if ran < LOOK_EVERY:
+            return
+        unbegun = worker.unbegun()
+        if unbegun < len(worker.orders):
+            self._begun(head, worker.since)
+        match due(Seen(ran, head.expected, len(worker.orders), unbegun, bool(desk.idle))):
+            case Step.TAKE_BACK:
+                self.reclaim(worker)
+                self.feed(desk)
+            case Step.CALL:
+                self.reclaim(worker)
+                if not worker.orders:
+                    worker.call()
+                self.feed(desk)
+
+    # -- what becomes of a job ---------------------------------------------------------------------------------------
+
+    def _begun(self, held: Held, at: float) -> None:
+        """Tell, once, that its handler has the process."""
+        if not held.told:
+            held.told = True
+            job = held.claimed
+            waited = job.waited + max(0.0, at - held.since)
+            self._facts.tell(JobStarted(job.id, job.lease, job.queue, job.task, job.attempt, waited))
+
+    def _end_unstarted(self, held: Held, reason: str) -> None:
+        self._forget(held)
+        ending = verdict.of_report(Report("stopped", 0.0, 0.0, 0, reason=reason, started=False), held)
+        held.wish = reason if reason == "cancel" else held.wish
+        self._ends.put(held, verdict.settle(held, ending, random.random(), "", ""))
+
+    def _end_wished(self, held: Held) -> None:
+        """Somebody wanted it stopped, and it had not begun."""
+        if held.wish == "cancel":
+            self._end_unstarted(held, "cancel")
+            return
+        self._forget(held)
+        if held.wish != "lease":  # else not ours to write
+            self._ends.release([held.key], "stopped before it began")
+
+    def _forget(self, held: Held) -> None:
+        """It is no longer this host's, or its end is on its way."""
+        if self.held.get(held.claimed.id) is held:
+            del self.held[held.claimed.id]

@@ -1,0 +1,74 @@
+"""Tickets: who may begin an order, in a pipe with two readers.
+
+The master sends orders ahead of time into a worker's socket, and one ticket for each into a pipe of its own. The worker
+reads one ticket before it begins the order that it names; the master holds the same pipe's reading end and takes orders
+back by reading their tickets itself. The kernel gives each ticket to exactly one of them, so what the master has read
+was not begun and never will be, without a word to the worker: it may hold the GIL, be stopped, or be dead.
+
+A ticket has a fixed size that divides PIPE_BUF, and is written whole, so no reader ever sees half of one. The pipe never
+blocks its readers and writers (O_NONBLOCK belongs to the open file that they share); the worker polls when it is empty.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import struct
+import termios
+from collections.abc import Iterable
+
+_TICKET = struct.Struct("<qq")
+SIZE = _TICKET.size
+#: So many fit into any pipe: one page, when the user has very many pipes.
+MOST = 4096 // SIZE
+
+Key = tuple[int, int]  # job and lease
+#: No order: whoever reads it says READY again.
+CALL: Key = (0, 0)
+
+_pack = _TICKET.pack
+_unpack = _TICKET.unpack
+
+
+def make() -> tuple[int, int]:
+    """A pipe: (reading end, writing end)."""
+    return os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+
+def write(fd: int, keys: Iterable[Key]) -> None:
+    """All of them or none (OSError)."""
+    os.write(fd, b"".join([_pack(job, lease) for job, lease in keys]))
+
+
+def wait(fd: int) -> tuple[Key | None, bool]:
+    """The next ticket, however long it takes, None when nobody can write one any more; and: had it to be waited for?"""
+    waited = False
+    while True:
+        try:
+            data = os.read(fd, SIZE)
+        except BlockingIOError:
+            waited = True
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            poll.poll()
+            continue  # somebody else may have been faster
+        return (_unpack(data) if data else None), waited
+
+
+def take_all(fd: int) -> list[Key]:
+    """All tickets that nobody has taken yet, in their order; they are ours now."""
+    found: list[Key] = []
+    while True:
+        try:
+            data = os.read(fd, SIZE * MOST)
+        except BlockingIOError:
+            return found
+        found += _TICKET.iter_unpack(data)
+        if len(data) < SIZE * MOST:
+            return found
+
+
+def left(fd: int) -> int:
+    """How many nobody has taken yet."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"), "little") // SIZE

@@ -1,0 +1,48 @@
+"""What the master wants next: a ticket first, then the order that it names.
+
+Orders wait in the socket while this worker has another job. Those whose tickets the master took back are passed over:
+tickets come in the order of their orders.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+
+from pgworkers.process import tickets
+from pgworkers.process.frames import Frame, Reader
+from pgworkers.process.tickets import Key
+
+_CHUNK = 1 << 16
+
+
+class Inbox:
+    def __init__(self, sock: socket.socket, pipe: int) -> None:
+        self._sock = sock
+        self._pipe = pipe
+        self._reader = Reader()
+        self._frames: deque[Frame] = deque()
+        self.waited = False  # was this worker idle before the last ticket?
+
+    def ticket(self) -> Key | None:
+        """The next ticket, ours alone from now on; None: the master wants us to leave."""
+        key, self.waited = tickets.wait(self._pipe)
+        return key
+
+    def order(self, key: Key) -> Frame | None:
+        """The order of a ticket; None: the master closed the socket first."""
+        job, lease = key
+        while True:
+            while self._frames:
+                frame = self._frames.popleft()
+                if frame.job == job and frame.lease == lease:
+                    return frame
+            data = self._sock.recv(_CHUNK)
+            if not data:
+                return None
+            self._frames.extend(self._reader.feed(data))
+
+    def forget(self) -> None:
+        """In a child forked by a handler: the tickets are its parent's."""
+        os.close(self._pipe)
