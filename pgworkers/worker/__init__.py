@@ -5,6 +5,7 @@ its queue's `max_jobs` or `max_rss` is reached, or somebody kills it.
 
 - `birth`     the first steps after the fork: streams, signals, stack dumps, limits
 - `main`      start hooks, READY, then order after order
+- `inbox`     a ticket, then the order that it names
 - `attempt`   one order: slot, window, handler, report
 - `window`    the only stretch of code in which a signal may raise
 - `loop`      the event loop of `async def` handlers, and how one is stopped
