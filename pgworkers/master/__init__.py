@@ -5,8 +5,8 @@ HTTP port; it execs supervisors and never imports the user's code: a short-lived
 and tasks as data. Everything runs on one asyncio loop.
 
 - `main` boots, serves and leaves; `boot` is what happens before the loop; `host` puts the parts together.
-- `dispatch` decides who runs what, with a `desk` per queue; `handing` gives and takes back, `crew` is the channel to one worker.
-- `pace` says how much may wait in front of a worker, `lookout` when it need not wait any longer. Both pure; `orders` words them.
+- `dispatch` decides who runs what, with a `desk` per queue; `handing` gives and takes back; `crew` is one channel.
+- `pace` says how much may wait in front of a worker, `lookout` when no longer (both pure); `orders` words them.
 - `supervisors` starts, hears and buries (`child` is one of them, `orphans` what it left); `scaling` says how many workers.
 - `leadership` wins and loses the lock that `duties` need; `ticks` are the duty of schedules.
 - `reload` replaces the code, `requests` are what operators ask, `drain` is how a host ends, `signals` what it hears.

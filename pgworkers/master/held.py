@@ -22,9 +22,7 @@ class Held:
     since: float = field(default_factory=monotonic)
     worker: Worker | None = None  # who has its order; None: it waits in the buffer
     expected: float = inf  # seconds that it should take; unknown: for ever
-    began: float | None = (
-        None  # when its worker could begin it: the order was sent, or the job before it had ended
-    )
+    began: float | None = None  # when its worker could begin it
     told: bool = False  # it has begun, and the fact was told
     wish: str | None = None  # why it must end: cancel, drain, lease, kill
     stalled: bool = False

@@ -267,7 +267,8 @@ class Supervisors:
 
     def _bury(self, worker: Worker, died: Died) -> None:
         left = worker.state == "leaving" or (worker.state == "booting" and died.status == "exit 0")
-        job = worker.held.claimed if worker.held is not None and died.job else None
+        held = self._dispatch.held.get(died.job)
+        job = held.claimed if held is not None else None
         verdict = self._dispatch.died(worker, died)
         why = verdict or ("left" if left else "while idle")
         self._facts.tell(
