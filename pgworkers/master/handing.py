@@ -18,7 +18,7 @@ from pgworkers.master.crew import Worker
 from pgworkers.master.desk import AHEAD, PATIENCE, QueueDesk
 from pgworkers.master.ends import Ends
 from pgworkers.master.held import Held
-from pgworkers.master.lookout import Seen, Step, due
+from pgworkers.master.lookout import GRACE, Seen, Step, due
 from pgworkers.master.pace import Pace, fits, room
 from pgworkers.specs import QueueSpec
 from pgworkers.worker.messages import Report
@@ -54,8 +54,10 @@ class Handing:
                     desk.idle.append(worker)
 
     def _may_have_more(self, worker: Worker) -> bool:
-        fit = worker.state == "busy" and worker.open and not worker.retiring and not worker.behind
-        return fit and room(worker.load, len(worker.orders))
+        if worker.state != "busy" or not worker.open or worker.retiring or worker.behind:
+            return False
+        late = monotonic() - worker.since > worker.orders[0].expected + GRACE
+        return not late and room(worker.load, len(worker.orders))
 
     def _fill(self, desk: QueueDesk, worker: Worker, most: int) -> None:
         """Send at most so many orders, in one piece."""
