@@ -178,12 +178,12 @@ class Ends:
         self._written(held, bare, answers.get(held.key, "lost"))
 
     def _written(self, held: Held, end: End | Again, answer: str) -> None:
-        if held.then is not None:
-            held.then()
         job = held.claimed
         if answer == "again":  # it changed under the statement: the first of the next one
             self._pending.appendleft((held, end))
             return
+        if held.then is not None:
+            held.then()
         if answer == "lost":
             self._facts.tell(FinishRejected(job.id, job.lease, job.queue, job.task, job.attempt))
             return
