@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from pgworkers.cli import output
 from pgworkers.cli.deploying import docker, k8s, procfile, systemd
-from pgworkers.cli.invocation import Group
+from pgworkers.cli.invocation import Group, said
 from pgworkers.errors import NotFound
 
 
@@ -39,3 +40,31 @@ def alerts() -> None:
       pgworkers export alerts | promtool check rules /dev/stdin
     """
     click.echo(shipped("alerts.yml").read_text(encoding="utf-8"), nl=False)
+
+
+@export.command("grafana")
+@click.argument("directory", default="grafana", type=click.Path(file_okay=False, path_type=Path))
+@click.pass_context
+def grafana(ctx: click.Context, directory: Path) -> None:
+    """Write the dashboards, and the files that make Grafana and Prometheus find them, into a directory.
+
+    A file that is already there is written anew; others are left alone.
+
+    \b
+    Examples:
+      pgworkers export grafana
+      pgworkers export grafana /etc/grafana/pgworkers
+    """
+    home = shipped("dashboards").parent
+    made = []
+    for file in sorted(path for path in home.rglob("*") if path.suffix in (".json", ".yml")):
+        name = file.relative_to(home)
+        if name.name.endswith("_test.yml"):
+            continue
+        target = directory / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.read_bytes())
+        made.append({"file": str(target)})
+    invocation = said(ctx)
+    output.rows(invocation, made, [("file", lambda row: row["file"])], empty="", key="file")
+    output.note(invocation, "import the dashboards, or provision them: docs/observability.md")
