@@ -18,6 +18,7 @@ from pgworkers.errors import JobStopped, UsageError
 from pgworkers.flow.limit import Limit
 from pgworkers.flow.rate import Rate, Unlimited
 from pgworkers.flow.stock import Stock
+from pgworkers.observe.handlers import HandlerMetrics
 from pgworkers.payload import NotJson, encode
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ class Ctx:
     """The context of one attempt."""
 
     __slots__ = (
-        "_changed", "_connections", "_done", "_feed", "_lock", "_note", "_rate", "_total",
+        "_changed", "_connections", "_done", "_feed", "_lock", "_metrics", "_note", "_rate", "_total",
         "attempt", "checkpoint", "crashes", "errors", "job_id", "lease", "log", "meta", "queue", "task",
     )  # fmt: skip
 
@@ -201,6 +202,7 @@ class Ctx:
         self._total: float | None = None
         self._note: str | None = None
         self._changed = False
+        self._metrics: HandlerMetrics | None = None
 
     @classmethod
     def for_test(
@@ -286,6 +288,17 @@ class Ctx:
     async def aconnect(self, **options: Any) -> psycopg.AsyncConnection[Any]:
         """`connect` for `async def` handlers."""
         return await self._connections.aconnect(**options)
+
+    @property
+    def metrics(self) -> HandlerMetrics:
+        """Metrics of the app's own: `ctx.metrics.counter("pages", 12)`, `.observe(name, value)`, `.gauge(name, value)`."""
+        if self._metrics is None:
+            self._metrics = HandlerMetrics()
+        return self._metrics
+
+    def take_metrics(self) -> bytes | None:
+        """For the worker: what was said since it was last taken."""
+        return None if self._metrics is None else self._metrics.take()
 
     def take_progress(self) -> bytes | None:
         """For the worker: the JSON text of the progress if it changed since it was last taken."""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pgworkers.sightings import LoopWoke, MemorySeen, QueuesSeen, SchedulesSeen, StorageSeen
+from pgworkers.sightings import HandlerMeasured, LoopWoke, MemorySeen, QueuesSeen, SchedulesSeen, StorageSeen
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ Fact = (
     | WorkersResting | OrphansKilled
     | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified
     | TickFired | TicksSkipped | ScheduleFailed
-    | QueuesSeen | SchedulesSeen | StorageSeen | MemorySeen | LoopWoke
+    | QueuesSeen | SchedulesSeen | StorageSeen | MemorySeen | LoopWoke | HandlerMeasured
     | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | HostChanged | LinesDropped
 )  # fmt: skip
 

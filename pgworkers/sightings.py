@@ -75,4 +75,12 @@ class LoopWoke:
     late: float
 
 
-SIGHTINGS = (QueuesSeen, SchedulesSeen, StorageSeen, MemorySeen, LoopWoke)
+@dataclass(frozen=True, slots=True)
+class HandlerMeasured:
+    """What a handler said by `ctx.metrics`, as its worker sent it; `observe.handlers` reads it."""
+
+    task: str
+    body: bytes
+
+
+SIGHTINGS = (QueuesSeen, SchedulesSeen, StorageSeen, MemorySeen, LoopWoke, HandlerMeasured)

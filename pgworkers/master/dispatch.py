@@ -32,6 +32,7 @@ from pgworkers.master.handing import Handing
 from pgworkers.master.held import Held
 from pgworkers.process.frames import Frame
 from pgworkers.settings import Settings
+from pgworkers.sightings import HandlerMeasured
 from pgworkers.specs import QueueSpec, TaskSpec
 from pgworkers.supervisor.messages import Died
 from pgworkers.worker.messages import Kind, Progress, Report, read_done
@@ -172,6 +173,9 @@ class Dispatch(Handing):
                     worker.become("ready")
                 case Kind.PROGRESS:
                     self._progressed(worker, frame)
+                case Kind.METRICS:
+                    if (known := self.held.get(frame.job)) is not None:
+                        self._facts.tell(HandlerMeasured(known.claimed.task, frame.body))
         self._go_on(desk, worker)
 
     def _go_on(self, desk: QueueDesk, worker: Worker) -> None:

@@ -16,6 +16,7 @@ import psycopg
 from pgworkers import events, sightings
 from pgworkers.clock import monotonic
 from pgworkers.observe import catalog, exposition
+from pgworkers.observe.handlers import UserMetrics
 from pgworkers.observe.itself import ITSELF
 from pgworkers.observe.series import MOST, Cell, Family
 
@@ -50,6 +51,7 @@ class Metrics:
             families[name] = Family(metric, _counting(counts[_what(metric)]), most)
         families["series_capped_total"] = capped
         self.families = families
+        self.user = UserMetrics(_counting(counts["user"]))
         self._jobs: dict[tuple[str, str], _Job] = {}
         self._most = most
         self._peaks_since = monotonic()
@@ -84,6 +86,7 @@ class Metrics:
             sightings.MemorySeen: self._memory,
             sightings.LoopWoke: lambda fact: self._observe("loop_lag_seconds", fact.late),
             events.LeaderChanged: self._leader,
+            sightings.HandlerMeasured: lambda fact: self.user.add(fact.task, fact.body),
             events.LinesDropped: lambda fact: self.count("log_lines_dropped_total", n=fact.count),
         }
         for name in ("notifications_total", "orphans_killed_total", "log_lines_dropped_total", "leader"):
@@ -142,7 +145,8 @@ class Metrics:
         for name, read in ITSELF.items():
             self.set(name, read())
         openmetrics = exposition.wants_openmetrics(accept)
-        body = exposition.render(self.families.values(), openmetrics)
+        every = (*self.families.values(), *self.user.families.values())
+        body = exposition.render(every, openmetrics)
         return body, exposition.OPENMETRICS if openmetrics else exposition.TEXT
 
     # -- jobs --------------------------------------------------------------------------------------------------------

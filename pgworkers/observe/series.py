@@ -63,13 +63,15 @@ class Histogram:
 class Family:
     """All series of one metric."""
 
-    def __init__(self, metric: Metric, capped: Callable[[], None], most: int = MOST) -> None:
+    def __init__(
+        self, metric: Metric, capped: Callable[[], None], most: int = MOST, *, every: bool = False
+    ) -> None:
         self.metric = metric
         self.cells: dict[tuple[str, ...], Cell] = {}
         self.histograms: dict[tuple[str, ...], Histogram] = {}
         self._capped = capped
         self._most = most
-        self._open = [at for at, label in enumerate(metric.labels) if label in OPEN]
+        self._open = [at for at, label in enumerate(metric.labels) if every or label in OPEN]
         self._names: set[tuple[str, ...]] = set()
 
     def at(self, *values: str) -> Cell:

@@ -73,6 +73,11 @@ class Heartbeat(threading.Thread):
             ctx = self.ctx
             if ctx is None or not self._outbox.is_clear():
                 return
+            said = ctx.take_metrics()
+            if said is not None:
+                self._outbox.offer(frames.encode(Kind.METRICS, ctx.job_id, ctx.lease, said))
+                if not self._outbox.is_clear():
+                    return
             progress, checkpoint = ctx.take_progress(), ctx.take_checkpoint()
             if progress is None and checkpoint is None:
                 return

@@ -112,6 +112,9 @@ class Worker:
         with self._outbox.lock:
             self._heartbeat.ctx = None
         attempt.finish(report, self._meter)
+        said = attempt.ctx.take_metrics() if attempt.ctx is not None else None
+        if said is not None:
+            self._outbox.send(frames.encode(Kind.METRICS, frame.job, frame.lease, said))
         self._send(frame, report)
         faults.point("after_report")
         self._slot.end()

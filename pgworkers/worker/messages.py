@@ -23,6 +23,7 @@ class Kind(IntEnum):
     REPORT = 3  #: worker -> master: how it ended
     PROGRESS = 4  #: worker -> master, from the heartbeat thread
     DONE = 5  #: worker -> master: it ended well and there is nothing more to say (`done`)
+    METRICS = 6  #: worker -> master: what `ctx.metrics` was told, with a beat or before the end
 
 
 class Order(msgspec.Struct, array_like=True):
