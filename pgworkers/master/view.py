@@ -90,7 +90,7 @@ def measure(host: Host, metrics: Metrics) -> None:
         (one.name for one in app.schedules),
     )
     for name, desk in host.dispatch.desks.items():
-        states = [worker.state for worker in desk.workers]
+        states = ["idle" if worker.state == "ready" else worker.state for worker in desk.workers]
         for state in WORKER_STATES:
             metrics.set("workers", states.count(state), name, state)
         held = [worker.held for worker in desk.busy() if worker.held is not None]

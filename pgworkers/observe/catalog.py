@@ -14,7 +14,7 @@ from pgworkers.job.state import LIVE, Verdict
 
 PREFIX = "pgworkers_"
 
-WORKER_STATES = ("booting", "idle", "busy", "suspended", "leaving")
+WORKER_STATES = ("booting", "idle", "busy", "suspended", "silent", "leaving")
 HOST_STATES = ("starting", "running", "draining", "stopping")
 STOP_REASONS = ("cancel", "deadline", "memory", "drain", "kill", "lease", "stall")
 TICK_RESULTS = ("fired", "skipped", "missed", "failed")

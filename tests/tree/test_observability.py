@@ -1,0 +1,117 @@
+"""What is exported is true, what is drawn has data: a master under load, scraped by a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+from prometheus_client.openmetrics import parser as openmetrics
+from support import prometheus
+from support.tree import Forest, Master, wait_for
+
+GRAFANA = Path(__file__).parents[2] / "grafana"
+WATCHED = Path(__file__).parents[1] / "support" / "watched.py"
+#: Parts of alerts that are empty while all is well: they compare, or speak of what must not be.
+COMPARES = re.compile(r"\s*(?:>|<|==)\s*[0-9.]+(?:\s*\*\s*[0-9]+)*\s*\)?")
+
+
+def watched(forest: Forest, workers: str = "default:2,mail:1", **environ: str) -> tuple[Master, str]:
+    """A master of the watched app, and the address of its metrics."""
+    shutil.copy(WATCHED, forest.app)
+    environ = {"PGWORKERS_METRICS": "127.0.0.1:0", "PGWORKERS_DEPTH": "0.5s"} | environ
+    master = forest.start(queues=workers, **environ)
+    lines = wait_for(lambda: [line for line in master.log().splitlines() if line.startswith("metrics ")])
+    return master, lines[0].split()[1]
+
+
+def expressions() -> list[str]:
+    """Every expression of both dashboards, and each alert's without its threshold."""
+    found = []
+    for board in sorted((GRAFANA / "dashboards").glob("*.json")):
+        for panel in json.loads(board.read_text())["panels"]:
+            for target in panel.get("targets", ()):
+                text = target["expr"].replace("$__rate_interval", "10s").replace("$__range", "30s")
+                found.append(re.sub(r"\$(job|queue|task)", ".*", text))
+    for group in yaml.safe_load((GRAFANA / "alerts.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            parts = re.split(r"\s+(?:unless|and) on \([^)]*\)\s+|\s+or\s+", rule["expr"])
+            found += [COMPARES.sub("", part).removeprefix("(") for part in parts if "absent(" not in part]
+    return found
+
+
+def scrape(address: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    request = urllib.request.Request(
+        address, headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
+    text = urllib.request.urlopen(request, timeout=10).read().decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in openmetrics.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_rules_and_metrics_satisfy_promtool(forest: Forest) -> None:
+    prometheus.promtool("check", "rules", GRAFANA / "alerts.yml")
+    prometheus.promtool("test", "rules", GRAFANA / "alerts_test.yml")
+    _, address = watched(forest)
+    forest.enqueue("work", 3)
+    forest.until_all_ended()
+    said = prometheus.promtool("check", "metrics", text=urllib.request.urlopen(address, timeout=10).read())
+    assert said.strip() == ""
+
+
+def test_a_real_prometheus_answers_every_expression(forest: Forest, tmp_path: Path) -> None:
+    prometheus.binaries()
+    master, address = watched(forest)
+    with prometheus.running(tmp_path, [address.removeprefix("http://").removesuffix("/metrics")]) as watcher:
+
+        def load() -> None:
+            forest.enqueue("work", 20)
+            forest.enqueue("send", 3, queue="mail")
+            for task in ("fail", "hang", "die"):
+                forest.enqueue(task)
+
+        empty = expressions()
+        assert len(empty) > 80
+
+        def answered() -> bool:
+            nonlocal empty
+            load()
+            empty = [expression for expression in empty if not watcher.query(expression)]
+            return not empty
+
+        try:
+            wait_for(answered, timeout=60, what="an answer to every expression")
+        except AssertionError:
+            pytest.fail("no answer:\n" + "\n".join(empty))
+        exemplars = watcher.ask(
+            "query_exemplars", query="pgworkers_job_duration_seconds_bucket", start="0", end="9e9"
+        )
+        assert exemplars, "no exemplar names a job"
+        assert watcher.query('pgworkers_user_pages_total{format="pdf",task="work"}')
+        assert {rule["health"] for group in watcher.ask("rules")["groups"] for rule in group["rules"]} <= {
+            "ok",
+            "unknown",
+        }
+    assert master.process.poll() is None
+
+
+def test_only_the_leader_counts_queues(forest: Forest) -> None:
+    _, first = watched(forest)
+    _, second = watched(forest, "default:2")  # the one worker of mail is on the first
+    queues = ("pgworkers_queue_jobs", (("queue", "default"), ("state", "ready")))
+    leader = ("pgworkers_leader", ())
+    wait_for(lambda: queues in scrape(first), what="the leader's snapshot")
+    assert [scrape(address)[leader] for address in (first, second)] == [1, 0]
+    assert queues not in scrape(second)
+    forest.masters[0].terminate()
+    wait_for(
+        lambda: scrape(second).get(leader) == 1 and queues in scrape(second),
+        what="the next leader's snapshot",
+    )
