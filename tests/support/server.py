@@ -76,8 +76,8 @@ class Server:
 class OwnServer:
     """A server that belongs to one test, which may stop, crash and start it."""
 
-    def __init__(self, home: Path, bindir: Path | None) -> None:
-        self.embedded = EmbeddedServer(home, options=CRASHABLE, bindir=bindir)
+    def __init__(self, home: Path, bindir: Path | None, **options: str) -> None:
+        self.embedded = EmbeddedServer(home, options=CRASHABLE | options, bindir=bindir)
         self.dsn = self.embedded.acquire()
 
     def crash(self) -> None:

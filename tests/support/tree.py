@@ -187,7 +187,8 @@ class Forest:
                     process.poll() is not None
                     or len(master.titles("idle")) + len(master.titles("#")) >= wanted
                 ),
-                what=f"workers of {log.read_text(errors='replace')}",
+                timeout=60,
+                what=f"workers of {log}",
             )
             assert process.poll() is None, master.log()
         return master
@@ -205,6 +206,15 @@ class Forest:
     def open_gate(self) -> None:
         """Let the `gate` jobs of the zoo end."""
         Path(f"{self.ledger}.open").touch()
+
+    def declare(self, text: str) -> None:
+        """More of the app; before its masters start."""
+        self.app.write_text(f"{self.app.read_text()}\n\n{text}\n")
+
+    def leader(self) -> Master | None:
+        """The living host that says it leads."""
+        pids = {row[0] for row in self.db.execute("SELECT pid FROM pgworkers.host WHERE leader")}
+        return next((m for m in self.masters if m.pid in pids and m.process.poll() is None), None)
 
     def state(self, job: int) -> str | None:
         row = self.db.execute("SELECT state::text FROM pgworkers.jobs WHERE id = %s", (job,)).fetchone()

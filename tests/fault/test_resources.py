@@ -1,0 +1,177 @@
+"""Rows of part D: nobody reads the output, no process can be forked, no CPU is left, strangers at the HTTP port."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import time
+import urllib.request
+
+import pytest
+from support.bounds import BUSY, D, K, S
+from support.cgroups import NoCgroup, cgroup
+from support.ledger import audit, read
+from support.tree import Forest, wait_for
+
+
+def test_row_75_output_that_nobody_reads_blocks_nothing(forest: Forest) -> None:
+    read_end, write_end = os.pipe()
+    try:
+        master = forest.start(queues="default:2", out=write_end, PGWORKERS_LOG="json")
+        jobs = forest.enqueue("work", 400)
+        forest.until_all_ended()
+        assert forest.counts() == {"succeeded": 400}
+        assert audit(forest.db, forest.ledger, jobs) == []
+        assert master.terminate() == 0, "and it leaves in time"
+        os.close(write_end)
+        write_end = -1
+        unread = 0
+        while data := os.read(read_end, 1 << 16):
+            unread += len(data)
+        assert unread >= 1 << 16, "the pipe was not even full: nothing was tested"
+    finally:
+        os.close(read_end)
+        if write_end >= 0:
+            os.close(write_end)
+
+
+@pytest.mark.parametrize("kind", ["closed", "full"])
+def test_rows_76_77_output_that_cannot_be_written(forest: Forest, kind: str) -> None:
+    if kind == "closed":
+        read_end, out = os.pipe()
+        os.close(read_end)
+    else:
+        out = os.open("/dev/full", os.O_WRONLY)
+    try:
+        master = forest.start(queues="default:1", out=out)
+        jobs = forest.enqueue("work", 20) + forest.enqueue("hostile", args={"what": "print"})
+        forest.until_all_ended()
+        assert forest.counts() == {"succeeded": 20, "dead": 1}
+        assert audit(forest.db, forest.ledger, jobs) == []
+        assert master.terminate() == 0
+    finally:
+        os.close(out)
+
+
+@pytest.mark.long
+def test_row_74_no_process_can_be_forked_for_a_while(forest: Forest) -> None:
+    try:
+        made = cgroup("pids")
+        place = made.__enter__()
+    except NoCgroup as why:
+        pytest.skip(f"NOT TESTED: {why}")
+    try:
+        master = forest.start(queues="default:2,other:1", cgroup=place)
+        victim = master.worker_pids("default/")[0]
+        limit = place / "pids.max"
+        limit.write_text("1")
+        os.kill(victim, signal.SIGKILL)
+        jobs = forest.enqueue("work", 10, queue="default") + forest.enqueue("work", 10, queue="other")
+        forest.until_all_ended()
+        assert forest.counts() == {"succeeded": 20}, "who was there works on"
+        assert len(master.worker_pids("default/")) == 1, "a process was forked: nothing was tested"
+        limit.write_text("max")
+        wait_for(lambda: len(master.worker_pids("default/")) == 2, timeout=60, what="a new one comes")
+        assert master.process.poll() is None
+        assert audit(forest.db, forest.ledger, jobs) == []
+        assert master.terminate() == 0
+    finally:
+        made.__exit__(None, None, None)
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.mark.long
+def test_row_78_clients_that_stall_and_requests_without_end(forest: Forest) -> None:
+    port = _free_port()
+    forest.start(queues="default:2", PGWORKERS_METRICS=f"127.0.0.1:{port}")
+    strangers = []
+    for n in range(300):
+        sock = socket.create_connection(("127.0.0.1", port), timeout=5)
+        try:
+            sock.sendall(b"GET /" + b"x" * (1 << 20 if n % 50 == 0 else 5))
+        except OSError:
+            pass  # it was shown the door
+        strangers.append(sock)
+    jobs = forest.enqueue("work", 50)
+    forest.until_all_ended()
+    assert audit(forest.db, forest.ledger, jobs) == []
+
+    def answers() -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/livez", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    wait_for(answers, timeout=2 + BUSY, what="two seconds per client, then it answers again")
+    for sock in strangers:
+        sock.close()
+
+
+@pytest.mark.long
+def test_row_79_a_port_that_is_taken_is_a_clear_error(forest: Forest) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        master = forest.start(wait=False, PGWORKERS_METRICS=f"127.0.0.1:{port}")
+        assert master.wait(60) == 2
+    assert "cannot listen" in master.log()
+    assert "--metrics" in master.log()
+    assert not master.processes()
+
+
+@pytest.mark.long
+def test_row_81_five_percent_of_a_cpu(forest: Forest) -> None:
+    try:
+        made = cgroup("cpu")
+        place = made.__enter__()
+    except NoCgroup as why:
+        pytest.skip(f"NOT TESTED: {why}")
+    try:
+        starved = forest.start(queues="default:2", cgroup=place)
+        forest.start(queues="default:2")
+        try:
+            (place / "cpu.cfs_quota_us").write_text("5000")
+        except OSError as why:
+            pytest.skip(f"NOT TESTED: {why}")
+        jobs = forest.enqueue("work", 60, args={"seconds": 0.2}, max_crashes=20)
+        forest.until_all_ended(timeout=110)
+        (place / "cpu.cfs_quota_us").write_text("-1")
+        assert forest.counts() == {"succeeded": 60}
+        assert int((place / "cpu.stat").read_text().split("nr_throttled")[1].split()[0]) > 10, "never starved"
+        assert audit(forest.db, forest.ledger, jobs) == []
+        assert starved.terminate() == 0
+    finally:
+        made.__exit__(None, None, None)
+
+
+@pytest.mark.long
+def test_row_82_sigterm_at_random_moments(forest: Forest) -> None:
+    seed = int(os.environ.get("FAULT_SEED", "82"))
+    draw = random.Random(seed)
+    jobs: list[int] = []
+    for _ in range(8):
+        master = forest.start(queues="default:3", wait=False)
+        wait_for(lambda m=master: "running:" in m.log(), timeout=60)
+        jobs += forest.enqueue("work", 120, args={"seconds": 0.01}, max_crashes=50)
+        jobs += forest.enqueue("work", 2, args={"seconds": 1.0}, max_crashes=50)
+        time.sleep(draw.uniform(0, 1.2))
+        began = time.monotonic()
+        assert master.terminate() == 0, master.log()
+        assert time.monotonic() - began < D + K + S + 4 + BUSY
+        owned = forest.db.execute("SELECT count(*) FROM pgworkers.job WHERE host IS NOT NULL").fetchone()
+        hosts = forest.db.execute("SELECT count(*) FROM pgworkers.host").fetchone()
+        assert (owned, hosts) == ((0,), (0,)), f"seed {seed}: a host that left owns something"
+        wait_for(lambda m=master: not m.processes())
+    forest.start(queues="default:3")
+    forest.until_all_ended()
+    assert forest.counts() == {"succeeded": len(jobs)}
+    ended = [entry.job for entry in read(forest.ledger) if entry.kind == "END"]
+    assert len(ended) == len(set(ended)), f"seed {seed}: something that had finished ran again"
+    assert audit(forest.db, forest.ledger, jobs) == []

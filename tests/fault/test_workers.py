@@ -1,0 +1,160 @@
+"""Rows of part A: worker processes that die, stand still, or are hit by signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support.bounds import BACKOFF, BUSY, T_PROC, H, K, L
+from support.ledger import audit, read
+from support.tree import Forest, wait_for
+
+LAST_PID = Path("/proc/sys/kernel/ns_last_pid")
+
+
+def started(forest: Forest, job: int) -> int:
+    """The pid of the worker that runs it."""
+    return wait_for(lambda: [e.pid for e in read(forest.ledger) if e.job == job])[-1]
+
+
+def test_row_01_kill_9_of_a_worker_in_the_handler(forest: Forest) -> None:
+    master = forest.start(queues="default:1")
+    [job] = forest.enqueue("work", args={"seconds": 1.0})
+    victim = started(forest, job)
+    os.kill(victim, signal.SIGKILL)
+    wait_for(lambda: forest.attempts(job), timeout=T_PROC + BUSY, what="its death is on record")
+    row = forest.until(job, "succeeded", timeout=T_PROC + BACKOFF + 1.0 + BUSY)
+    assert (row["attempt"], row["crashes"], row["lease"]) == (2, 1, 2)
+    [attempt] = forest.attempts(job)
+    assert (attempt["verdict"], attempt["exit_status"]) == ("crash", "SIGKILL")
+    assert victim not in wait_for(lambda: master.worker_pids() or None), "a new worker has taken its place"
+    assert audit(forest.db, forest.ledger, [job]) == []
+
+
+@pytest.mark.parametrize(("point", "starts", "ends"), [("after_order", 0, 0), ("before_report", 2, 2)])
+def test_rows_02_03_a_worker_dies_before_the_handler_or_after_it(
+    forest: Forest, point: str, starts: int, ends: int
+) -> None:
+    """Every worker dies there, so the job is dead after its crashes: one terminal state, each attempt on record."""
+    forest.start(queues="default:1", PGWORKERS_FAULT=point)
+    [job] = forest.enqueue("work", max_crashes=2)
+    row = forest.until(job, "dead")
+    assert (row["crashes"], row["lease"]) == (2, 2)
+    assert [attempt["exit_status"] for attempt in forest.attempts(job)] == ["SIGKILL", "SIGKILL"]
+    kinds = [entry.kind for entry in read(forest.ledger)]
+    assert (kinds.count("START"), kinds.count("END")) == (starts, ends)
+    assert audit(forest.db, forest.ledger, [job]) == []
+
+
+@pytest.mark.long
+def test_row_09_a_stopped_worker_costs_no_lease_and_finishes_when_it_goes_on(forest: Forest) -> None:
+    """Ours does not kill it: a worker that stands still is shown as stalled, and nobody else gets its job."""
+    master = forest.start(queues="default:1")
+    forest.start(queues="default:1")
+    [job] = forest.enqueue("work", args={"seconds": 1.0})
+    worker = started(forest, job)
+    os.kill(worker, signal.SIGSTOP)
+    stopped = time.monotonic()
+    wait_for(lambda: any("stalled" in m.log() for m in forest.masters), what="it is told as stalled")
+    wait_for(lambda: time.monotonic() - stopped > L + 2)
+    assert (forest.row(job)["state"], forest.row(job)["lease"]) == ("running", 1)
+    os.kill(worker, signal.SIGCONT)
+    row = forest.until(job, "succeeded")
+    assert (row["attempt"], row["lease"], row["crashes"]) == (1, 1, 0)
+    assert audit(forest.db, forest.ledger, [job]) == []
+    assert master.process.poll() is None
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("pause", "lease"), [(L - 3, 1), (L + 4, 2)])
+def test_row_10_a_host_stopped_for_less_and_for_more_than_its_lease(
+    forest: Forest, pause: float, lease: int
+) -> None:
+    forest.declare(
+        "@app.task\ndef slow_first(ctx: Ctx) -> None:\n"
+        '    note(ctx, "START")\n    time.sleep(2.0 if ctx.lease == 1 else 0.0)\n    note(ctx, "END")'
+    )
+    first = forest.start(queues="default:1")
+    [job] = forest.enqueue("slow_first")
+    started(forest, job)
+    forest.start(queues="default:1")
+    frozen = first.processes()
+    for process in frozen:
+        process.suspend()
+    began = time.monotonic()
+    if lease == 1:
+        wait_for(lambda: time.monotonic() - began > pause)
+    else:
+        wait_for(lambda: forest.state(job) == "succeeded", timeout=pause + BACKOFF + BUSY)
+    for process in frozen:
+        process.resume()
+    row = forest.until(job, "succeeded")
+    assert row["lease"] == lease
+    if lease == 2:
+        wait_for(lambda: not first.titles(f"#{job} "), timeout=H + K + BUSY, what="the stale handler is gone")
+        rows = forest.db.execute(
+            "SELECT lease, crashes FROM pgworkers.history WHERE id = %s", (job,)
+        ).fetchall()
+        assert rows == [(2, 1)], "the stale end was refused"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not os.access(LAST_PID, os.W_OK), reason="NOT TESTED: ns_last_pid needs root")
+def test_row_26_a_stranger_with_the_pid_of_a_dead_worker_is_never_hit(forest: Forest) -> None:
+    master = forest.start(queues="default:1")
+    [job] = forest.enqueue("hang")
+    dead = started(forest, job)
+    os.kill(dead, signal.SIGKILL)
+    wait_for(lambda: forest.attempts(job), what="reaped and on record")
+    stranger = _with_pid(dead)
+    try:
+        wait_for(lambda: len([e for e in read(forest.ledger) if e.kind == "START"]) == 2)
+        forest.db.execute("SELECT pgworkers.cancel(%s)", (job,))
+        forest.until(job, "cancelled")
+        assert master.terminate() == 0, master.log()
+        assert stranger.poll() is None, "somebody else was killed"
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def _with_pid(pid: int) -> subprocess.Popen[bytes]:
+    for _ in range(2000):
+        LAST_PID.write_text(str(pid - 1))
+        made = subprocess.Popen(["sleep", "60"])
+        if made.pid == pid:
+            return made
+        made.kill()
+        made.wait()
+    raise AssertionError(f"pid {pid} could not be had: nothing was tested")
+
+
+@pytest.mark.long
+def test_row_28_a_rain_of_signals_loses_no_wake_up_and_leaves_no_zombie(forest: Forest) -> None:
+    master = forest.start(queues="default:2")
+    jobs = forest.enqueue("litter", 30)
+    sent = 0
+    while forest.db.execute("SELECT count(*) > 0 FROM pgworkers.job").fetchone() == (True,):
+        for number in (signal.SIGUSR1, signal.SIGPIPE, signal.SIGCHLD, signal.SIGHUP, signal.SIGWINCH):
+            master.signal(number)
+            sent += 1
+        for pid in master.supervisor_pids():
+            try:
+                os.kill(pid, signal.SIGCHLD)
+                os.kill(pid, signal.SIGPIPE)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.05)
+    assert sent > 10, "nothing was tested"
+    assert forest.counts() == {"succeeded": 30}
+    tree = psutil.Process(master.pid)
+    wait_for(
+        lambda: not [c for c in tree.children(recursive=True) if c.status() == psutil.STATUS_ZOMBIE],
+        what="no zombie is left",
+    )
+    assert audit(forest.db, forest.ledger, jobs) == []
