@@ -11,7 +11,7 @@ and tasks as data. Everything runs on one asyncio loop.
 - `leadership` wins and loses the lock that `duties` need; `ticks` are the duty of schedules.
 - `reload` replaces the code, `requests` are what operators ask, `drain` is how a host ends, `signals` what it hears.
 - `claims`, `ends`, `renewal`, `duties` are the four users of the database, each with its own `line`; `overlooked` gives
-  back what was claimed without an answer.
+  back what was claimed without an answer, `aside` keeps ends whose row is locked.
 - `verdict` turns a report or a death into what is written. Pure.
 - `http` answers scrapes, `view` knows what to say; `minutes` and `settling` write statistics and settle batches.
 

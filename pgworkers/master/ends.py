@@ -21,6 +21,7 @@ from pgworkers.job.queue import Cooling, throttle
 from pgworkers.job.release import release
 from pgworkers.job.retry import Again, retry
 from pgworkers.job.state import State, Verdict
+from pgworkers.master.aside import AGAIN, Aside, waited_in_vain
 from pgworkers.master.held import Held
 from pgworkers.master.line import Line, LineDown
 
@@ -38,6 +39,7 @@ class Ends:
         self._cooling = cooling
         self._pending: deque[Pending] = deque()
         self._sending: list[Pending] = []
+        self._aside: Aside[Held, End | Again] = Aside(line)
         self._releases: list[tuple[int, int]] = []
         self._saves: dict[tuple[int, int], Saved] = {}
         self._throttles: dict[str, float | None] = {}
@@ -47,11 +49,12 @@ class Ends:
         self.idle.set()
 
     def __len__(self) -> int:
-        return len(self._pending) + len(self._sending) + len(self._releases)
+        return len(self._pending) + len(self._sending) + len(self._aside.waiting) + len(self._releases)
 
     def keys(self) -> list[tuple[int, int]]:
         """Whose ends are on their way."""
-        return [held.key for held, _ in (*self._pending, *self._sending)] + self._releases
+        ends = (*self._pending, *self._sending, *self._aside.waiting)
+        return [held.key for held, _ in ends] + self._releases
 
     def put(self, held: Held, end: End | Again) -> None:
         # What the handler last said travels with its end; an older beat must not overwrite it.
@@ -90,14 +93,27 @@ class Ends:
     async def run(self) -> None:
         """Send for as long as the host lives."""
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            await self._something()
             while self._has_something():
                 try:
                     await self._send()
                 except LineDown:
                     await self._line.rest()
-            self.idle.set()
+            if not self._aside.waiting:
+                self.idle.set()
+
+    async def _something(self) -> None:
+        """Wait until there is something to send, or to look at again."""
+        try:
+            async with asyncio.timeout(AGAIN if self._aside.waiting else None):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+        try:
+            self._pending.extend(await self._aside.back())
+        except (LineDown, psycopg.Error):
+            pass  # the next look finds them
 
     def _has_something(self) -> bool:
         waiting = self._pending or self._sending or self._releases or self._saves
@@ -120,7 +136,13 @@ class Ends:
             while self._pending and len(self._sending) < self._batch:
                 self._sending.append(self._pending.popleft())
         if self._sending:
-            await self._write(self._sending)
+            try:
+                await self._write(self._sending)
+            except LineDown as down:
+                if not waited_in_vain(down):
+                    raise
+                self._sending = await self._aside.sort(self._sending)
+                return
             self._sending = []
         if self._releases:
             releases = self._releases[:]
