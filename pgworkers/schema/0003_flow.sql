@@ -132,10 +132,14 @@ BEGIN
     DELETE FROM pgworkers.dependency d WHERE d.job_id = ANY (ended.ids);
     LOOP
         doomed := ARRAY(
-            WITH RECURSIVE falling (id) AS (
-                SELECT d.job_id FROM pgworkers.dependency d WHERE d.parent_id = ANY (failed) AND d.on_failed = 'cancel'
+            WITH RECURSIVE falling (id) AS (  -- through those that wait: one that an operator let begin is not falling
+                SELECT d.job_id FROM pgworkers.dependency d JOIN pgworkers.job j ON j.id = d.job_id
+                 WHERE d.parent_id = ANY (failed) AND d.on_failed = 'cancel'
+                   AND j.state = 'scheduled' AND j.run_at = pgworkers.never()
                 UNION
-                SELECT d.job_id FROM falling f JOIN pgworkers.dependency d ON d.parent_id = f.id AND d.on_failed = 'cancel')
+                SELECT d.job_id FROM falling f
+                  JOIN pgworkers.dependency d ON d.parent_id = f.id AND d.on_failed = 'cancel'
+                  JOIN pgworkers.job j ON j.id = d.job_id AND j.state = 'scheduled' AND j.run_at = pgworkers.never())
             SELECT id FROM falling);
         touched := ARRAY(SELECT DISTINCT d.job_id FROM pgworkers.dependency d WHERE d.parent_id = ANY (ended.ids || doomed));
         EXIT WHEN touched <@ seen;  -- again until nothing new came in before its lock was taken

@@ -247,3 +247,19 @@ def test_jobs_that_nobody_waits_for_pay_nothing(desk: Desk) -> None:
             desk.ask(cancel.cancel(parent))
     finally:
         desk.conn.execute(definition[0])
+
+
+def test_who_was_let_begin_by_an_operator_does_not_fall_with_its_parent_nor_do_those_behind_it(
+    desk: Desk,
+) -> None:
+    parent = desk.put()
+    (running,) = desk.take()
+    child = follow(desk, parent)
+    grandchild = follow(desk, child)
+    desk.ask(requeue.requeue([child]))
+    desk.end(running, State.DEAD)
+    assert dict(desk.states()) == {parent: "dead", child: "ready", grandchild: "scheduled"}
+    (job,) = desk.take(tasks=("child",))
+    desk.end(job)
+    assert [job.id for job in desk.take(tasks=("child",))] == [grandchild]
+    assert edges(desk) == 0

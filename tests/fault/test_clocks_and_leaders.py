@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from support.bounds import BACKOFF, BUSY, T_HOST, T_LEAD
 from support.cgroups import NoCgroup, cgroup
 from support.ledger import audit, read
 from support.tree import Forest, wait_for
+
+pytestmark = pytest.mark.timeout(300)
 
 #: Loaded by every Python process of the host before anything else; `FAKE_CLOCK` is the shift in seconds, or "jump".
 LIAR = """
@@ -71,7 +74,8 @@ def test_row_70_the_wall_clock_of_a_host_decides_nothing(forest: Forest, tmp_pat
         "@app.task\ndef clock(ctx: Ctx) -> float:\n"
         '    note(ctx, "START")\n    note(ctx, "END")\n    return time.time()'
     )
-    liar = forest.start(queues="default:2,lies:1", PYTHONPATH=str(tmp_path / "liar"), FAKE_CLOCK=shift)
+    path = os.pathsep.join(filter(None, [str(tmp_path / "liar"), os.environ.get("PYTHONPATH")]))
+    liar = forest.start(queues="default:2,lies:1", PYTHONPATH=path, FAKE_CLOCK=shift)
     forest.start(queues="default:2")
     [clock] = forest.enqueue("clock", queue="lies")
     said = forest.until(clock, "succeeded")["result"]

@@ -16,6 +16,8 @@ from support.proxy import Proxy
 from support.server import OwnServer, migrated
 from support.tree import Forest, Master, wait_for
 
+pytestmark = pytest.mark.timeout(300)
+
 #: Long under the first lease, at once under any other; alone and fenced, or not.
 TASKS = """
 def _first(ctx: Ctx) -> None:

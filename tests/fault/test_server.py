@@ -17,6 +17,8 @@ from support.proxy import Proxy, mark
 from support.server import OwnServer, migrated
 from support.tree import Forest, wait_for
 
+pytestmark = pytest.mark.timeout(300)
+
 
 @pytest.mark.long
 @pytest.mark.parametrize("duty", ["job/rescue", "schedule/fire"])
@@ -36,7 +38,7 @@ def test_row_30_postgres_dies_in_the_middle_of_a_duty(
     with Proxy(own_server.dsn) as proxy:
         forest.start(queues="default:2", dsn=proxy.dsn)
         rule = proxy.lose_query(mark(duty)) if moment == "before" else proxy.hold_reply(mark(duty))
-        wait_for(rule.done.is_set, timeout=T_HOST + BUSY, what="the duty is in the middle")
+        wait_for(rule.done.is_set, timeout=T_HOST + 30, what="the duty is in the middle")
         forest.db.close()
         own_server.crash()
         own_server.start()

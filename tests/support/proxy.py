@@ -299,6 +299,7 @@ class _Pipe:
     def _down(self, server: socket.socket) -> None:
         """Answers, message by message, so that the end of an answer (ReadyForQuery) is known."""
         proxy = self._proxy
+        held: list[bytes] = []
         try:
             while True:
                 kind, body = _message(server)
@@ -310,9 +311,14 @@ class _Pipe:
                             raise EOFError
                     if doomed.action == "lose_reply":
                         continue
+                    held.append(kind + struct.pack("!I", len(body) + 4) + body)
+                    if kind != b"Z":
+                        continue
                     doomed.go.wait()
-                    if kind == b"Z":
-                        self._doomed = None
+                    self._doomed = None
+                    self._client.sendall(b"".join(held))
+                    held.clear()
+                    continue
                 if proxy.delay and kind == b"Z":
                     proxy.counts["delay"] += 1
                     time.sleep(proxy.delay)

@@ -1,0 +1,237 @@
+"""Row 95: every ordered pair of verbs on one job, interleaved: the first holds its transaction open while the second comes.
+
+The oracle is the order itself. When the first commits, what the tables show must be what the two verbs do one after the
+other, in one of the two orders; a verb that skips what is locked may have found nothing. When the first rolls back, the
+second did what it does alone, or found nothing. Nobody is lost, nobody waits for ever. Answers must fit too, unless a
+verb only tells what it saw (a snapshot older than the lock it waited for) and did nothing.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from support.desk import Desk, blocked, until
+
+from pgworkers.job import (
+    archive,
+    cancel,
+    claim,
+    discard,
+    enqueue,
+    finish,
+    host,
+    progress,
+    promote,
+    release,
+    renew,
+    requeue,
+    rescue,
+    retry,
+)
+from pgworkers.job.finish import End
+from pgworkers.job.progress import Saved
+from pgworkers.job.retry import Again
+from pgworkers.job.state import State, Verdict
+from pgworkers.postgres.statements import Query
+
+OWNER, OTHER = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
+KEY = (1, 1)
+
+
+def _end(state: State, verdict: Verdict) -> Query[Any]:
+    return finish.finish(OWNER, [End(id=1, lease=1, state=state, verdict=verdict)])
+
+
+def _new(**more: Any) -> Query[Any]:
+    return enqueue.enqueue(enqueue.NewJob("t", queue="a", **more))
+
+
+#: Each on job 1, by the lease 1 of the owner where it needs one.
+VERBS: dict[str, Callable[[], Query[Any]]] = {
+    "claim": lambda: claim.claim(OTHER, [claim.Wants("a", 5)], ["t"]),
+    "finish": lambda: _end(State.SUCCEEDED, Verdict.SUCCEEDED),
+    "finish dead": lambda: _end(State.DEAD, Verdict.ERROR),
+    "retry": lambda: retry.retry(OWNER, [Again(id=1, lease=1, verdict=Verdict.ERROR, after=3600.0)]),
+    "retry now": lambda: retry.retry(
+        OWNER, [Again(id=1, lease=1, verdict=Verdict.CRASH, after=0.0, crash=True)]
+    ),
+    "release": lambda: release.release([KEY]),
+    "progress": lambda: progress.save([Saved(*KEY, "1", None)]),
+    "renew": lambda: renew.renew(OWNER, [KEY], "running", "[]"),
+    "cancel": lambda: cancel.cancel(1),
+    "cancel many": lambda: cancel.cancel_many([1]),
+    "discard": lambda: discard.discard(1),
+    "requeue": lambda: requeue.requeue([1]),
+    "rescue": lambda: rescue.rescue(OTHER, 10),
+    "promote": lambda: promote.promote(10),
+    "expire": lambda: promote.expire(10),
+    "prune": lambda: archive.prune(0.0, 0.0, 10),
+    "enqueue unique": lambda: _new(unique="k"),
+    "enqueue after": lambda: _new(after=(1,)),
+}
+#: Prunes whatever has ended, so also what the other has just made: no order of the two is what happened.
+UNRELATED = {"prune", "enqueue after"}
+
+STATES = ("scheduled", "ready", "expired", "held", "lost", "dead", "succeeded")
+
+
+EMPTY = f"""
+DELETE FROM pgworkers.dependency; DELETE FROM pgworkers.job; DELETE FROM pgworkers.history; DELETE FROM pgworkers.attempt;
+DELETE FROM pgworkers.host; ALTER TABLE pgworkers.job ALTER COLUMN id RESTART;
+INSERT INTO pgworkers.host (id, name, pid, app, version, queues, lease)
+SELECT id::uuid, 'box', 1, 'app.py', '1', '{{a}}', '10 min' FROM (VALUES ('{OWNER}'), ('{OTHER}')) AS v (id)
+"""
+
+
+def arrange(desk: Desk, state: str) -> None:
+    """Job 1 in this state, under lease 1 if it ever ran."""
+    desk.conn.execute(EMPTY)
+    when = {"scheduled": {"delay": 0.0001}, "expired": {"expires": 0.0}}.get(state, {})
+    desk.put(unique="k", max_crashes=5, **when)
+    if state in ("scheduled", "ready", "expired"):
+        return
+    [claimed] = desk.ask(claim.claim(OWNER, [claim.Wants("a", 1)], ["t"]))
+    assert (claimed.id, claimed.lease) == KEY
+    if state == "lost":
+        desk.ask(host.remove(OWNER))
+    elif state == "dead":
+        desk.ask(_end(State.DEAD, Verdict.ERROR))
+    elif state == "succeeded":
+        desk.ask(_end(State.SUCCEEDED, Verdict.SUCCEEDED))
+
+
+def number(job: int | None) -> int | None:
+    """A second job is 2, whatever a rolled back transaction took from the sequence."""
+    return job if job is None else min(job, 2)
+
+
+def world(desk: Desk) -> Any:
+    """Everything that matters, without times."""
+    return [
+        tuple(
+            number(value) if n in (0, 1) and isinstance(value, int) else value for n, value in enumerate(row)
+        )
+        for row in desk.conn.execute(
+            "SELECT id, 0, 'live', state::text, lease, attempt, crashes, host::text, cancel_at IS NOT NULL, progress::text"
+            " FROM pgworkers.job UNION ALL"
+            " SELECT id, 0, 'ended', state::text, lease, attempt, crashes, verdict, NULL, NULL FROM pgworkers.history"
+            " UNION ALL SELECT job_id, 0, 'attempt', verdict, lease, 0, 0, NULL, NULL, NULL FROM pgworkers.attempt"
+            " UNION ALL SELECT parent_id, job_id, 'edge', NULL, 0, 0, 0, NULL, NULL, NULL FROM pgworkers.dependency"
+            " ORDER BY 3, 1, 5"
+        ).fetchall()
+    ]
+
+
+def answer(desk: Desk, verb: str) -> Any:
+    """What it says, without times; an error by its name."""
+    try:
+        said = desk.ask(VERBS[verb]())
+    except psycopg.Error as error:
+        return type(error).__name__
+    match verb:
+        case "claim":
+            return [(job.id, job.lease) for job in said]
+        case "promote":
+            return said.count
+        case "enqueue unique" | "enqueue after":
+            return number(said.id), said.created
+        case "requeue":
+            return said[0].outcome
+        case "renew":
+            return said
+        case _:
+            return next(iter(said.values())) if isinstance(said, dict) else said
+
+
+class Pairs:
+    def __init__(self, one: Desk, two: Desk, watcher: psycopg.Connection[Any]) -> None:
+        self.one, self.two, self.watcher = one, two, watcher
+        self.pool = ThreadPoolExecutor(1)
+        self.waited = 0
+        self._alone: dict[tuple[str, ...], tuple[list[Any], Any]] = {}
+
+    def serial(self, state: str, *verbs: str) -> tuple[list[Any], Any]:
+        """One after the other: the answers, and the tables."""
+        if (state, *verbs) not in self._alone:
+            arrange(self.one, state)
+            self._alone[(state, *verbs)] = ([answer(self.one, verb) for verb in verbs], world(self.one))
+        return self._alone[(state, *verbs)]
+
+    def interleaved(self, state: str, first: str, second: str, *, commit: bool) -> tuple[list[Any], Any]:
+        arrange(self.one, state)
+        self.one.conn.execute("BEGIN")
+        said = answer(self.one, first)
+        later = self.pool.submit(answer, self.two, second)
+        until(lambda: later.done() or blocked(self.watcher, self.two.conn))
+        self.waited += not later.done()
+        self.one.conn.execute("COMMIT" if commit else "ROLLBACK")
+        return [said, later.result(timeout=20)], world(self.one)
+
+    def wrong(self, state: str, first: str, second: str, *, commit: bool) -> list[str]:
+        said, found = self.interleaved(state, first, second, commit=commit)
+        allowed = []
+        for verbs in ((first, second), (second, first)) if commit else ((second,),):
+            answers, result = self.serial(state, *verbs)
+            mine = answers[verbs.index(second)] if first != second else answers[-1]
+            if result == found and fits(mine, said[1]):
+                return []
+            allowed.append((mine, result))
+        answers, result = self.serial(state, first) if commit else self.serial(state)
+        if result == found and did_nothing(said[1]):
+            return []
+        how = "" if commit else " (rolled back)"
+        return [f"{state}: {first}{how} | {second}: {said[1]} {found}; allowed {allowed}"]
+
+
+def did_nothing(said: Any) -> bool:
+    """Empty, refused, or only told what it saw."""
+    return said in ([], 0, "lost") or (isinstance(said, str) and said in TOLD)
+
+
+#: What an operator's verb says when it did nothing.
+TOLD = ("scheduled", "ready", "running", "succeeded", "dead", "cancelled", "missing", "conflict")
+
+
+def fits(expected: Any, said: Any) -> bool:
+    return bool(expected == said)
+
+
+def changes(pairs: Pairs, state: str, verb: str) -> bool:
+    """Does the verb do anything to a job in this state? Who does nothing holds nothing."""
+    return bool(pairs.serial(state)[1] != pairs.serial(state, verb)[1])
+
+
+@pytest.fixture
+def pairs(desk: Desk, other: Desk, session: Callable[[], psycopg.Connection[Any]]) -> Pairs:
+    return Pairs(desk, other, session())
+
+
+def run(pairs: Pairs, state: str, *, commit: bool) -> None:
+    firsts = [verb for verb in VERBS if changes(pairs, state, verb)]
+    assert firsts
+    wrong = [
+        text
+        for one in firsts
+        for two in VERBS
+        if {one, two} != UNRELATED
+        for text in pairs.wrong(state, one, two, commit=commit)
+    ]
+    assert wrong == []
+    assert pairs.waited, "nobody ever waited for anybody: nothing was interleaved"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_row_95_every_ordered_pair_is_one_of_its_two_orders(pairs: Pairs, state: str) -> None:
+    run(pairs, state, commit=True)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("state", STATES)
+def test_row_95_a_verb_that_is_rolled_back_was_never_there(pairs: Pairs, state: str) -> None:
+    run(pairs, state, commit=False)
