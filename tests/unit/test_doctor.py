@@ -198,7 +198,7 @@ def test_every_command_that_a_fix_names_exists() -> None:
     for module in Path(pgworkers.doctor.__file__).parent.glob("*.py"):
         named |= set(
             re.findall(
-                r"pgworkers ([a-z]+)(?: ([a-z]+))?", "".join(re.findall(r'"[^"\n]*"', module.read_text()))
+                r"pgworkers ([a-z]+)(?: ([a-z0-9]+))?", "".join(re.findall(r'"[^"\n]*"', module.read_text()))
             )
         )
     assert len(named) > 15
