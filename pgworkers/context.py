@@ -18,6 +18,7 @@ from pgworkers.errors import JobStopped, UsageError
 from pgworkers.flow.limit import Limit
 from pgworkers.flow.rate import Rate, Unlimited
 from pgworkers.flow.stock import Stock
+from pgworkers.observe import tracing
 from pgworkers.observe.handlers import HandlerMetrics
 from pgworkers.payload import NotJson, encode
 
@@ -241,6 +242,11 @@ class Ctx:
     def deadline(self) -> float | None:
         """Seconds left, or None when there is no limit."""
         return self._feed.remaining()
+
+    @property
+    def traceparent(self) -> str | None:
+        """The W3C trace context that the job was enqueued with, for systems that are called."""
+        return tracing.of(self.meta)
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
         """Say how far it is. Cheap: only the last word is kept, and sent with the next heartbeat."""

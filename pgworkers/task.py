@@ -24,6 +24,7 @@ from pgworkers.declare.arguments import Arguments
 from pgworkers.declare.options import Options, Using, options, refuse_unknown
 from pgworkers.errors import ResultError, UsageError
 from pgworkers.job.new import NewJob
+from pgworkers.observe import tracing
 from pgworkers.specs import TaskSpec
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class Task(Generic[P, R]):
         if how is _PLAIN:  # by place: by name it takes as long again
             return NewJob(
                 self.name, text.decode(), queue, spec.priority, None, None, None, "return", spec.max_attempts,
-                spec.max_crashes, None, None, spec.deadline, spec.expires,
+                spec.max_crashes, None, None, spec.deadline, spec.expires, None, tracing.carried(None),
             )  # fmt: skip
         return NewJob(
             task=self.name,
@@ -191,7 +192,7 @@ class Task(Generic[P, R]):
             deadline=spec.deadline if how.deadline is None else how.deadline,
             expires=spec.expires if how.expires is None else how.expires,
             concurrency_key=how.concurrency_key,
-            meta_json=how.meta_json,
+            meta_json=tracing.carried(how.meta_json),
             after=how.after,
             on_failed=how.on_failed,
         )
@@ -199,13 +200,19 @@ class Task(Generic[P, R]):
     def _enqueue(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:
         from pgworkers.handle import Job
 
-        made = self._client.enqueue(self._new(how, args, kwargs), how.conn)
+        with tracing.enqueueing(self.name) as span:
+            new = self._new(how, args, kwargs)
+            made = self._client.enqueue(new, how.conn)
+            span.made(made.id, new.queue, made.created)
         return Job(made.id, self._client, decode=self.decode_result, created=made.created)
 
     async def _aenqueue(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:
         from pgworkers.handle import Job
 
-        made = await self._client.aenqueue(self._new(how, args, kwargs), how.conn)
+        with tracing.enqueueing(self.name) as span:
+            new = self._new(how, args, kwargs)
+            made = await self._client.aenqueue(new, how.conn)
+            span.made(made.id, new.queue, made.created)
         return Job(made.id, self._client, decode=self.decode_result, created=made.created)
 
 

@@ -107,7 +107,7 @@ def docker(ctx: click.Context, *, python: str) -> None:
     \b
     Examples:
       pgworkers export docker > Dockerfile
-      docker build -t app . && docker run -e DATABASE_URL --stop-timeout 64 app
+      docker build -t app . && docker run -e DATABASE_URL --stop-timeout 75 app
     """
     from pgworkers.deploy.containers import dockerfile
 

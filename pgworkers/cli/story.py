@@ -14,6 +14,7 @@ from pgworkers.errors import UnfitArguments
 from pgworkers.job.show import AttemptView, JobView
 from pgworkers.job.standing import Standing
 from pgworkers.job.state import CRASHES, State, Verdict
+from pgworkers.observe import tracing
 
 #: Verdicts whose error is the text of user code.
 SAID_BY_USERS = (Verdict.ERROR, Verdict.DISCARDED, Verdict.EXIT)
@@ -140,7 +141,8 @@ def _facts(job: JobView, now: datetime, around: Standing) -> Iterator[str]:
         "progress": plain(progress(job.progress)),
         "checkpoint": _json(job.checkpoint),
         "unique": plain(job.unique_key or ""),
-        "meta": _json(job.meta),
+        "trace": tracing.of(job.meta) or "",
+        "meta": _json(_other(job.meta)),
     }
     for name, value in facts.items():
         if value:
@@ -222,6 +224,13 @@ def _listed(rungs: Any) -> list[dict[str, Any]]:
 
 def _rung(rung: dict[str, Any]) -> str:
     return str(rung.get("rung", "?"))
+
+
+def _other(meta: Any) -> Any:
+    """The meta without the trace, which has a line of its own."""
+    if tracing.of(meta) is None:
+        return meta
+    return {key: value for key, value in meta.items() if key not in (tracing.PARENT, tracing.STATE)} or None
 
 
 def _json(value: Any) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
 from pgworkers.clock import seconds, size
 from pgworkers.errors import UsageError
+from pgworkers.observe import tracing
 from pgworkers.payload import NotJson, encode
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Using(TypedDict, total=False):
     concurrency_key: str | None
     after: Sequence[Numbered | int]  # begins when all of these jobs have succeeded
     on_failed: OnFailed  # one that did not succeed: cancel this one, run it, or wait for a retry
+    traceparent: str | None  # W3C trace context; else the current OpenTelemetry span's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +168,12 @@ def read_meta(value: Mapping[str, Any] | None) -> str | None:
         raise UsageError(f"meta: {exc}; nothing was enqueued") from None
 
 
+def traced(meta: Mapping[str, Any] | None, traceparent: str) -> Mapping[str, Any]:
+    """The meta with the trace in it."""
+    read_meta(meta)
+    return {**(meta or {}), tracing.PARENT: tracing.read(traceparent)}
+
+
 def read_after(value: Sequence[Numbered | int]) -> tuple[int, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise UsageError(f"after: {type(value).__name__} is not a list of jobs; nothing was enqueued")
@@ -196,6 +204,7 @@ def options(
     concurrency_key: str | None = None,
     after: Sequence[Numbered | int] = (),
     on_failed: OnFailed = "cancel",
+    traceparent: str | None = None,
 ) -> Options:
     """Check and convert what `using(...)` was given."""
     if delay is not None and at is not None:
@@ -221,7 +230,7 @@ def options(
         timeout=read_duration(timeout, what="timeout"),
         deadline=read_duration(deadline, what="deadline"),
         memory=read_memory(memory, what="memory"),
-        meta_json=read_meta(meta),
+        meta_json=read_meta(meta if traceparent is None else traced(meta, traceparent)),
         conn=conn,
         max_attempts=None if retries is None else read_count(retries, what="retries", most=10_000) + 1,
         concurrency_key=read_key(concurrency_key, what="concurrency_key"),

@@ -1,7 +1,8 @@
 """The drain: how a host ends.
 
 Stop claiming, give back what has not started, let running jobs finish while renewal and cancel go on; at the end of
-the drain time climb the ladder, wait for each process to be really dead, write what is left, remove the host's row.
+the drain time climb the ladder, wait for each process to be really dead, write what is left, let the stop hooks of
+workers end, remove the host's row.
 Nothing here waits for ever: a database that is down does not hold the exit, its jobs are rescued by their lease.
 """
 
@@ -32,7 +33,14 @@ def longest(settings: Settings) -> float:
     """The most seconds from SIGTERM to the exit: what a service manager must allow."""
     writing = settings.statement_timeout + 1.0
     stopping = settings.ask_grace + settings.raise_grace + LADDER_TIME + KILL_TIME
-    return settings.drain + stopping + 2 * writing + LEAVE_TIME + settings.statement_timeout
+    return (
+        settings.drain + stopping + 2 * writing + leaving(settings) + LEAVE_TIME + settings.statement_timeout
+    )
+
+
+def leaving(settings: Settings) -> float:
+    """How long the stop hooks of a worker may take."""
+    return settings.ask_grace + settings.raise_grace + 1.0
 
 
 async def drain(host: Host) -> None:
@@ -49,6 +57,7 @@ async def drain(host: Host) -> None:
     if host.dispatch.busy():
         await _stop_running(host)
     await _write_the_rest(host)
+    await _until_left(host)
     host.supervisors.hang_up()
     await _until_alone(host)
     try:
@@ -88,6 +97,16 @@ async def _stop_running(host: Host) -> None:
     for worker in host.dispatch.busy():
         host.dispatch.wish(worker, "kill")
     await _until_idle(host, KILL_TIME)
+
+
+async def _until_left(host: Host) -> None:
+    """Workers that were let go run their stop hooks; their supervisors end those that take longer than the graces."""
+    try:
+        async with asyncio.timeout(leaving(host.settings)):
+            while not host.hurry.is_set() and any(w.state == "leaving" for w in host.dispatch.all_workers()):
+                await asyncio.sleep(STEP)
+    except TimeoutError:
+        pass
 
 
 async def _until_alone(host: Host) -> None:

@@ -18,28 +18,7 @@ from pgworkers.job.state import CRASHES, State, Verdict
 from pgworkers.master import sentences
 from pgworkers.master.held import Held
 from pgworkers.supervisor.messages import Died
-from pgworkers.worker.messages import Report
-
-#: Why a ladder was climbed -> the verdict of an attempt that it ended.
-OF_REASON = {
-    "cancel": Verdict.CANCELLED,
-    "deadline": Verdict.TIMEOUT,
-    "memory": Verdict.MEMORY_LIMIT,
-    "drain": Verdict.INTERRUPTED,
-    "kill": Verdict.INTERRUPTED,
-    "lease": Verdict.LEASE_LOST,
-    "stall": Verdict.TIMEOUT,
-}
-OF_OUTCOME = {
-    "done": Verdict.SUCCEEDED,
-    "error": Verdict.ERROR,
-    "retry": Verdict.ERROR,
-    "snooze": Verdict.SNOOZED,
-    "throttled": Verdict.THROTTLED,
-    "discard": Verdict.DISCARDED,
-    "unfit": Verdict.ERROR,
-    "exit": Verdict.EXIT,
-}
+from pgworkers.worker.messages import OF_REASON, Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +48,9 @@ def of_report(report: Report, held: Held | None = None) -> Ending:
     """The ending a worker told itself. `held` lends its limits to the sentence."""
     error = report.error
     if report.outcome == "stopped":
-        verdict = OF_REASON.get(report.reason or "", Verdict.INTERRUPTED)
         error = sentences.of_stop(report.reason or "", held, report.peak_rss, error)
-    else:
-        verdict = OF_OUTCOME.get(report.outcome, Verdict.ERROR)
     return Ending(
-        verdict,
+        report.verdict,
         report.duration,
         report.cpu,
         report.peak_rss,

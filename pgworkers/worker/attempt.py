@@ -15,6 +15,8 @@ from msgspec import Raw
 from pgworkers.clock import MAX_SECONDS
 from pgworkers.context import Ctx
 from pgworkers.errors import AppNotLoaded
+from pgworkers.job.state import FREE, Verdict
+from pgworkers.observe import tracing
 from pgworkers.process import faults, memfd, scoreboard
 from pgworkers.process.measure import Meter
 from pgworkers.process.scoreboard import Reason, Slot, State
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     import psycopg
 
     from pgworkers.client.backends import Backends
+
+
+#: Verdicts that are no error of the span.
+GOOD = FREE | {Verdict.SUCCEEDED, Verdict.CANCELLED, Verdict.DISCARDED}
 
 
 class Feed:
@@ -73,6 +79,7 @@ class Attempt:
         self._backends: Backends | None = None
         self._started = False
         self._too_late = False  # the deadline of the whole job passed while the order waited
+        self._span: tracing.Consumer | None = None
 
     def prepare(self, meter: Meter) -> None:
         """The slot says whose job this is from here on; a death is now this job's."""
@@ -117,6 +124,9 @@ class Attempt:
         if self._too_late or self._slot.wished(self.job, self.lease):
             return
         self._started = True
+        order = self._order
+        meta = self.ctx.meta if self.ctx is not None else {}
+        self._span = tracing.attempting(order.task, order.queue, self.job, order.attempt, meta)
         self._ending = window.run(self.job, self.lease, lambda: self._call(loop))
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
@@ -171,6 +181,10 @@ class Attempt:
         _flush_streams()
         if report.outcome != "done":
             report.output = self._output()
+        if (
+            self._span is not None
+        ):  # while the ladder still climbs: an exporter that hangs is the job's affair
+            self._span.end(report.verdict, report.error, report.verdict in GOOD)
         return report
 
     def _tell_exception(self, report: Report, error: BaseException, wished: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from pgworkers.observe import records
+from pgworkers.observe import records, tracing
 from pgworkers.process import faults, frames, measure, scoreboard, tickets
 from pgworkers.process.frames import Frame
 from pgworkers.process.measure import Meter
@@ -160,6 +160,7 @@ class Worker:
             self._loop.close()
         except BaseException:
             traceback.print_exc()
+        tracing.flush()
         _flush()
         return 0
 

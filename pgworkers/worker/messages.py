@@ -12,7 +12,30 @@ from enum import IntEnum
 import msgspec
 from msgspec import Raw
 
+from pgworkers.job.state import Verdict
+
 NULL = Raw(b"null")
+
+#: Why a ladder was climbed -> the verdict of an attempt that it ended.
+OF_REASON = {
+    "cancel": Verdict.CANCELLED,
+    "deadline": Verdict.TIMEOUT,
+    "memory": Verdict.MEMORY_LIMIT,
+    "drain": Verdict.INTERRUPTED,
+    "kill": Verdict.INTERRUPTED,
+    "lease": Verdict.LEASE_LOST,
+    "stall": Verdict.TIMEOUT,
+}
+OF_OUTCOME = {
+    "done": Verdict.SUCCEEDED,
+    "error": Verdict.ERROR,
+    "retry": Verdict.ERROR,
+    "snooze": Verdict.SNOOZED,
+    "throttled": Verdict.THROTTLED,
+    "discard": Verdict.DISCARDED,
+    "unfit": Verdict.ERROR,
+    "exit": Verdict.EXIT,
+}
 
 
 class Kind(IntEnum):
@@ -70,6 +93,12 @@ class Report(msgspec.Struct, array_like=True):
     started: bool = True  # False: stopped before the handler began
     last: bool = False  # the worker leaves after this job (max_jobs, max_rss)
     stopped: float = 0.0  # stopped: seconds from the wish to the end
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.outcome == "stopped":
+            return OF_REASON.get(self.reason or "", Verdict.INTERRUPTED)
+        return OF_OUTCOME.get(self.outcome, Verdict.ERROR)
 
 
 _DONE = struct.Struct("<ddq")

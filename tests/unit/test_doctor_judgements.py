@@ -98,11 +98,11 @@ def test_limits_are_judged_by_the_workers() -> None:
 
 def test_the_drain_must_fit_into_what_the_service_manager_waits() -> None:
     needed = longest(Settings())
-    assert needed == 25 + 5 + 5 + 4 + 12 + 3 + 5
+    assert needed == 25 + 5 + 5 + 4 + 12 + 11 + 3 + 5
     of_systemd = Machine(1, True, unit="w.service", stop=30.0, kill_mode="mixed")
     (short,) = local.stopping(of_systemd, 0, needed)
-    assert (short.level, short.fix[0][:18]) == (Level.WARN, "TimeoutStopSec=59 ")
-    assert levels(local.stopping(of_systemd, 60.0, needed)) == ["ok"]  # what was told wins
+    assert (short.level, short.fix[0][:18]) == (Level.WARN, "TimeoutStopSec=70 ")
+    assert levels(local.stopping(of_systemd, 75.0, needed)) == ["ok"]  # what was told wins
     assert levels(local.stopping(Machine(1, True, stop=float("inf")), 0, needed)) == ["ok"]
     assert levels(local.stopping(Machine(1, True, kubernetes=True), 0, needed)) == ["skip"]
     assert levels(local.stopping(Machine(1, True), 0, needed)) == ["skip"]

@@ -1,0 +1,202 @@
+"""Traces: a job carries the W3C `traceparent` of whoever enqueued it, and with OpenTelemetry both ends have spans.
+
+It travels in `meta`, so it needs no column and comes along wherever `meta` does: COPY, SQL, retries, history.
+OpenTelemetry is never imported here: its API is used only when the process has imported it already, which whoever sets up
+a provider (or uses `opentelemetry-instrument`) has done. Without that nothing happens, and nothing is loaded. Spans never
+break a job: what goes wrong in here is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from pgworkers.errors import UsageError
+
+PARENT, STATE = "traceparent", "tracestate"
+#: How long spans that wait for their exporter may hold a worker that leaves.
+FLUSH_TIME = 2.0
+_FORM = re.compile(
+    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
+)
+_LONGEST = 256
+_STATE_LONGEST = 512
+
+
+def parts(text: Any) -> tuple[int, int, int] | None:
+    """Trace, span and flags of a `traceparent` as W3C says; None: it is none."""
+    found = _FORM.fullmatch(text) if isinstance(text, str) and len(text) <= _LONGEST else None
+    if found is None or found["version"] == "ff" or (found["version"] == "00" and found["more"]):
+        return None
+    trace, span = int(found["trace"], 16), int(found["span"], 16)
+    return (trace, span, int(found["flags"], 16)) if trace and span else None
+
+
+def read(text: Any) -> str:
+    """A `traceparent` that somebody wrote, or a UsageError."""
+    if parts(text) is None:
+        raise UsageError(
+            f"traceparent: {str(text)[:80]!r} is not W3C's 00-<32 hex digits>-<16 hex digits>-<2 hex digits>; "
+            "nothing was enqueued"
+        )
+    return str(text)
+
+
+def of(meta: Mapping[str, Any] | Any) -> str | None:
+    """The `traceparent` in a job's meta, if there is a good one."""
+    found = meta.get(PARENT) if isinstance(meta, Mapping) else None
+    return found if parts(found) is not None else None
+
+
+def carried(meta_json: str | None) -> str | None:
+    """The meta of a new job, with the current span in it, unless it has a `traceparent` already."""
+    api = _api()
+    if api is None or (meta_json is not None and f'"{PARENT}"' in meta_json):
+        return meta_json
+    context = api.get_current_span().get_span_context()
+    if not context.is_valid:
+        return meta_json
+    words = {PARENT: f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"}
+    state = context.trace_state.to_header() if context.trace_state else ""
+    if state and len(state) <= _STATE_LONGEST and state.isascii():
+        words[STATE] = state
+    return json.dumps({**(json.loads(meta_json) if meta_json else {}), **words})
+
+
+class Producer:
+    """The span of one enqueue, or nothing."""
+
+    def __init__(self, span: Any = None) -> None:
+        self._span = span
+
+    def made(self, job: int, queue: str | None, created: bool) -> None:
+        if self._span is not None:
+            self._span.set_attributes(
+                {
+                    "messaging.message.id": str(job),
+                    "messaging.destination.name": queue or "default",
+                    "pgworkers.queue": queue or "default",
+                    "pgworkers.job": job,
+                    "pgworkers.created": created,
+                }
+            )
+
+
+_NOBODY = Producer()
+
+
+def enqueueing(task: str) -> AbstractContextManager[Producer]:
+    """A PRODUCER span around one enqueue; it is what the job then carries."""
+    api = _api()
+    return nullcontext(_NOBODY) if api is None else _enqueueing(api, task)
+
+
+@contextmanager
+def _enqueueing(api: Any, task: str) -> Iterator[Producer]:
+    attributes = {"messaging.system": "pgworkers", "messaging.operation.type": "send", "pgworkers.task": task}
+    with _tracer(api).start_as_current_span(
+        f"enqueue {task}", kind=api.SpanKind.PRODUCER, attributes=attributes
+    ) as span:
+        yield Producer(span)
+
+
+class Consumer:
+    """The span of one attempt: child of the enqueue and linked to it, current while the handler runs."""
+
+    def __init__(
+        self, api: Any, task: str, queue: str, job: int, attempt: int, meta: Mapping[str, Any]
+    ) -> None:
+        self._api = api
+        self._current = ExitStack()
+        came = _remote(api, meta)
+        context = None if came is None else api.set_span_in_context(api.NonRecordingSpan(came))
+        self._span = _tracer(api).start_span(
+            f"attempt {task}",
+            context=context,
+            kind=api.SpanKind.CONSUMER,
+            links=() if came is None else (api.Link(came),),
+            attributes={
+                "messaging.system": "pgworkers",
+                "messaging.operation.type": "process",
+                "messaging.destination.name": queue,
+                "messaging.message.id": str(job),
+                "pgworkers.task": task,
+                "pgworkers.queue": queue,
+                "pgworkers.job": job,
+                "pgworkers.attempt": attempt,
+            },
+        )
+        self._current.enter_context(
+            api.use_span(self._span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
+        )
+
+    def end(self, verdict: str, error: str | None, good: bool) -> None:
+        try:
+            self._current.close()
+            self._span.set_attribute("pgworkers.verdict", verdict)
+            if not good:
+                self._span.set_status(self._api.Status(self._api.StatusCode.ERROR, error or verdict))
+            self._span.end()
+        except Exception:
+            pass
+
+
+def attempting(task: str, queue: str, job: int, attempt: int, meta: Mapping[str, Any]) -> Consumer | None:
+    """A CONSUMER span for one attempt, if this process has OpenTelemetry."""
+    api = _api()
+    if api is None:
+        return None
+    try:
+        return Consumer(api, task, queue, job, attempt, meta)
+    except Exception:
+        return None
+
+
+def flush() -> None:
+    """Let spans that wait for their exporter go, for as long as that may take."""
+    api = _api()
+    provider = None if api is None else api.get_tracer_provider()
+    force = getattr(provider, "force_flush", None)
+    if force is None:
+        return
+    thread = threading.Thread(target=_quietly, args=(force,), name="pgworkers-flush", daemon=True)
+    thread.start()
+    thread.join(FLUSH_TIME)
+
+
+def _quietly(force: Any) -> None:
+    try:
+        force(int(FLUSH_TIME * 1000))
+    except Exception:
+        pass
+
+
+def _api() -> Any:
+    """`opentelemetry.trace`, if somebody imported it (to its end)."""
+    found = sys.modules.get("opentelemetry.trace")
+    return found if hasattr(found, "get_tracer") and hasattr(found, "use_span") else None
+
+
+def _tracer(api: Any) -> Any:
+    return api.get_tracer("pgworkers")
+
+
+def _remote(api: Any, meta: Mapping[str, Any]) -> Any:
+    found = parts(of(meta))
+    if found is None:
+        return None
+    trace, span, flags = found
+    state = meta.get(STATE)
+    header = [state] if isinstance(state, str) and len(state) <= _STATE_LONGEST else []
+    return api.SpanContext(
+        trace_id=trace,
+        span_id=span,
+        is_remote=True,
+        trace_flags=api.TraceFlags(flags),
+        trace_state=api.TraceState.from_header(header),
+    )
