@@ -181,9 +181,8 @@ class Attempt:
         _flush_streams()
         if report.outcome != "done":
             report.output = self._output()
-        if (
-            self._span is not None
-        ):  # while the ladder still climbs: an exporter that hangs is the job's affair
+        if self._span is not None:
+            # While the ladder still climbs: an exporter that hangs is the job's affair.
             self._span.end(report.verdict, report.error, report.verdict in GOOD)
         return report
 
