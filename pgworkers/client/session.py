@@ -54,7 +54,7 @@ class Client:
         from pgworkers.job import enqueue as verb
 
         if conn is None:
-            return self._run(verb.enqueue(new), repeatable=False)
+            return self._run(verb.enqueue(new, alone=True), repeatable=False)
         from pgworkers.postgres.statements import run
 
         theirs = _blocking(conn)
@@ -71,7 +71,7 @@ class Client:
         from pgworkers.job import enqueue as verb
 
         if conn is None:
-            return await self._arun(verb.enqueue(new), repeatable=False)
+            return await self._arun(verb.enqueue(new, alone=True), repeatable=False)
         from pgworkers.postgres.statements import arun
 
         theirs = _async(conn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 import psycopg.errors
@@ -12,6 +13,11 @@ from pgworkers.job.new import NewJob
 from pgworkers.postgres.statements import Query, Statement
 
 _ENQUEUE = Statement.beside(__file__, "enqueue")
+_NOW = Statement.beside(__file__, "enqueue_now")
+
+
+#: Characters of arguments that cannot be nested too deeply for anybody.
+SMALL = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +28,25 @@ class Enqueued:
     created: bool
 
 
-def enqueue(job: NewJob) -> Query[Enqueued]:
-    """Enqueue one job. Errors of the database become ours by `translate`."""
+def enqueue(job: NewJob, *, alone: bool = False) -> Query[Enqueued]:
+    """Enqueue one job. Errors of the database become ours by `translate`.
+
+    `alone`: the statement is a transaction of its own.
+    """
+    if _is_plain(job):
+        return Query(
+            _NOW,
+            {
+                "priority": job.priority,
+                "queue": job.queue,
+                "task": job.task,
+                "max_attempts": job.max_attempts,
+                "max_crashes": job.max_crashes,
+                "args": job.args_json,
+                "alone": alone,
+            },
+            _made,
+        )
     params = {
         "task": job.task,
         "args": job.args_json,
@@ -45,7 +68,34 @@ def enqueue(job: NewJob) -> Query[Enqueued]:
         "on_failed": job.on_failed,
         "held": job.held,
     }
-    return Query(_ENQUEUE, params, lambda rows: Enqueued(*rows[0]))
+    return Query(_ENQUEUE, params, _made)
+
+
+def _is_plain(job: NewJob) -> bool:
+    """Ready now, nothing special, and all its values are known; small, so that there is nothing to refuse."""
+    return (
+        job.queue is not None
+        and job.priority is not None
+        and job.max_attempts is not None
+        and job.max_crashes is not None
+        and job.delay is None
+        and job.run_at is None
+        and job.unique is None
+        and not job.after
+        and not job.held
+        and job.expires is None
+        and job.deadline is None
+        and job.timeout is None
+        and job.memory is None
+        and job.concurrency_key is None
+        and job.meta_json is None
+        and len(job.args_json) < SMALL
+        and job.args_json.startswith("{")
+    )
+
+
+def _made(rows: list[tuple[Any, ...]]) -> Enqueued:
+    return Enqueued(rows[0][0], rows[0][1])
 
 
 def translate(error: psycopg.Error) -> Exception:

@@ -1,4 +1,7 @@
-"""The claimer: keeps the desks supplied, on the claim connection, while earlier jobs run and finish."""
+"""The claimer: keeps the desks supplied, on the claim connection, while earlier jobs run and finish.
+
+It claims when it is told of work or of room for it, and by itself as `Wakes` says; where it looks, `Positions` says.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,18 @@ import asyncio
 
 import psycopg
 
+from pgworkers.clock import monotonic
 from pgworkers.events import Claimed as ClaimedFact
 from pgworkers.events import Facts
-from pgworkers.job.claim import claim
+from pgworkers.job.asleep import asleep
+from pgworkers.job.claim import Claimed, Wants, claim
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.line import Line, LineDown
+from pgworkers.master.positions import Positions
+from pgworkers.master.wakes import Wakes
 from pgworkers.settings import Settings
 
-#: One claim in so many takes the oldest jobs first.
+#: At most one claim in so many takes the oldest jobs first.
 OUT_OF_TURN = 10
 
 
@@ -25,28 +32,43 @@ class Claims:
         self._facts = facts
         self._settings = settings
         self._wake = asyncio.Event()
+        self._wakes = Wakes()
+        self._positions = Positions()
+        self._in_turn = OUT_OF_TURN - 1  # claims since the last one out of turn
+        self._hungry = False  # the last claim did not bring all that there was room for,
+        self._partial = False  # and had not looked everywhere
         self.polls = 0
 
     def poke(self) -> None:
         """There may be work, or room for it."""
         self._wake.set()
 
+    def heard(self, queue: str) -> None:
+        """A notification: there are jobs in this queue."""
+        self._wakes.heard(queue, monotonic())
+        self._wake.set()
+
+    def forgotten(self) -> None:
+        """The database may have forgotten that this host wants to be told, and notifications may have been missed."""
+        self._wakes.forget()
+        self._wake.set()
+
     async def run(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(self._settings.poll):
+                async with asyncio.timeout(self._pause()):
                     await self._wake.wait()
             except TimeoutError:
                 pass
             self._wake.clear()
-            wants = self._dispatch.wants()
-            if not wants:
-                continue
-            self.polls += 1
             try:
-                claimed = await self._line.ask(
-                    claim(self._host, wants, list(self._dispatch.tasks), self._aged())
-                )
+                await self._tell()
+                wants = self._dispatch.wants()
+                if not wants:
+                    self._hungry = self._partial = False
+                    continue
+                self.polls += 1
+                claimed = await self._claim(wants)
             except LineDown:
                 await self._line.rest()
                 self._wake.set()
@@ -59,8 +81,35 @@ class Claims:
                 self._dispatch.take(claimed)
                 self._wake.set()  # there may be more; the next claim finds out while these run
 
+    def _pause(self) -> float:
+        now = monotonic()
+        pause = self._wakes.pause(now, self._settings.poll, self._hungry)
+        return min(pause, max(0.0, self._positions.whole_at() - now)) if self._partial else pause
+
+    async def _tell(self) -> None:
+        """Before the claim, so that whatever is enqueued unheard until then is found by it."""
+        wanted = self._wakes.to_tell(self._dispatch.desks)
+        if wanted is not None and self._dispatch.claiming:
+            await self._line.ask(asleep(self._host, wanted))
+            self._wakes.told(wanted, monotonic())
+
+    async def _claim(self, wants: list[Wants]) -> list[Claimed]:
+        began = monotonic()
+        head, gates = self._positions.head_is_due(began), self._positions.gates_are_due(began)
+        places = None if head else self._positions.places(want.queue for want in wants)
+        aged = self._aged() if head else None
+        tasks = list(self._dispatch.tasks)
+        claimed = await self._line.ask(claim(self._host, wants, tasks, aged, places=places, gates=gates))
+        now = monotonic()
+        self._positions.took(now - began, now, head=head, gates=gates, jobs=len(claimed))
+        self._positions.found(claimed)
+        self._wakes.looked((want.queue for want in wants), {job.queue for job in claimed}, now)
+        self._hungry = len(claimed) < sum(want.count for want in wants)
+        self._partial = self._hungry and not (head and gates)
+        self._in_turn = 0 if aged is not None else self._in_turn + 1
+        return claimed
+
     def _aged(self) -> float | None:
         """Low priority never starves: now and then the oldest go first."""
-        if self._settings.ageing > 0 and self.polls % OUT_OF_TURN == 0:
-            return self._settings.ageing
-        return None
+        due = self._settings.ageing > 0 and self._in_turn >= OUT_OF_TURN - 1
+        return self._settings.ageing if due else None

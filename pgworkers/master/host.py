@@ -271,7 +271,11 @@ class Host:
 
     def _noticed(self, payload: str) -> None:
         kind, _, what = payload.partition(":")
-        if kind in ("ready", "reconnected", "queue"):
+        if kind == "ready":
+            self.claims.heard(what)
+        if kind == "reconnected":
+            self.claims.forgotten()
+        if kind == "queue":
             self.claims.poke()
         if kind in ("queue", "reconnected"):
             self.scaling.poke()

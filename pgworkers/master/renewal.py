@@ -95,6 +95,7 @@ class Renewal:
         if not renewed.known:
             # The row was swept while this host was away. Its jobs are lost; the host begins anew under the same id.
             await self._line.ask(self._registration())
+            self._on_notice("reconnected")
         fresh = sent - self._born < FRESH
         self._due = sent + (min(1.0, self._settings.renew) if fresh else self._settings.renew)
         self.unbroken.renewed(sent)

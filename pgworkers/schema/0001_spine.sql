@@ -171,6 +171,15 @@ CREATE TABLE pgworkers.host (
     workers    jsonb       NOT NULL DEFAULT '[]'         -- the process view, as of the last renewal
 ) WITH (fillfactor = 50);
 
+-- Hosts that sleep and want to be told of new jobs of a queue. Without such a row nobody is notified: NOTIFY makes all commits wait
+-- for one another, and a host that is awake looks by itself (docs/adr/1102). Not logged: who reconnects says it again.
+CREATE UNLOGGED TABLE pgworkers.asleep (
+    queue text NOT NULL,
+    host  uuid NOT NULL REFERENCES pgworkers.host (id) ON DELETE CASCADE,
+    PRIMARY KEY (queue, host)
+) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
+CREATE INDEX asleep_host ON pgworkers.asleep (host);
+
 CREATE VIEW pgworkers.worker AS
 SELECT h.id AS host, h.name AS host_name, w.*
   FROM pgworkers.host h,
@@ -263,6 +272,8 @@ DECLARE
     due timestamptz := coalesce(enqueue.run_at, now()) + coalesce(enqueue.delay, interval '0');
     later boolean := (enqueue.run_at IS NOT NULL OR enqueue.delay IS NOT NULL) AND due > now();
     waits boolean := enqueue.held;
+    -- Other statements of this transaction came before, so others may follow, and whoever sleeps by then cannot be known now.
+    alone boolean := statement_timestamp() - now() < interval '20 ms' AND pg_current_xact_id_if_assigned() IS NULL;
     parents bigint[];
     failed bigint;
 BEGIN
@@ -301,8 +312,10 @@ BEGIN
             enqueue.created := true;
             IF waits THEN
                 PERFORM pgworkers.wait_for(enqueue.id, parents, enqueue.on_failed, failed);
-            ELSIF NOT later THEN
+            ELSIF NOT later AND (NOT alone OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue = enqueue.queue)) THEN
                 PERFORM pg_notify('pgworkers', 'ready:' || enqueue.queue);
+            ELSIF later AND due < now() + interval '10 s' THEN
+                PERFORM pg_notify('pgworkers', 'due:');
             END IF;
             RETURN;
         END IF;
@@ -330,6 +343,25 @@ BEGIN
                 USING ERRCODE = 'serialization_failure';
         END IF;
     END LOOP;
+END $$;
+
+-- What enqueue() does for a job that is ready now and has nothing special about it, at less cost: for callers that know everything
+-- about the task and have checked the arguments. `alone`: the call is a transaction of its own.
+CREATE FUNCTION pgworkers.enqueue_now(task text, args jsonb, queue text, priority integer, max_attempts integer,
+                                      max_crashes integer, alone boolean) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    made bigint;
+BEGIN
+    INSERT INTO pgworkers.job AS j (priority, queue, task, max_attempts, max_crashes, args)
+    VALUES (enqueue_now.priority, enqueue_now.queue, enqueue_now.task, enqueue_now.max_attempts, enqueue_now.max_crashes,
+            enqueue_now.args)
+    RETURNING j.id INTO made;
+    IF NOT enqueue_now.alone OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue = enqueue_now.queue) THEN
+        PERFORM pg_notify('pgworkers', 'ready:' || enqueue_now.queue);
+    END IF;
+    RETURN made;
 END $$;
 
 -- Wish that a job ends. Ready or scheduled: cancelled at once. Running: its host is told, and the row becomes

@@ -47,7 +47,7 @@ BEGIN
     FOR one IN
         SELECT p.oid::pg_catalog.regprocedure::text AS name FROM pg_catalog.pg_proc p
          WHERE p.pronamespace = 'pgworkers'::pg_catalog.regnamespace
-           AND p.proname IN ('enqueue', 'make_partitions', 'drop_partition')
+           AND p.proname IN ('enqueue', 'enqueue_now', 'make_partitions', 'drop_partition')
     LOOP
         EXECUTE pg_catalog.format('ALTER FUNCTION %s SECURITY DEFINER', one.name);
     END LOOP;
@@ -66,6 +66,7 @@ GRANT USAGE ON SCHEMA pgworkers TO pgworkers_worker, pgworkers_operator, pgworke
 -- Every command looks first whether it speaks this schema.
 GRANT SELECT ON pgworkers.migration TO pgworkers_enqueue;
 GRANT EXECUTE ON FUNCTION pgworkers.enqueue TO pgworkers_enqueue;
+GRANT EXECUTE ON FUNCTION pgworkers.enqueue_now TO pgworkers_enqueue;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA pgworkers TO pgworkers_viewer, pgworkers_operator, pgworkers_worker;
 GRANT EXECUTE ON FUNCTION pgworkers.percentile, pgworkers.add, pgworkers.merged TO pgworkers_viewer;

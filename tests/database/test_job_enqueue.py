@@ -16,6 +16,7 @@ from support.desk import Desk
 
 from pgworkers.errors import ArgumentError, DuplicateJob, SchemaOutOfDate, UsageError
 from pgworkers.job import queue
+from pgworkers.job.asleep import asleep
 from pgworkers.job.copying import CHUNK_ROWS, acopy_in, copy_in
 from pgworkers.job.enqueue import Enqueued, enqueue, translate
 from pgworkers.job.new import NewJob
@@ -38,7 +39,9 @@ def refused(desk: Desk, job: NewJob) -> Exception:
     return translate(caught.value)
 
 
-def test_a_job_is_ready_and_its_queue_is_told(desk: Desk) -> None:
+def test_a_job_is_ready_and_whoever_sleeps_is_told(desk: Desk) -> None:
+    desk.register()
+    desk.ask(asleep(desk.host, ["a"]))
     desk.listen()
     made = desk.ask(enqueue(NewJob("t", '{"a": [1, "é"]}', queue="a", meta_json='{"why": 1}')))
     assert made.created
@@ -62,8 +65,10 @@ def test_a_later_time_makes_it_scheduled_and_tells_nobody(desk: Desk) -> None:
     at = datetime.now(UTC) + timedelta(hours=1)
     by_time = desk.see(desk.put(run_at=at))
     assert (by_time.state, by_time.run_at) == (State.SCHEDULED, at)
-    assert desk.see(desk.put(delay=5.0)).state is State.SCHEDULED
+    assert desk.see(desk.put(delay=60.0)).state is State.SCHEDULED
     assert desk.notices() == []
+    assert desk.see(desk.put(delay=5.0)).state is State.SCHEDULED
+    assert desk.notices() == [("pgworkers", "due:")], "sooner than the leader may look by itself"
     assert desk.see(desk.put(delay=0.0)).state is State.READY
     assert desk.see(desk.put(run_at=datetime(2020, 1, 1, tzinfo=UTC))).state is State.READY
 

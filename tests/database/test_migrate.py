@@ -12,6 +12,7 @@ from support.desk import Desk
 
 from pgworkers.errors import SchemaOutOfDate, UsageError
 from pgworkers.job import cancel
+from pgworkers.job.asleep import asleep
 from pgworkers.job.state import State, Verdict
 from pgworkers.postgres import connect, migrate
 from pgworkers.postgres.migrate import Migration
@@ -157,6 +158,7 @@ def test_two_installations_in_one_database_know_nothing_of_each_other(db: psycop
     assert migrate.up(db, "order") == [migration.name for migration in migrate.known()]
     ours, theirs = Desk(db, "pgworkers"), Desk(db, "order")
     theirs.register()
+    theirs.ask(asleep(theirs.host, ["a"]))
     for channel in ("pgworkers", "pgworkers_done", '"order"', "order_done"):
         db.execute(f"LISTEN {channel}")
     job_id = theirs.put(args='{"a": 1}', unique="k")

@@ -15,7 +15,9 @@ from support.desk import Desk
 from support.server import Server
 
 from pgworkers.job import cancel, discard, queue, request, requeue
-from pgworkers.job.enqueue import NewJob, copy_in, enqueue
+from pgworkers.job.copying import copy_in
+from pgworkers.job.enqueue import enqueue
+from pgworkers.job.new import NewJob
 from pgworkers.postgres import migrate
 from pgworkers.postgres.statements import Query, run
 from pgworkers.schedule import operate

@@ -1,0 +1,203 @@
+"""Who is notified of a new job: a host that sleeps, and in a longer transaction everybody. And where a claim looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from msgspec.structs import replace
+from support.desk import Desk, until
+
+from pgworkers.job import cancel, claim, retry
+from pgworkers.job.asleep import asleep
+from pgworkers.job.claim import Range, Wants
+from pgworkers.job.copying import copy_in
+from pgworkers.job.enqueue import enqueue
+from pgworkers.job.new import NewJob
+from pgworkers.job.state import Verdict
+from pgworkers.master.positions import Positions
+from pgworkers.postgres.connect import STEADY
+
+PLAIN = NewJob("t", queue="a", priority=0, max_attempts=3, max_crashes=3)
+
+
+@pytest.fixture
+def desk(dsn: str) -> Iterator[Desk]:
+    options = " ".join(f"-c {name}={value}" for name, value in STEADY.items())
+    with psycopg.connect(dsn, autocommit=True, options=options) as conn:
+        desk = Desk(conn, "pgworkers")
+        desk.register()
+        desk.listen()
+        yield desk
+
+
+def told(desk: Desk) -> list[str]:
+    return [payload for _, payload in desk.notices()]
+
+
+def test_only_who_sleeps_is_notified(desk: Desk) -> None:
+    desk.ask(enqueue(PLAIN, alone=True))
+    assert told(desk) == [], "nobody sleeps"
+    # The function cannot know for sure that it is called in a transaction of its own: on a bad day it had rather notify.
+    by_function = enqueue(NewJob("t", queue="a", meta_json="{}"))
+    until(lambda: desk.ask(by_function) and told(desk) == [])
+    until(lambda: desk.conn.execute("SELECT pgworkers.enqueue('t', queue => 'a')") and told(desk) == [])
+    desk.ask(asleep(desk.host, ["b", "a"]))
+    for way in (enqueue(PLAIN, alone=True), by_function):
+        desk.ask(way)
+        assert told(desk) == ["ready:a"]
+    desk.ask(enqueue(replace(PLAIN, queue="c"), alone=True))
+    assert told(desk) == [], "of a queue that nobody asked about"
+    desk.ask(asleep(desk.host, ["b"]))
+    desk.ask(enqueue(PLAIN, alone=True))
+    assert told(desk) == []
+
+
+def test_in_a_longer_transaction_everybody_is_notified(desk: Desk) -> None:
+    """Who sleeps when it commits cannot be known while it runs."""
+    with desk.conn.transaction():
+        desk.conn.execute("SELECT pg_sleep(0.05)")
+        desk.ask(enqueue(NewJob("t", queue="a", meta_json="{}")))
+    assert told(desk) == ["ready:a"]
+    desk.conn.execute("CREATE TABLE public.orders (id int)")
+    desk.conn.execute(
+        "WITH o AS (INSERT INTO public.orders VALUES (1) RETURNING id) SELECT pgworkers.enqueue('t', queue => 'b') FROM o"
+    )
+    with desk.conn.transaction():
+        desk.ask(enqueue(PLAIN))
+    assert "ready:a" in told(desk)
+    copy_in(desk.conn, desk.schema, [PLAIN])
+    assert told(desk) == ["ready:a"]
+
+
+def test_a_host_that_is_gone_is_not_asleep(desk: Desk) -> None:
+    desk.ask(asleep(desk.host, ["a"]))
+    desk.conn.execute("DELETE FROM pgworkers.host")
+    assert desk.conn.execute("SELECT count(*) FROM pgworkers.asleep").fetchone() == (0,)
+    desk.ask(asleep(desk.host, ["a"]))  # swept, and not yet registered again
+    assert desk.conn.execute("SELECT count(*) FROM pgworkers.asleep").fetchone() == (0,)
+
+
+class Looking:
+    """A host's claims with a memory, under a snapshot that somebody holds."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.positions = Positions()
+
+    def look(self, count: int, *, head: bool) -> list[int]:
+        places = None if head else self.positions.places(["a"])
+        query = claim.claim(self.desk.host, [Wants("a", count)], ["t"], places=places)
+        claimed = self.desk.ask(query)
+        self.positions.found(claimed)
+        for job in claimed:
+            self.desk.end(job)
+        return [job.id for job in claimed]
+
+    def pages(self, *, head: bool) -> int:
+        places = None if head else self.positions.places(["a"])
+        query = claim.claim(self.desk.host, [Wants("a", 10)], ["t"], places=places)
+        with self.desk.conn.transaction(force_rollback=True):
+            cursor = self.desk.conn.execute(
+                b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query.statement.render("pgworkers"),
+                query.params,
+            )
+            (found,) = cursor.fetchone() or ([],)
+        plan = found[0]["Plan"]
+        return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+@pytest.fixture
+def looking(desk: Desk, dsn: str) -> Iterator[Looking]:
+    """3,000 jobs came and went while a snapshot was held; 100 are left."""
+    with psycopg.connect(dsn) as old:
+        old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        old.execute("SELECT count(*) FROM pgworkers.job")
+        desk.conn.execute(
+            "INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, 3100)"
+        )
+        looking = Looking(desk)
+        desk.conn.execute(
+            "UPDATE pgworkers.job SET state = 'running', host = %s, lease = 1 WHERE id <= 2990", [desk.host]
+        )
+        desk.conn.execute("DELETE FROM pgworkers.job WHERE id <= 2990")
+        desk.conn.execute("VACUUM pgworkers.job")
+        assert looking.look(10, head=True) == list(range(2991, 3001))
+        yield looking
+        old.rollback()
+
+
+def test_under_a_held_snapshot_a_remembered_place_costs_nothing(looking: Looking) -> None:
+    from_head, from_place = looking.pages(head=True), looking.pages(head=False)
+    assert from_head > from_place + 40, (
+        "the broken twin: a look from the head goes through the pages of all that are gone"
+    )
+    for batch in range(10):
+        assert looking.look(10, head=False) == list(range(3001 + 10 * batch, 3011 + 10 * batch))
+    assert looking.look(10, head=False) == []
+
+
+def test_higher_and_lower_priorities_are_found_without_the_head(looking: Looking) -> None:
+    desk = looking.desk
+    low, high = desk.put(priority=-5), desk.put(priority=7)
+    assert looking.look(1, head=False) == [high]
+    assert looking.look(90, head=False) == list(range(3001, 3091))
+    assert looking.look(90, head=False) == [*range(3091, 3101), low]
+    newer = desk.put(priority=7), desk.put(priority=-5)
+    assert looking.look(5, head=False) == [*newer]
+
+
+def test_what_comes_up_before_the_place_is_found_from_the_head(looking: Looking, dsn: str) -> None:
+    """A late commit, a retry and a job that was given back: all have lower numbers than what was found since."""
+    desk = looking.desk
+    with psycopg.connect(dsn) as late:
+        late.execute("SELECT pgworkers.enqueue('t', queue => 'a')")
+        again = desk.put()
+        assert looking.look(101, head=False)[-1] == again
+        [job] = [job for job in [desk.put()] for job in desk.take()]
+        desk.ask(
+            retry.retry(
+                desk.host, [retry.Again(id=job.id, lease=job.lease, verdict=Verdict.ERROR, after=0.0)]
+            )
+        )
+        last = desk.put()
+        assert looking.look(1, head=True) == [job.id]
+        assert looking.look(10, head=False) == [last]
+        late.commit()
+    assert looking.look(10, head=False) == []
+    assert looking.look(10, head=True) == [again - 1]
+
+
+def test_a_backlog_that_commits_late_is_followed(looking: Looking, dsn: str) -> None:
+    """One look from the head finds it, and the others go on from there."""
+    desk = looking.desk
+    with psycopg.connect(dsn) as late:
+        late.execute("INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, 100)")
+        ahead = desk.put()
+        assert looking.look(200, head=False)[-1] == ahead
+        late.commit()
+    assert looking.look(10, head=False) == []
+    assert len(looking.look(10, head=True)) == 10
+    assert len(looking.look(50, head=False)) == 50
+    assert len(looking.look(50, head=False)) == 40
+
+
+def test_a_claim_by_place_asks_for_no_more_than_there_is_room_for(desk: Desk) -> None:
+    for priority in (3, 2, 1):
+        for _ in range(5):
+            desk.put(priority=priority)
+    places = {"a": [Range(3, 3, 1), Range(2, 2, 1), Range(1, 1, 1)]}
+    claimed = desk.ask(claim.claim(desk.host, [Wants("a", 7)], ["t"], places=places))
+    assert [job.priority for job in claimed] == [3] * 5 + [2] * 2
+    desk.ask(cancel.cancel(claimed[0].id))
+    left = desk.ask(claim.claim(desk.host, [Wants("a", 99)], ["t"], places={"a": [Range(2, 2, 1)]}))
+    assert len(left) == 3
+
+
+def test_limits_wait_for_a_claim_that_asks_for_them(desk: Desk) -> None:
+    held = desk.put(concurrency_key="k")
+    free = desk.put()
+    wants = [Wants("a", 5)]
+    assert [job.id for job in desk.ask(claim.claim(desk.host, wants, ["t"], gates=False))] == [free]
+    assert [job.id for job in desk.ask(claim.claim(desk.host, wants, ["t"]))] == [held]

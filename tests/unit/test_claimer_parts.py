@@ -1,0 +1,125 @@
+"""When a host wants to be told, and where it looks: the two deciders of the claimer."""
+
+from __future__ import annotations
+
+from pgworkers.job.claim import EVERYWHERE, HIGHEST, LOWEST, Claimed, Range
+from pgworkers.master.positions import LEVELS, SHARE, Positions
+from pgworkers.master.wakes import BUSY, LOOKS, QUIET, STEP, Wakes
+
+
+def job(job_id: int, priority: int = 0, queue: str = "q") -> Claimed:
+    return Claimed(
+        job_id, 1, queue, "t", "{}", 1, 0, 3, 3, None, None, None, None, None, [], 0.0, False, priority
+    )
+
+
+def test_a_host_sleeps_until_much_comes_in_and_again_after_a_while_without() -> None:
+    wakes = Wakes()
+    assert wakes.to_tell(["q", "r"]) == {"q", "r"}
+    wakes.told(frozenset({"q", "r"}), 0.0)
+    wakes.looked(["q", "r"], [], 0.5)
+    assert wakes.to_tell(["q", "r"]) is None
+    for n in range(BUSY + 1):
+        assert wakes.to_tell(["q", "r"]) is None, "a few notifications change nothing"
+        wakes.heard("q", 1.0 + n / 1000)
+    assert wakes.to_tell(["q", "r"]) == {"r"}, "nobody is notified of a busy queue"
+    wakes.told(frozenset({"r"}), 1.1)
+    assert wakes.pause(1.2, 1.0, True) == STEP, "it looks by itself, if it has room"
+    assert wakes.pause(1.2, 1.0, False) == 1.0
+    wakes.looked(["q", "r"], ["q"], 2.0)
+    wakes.looked(["q", "r"], [], 2.0 + QUIET / 2)
+    wakes.looked(["r"], [], 9.0)  # no room for q: who would be notified?
+    assert wakes.to_tell(["q", "r"]) is None
+    wakes.looked(["q", "r"], [], 9.0 + 2 * QUIET)
+    assert wakes.to_tell(["q", "r"]) == {"q", "r"}
+    assert wakes.pause(9.3, 1.0, True) == 1.0
+
+
+def test_notifications_that_come_slowly_keep_it_asleep() -> None:
+    wakes = Wakes()
+    wakes.told(frozenset({"q"}), 0.0)
+    for n in range(10 * BUSY):
+        wakes.heard("q", n * 0.01)
+    assert wakes.to_tell(["q"]) is None
+
+
+def test_who_falls_asleep_looks_again_at_growing_distances() -> None:
+    wakes = Wakes()
+    wakes.told(frozenset({"q"}), 10.0)
+    now = 10.0
+    for look in LOOKS:
+        assert abs(wakes.pause(now, 1.0, True) - (10.0 + look - now)) < 1e-9
+        now = 10.0 + look
+        wakes.looked(["q"], [], now)
+    assert wakes.pause(now, 1.0, True) == 1.0, "then the poll is enough"
+    wakes.told(frozenset(), 11.0)
+    assert wakes.pause(11.0, 1.0, True) == 1.0, "nothing fell asleep"
+
+
+def test_a_database_that_forgot_is_told_again() -> None:
+    wakes = Wakes()
+    wakes.told(frozenset({"q"}), 0.0)
+    wakes.looked(["q"], [], 5.0)
+    wakes.forget()
+    assert wakes.to_tell(["q"]) == {"q"}
+    wakes.told(frozenset({"q"}), 6.0)
+    assert 0 < wakes.pause(6.0, 1.0, True) <= LOOKS[0] + 1e-9
+    assert [wakes.pause(7.0, 1.0, False) for _ in range(4)] == [0.0, 0.0, 0.0, 1.0], (
+        "each look once, room or not"
+    )
+
+
+def test_a_look_begins_where_work_was_found_and_leaves_no_priority_out() -> None:
+    positions = Positions()
+    assert positions.places(["q"]) == {}, "nothing is known: everywhere"
+    positions.found([job(5, 0), job(7, 0), job(3, 9), job(1, 0, "r")])
+    places = positions.places(["q", "r", "s"])
+    assert places == {
+        "q": [
+            Range(10, HIGHEST, EVERYWHERE[0].first),
+            Range(9, 9, 4),
+            Range(1, 8, EVERYWHERE[0].first),
+            Range(0, 0, 8),
+            Range(LOWEST, -1, EVERYWHERE[0].first),
+        ],
+        "r": [
+            Range(1, HIGHEST, EVERYWHERE[0].first),
+            Range(0, 0, 2),
+            Range(LOWEST, -1, EVERYWHERE[0].first),
+        ],
+    }
+    positions.found([job(2, 0)])
+    assert Range(0, 0, 3) in positions.places(["q"])["q"], "work was found further in front: it goes on there"
+
+
+def test_the_ends_of_what_a_priority_can_be() -> None:
+    positions = Positions()
+    positions.found([job(1, HIGHEST), job(2, LOWEST)])
+    assert positions.places(["q"])["q"] == [
+        Range(HIGHEST, HIGHEST, 2),
+        Range(LOWEST + 1, HIGHEST - 1, EVERYWHERE[0].first),
+        Range(LOWEST, LOWEST, 3),
+    ]
+
+
+def test_of_many_priorities_the_ones_last_used_are_remembered() -> None:
+    positions = Positions()
+    for priority in range(3 * LEVELS):
+        positions.found([job(priority + 1, priority), job(500, 1000)])
+    ranges = positions.places(["q"])["q"]
+    assert Range(1000, 1000, 501) in ranges
+    assert sum(place.low == place.high for place in ranges) == LEVELS
+
+
+def test_heads_take_a_twentieth_of_the_time() -> None:
+    positions = Positions()
+    assert positions.head_is_due(0.0)
+    positions.took(0.5, 10.0, head=True, gates=True, jobs=1)
+    assert not positions.head_is_due(10.0 + SHARE * 0.5 - 0.01)
+    assert positions.head_is_due(10.0 + SHARE * 0.5)
+    assert positions.gates_are_due(10.0), "what a head took says nothing about limits"
+    positions.took(0.004, 11.0, head=False, gates=True, jobs=1)
+    assert positions.gates_are_due(11.0)
+    positions.took(0.1, 12.0, head=False, gates=True, jobs=1)
+    assert not positions.gates_are_due(13.9)
+    assert positions.gates_are_due(14.0)
