@@ -104,6 +104,8 @@ class Task(Generic[P, R]):
 
     def encode_result(self, value: Any, limit: int) -> bytes:
         """A return value as JSON. NUL and lone surrogates become U+FFFD; NaN, too long or alien is an error."""
+        if value is None:
+            return b"null"
         try:
             return payload.encode(value, limit=self._spec.result_limit or limit, clean=True)
         except payload.NotJson as exc:

@@ -185,6 +185,13 @@ class Arguments:
         return f"the arguments together {exc.reason.replace('takes', 'take', 1)}"
 
     @cached_property
+    def _by_name(self) -> bool:
+        """Can all of them be given by name, as they are stored?"""
+        return self._rest is None and not any(
+            p.kind in _POSITIONAL for p in self.signature.parameters.values()
+        )
+
+    @cached_property
     def _rest(self) -> Parameter | None:
         return next((p for p in self.signature.parameters.values() if p.kind is Parameter.VAR_KEYWORD), None)
 
@@ -229,8 +236,11 @@ class Arguments:
 
     def _decode(self, text: bytes) -> dict[str, Any]:
         struct = self._struct.decode(text)
-        values = {name: getattr(struct, attribute) for attribute, name in self._fields.items()}
-        values = {name: value for name, value in values.items() if value is not msgspec.UNSET}
+        values = {}
+        for attribute, name in self._fields.items():
+            value = getattr(struct, attribute)
+            if value is not msgspec.UNSET:
+                values[name] = value
         if self._rest is not None:
             values[self._rest.name] = self._extras(text, self._rest.name)
         return values
@@ -247,8 +257,7 @@ class Arguments:
         return found
 
     def _call(self, values: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        parameters = self.signature.parameters.values()
-        if self._rest is None and not any(p.kind in _POSITIONAL for p in parameters):
+        if self._by_name:
             return (), values
         bound = inspect.BoundArguments(self.signature, values)
         bound.apply_defaults()

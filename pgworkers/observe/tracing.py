@@ -146,13 +146,13 @@ class Consumer:
             pass
 
 
-def attempting(task: str, queue: str, job: int, attempt: int, meta: Mapping[str, Any]) -> Consumer | None:
-    """A CONSUMER span for one attempt, if this process has OpenTelemetry."""
+def attempting(task: str, queue: str, job: int, attempt: int, meta_json: Any) -> Consumer | None:
+    """A CONSUMER span for one attempt, if this process has OpenTelemetry; only then is its meta read."""
     api = _api()
     if api is None:
         return None
     try:
-        return Consumer(api, task, queue, job, attempt, meta)
+        return Consumer(api, task, queue, job, attempt, json.loads(bytes(meta_json)) or {})
     except Exception:
         return None
 

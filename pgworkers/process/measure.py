@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 from pgworkers.process import tree
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+RESET_EVERY = 0.01  #: seconds
 
 
 def resident(pid: int) -> int:
@@ -44,7 +45,12 @@ def over(pid: int, limit: int) -> int:
 
 
 class Meter:
-    """CPU seconds and largest resident size of this process from `begin` to `end`, waited-for children included."""
+    """CPU seconds and largest resident size of this process from `begin` to `end`, waited-for children included.
+
+    The end of a job is the beginning of the next one that follows at once. The kernel's high-water mark is set back when a
+    job moved it, and every RESET_EVERY otherwise: of very short jobs in a row, one may be told the size that the process had
+    a moment before it.
+    """
 
     def __init__(self) -> None:
         try:
@@ -52,35 +58,40 @@ class Meter:
         except OSError:
             self._reset = -1  # not allowed: the peak is then that of the whole life
         self._cpu = 0.0
+        self._peak = -1  # of this process, as it was when the mark was set back; kB
         self._children = 0
+        self._next_reset = 0.0
 
     @property
     def descriptor(self) -> int:
         return self._reset
 
-    def begin(self) -> float:
-        """Returns the CPU seconds used so far."""
+    def begin(self, now: float, fresh: bool) -> float:
+        """Returns the CPU seconds used so far. `fresh`: time has passed since the last `end`; `now`: monotonic."""
+        if fresh or self._peak < 0 or now >= self._next_reset:
+            self._set_back(now)
+        return self._cpu
+
+    def end(self) -> tuple[float, int]:
+        """CPU seconds since `begin`, and the peak in bytes."""
+        own, waited = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
+        cpu, peak = own.ru_utime + own.ru_stime + waited.ru_utime + waited.ru_stime, own.ru_maxrss
+        used, self._cpu = cpu - self._cpu, cpu
+        if peak > self._peak:
+            self._peak = -1
+        if waited.ru_maxrss > self._children:  # the largest child ever waited for was one of this job
+            self._children = waited.ru_maxrss
+            peak = max(peak, waited.ru_maxrss)
+        return used, peak * 1024
+
+    def _set_back(self, now: float) -> None:
         if self._reset >= 0:
             try:
                 os.write(self._reset, b"5")  # the high-water mark begins anew
             except OSError:
                 self._reset = -1
-        own, waited = _usage()
-        self._cpu = _cpu(own) + _cpu(waited)
+        own, waited = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
+        self._cpu = own.ru_utime + own.ru_stime + waited.ru_utime + waited.ru_stime
+        self._peak = own.ru_maxrss
         self._children = waited.ru_maxrss
-        return self._cpu
-
-    def end(self) -> tuple[float, int]:
-        """CPU seconds since `begin`, and the peak in bytes."""
-        own, waited = _usage()
-        grown = waited.ru_maxrss > self._children  # the largest child ever waited for was one of this job
-        peak = max(own.ru_maxrss, waited.ru_maxrss) if grown else own.ru_maxrss
-        return _cpu(own) + _cpu(waited) - self._cpu, peak * 1024
-
-
-def _usage() -> tuple[resource.struct_rusage, resource.struct_rusage]:
-    return resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-
-
-def _cpu(usage: resource.struct_rusage) -> float:
-    return usage.ru_utime + usage.ru_stime
+        self._next_reset = now + RESET_EVERY

@@ -27,7 +27,8 @@ def create(name: str) -> int:
 
 
 def size(fd: int) -> int:
-    return os.fstat(fd).st_size
+    """By seeking: cheaper than asking for all there is to know, and harmless, for everybody appends."""
+    return os.lseek(fd, 0, os.SEEK_END)
 
 
 def between(fd: int, start: int, end: int, limit: int) -> bytes:

@@ -117,27 +117,41 @@ class Slot:
             self.view[index] = 0
 
     def begin(
-        self, job: int, lease: int, started: int, deadline: int, memory: int, cpu: int, output: int
+        self,
+        job: int,
+        lease: int,
+        *,
+        started: int,
+        deadline: int,
+        memory: int,
+        cpu: int,
+        output: int,
+        exclusive: int = 0,
+        stall: int = 0,
     ) -> None:
         """By the worker: a job is mine. The lease comes last."""
-        self.started = started
-        self.deadline = deadline
-        self.memory = memory
-        self.cpu_before = cpu
-        self.output_from = output
-        self.progress = -1
-        self.state = State.RUNNING
-        self.job = job
-        self.lease = lease
+        view = self.view
+        view[_STARTED] = started
+        view[_DEADLINE] = deadline
+        view[_MEMORY] = memory
+        view[_CPU] = cpu
+        view[_OUTPUT] = output
+        view[_EXCLUSIVE] = exclusive
+        view[_STALL] = stall
+        view[_PROGRESS] = -1
+        view[_STATE] = _RUNNING
+        view[_JOB] = job
+        view[_LEASE] = lease
 
     def end(self) -> None:
         """By the worker: its report is on the way. The lease goes first."""
-        self.lease = 0
-        self.job = 0
-        self.deadline = 0
-        self.memory = 0
-        self.jobs += 1
-        self.state = State.IDLE
+        view = self.view
+        view[_LEASE] = 0
+        view[_JOB] = 0
+        view[_DEADLINE] = 0
+        view[_MEMORY] = 0
+        view[_JOBS] += 1
+        view[_STATE] = _IDLE
 
     def running(self) -> Running:
         """By the supervisor: job 0 means none."""
@@ -170,9 +184,22 @@ class Slot:
 
     def wished(self, job: int, lease: int) -> int:
         """By the worker: the reason why this very execution should stop, 0 if it may go on."""
-        if self.wish_job == job and self.wish_lease == lease:
-            return self.wish_reason
-        return 0
+        view = self.view
+        return view[_WISH_REASON] if view[_WISH_JOB] == job and view[_WISH_LEASE] == lease else 0
+
+
+def _index(name: str) -> int:
+    """Of a field, for code that runs with every job: a descriptor costs a call."""
+    found: int = vars(Slot)[name].index
+    return found
+
+
+_STATE, _JOB, _LEASE, _JOBS = _index("state"), _index("job"), _index("lease"), _index("jobs")
+_STARTED, _DEADLINE, _MEMORY = _index("started"), _index("deadline"), _index("memory")
+_PROGRESS, _CPU, _OUTPUT = _index("progress"), _index("cpu_before"), _index("output_from")
+_EXCLUSIVE, _STALL = _index("exclusive"), _index("stall")
+_WISH_JOB, _WISH_LEASE, _WISH_REASON = _index("wish_job"), _index("wish_lease"), _index("wish_reason")
+_RUNNING, _IDLE = int(State.RUNNING), int(State.IDLE)
 
 
 class Scoreboard:

@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from pgworkers.clock import MAX_SECONDS
 from pgworkers.context import Ctx
-from pgworkers.errors import AppNotLoaded
+from pgworkers.errors import AppNotLoaded, UsageError
 from pgworkers.job.state import FREE, Verdict
 from pgworkers.observe import tracing
 from pgworkers.process import faults, memfd, scoreboard
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 #: Verdicts that are no error of the span.
 GOOD = FREE | {Verdict.SUCCEEDED, Verdict.CANCELLED, Verdict.DISCARDED}
+_NEVER_AWAITED = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
 
 
 class Feed:
@@ -64,14 +65,14 @@ class Feed:
 class Attempt:
     """The run of one order. `prepare`, then `run`, then `report`, each called once."""
 
-    def __init__(self, birth: Birth, order: Order, job: int, lease: int) -> None:
+    def __init__(self, birth: Birth, order: Order, job: int, lease: int, output_from: int) -> None:
         self._birth = birth
-        self._order = order
+        self.order = order
         self._slot = birth.slot
         self.job = job
         self.lease = lease
         self._began = time.monotonic()
-        self._output_from = memfd.size(birth.output)
+        self._output_from = output_from
         self._task: Task[..., Any] | None = birth.app.tasks.get(order.task)
         self._feed: Feed | None = None
         self._ending = Ending(None, None)
@@ -81,18 +82,16 @@ class Attempt:
         self._too_late = False  # the deadline of the whole job passed while the order waited
         self._span: tracing.Consumer | None = None
 
-    def prepare(self, meter: Meter) -> None:
-        """The slot says whose job this is from here on; a death is now this job's."""
-        order, now = self._order, scoreboard.now()
+    def prepare(self, meter: Meter, fresh: bool) -> None:
+        """The slot says whose job this is from here on; a death is now this job's. `fresh`: we were idle before it."""
+        order, now = self.order, scoreboard.now()
         memory = order.memory or self._birth.queue.memory or 0
         deadline = order.deadline
         if order.timeout is not None:
             own = now + int(min(max(0.0, order.timeout), MAX_SECONDS) * 1e9)
             deadline = min(deadline, own) if deadline else own
         self._too_late = 0 < order.deadline <= now
-        cpu = int(meter.begin() * 1e6)
-        self._slot.exclusive = int(order.exclusive)
-        self._slot.stall = int((order.stall_timeout or 0.0) * 1e9)
+        cpu = int(meter.begin(self._began, fresh) * 1e6)
         self._slot.begin(
             self.job,
             self.lease,
@@ -101,8 +100,21 @@ class Attempt:
             memory=memory,
             cpu=cpu,
             output=self._output_from,
+            exclusive=int(order.exclusive),
+            stall=int((order.stall_timeout or 0.0) * 1e9),
         )
         faults.point("after_order")
+        if self._wants_context():
+            self._make_context()
+
+    def _wants_context(self) -> bool:
+        try:
+            return self._task is not None and self._task.arguments.reserved is not None
+        except UsageError:
+            return False  # the call will say what is wrong with it
+
+    def _make_context(self) -> None:
+        order = self.order
         self._feed = Feed(self._slot, self.job, self.lease)
         self.ctx = Ctx(
             job_id=self.job,
@@ -124,9 +136,8 @@ class Attempt:
         if self._too_late or self._slot.wished(self.job, self.lease):
             return
         self._started = True
-        order = self._order
-        meta = self.ctx.meta if self.ctx is not None else {}
-        self._span = tracing.attempting(order.task, order.queue, self.job, order.attempt, meta)
+        order = self.order
+        self._span = tracing.attempting(order.task, order.queue, self.job, order.attempt, order.meta)
         self._ending = window.run(self.job, self.lease, lambda: self._call(loop))
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
@@ -151,9 +162,9 @@ class Attempt:
     def _call(self, loop: Loop) -> bytes:
         task = self._task
         if task is None:
-            raise AppNotLoaded(f"this worker's app has no task {self._order.task!r}; it was not run")
-        value = task.call(self.ctx, bytes(self._order.args))
-        if inspect.isawaitable(value):
+            raise AppNotLoaded(f"this worker's app has no task {self.order.task!r}; it was not run")
+        value = task.call(self.ctx, bytes(self.order.args))
+        if type(value) not in _NEVER_AWAITED and inspect.isawaitable(value):
             self._slot.window = 2
             value = loop.run(value)
         return task.encode_result(value, self._birth.settings.result_limit)
@@ -196,7 +207,7 @@ class Attempt:
             report.outcome, report.reason = "stopped", "memory"  # the kernel's limit spoke first
             return
         if told.outcome in ("error", "retry") and told.after is None and self._task is not None:
-            report.after = self._task.backoff_after(self._order.attempt, error)
+            report.after = self._task.backoff_after(self.order.attempt, error)
 
     def _rungs(self) -> list[tuple[str, float]]:
         """As far as the supervisor climbed, in seconds after the wish."""

@@ -11,9 +11,9 @@ import time
 import msgspec
 
 from pgworkers.clock import show_seconds
-from pgworkers.context import Ctx
 from pgworkers.process import frames, scoreboard, titles
 from pgworkers.process.scoreboard import State
+from pgworkers.worker.attempt import Attempt
 from pgworkers.worker.birth import Birth, hear_dumps_again, unheard
 from pgworkers.worker.messages import Kind, Progress
 from pgworkers.worker.outbox import Outbox
@@ -32,9 +32,8 @@ class Heartbeat(threading.Thread):
         self._outbox = outbox
         self._poll = select.poll()
         self._poll.register(birth.sock, select.POLLRDHUP)
-        #: The context of the running job; read and cleared under the outbox's lock, so that no progress of a
-        #: job follows its report.
-        self.ctx: Ctx | None = None
+        #: The running job; read and cleared under the outbox's lock, so that no progress of a job follows its report.
+        self.attempt: Attempt | None = None
 
     def start(self) -> None:
         """With all signals but SIGUSR2 blocked in it: they belong to the main thread."""
@@ -70,7 +69,7 @@ class Heartbeat(threading.Thread):
 
     def _flush(self) -> None:
         with self._outbox.lock:
-            ctx = self.ctx
+            ctx = self.attempt.ctx if self.attempt is not None else None
             if ctx is None or not self._outbox.is_clear():
                 return
             said = ctx.take_metrics()
@@ -88,13 +87,13 @@ class Heartbeat(threading.Thread):
 
     def _title(self) -> str:
         name = f"pgworkers: worker {self._birth.queue.name}/{self._birth.index}"
-        ctx, slot = self.ctx, self._slot
-        if ctx is None:
+        attempt, slot = self.attempt, self._slot
+        if attempt is None:
             state = slot.state
             return f"{name} {'idle' if state in (State.IDLE, State.REPORTING) else State(state).name.lower()}"
         done = f" {slot.progress // 10}%" if slot.progress >= 0 else ""
         took = show_seconds((scoreboard.now() - slot.started) / 1e9)
-        return f"{name} #{ctx.job_id} {ctx.task}{done} {took}"
+        return f"{name} #{attempt.job} {attempt.order.task}{done} {took}"
 
     @staticmethod
     def _complain(error: Exception) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from pgworkers.observe import records, tracing
-from pgworkers.process import faults, frames, measure, scoreboard, tickets
+from pgworkers.process import faults, frames, measure, memfd, scoreboard, tickets
 from pgworkers.process.frames import Frame
 from pgworkers.process.measure import Meter
 from pgworkers.process.scoreboard import State
@@ -92,14 +92,15 @@ class Worker:
     def _obey(self, frame: Frame) -> bool:
         """Run one order; True: it was the last."""
         try:
-            attempt = Attempt(self._birth, _decode(frame.body), frame.job, frame.lease)
-            attempt.prepare(self._meter)
+            order = _decode(frame.body)
+            attempt = Attempt(self._birth, order, frame.job, frame.lease, self._output_from())
+            attempt.prepare(self._meter, self._inbox.waited)
         except (
             Exception
         ) as error:  # too deep, too large, not what an order looks like: no attempt can do better
             self._refuse(frame, error)
             return False
-        self._heartbeat.ctx = attempt.ctx
+        self._heartbeat.attempt = attempt
         attempt.run(self._window, self._loop)
         if os.getpid() != self._pid:
             os._exit(0)  # a child that the handler forked and that returned from it
@@ -110,7 +111,7 @@ class Worker:
         attempt.release_slot()
         self._put_back(report)
         with self._outbox.lock:
-            self._heartbeat.ctx = None
+            self._heartbeat.attempt = None
         attempt.finish(report, self._meter)
         said = attempt.ctx.take_metrics() if attempt.ctx is not None else None
         if said is not None:
@@ -120,10 +121,18 @@ class Worker:
         self._slot.end()
         return report.last
 
+    def _output_from(self) -> int:
+        """Where the output of the next job begins."""
+        if self._inbox.waited or self._tidy is None:
+            return memfd.size(self._birth.output)
+        return self._tidy.output_end
+
     def _bearings(self) -> tuple[int, str, str, int] | None:
         """The job whose handler runs now, for the records it logs."""
-        ctx = self._heartbeat.ctx
-        return None if ctx is None else (ctx.job_id, ctx.task, ctx.queue, ctx.attempt)
+        attempt = self._heartbeat.attempt
+        if attempt is None:
+            return None
+        return attempt.job, attempt.order.task, attempt.order.queue, attempt.order.attempt
 
     def _send(self, frame: Frame, report: Report) -> None:
         """In the short form, if it says it all."""

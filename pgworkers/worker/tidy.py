@@ -10,10 +10,12 @@ from __future__ import annotations
 import importlib
 import locale
 import os
+import random
 import resource
 import signal
 import sys
 import time
+from resource import getrlimit
 from typing import Any
 
 from pgworkers.process import tree
@@ -22,10 +24,13 @@ from pgworkers.worker.birth import hear_dumps_again, point_streams, watch_faults
 # The same functions without the wrappers that make enums of everything: they run after every job.
 _c_signal: Any = importlib.import_module("_signal")
 _c_locale: Any = importlib.import_module("_locale")
-_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} - set(range(32, 65)))
+_SIGNALS = [
+    int(s) for s in sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} - set(range(32, 65)))
+]
 _RLIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _KILL_TIME = 2.0
+_MARK = random.getrandbits(40) | 1 << 40  # a position that no file of ours has
 _STEP = 0.001
 
 
@@ -38,9 +43,9 @@ class Tidy:
         self._umask = os.umask(0o077)
         os.umask(self._umask)
         self._environ = dict(os.environb)
-        self._handlers = {signum: _c_signal.getsignal(signum) for signum in map(int, _SIGNALS)}
+        self._handlers = list(map(_c_signal.getsignal, _SIGNALS))
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        self._limits = {kind: resource.getrlimit(kind) for kind in _RLIMITS}
+        self._limits = list(map(getrlimit, _RLIMITS))
         self._cores = os.sched_getaffinity(0)
         self._nice = os.getpriority(os.PRIO_PROCESS, 0)
         self._users = os.getresuid(), os.getresgid()
@@ -48,6 +53,7 @@ class Tidy:
         self._recursion = sys.getrecursionlimit()
         self._std = sys.stdin, sys.stdout, sys.stderr
         self._children = set(tree.children(os.getpid()))
+        self.output_end = 0  # where the output of the last job ended
 
     def restore(self) -> bool:
         """Put everything back. False: this process is not fit for another job."""
@@ -62,8 +68,8 @@ class Tidy:
                 os.chdir(self._cwd)
             if os.getpriority(os.PRIO_PROCESS, 0) != self._nice:
                 os.setpriority(os.PRIO_PROCESS, 0, self._nice)
-            for kind, limit in self._limits.items():
-                if resource.getrlimit(kind) != limit:
+            if list(map(getrlimit, _RLIMITS)) != self._limits:
+                for kind, limit in zip(_RLIMITS, self._limits, strict=True):
                     resource.setrlimit(kind, limit)
             return self.sweep() and (os.getresuid(), os.getresgid()) == self._users
         except (OSError, ValueError):
@@ -89,23 +95,36 @@ class Tidy:
 
     def _restore_signals(self) -> None:
         for timer in _TIMERS:
-            if signal.getitimer(timer)[0]:
+            if _c_signal.getitimer(timer)[0]:
                 signal.setitimer(timer, 0)
         watch = watch_faults
-        for signum, handler in self._handlers.items():
-            if _c_signal.getsignal(signum) is not handler and handler is not None:
-                signal.signal(signum, handler)
-                watch = hear_dumps_again if signum == signal.SIGUSR2 else watch
+        if list(map(_c_signal.getsignal, _SIGNALS)) != self._handlers:
+            for signum, handler in zip(_SIGNALS, self._handlers, strict=True):
+                if _c_signal.getsignal(signum) is not handler and handler is not None:
+                    signal.signal(signum, handler)
+                    watch = hear_dumps_again if signum == signal.SIGUSR2 else watch
         _c_signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
         watch(self._dump)
 
     def _restore_streams(self) -> None:
         sys.stdin, sys.stdout, sys.stderr = self._std
-        try:
-            if not all(os.path.samestat(os.fstat(fd), self._streams) for fd in (1, 2)):
-                point_streams(self._output)
-        except OSError:
+        if not self._same_files():
             point_streams(self._output)
+        self.output_end = os.lseek(self._output, 0, os.SEEK_END)
+
+    def _same_files(self) -> bool:
+        """Are stdout and stderr still the capture file?
+
+        They are one open file with one position, which means nothing, for everybody appends: a mark there is cheaper
+        than asking for all there is to know. Where it is not found (somebody just wrote, or it is another file), ask.
+        """
+        try:
+            os.lseek(self._output, _MARK, os.SEEK_SET)
+            if os.lseek(1, 0, os.SEEK_CUR) == _MARK == os.lseek(2, 0, os.SEEK_CUR):
+                return True
+            return all(os.path.samestat(os.fstat(fd), self._streams) for fd in (1, 2))
+        except OSError:
+            return False
 
     def sweep(self) -> bool:
         """Kill and reap the children that the handler left. We are a subreaper: their orphans are ours, too."""
