@@ -40,10 +40,12 @@ def note(ctx: Ctx, kind: str) -> None:
 
 
 @app.task
-def work(ctx: Ctx, seconds: float = 0.0, value: Any = None) -> Any:
-    """Sleep a while and return the value."""
+def work(ctx: Ctx, seconds: float = 0.0, value: Any = None, gated: bool = False) -> Any:
+    """Sleep a while (`gated`: until the test opens the gate) and return the value."""
     note(ctx, "START")
     time.sleep(seconds)
+    while gated and not os.path.exists(os.environ["PGWORKERS_LEDGER"] + ".open"):
+        time.sleep(0.005)
     note(ctx, "END")
     return value
 

@@ -1,0 +1,117 @@
+"""Orders that wait in front of a worker move on when they should, and are nobody else's business when it dies."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+
+from support.ledger import audit, read
+from support.tree import Forest, wait_for
+
+
+def warm(forest: Forest) -> list[int]:
+    """The master learns that `work` is short: from now on it waits in front of workers."""
+    jobs = forest.enqueue("work", 200)
+    forest.until_all_ended()
+    return jobs
+
+
+def starts(forest: Forest) -> dict[int, int]:
+    """job -> pid of the worker that began it."""
+    return {entry.job: entry.pid for entry in read(forest.ledger) if entry.kind == "START"}
+
+
+def test_nothing_waits_behind_a_job_that_runs_long(forest: Forest) -> None:
+    """One job ends only when all others have: whoever had to wait behind it would wait for ever."""
+    forest.start()
+    jobs = warm(forest)
+    for _ in range(3):
+        long = forest.enqueue("work", args={"gated": True})
+        short = forest.enqueue("work", 60)
+        wait_for(lambda short=short: all(forest.state(job) == "succeeded" for job in short))
+        assert forest.state(long[0]) == "running"
+        forest.open_gate()
+        forest.until(long[0], "succeeded")
+        os.unlink(f"{forest.ledger}.open")
+        jobs += long + short
+    assert audit(forest.db, forest.ledger, jobs) == []
+
+
+def test_what_waits_in_front_of_a_stopped_worker_moves_on(forest: Forest) -> None:
+    master = forest.start()
+    jobs = warm(forest)
+    jobs += (busy := forest.enqueue("work", 400, args={"seconds": 0.001}))
+    wait_for(lambda: set(busy) & set(starts(forest)))
+    stopped = master.worker_pids()[0]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        # it may hold the one that it had begun, and that alone
+        wait_for(lambda: sum(forest.state(job) != "succeeded" for job in busy) <= 1)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    forest.until_all_ended()
+    again = forest.enqueue("work", 100)
+    wait_for(lambda: all(forest.state(job) == "succeeded" for job in again))
+    assert audit(forest.db, forest.ledger, jobs + again) == []
+    assert not forest.db.execute(
+        "SELECT id FROM pgworkers.history WHERE attempt > 1 OR crashes > 0"
+    ).fetchall()
+
+
+def test_a_job_that_waits_is_cancelled_without_being_begun(forest: Forest) -> None:
+    forest.start(queues="default:1")
+    jobs = warm(forest)
+    long = forest.enqueue("work", args={"gated": True})
+    short = forest.enqueue("work", 10)
+    wait_for(lambda: long[0] in starts(forest))
+    unwanted = short[::2]
+    forest.db.execute("SELECT pgworkers.cancel(id) FROM unnest(%s::bigint[]) AS id", (unwanted,))
+    for job in unwanted:
+        forest.until(job, "cancelled")
+    forest.open_gate()
+    forest.until_all_ended()
+    assert not set(unwanted) & set(starts(forest))
+    assert all(forest.state(job) == "succeeded" for job in short if job not in unwanted)
+    assert forest.state(long[0]) == "succeeded", "its neighbours' cancels are not its own"
+    assert audit(forest.db, forest.ledger, jobs + long + short) == []
+
+
+def test_kills_at_full_depth_charge_only_what_had_begun(forest: Forest) -> None:
+    master = forest.start()
+    jobs = warm(forest)
+    rand = random.Random(7)
+    for _ in range(8):
+        jobs += (more := forest.enqueue("work", 300, args={"seconds": 0.0005}))
+        wait_for(lambda more=more: set(more) & set(starts(forest)))
+        workers = wait_for(master.worker_pids)
+        os.kill(rand.choice(workers), signal.SIGKILL)
+    forest.until_all_ended()
+    assert audit(forest.db, forest.ledger, jobs) == []
+    ran = {(entry.job, entry.lease) for entry in read(forest.ledger) if entry.kind == "START"}
+    charged = forest.db.execute(
+        "SELECT job_id, lease FROM pgworkers.attempt WHERE verdict = 'crash'"
+    ).fetchall()
+    assert charged, "no kill met a running job"
+    assert set(charged) <= ran
+    assert len(charged) <= 8
+
+
+def test_batch_false_commits_each_end_before_the_next_start(forest: Forest) -> None:
+    forest.app.write_text(forest.app.read_text() + "\napp.queue('careful', workers=1, batch=False)\n")
+    forest.start(queues="default:1")
+    wait_for(lambda: "queue careful" in str(forest.masters[0].titles("pgworkers: queue careful")))
+    jobs = forest.enqueue("work", 30, queue="careful")
+    forest.until_all_ended()
+    began = {e.job: e.at for e in read(forest.ledger) if e.kind == "START"}
+    rows = forest.db.execute(
+        "SELECT id, row_number() OVER (ORDER BY finished_at, id) FROM pgworkers.history WHERE id = ANY(%s)",
+        (jobs,),
+    ).fetchall()
+    finishes = forest.db.execute(
+        "SELECT count(DISTINCT finished_at) FROM pgworkers.history WHERE id = ANY(%s)", (jobs,)
+    ).fetchone()
+    assert finishes == (30,), "each in a transaction of its own"
+    assert [job for job, _ in sorted(rows, key=lambda row: row[1])] == sorted(
+        jobs, key=lambda job: began[job]
+    )
