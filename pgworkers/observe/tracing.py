@@ -146,15 +146,20 @@ class Consumer:
             pass
 
 
-def attempting(task: str, queue: str, job: int, attempt: int, meta_json: Any) -> Consumer | None:
-    """A CONSUMER span for one attempt, if this process has OpenTelemetry; only then is its meta read."""
+def attempting(task: str, queue: str, job: int, attempt: int, meta: Mapping[str, Any]) -> Consumer | None:
+    """A CONSUMER span for one attempt, if this process has OpenTelemetry."""
     api = _api()
     if api is None:
         return None
     try:
-        return Consumer(api, task, queue, job, attempt, json.loads(bytes(meta_json)) or {})
+        return Consumer(api, task, queue, job, attempt, meta)
     except Exception:
         return None
+
+
+def wanted() -> bool:
+    """Has this process OpenTelemetry?"""
+    return _api() is not None
 
 
 def flush() -> None:

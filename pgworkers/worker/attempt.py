@@ -137,7 +137,9 @@ class Attempt:
             return
         self._started = True
         order = self.order
-        self._span = tracing.attempting(order.task, order.queue, self.job, order.attempt, order.meta)
+        if tracing.wanted():
+            meta = msgspec.json.decode(order.meta) or {}
+            self._span = tracing.attempting(order.task, order.queue, self.job, order.attempt, meta)
         self._ending = window.run(self.job, self.lease, lambda: self._call(loop))
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
