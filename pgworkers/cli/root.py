@@ -23,6 +23,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "Cluster": {
+        "top": ("pgworkers.cli.top:top", "The live tree of hosts, queues, workers and jobs, with keys."),
         "queues": ("pgworkers.cli.queues:queues", "List, pause, resume, scale, limit and empty queues."),
         "schedules": (
             "pgworkers.cli.schedules:schedules",

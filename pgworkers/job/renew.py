@@ -21,7 +21,14 @@ class Renewed:
     lost: list[tuple[int, int]]
 
 
-def renew(host: str, held: Sequence[tuple[int, int]], state: str, workers_json: str) -> Query[Renewed]:
+def renew(
+    host: str,
+    held: Sequence[tuple[int, int]],
+    state: str,
+    workers_json: str,
+    load: float | None = None,
+    cores: int | None = None,
+) -> Query[Renewed]:
     """Renew the row of `host`, which holds the leases `held`."""
     params = {
         "host": host,
@@ -29,6 +36,8 @@ def renew(host: str, held: Sequence[tuple[int, int]], state: str, workers_json: 
         "leases": [pair[1] for pair in held],
         "state": clean.line(state),
         "workers": clean.json_text(workers_json) or "[]",
+        "load": load,
+        "cores": cores,
     }
     return Query(_RENEW, params, _read)
 

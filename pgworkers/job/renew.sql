@@ -3,7 +3,8 @@
 -- still match. Locks no job. Index: the primary keys; the LIMIT keeps the lookup a nested loop.
 WITH alive AS (
     UPDATE pgworkers.host h
-       SET renewed_at = now(), state = %(state)s::text, workers = %(workers)s::jsonb
+       SET renewed_at = now(), state = %(state)s::text, workers = %(workers)s::jsonb,
+           load = %(load)s::double precision, cores = %(cores)s::integer
      WHERE h.id = %(host)s::uuid
     RETURNING h.id
 ),

@@ -27,6 +27,7 @@ class Held:
     wish: str | None = None  # why it must end: cancel, drain, lease, kill
     stalled: bool = False
     then: Callable[[], None] | None = None  # called when its end is written
+    stood: float = 0.0  # seconds it was suspended
 
     @property
     def key(self) -> tuple[int, int]:
@@ -48,6 +49,16 @@ class Held:
         if left is None:
             return 0
         return max(1, int((boottime() + left - (monotonic() - self.since)) * 1e9))
+
+    def left(self, now: float) -> float | None:
+        """Seconds until the deadline of a job that has begun, as far as this process knows."""
+        if self.began is None:
+            return None
+        own = self.timeout()
+        ends = [self.began + own] if own is not None else []
+        if self.claimed.remaining is not None:
+            ends.append(self.since + self.claimed.remaining)
+        return min(ends) + self.stood - now if ends else None
 
     def past_deadline(self) -> bool:
         left = self.claimed.remaining

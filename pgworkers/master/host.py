@@ -8,6 +8,7 @@ import socket
 import uuid
 from collections.abc import Coroutine
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from pgworkers.observe.statistics import Statistics
 from pgworkers.postgres.connect import sealed
 from pgworkers.postgres.statements import Query
 from pgworkers.process import prctl, titles
+from pgworkers.process.measure import Usage
 from pgworkers.process.notify import Speaker
 from pgworkers.supervisor.messages import Boot
 
@@ -94,7 +96,7 @@ class Host:
             self.dispatch,
             facts,
             settings,
-            view=lambda: (self.state, view.workers(self)),
+            view=partial(view.told, self, Usage()),
             registration=self.registration,
             on_notice=self._noticed,
             on_renewed=self._renewed,
@@ -281,6 +283,8 @@ class Host:
             self.scaling.poke()
         if kind in ("request", "reconnected"):
             self.requests.poke()
+        if kind == "watch":
+            self.renewal.watch()
         if kind == "batch":
             self.settling.heard(what)
         if kind == "cancel" and what.isdigit():

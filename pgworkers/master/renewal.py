@@ -23,6 +23,16 @@ from pgworkers.settings import Settings
 
 #: A young host renews every second, so that operators see its workers as they come up.
 FRESH = 10.0
+#: So does one that somebody watches (`pgworkers top`), for so long after each word of theirs.
+WATCHED = 10.0
+
+
+View = tuple[str, str, float, int]  # state, workers as JSON, load, cores
+
+
+def period(now: float, born: float, watched: float, renew: float) -> float:
+    """Seconds until the next renewal. Pure."""
+    return min(1.0, renew) if now - born < FRESH or now < watched else renew
 
 
 class Unbroken:
@@ -53,7 +63,7 @@ class Renewal:
         dispatch: Dispatch,
         facts: Facts,
         settings: Settings,
-        view: Callable[[], tuple[str, str]],
+        view: Callable[[], View],
         registration: Callable[[], Query[Any]],
         on_notice: Callable[[str], None],
         on_renewed: Callable[[float], None],
@@ -67,7 +77,7 @@ class Renewal:
         self._registration = registration
         self._on_notice = on_notice
         self._on_renewed = on_renewed  # with the time of its sending, on CLOCK_BOOTTIME
-        self._due = 0.0
+        self._due = self._sent = self._watched = 0.0
         self._born = monotonic()
         self.unbroken = Unbroken(2 * settings.renew + settings.statement_timeout)
         line.on_connect = self._listen
@@ -78,7 +88,8 @@ class Renewal:
                 if monotonic() >= self._due:
                     await self.once()
                 conn = await self._line.connection()
-                async for notice in conn.notifies(timeout=max(0.05, self._due - monotonic()), stop_after=100):
+                pause = max(0.05, min(1.0, self._due - monotonic()))  # a notice may make it due earlier
+                async for notice in conn.notifies(timeout=pause, stop_after=100):
                     self._facts.tell(Notified(notice.payload))
                     self._on_notice(notice.payload)
             except LineDown:
@@ -87,17 +98,21 @@ class Renewal:
                 self._line.lose(error)
                 await self._line.rest()
 
+    def watch(self) -> None:
+        """Somebody looks at the process view: for a while it is written every second."""
+        self._watched = monotonic() + WATCHED
+        self._due = min(self._due, self._sent + 1.0)
+
     async def once(self) -> None:
         """Renew now, and act on what comes back."""
         sent, sent_boottime = monotonic(), boottime()
-        state, workers = self._view()
-        renewed = await self._line.ask(renew(self._host, self._dispatch.held_keys(), state, workers))
+        renewed = await self._line.ask(renew(self._host, self._dispatch.held_keys(), *self._view()))
         if not renewed.known:
             # The row was swept while this host was away. Its jobs are lost; the host begins anew under the same id.
             await self._line.ask(self._registration())
             self._on_notice("reconnected")
-        fresh = sent - self._born < FRESH
-        self._due = sent + (min(1.0, self._settings.renew) if fresh else self._settings.renew)
+        self._sent = sent
+        self._due = sent + period(sent, self._born, self._watched, self._settings.renew)
         self.unbroken.renewed(sent)
         self._on_renewed(sent_boottime)
         for job, _lease in renewed.cancels:

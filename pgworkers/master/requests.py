@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from pgworkers.clock import monotonic
 from pgworkers.events import StopWished
 from pgworkers.job import request
 from pgworkers.job.request import Request
@@ -75,7 +76,9 @@ class Requests:
         done, text = await self._answer_of(
             worker, lambda token: worker.tell(Suspend(worker.slot, *held.key, token, suspend))
         )
-        if done:
+        if done and suspend != (worker.state == "suspended"):
+            if not suspend:
+                held.stood += monotonic() - worker.since
             worker.become("suspended" if suspend else "busy")
         return done, text
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -12,12 +13,21 @@ from pgworkers.observe.catalog import HOST_STATES, WORKER_STATES
 from pgworkers.observe.metrics import Metrics
 
 if TYPE_CHECKING:
+    from pgworkers.master.crew import Worker
+    from pgworkers.master.held import Held
     from pgworkers.master.host import Host
+    from pgworkers.process.measure import Usage
 
 
-def workers(host: Host) -> str:
+def told(host: Host, usage: Usage) -> tuple[str, str, float, int]:
+    """What a renewal tells of this host: its state, its processes, the load of its machine, its cores."""
+    return host.state, workers(host, usage), os.getloadavg()[0], len(os.sched_getaffinity(0))
+
+
+def workers(host: Host, usage: Usage) -> str:
     """The rows of the view `worker`, as JSON."""
     now = monotonic()
+    used = usage.of([w.pid for w in host.dispatch.all_workers()], now)
     rows = [
         {
             "queue": w.queue,
@@ -28,10 +38,31 @@ def workers(host: Host) -> str:
             "task": w.held.claimed.task if w.held else None,
             "since": round(now - w.since, 3),
             "jobs": w.jobs,
+            "version": w.version,
+            **_used(used.get(w.pid)),
+            **(_held(w, w.held, now) if w.held else {}),
         }
         for w in host.dispatch.all_workers()
     ]
     return msgspec.json.encode(rows).decode()
+
+
+def _used(found: tuple[float | None, int] | None) -> dict[str, Any]:
+    return {"cpu": found[0], "rss": found[1]} if found is not None else {}
+
+
+def _held(worker: Worker, held: Held, now: float) -> dict[str, Any]:
+    """What only a worker with a job has. A suspended job's clock stands still."""
+    until = worker.since if worker.state == "suspended" else now
+    left = held.left(until)
+    return {
+        "attempt": held.claimed.attempt,
+        "max_attempts": held.claimed.max_attempts,
+        "running": round(now - held.began, 3) if held.began is not None else None,
+        "left_over": round(left, 3) if left is not None else None,
+        "stalled": held.stalled,
+        "wish": held.wish,
+    }
 
 
 def title(host: Host) -> str:

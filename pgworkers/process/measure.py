@@ -10,6 +10,7 @@ from pgworkers.process import tree
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 RESET_EVERY = 0.01  #: seconds
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def resident(pid: int) -> int:
@@ -95,3 +96,28 @@ class Meter:
         self._peak = own.ru_maxrss
         self._children = waited.ru_maxrss
         self._next_reset = now + RESET_EVERY
+
+
+class Usage:
+    """CPU and memory of processes between two looks, with what they started: for people, once in a while."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[float, int]] = {}  # pid -> when, ticks
+
+    def of(self, pids: list[int], now: float) -> dict[int, tuple[float | None, int]]:
+        """Percent of a core since the last look (None at the first) and resident bytes, of each with its descendants."""
+        found: dict[int, tuple[float | None, int]] = {}
+        seen: dict[int, tuple[float, int]] = {}
+        for pid in pids:
+            stats = [one for one in map(tree.stat, tree.family(pid)) if one is not None]
+            if not stats:
+                continue
+            ticks = sum(one.ticks for one in stats)
+            before = self._seen.get(pid)
+            cpu = None
+            if before is not None and now > before[0]:
+                cpu = round(max(0.0, 100.0 * (ticks - before[1]) / _TICKS / (now - before[0])), 1)
+            seen[pid] = now, ticks
+            found[pid] = cpu, sum(resident(one.pid) for one in stats)
+        self._seen = seen
+        return found

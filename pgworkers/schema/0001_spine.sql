@@ -168,7 +168,9 @@ CREATE TABLE pgworkers.host (
     started_at timestamptz NOT NULL DEFAULT now(),
     renewed_at timestamptz NOT NULL DEFAULT now(),
     lease      interval    NOT NULL,                     -- after this long without renewal its jobs are lost
-    workers    jsonb       NOT NULL DEFAULT '[]'         -- the process view, as of the last renewal
+    workers    jsonb       NOT NULL DEFAULT '[]',        -- the process view, as of the last renewal
+    load       double precision,                         -- of the machine, over the last minute
+    cores      integer                                   -- that the host may use
 ) WITH (fillfactor = 50);
 
 -- Hosts that sleep and want to be told of new jobs of a queue. Without such a row nobody is notified: NOTIFY makes all commits wait
@@ -184,7 +186,10 @@ CREATE VIEW pgworkers.worker AS
 SELECT h.id AS host, h.name AS host_name, w.*
   FROM pgworkers.host h,
        jsonb_to_recordset(h.workers) AS w (queue text, slot integer, pid integer, state text, job_id bigint,
-                                           task text, since double precision, jobs integer);
+                                           task text, since double precision, jobs integer,
+                                           attempt integer, max_attempts integer, running double precision,
+                                           left_over double precision, cpu double precision, rss bigint,
+                                           stalled boolean, wish text, version text);
 
 -- Live and finished jobs together, for people.
 CREATE VIEW pgworkers.jobs AS
