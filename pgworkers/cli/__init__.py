@@ -9,7 +9,8 @@ of `job/`, `postgres/migrate`, the master) and says what happened; it decides no
 - `failure` is the one place that turns an exception into one line on stderr and an exit code: 0 ok, 1 failed,
   2 usage, 3 not found, 4 database unreachable, 5 schema out of date, 6 app cannot be loaded, 130 interrupted.
 - `output` prints rows as a table, JSON or NDJSON; `wording` says times and arguments as people do; `story`
-  tells one job; `bulk` changes many jobs; `waiting` awaits some; `values` reads what was typed for a task.
+  tells one job; `top` is the live tree; `bulk` changes many jobs; `waiting` awaits some; `values` reads what was
+  typed for a task.
 
 What is asked for goes to stdout, everything else (progress, questions, warnings, errors) to stderr, so that a
 pipe sees only data. Text that came from jobs is printed with its control characters escaped: a job must not

@@ -13,7 +13,7 @@ from pgworkers.cli.place import Database
 from pgworkers.cli.top_database import Actor, News, Reader
 from pgworkers.cli.top_keys import Act, View, decode, press, settle
 from pgworkers.cli.top_model import Picture, Row, Wish, rows
-from pgworkers.cli.top_screen import Scene, body_height, frame
+from pgworkers.cli.top_screen import Scene, body_height, frame, wrapped
 from pgworkers.cli.top_terminal import Terminal
 from pgworkers.process.signals import Notes
 
@@ -82,9 +82,9 @@ class Top:
         elif isinstance(what, tuple) and isinstance(what[0], Act):
             act, text = what
             if act.kind == "stack":
-                self._view = replace(
-                    self._view, pane=(f"stack of {act.named}", text), pane_offset=0, message=""
-                )
+                text = wrapped(text, self._terminal.size()[0])
+                pane = f"stack of {act.named}", text
+                self._view = replace(self._view, pane=pane, pane_offset=0, message="")
             else:
                 self._view = replace(self._view, message=text)
                 self._reader.poke()

@@ -306,8 +306,22 @@ def detail(row: Row) -> str:
     return ", ".join(parts)
 
 
+def wrapped(body: str, width: int) -> str:
+    """A long text for a pane: printable lines that fit, a longer one goes on indented."""
+    width = max(width, 20)
+    lines: list[str] = []
+    for line in body.splitlines():
+        rest = clean(line, 2000)
+        while cell_len(rest) > width:
+            piece = set_cell_size(rest, width).rstrip()
+            lines.append(piece)
+            rest = "      " + rest[len(piece) :]
+        lines.append(rest)
+    return "\n".join(lines)
+
+
 def _pane(pane: tuple[str, str], offset: int, room: int) -> list[Line]:
     title, body = pane
-    lines = [printable(line[:1000]) for line in body.splitlines()]
+    lines = [clean(line, 2000) for line in body.splitlines()]
     shown: list[Line] = [[(f"── {clean(title)} ── Esc closes, arrows scroll", "bold cyan")]]
     return shown + [[(line, "")] for line in lines[offset : offset + room - 1]]

@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from pgworkers.cli.top_keys import Act, View, decode, press, settle
 from pgworkers.cli.top_model import SORTS, Picture, Wish, document, rows, share, state
-from pgworkers.cli.top_screen import KEYS, SMALLEST, Scene, body_height, detail, frame, short, text
+from pgworkers.cli.top_screen import KEYS, SMALLEST, Scene, body_height, detail, frame, short, text, wrapped
 from pgworkers.events import QueueDepth
 from pgworkers.job.watch import SeenHost, SeenWorker
 from pgworkers.master.renewal import FRESH, WATCHED, period
@@ -328,6 +328,14 @@ class TestKeys:
     def test_quitting(self) -> None:
         assert self.walk(["q"])[0].leaving
         assert self.walk(["quit"], View(asking=Act("kill", 1)))[0].leaving
+
+
+def test_a_long_line_of_a_stack_goes_on_in_the_next() -> None:
+    long = f'  File "/{"d" * 90}/app.py", line 85 in render'
+    lines = wrapped(f"first\n{long}\n{'日本' * 60}\x1b\n", 80).splitlines()
+    assert all(cell_len(line) <= 80 and line.isprintable() for line in lines)
+    assert lines[1] + lines[2].removeprefix(" " * 6) == long
+    assert wrapped("", 80) == ""
 
 
 def test_times_are_short() -> None:

@@ -1,0 +1,48 @@
+"""Watching all hosts and their workers."""
+
+from __future__ import annotations
+
+import json
+
+from support.desk import Desk
+
+from pgworkers.job.renew import renew
+from pgworkers.job.watch import watch
+
+
+def test_hosts_workers_and_what_their_jobs_say(desk: Desk) -> None:
+    job = desk.run_one()
+    desk.conn.execute(
+        'UPDATE pgworkers.job SET progress = \'{"done": 1, "total": 4}\' WHERE id = %s', (job.id,)
+    )
+    told = [
+        {
+            "queue": "a",
+            "slot": 0,
+            "pid": 7,
+            "state": "busy",
+            "job_id": job.id,
+            "task": "t",
+            "cpu": 12.5,
+            "left_over": 3.5,
+        },
+        {"queue": "a", "slot": 1, "pid": 8, "state": "idle"},
+    ]
+    desk.ask(renew(desk.host, [(job.id, job.lease)], "running", json.dumps(told), 1.5, 8))
+    hosts, workers = desk.ask(watch(10, tell=False))
+    [host] = [one for one in hosts if one.id == desk.host]
+    assert (host.state, host.load, host.cores, host.lost) == ("running", 1.5, 8, False)
+    mine = [one for one in workers if one.host == desk.host]
+    assert [(one.slot, one.job, one.cpu, one.left, one.progress) for one in mine] == [
+        (0, job.id, 12.5, 3.5, {"done": 1, "total": 4}),
+        (1, None, None, None, None),
+    ]
+    assert len(desk.ask(watch(1, tell=False))[1]) == 1
+
+
+def test_hosts_hear_that_somebody_looks(desk: Desk) -> None:
+    desk.listen()
+    desk.ask(watch(10, tell=False))
+    assert desk.notices() == []
+    desk.ask(watch(10, tell=True))
+    assert desk.notices() == [("pgworkers", "watch:")]
