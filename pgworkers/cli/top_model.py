@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pgworkers.events import QueueDepth
 from pgworkers.job.watch import SeenHost, SeenWorker
+from pgworkers.sightings import QueueDepth
 
 #: The orders one can choose: how a worker ranks; the largest first where `largest` says so.
 SORTS = ("worker", "cpu", "rss", "time", "left", "progress", "task", "job")

@@ -13,9 +13,9 @@ from rich.cells import cell_len
 from pgworkers.cli.top_keys import Act, View, decode, press, settle
 from pgworkers.cli.top_model import SORTS, Picture, Wish, document, rows, share, state
 from pgworkers.cli.top_screen import KEYS, SMALLEST, Scene, body_height, detail, frame, short, text, wrapped
-from pgworkers.events import QueueDepth
 from pgworkers.job.watch import SeenHost, SeenWorker
 from pgworkers.master.renewal import FRESH, WATCHED, period
+from pgworkers.sightings import QueueDepth
 
 
 def host(name: str = "web-1", **other: Any) -> SeenHost:
