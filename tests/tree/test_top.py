@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -72,16 +71,9 @@ def crowd(db: psycopg.Connection[Any], workers: int, task: str = "render") -> No
 
 
 def select(screen: Screen, job: int) -> None:
-    """Walk down until the line of the job is told at the bottom."""
-    give_up = time.monotonic() + 30
-    while f"#{job} " not in screen.text().splitlines()[-3]:
-        assert time.monotonic() < give_up, screen.text()
-        screen.type(DOWN)
-        shown = screen.text()
-        while screen.text() == shown and time.monotonic() < give_up:
-            time.sleep(0.01)
-            if screen.text().splitlines()[-3] == shown.splitlines()[-3]:
-                break
+    """By the filter: the job's line is then the last one."""
+    screen.type(f"/\x15#{job}\r\x1b[F")
+    screen.until(lambda text: f"#{job} " in text.splitlines()[-3])
 
 
 def test_the_tree_and_its_keys_act_on_a_real_job(forest: Forest) -> None:
