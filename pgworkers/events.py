@@ -309,13 +309,21 @@ class Facts:
     """Where facts are told and who listens."""
 
     def __init__(self) -> None:
-        self._listeners: list[Listener] = []
+        self._listeners: list[tuple[Listener, tuple[type, ...]]] = []
+        self._of: dict[type, list[Listener]] = {}  # who hears a kind of fact
 
-    def listen(self, listener: Listener) -> None:
-        self._listeners.append(listener)
+    def listen(self, listener: Listener, *kinds: type) -> None:
+        """Hear these kinds of facts; without any, all."""
+        self._listeners.append((listener, kinds))
+        self._of.clear()
 
     def tell(self, fact: Fact) -> None:
-        for listener in self._listeners:
+        kind = type(fact)
+        hearing = self._of.get(kind)
+        if hearing is None:
+            hearing = [listener for listener, kinds in self._listeners if not kinds or kind in kinds]
+            self._of[kind] = hearing
+        for listener in hearing:
             try:
                 listener(fact)
             except Exception:

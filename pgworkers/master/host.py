@@ -16,7 +16,7 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.errors import PgworkersError
-from pgworkers.events import Facts, HostChanged
+from pgworkers.events import Facts, HostChanged, JobEnded, JobStarted
 from pgworkers.job import host as host_rows
 from pgworkers.job.show import unfinished
 from pgworkers.master import sights, signals, view
@@ -114,12 +114,12 @@ class Host:
             self.duties.add(look)
         self.supervisors = Supervisors(settings, facts, self.dispatch, self.boots(), plan.app.version)
         self.service = Service(speaker or Speaker())
-        facts.listen(self.service)
+        facts.listen(self.service, HostChanged)
         self.reloads = Reloads(self)
         self.requests = Requests(self)
         self.settling = Settling(self.leadership, lambda: self.leadership.leads)
         statistics = Statistics()
-        facts.listen(statistics)
+        facts.listen(statistics, JobStarted, JobEnded)
         self.minutes = Minutes(self.lines["finish"], statistics)
 
     def boots(self) -> dict[str, Boot]:

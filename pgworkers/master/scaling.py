@@ -75,7 +75,7 @@ class Scaling:
         self._taken: dict[str, int] = {}  # and as last acknowledged
         self._calm_at: dict[str, float] = {}  # when a success forgives the throttles of a queue
         self._calmed: set[str] = set()
-        host.facts.listen(self._hear)
+        host.facts.listen(self._hear, JobEnded, WorkerDied, HostChanged)
 
     def poke(self) -> None:
         self._wake.set()
@@ -192,6 +192,7 @@ class Scaling:
                 self.poke()  # the others may have what this host no longer needs
         if (
             isinstance(fact, JobEnded)
+            and fact.queue in self._calm_at
             and fact.verdict == Verdict.SUCCEEDED
             and monotonic() >= self._calm_at.get(fact.queue, inf)
         ):

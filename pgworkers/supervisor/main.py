@@ -33,6 +33,7 @@ from pgworkers.supervisor.messages import (
     Stop,
     Suspend,
 )
+from pgworkers.worker import tidy
 
 TICK = 0.2
 #: How long a leaving supervisor waits for what it killed, and for the master to read the last facts.
@@ -200,6 +201,7 @@ def main(fd: int, parent: int) -> int:
     titles.show(f"pgworkers: queue {boot.queue.name} booting")
     prctl.inherit_orphans()
     control = Packets(sock)
+    tidy.note_limits()
     loaded = load_app(boot)
     if isinstance(loaded, BootFailed):
         control.send(msgspec.json.encode(loaded))

@@ -15,6 +15,7 @@ import resource
 import signal
 import sys
 import time
+from functools import wraps
 from resource import getrlimit
 from typing import Any
 
@@ -30,8 +31,29 @@ _SIGNALS = [
 _RLIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _KILL_TIME = 2.0
+LIMITS_EVERY = 0.001
 _MARK = random.getrandbits(40) | 1 << 40  # a position that no file of ours has
 _STEP = 0.001
+
+
+_setrlimit, _prlimit = resource.setrlimit, resource.prlimit
+_touched: list[bool] = []
+
+
+def note_limits() -> None:
+    """Before the app is imported: whoever sets a limit of this process is noted, and does set it."""
+
+    @wraps(_setrlimit)
+    def setrlimit(*args: Any) -> None:
+        _touched.append(True)
+        _setrlimit(*args)
+
+    @wraps(_prlimit)
+    def prlimit(*args: Any) -> Any:
+        _touched.append(True)
+        return _prlimit(*args)
+
+    resource.setrlimit, resource.prlimit = setrlimit, prlimit
 
 
 class Tidy:
@@ -53,6 +75,7 @@ class Tidy:
         self._recursion = sys.getrecursionlimit()
         self._std = sys.stdin, sys.stdout, sys.stderr
         self._children = set(tree.children(os.getpid()))
+        self._next_look = 0.0  # at the limits
         self.output_end = 0  # where the output of the last job ended
 
     def restore(self) -> bool:
@@ -68,12 +91,21 @@ class Tidy:
                 os.chdir(self._cwd)
             if os.getpriority(os.PRIO_PROCESS, 0) != self._nice:
                 os.setpriority(os.PRIO_PROCESS, 0, self._nice)
-            if list(map(getrlimit, _RLIMITS)) != self._limits:
-                for kind, limit in zip(_RLIMITS, self._limits, strict=True):
-                    resource.setrlimit(kind, limit)
+            self._restore_limits()
             return self.sweep() and (os.getresuid(), os.getresgid()) == self._users
         except (OSError, ValueError):
             return False  # its result counts all the same
+
+    def _restore_limits(self) -> None:
+        """Fifteen system calls: when somebody set one from Python, and every LIMITS_EVERY, should C code have."""
+        now = time.monotonic()
+        if not _touched and now < self._next_look:
+            return
+        _touched.clear()
+        self._next_look = now + LIMITS_EVERY
+        if list(map(getrlimit, _RLIMITS)) != self._limits:
+            for kind, limit in zip(_RLIMITS, self._limits, strict=True):
+                _setrlimit(kind, limit)
 
     def _moved(self) -> bool:
         try:
