@@ -53,6 +53,7 @@ class Worker:
         _, self._reads, self._writes = channel
         self._reader = Reader()
         self._unsent = bytearray()
+        self._deaf = False  # it reads no more; what it had reported is still to be read
         self._on_frames = on_frames
         self._on_end = on_end
         channel[0].setblocking(False)
@@ -65,7 +66,7 @@ class Worker:
 
     @property
     def open(self) -> bool:
-        return self._sock is not None
+        return self._sock is not None and not self._deaf
 
     @property
     def behind(self) -> bool:
@@ -126,7 +127,7 @@ class Worker:
         return held
 
     def _admit(self, given: list[Held]) -> bool:
-        if self._writes < 0:
+        if self._writes < 0 or self._deaf:
             return False
         tickets.write(self._writes, [held.key for held in given])
         if not self.orders:
@@ -190,7 +191,7 @@ class Worker:
         return True
 
     def _send(self, data: bytes) -> None:
-        if self._sock is None:
+        if self._sock is None or self._deaf:
             return  # it is dying; its supervisor will say so
         if not self._unsent:
             try:
@@ -198,7 +199,7 @@ class Worker:
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError:
-                self.hang_up()
+                self._deaf = True
                 return
             if sent == len(data):
                 return
@@ -214,7 +215,9 @@ class Worker:
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            self.hang_up()
+            self._deaf = True
+            self._unsent.clear()
+            asyncio.get_running_loop().remove_writer(self._sock.fileno())
             return
         del self._unsent[:sent]
         if not self._unsent:

@@ -132,6 +132,7 @@ class Dispatch(Handing):
 
     def died(self, worker: Worker, died: Died) -> Verdict | None:
         """A worker is gone. What it had reported counts; otherwise its death is the end of its job."""
+        worker.become("gone")  # it gets nothing more, whatever is still read from it
         worker.drain_frames()
         desk = self.desks[worker.queue]
         if worker in desk.workers:
