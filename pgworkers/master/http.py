@@ -68,6 +68,8 @@ class Http:
             writer.transport.abort()
             return
         self._clients += 1
+        # `drain` then means that the kernel has it all: what a client does not read in time is not kept for it.
+        writer.transport.set_write_buffer_limits(0)
         try:
             async with asyncio.timeout(PATIENCE):
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -75,8 +77,9 @@ class Http:
                 writer.write(
                     f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
                     "Connection: close\r\n\r\n".encode()
-                    + body
                 )
+                if not head[0].startswith("HEAD "):
+                    writer.write(body)
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             writer.transport.abort()

@@ -61,6 +61,11 @@ class Line:
         self._connecting = asyncio.Lock()
         self.on_connect: Callable[[psycopg.AsyncConnection[Any]], Awaitable[None]] | None = None
 
+    @property
+    def down(self) -> bool:
+        """Was it lost? One that nobody has needed yet is not."""
+        return not self.up and (self.session > 0 or self._down_since is not None)
+
     async def ask(self, query: Query[T], *, session: int | None = None) -> T:
         """Run one statement; data errors pass through, everything else becomes `LineDown`.
 

@@ -75,7 +75,7 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker)
 
     async def life() -> int:
         host = Host(plan, options, facts, boot_id, speaker)
-        http = Http(sock, partial(view.answer, host, metrics)) if sock is not None else None
+        http = Http(sock, partial(view.answer, host, view.Scrapes(metrics))) if sock is not None else None
         if http is not None:
             await http.start()
         ticking = asyncio.get_running_loop().create_task(_watch(log, writer, facts))

@@ -10,6 +10,7 @@ import msgspec
 from pgworkers.clock import monotonic
 from pgworkers.master.boot import VERSION
 from pgworkers.observe.catalog import HOST_STATES, WORKER_STATES
+from pgworkers.observe.exposition import wants_openmetrics
 from pgworkers.observe.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
     from pgworkers.master.held import Held
     from pgworkers.master.host import Host
     from pgworkers.process.measure import Usage
+
+#: Seconds that a text of /metrics is given again.
+FRESH = 0.1
+#: States of a worker that has booted and stays.
+READY = ("ready", "idle", "busy", "suspended")
 
 
 def told(host: Host, usage: Usage) -> tuple[str, str, float, int]:
@@ -74,37 +80,53 @@ def title(host: Host) -> str:
     return f"pgworkers: master {host.plan.app.name} [{state}] {busy}/{total} busy"
 
 
-def answer(host: Host, metrics: Metrics, path: str, accept: str) -> tuple[int, str, bytes]:
+class Scrapes:
+    """The text of /metrics. However many ask at once, it is made a few times a second."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._last: dict[bool, tuple[float, tuple[int, str, bytes]]] = {}  # by format
+
+    def __call__(self, host: Host, accept: str) -> tuple[int, str, bytes]:
+        openmetrics, now = wants_openmetrics(accept), monotonic()
+        made, text = self._last.get(openmetrics, (0.0, (0, "", b"")))
+        if now - made > FRESH:
+            measure(host, self._metrics)
+            body, kind = self._metrics.scrape(accept)
+            text = 200, kind, body
+            self._last[openmetrics] = now, text
+        return text
+
+
+def answer(host: Host, scrapes: Scrapes, path: str, accept: str) -> tuple[int, str, bytes]:
     """What HTTP asks for."""
     path, _, query = path.partition("?")
     if path == "/metrics":
-        measure(host, metrics)
-        body, kind = metrics.scrape(accept)
-        return 200, kind, body
+        return scrapes(host, accept)
     if path == "/livez":
         return 200, "text/plain", b"ok\n"
     if path == "/readyz":
         reasons = not_ready(host)
         if not reasons:
-            text = (
-                "ok\ndatabase: 4 connections up\nworkers ready\nnot draining\n"
-                if "verbose" in query
-                else "ok\n"
-            )
+            text = f"ok\n{_well(host)}" if "verbose" in query else "ok\n"
             return 200, "text/plain", text.encode()
         text = "\n".join(reasons) if "verbose" in query else "not ready; ?verbose says why"
         return 503, "text/plain", f"{text}\n".encode()
     return 404, "text/plain", b"/metrics /livez /readyz\n"
 
 
+def _well(host: Host) -> str:
+    ready = sum(worker.state in READY for worker in host.dispatch.all_workers())
+    up = sum(line.up for line in host.lines.values())
+    return f"database: {up} connections up\nschema: {host.plan.schema}\nworkers: {ready} ready\nthe master is running\n"
+
+
 def not_ready(host: Host) -> list[str]:
-    reasons = [f"database: the {role} connection is down" for role, line in host.lines.items() if not line.up]
+    reasons = [f"database: the {role} connection is down" for role, line in host.lines.items() if line.down]
     if host.state != "running":
         reasons.append(f"the master is {host.state}")
     for queue, desk in host.dispatch.desks.items():
-        if host.supervisors.target(queue) and not any(
-            w.state in ("idle", "busy", "suspended") for w in desk.workers
-        ):
+        if host.supervisors.target(queue) and not any(w.state in READY for w in desk.workers):
             reasons.append(f"queue {queue}: no worker is ready")
     reasons += [f"queue {queue}: its supervisor is silent" for queue in host.supervisors.silent()]
     reasons += [f"queue {queue}: {error}" for queue, error in host.supervisors.errors.items()]
