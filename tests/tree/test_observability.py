@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
 import yaml
 from prometheus_client.openmetrics import parser as openmetrics
-from support import prometheus
+from support import prometheus, tallies
 from support.tree import Forest, Master, wait_for
 
 GRAFANA = Path(__file__).parents[2] / "grafana"
@@ -115,3 +117,33 @@ def test_only_the_leader_counts_queues(forest: Forest) -> None:
         lambda: scrape(second).get(leader) == 1 and queues in scrape(second),
         what="the next leader's snapshot",
     )
+
+
+def test_metrics_equal_the_ledger_after_kills_retries_cancels_and_a_reload(forest: Forest) -> None:
+    master = forest.start(
+        queues="default:2", PGWORKERS_METRICS="127.0.0.1:0", PGWORKERS_RESTART_INTENSITY="1000"
+    )
+    lines = wait_for(lambda: [line for line in master.log().splitlines() if line.startswith("metrics ")])
+    wrong, did = tallies.prove(forest, master, lines[0].split()[1], kills=24, seed=1)
+    assert wrong == []
+    assert did["kills"] >= 24
+    assert did["cancels"] > 0
+    assert did["reloads"] == 1
+
+
+def test_the_dashboards_are_what_grafanas_own_types_say(tmp_path: Path) -> None:
+    checked = check_types()
+    if checked.returncode == 3:
+        pytest.skip(f"NOT TYPE-CHECKED: {checked.stderr.strip()}")
+    assert checked.returncode == 0, checked.stdout
+    wrong = json.loads((GRAFANA / "dashboards" / "pgworkers-task.json").read_text())
+    wrong["panels"][1]["gridPos"]["w"] = "wide"
+    (tmp_path / "wrong.json").write_text(json.dumps(wrong))
+    checked = check_types(tmp_path / "wrong.json")
+    assert checked.returncode == 1
+    assert "'string' is not assignable to type 'number'" in checked.stdout
+
+
+def check_types(*boards: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, GRAFANA.parent / "scripts" / "check-grafana", *boards]
+    return subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
