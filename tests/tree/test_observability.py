@@ -16,6 +16,9 @@ from prometheus_client.openmetrics import parser as openmetrics
 from support import prometheus, tallies
 from support.tree import Forest, Master, wait_for
 
+pytestmark = pytest.mark.timeout(
+    300
+)  # a browser's worth of types, a Prometheus, dozens of kills: on a busy machine
 GRAFANA = Path(__file__).parents[2] / "grafana"
 WATCHED = Path(__file__).parents[1] / "support" / "watched.py"
 #: Parts of alerts that are empty while all is well: they compare, or speak of what must not be.
