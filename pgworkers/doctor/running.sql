@@ -10,13 +10,14 @@ seen AS MATERIALIZED (
     SELECT h.id AS host, h.name, (w ->> 'job_id')::bigint AS job_id, (w ->> 'queue') || '/' || (w ->> 'slot') AS worker,
            (w ->> 'pid')::integer AS pid, w ->> 'state' AS state,
            w ->> 'state' = 'stalled' OR coalesce((w ->> 'stalled')::boolean, false) AS stalled,
-           (w ->> 'since')::double precision + extract(epoch FROM now() - h.renewed_at)::double precision AS since
+           (w ->> 'since')::double precision + extract(epoch FROM now() - h.renewed_at)::double precision AS since,
+           extract(epoch FROM now() - h.renewed_at)::double precision - (w ->> 'left_over')::double precision AS over
       FROM pgworkers.host h
      CROSS JOIN LATERAL jsonb_array_elements(h.workers) w
      WHERE h.renewed_at >= now() - h.lease AND (w ->> 'job_id') IS NOT NULL
 )
 SELECT j.id, j.queue, j.task, s.name, s.worker, s.pid, s.state, s.stalled, s.since, u.mean::double precision,
-       greatest(extract(epoch FROM now() - j.deadline_at), s.since - extract(epoch FROM j.timeout))::double precision,
+       greatest(extract(epoch FROM now() - j.deadline_at), s.since - extract(epoch FROM j.timeout), s.over)::double precision,
        extract(epoch FROM now() - j.cancel_at)::double precision
   FROM pgworkers.job j
   JOIN seen s ON s.host = j.host AND s.job_id = j.id

@@ -69,7 +69,8 @@ GRANT EXECUTE ON FUNCTION pgworkers.enqueue TO pgworkers_enqueue;
 GRANT EXECUTE ON FUNCTION pgworkers.enqueue_now TO pgworkers_enqueue;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA pgworkers TO pgworkers_viewer, pgworkers_operator, pgworkers_worker;
-GRANT EXECUTE ON FUNCTION pgworkers.percentile, pgworkers.add, pgworkers.merged TO pgworkers_viewer;
+GRANT EXECUTE ON FUNCTION pgworkers.percentile, pgworkers.add, pgworkers.merged, pgworkers.lane, pgworkers.backlog
+   TO pgworkers_viewer;
 
 -- What operators may change: wishes, not the record of what happened.
 GRANT INSERT, UPDATE, DELETE ON pgworkers.job, pgworkers.history, pgworkers.dependency TO pgworkers_operator;

@@ -13,6 +13,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support.command import Command
+from support.examined import examined
 from support.server import OwnServer, migrated
 
 from pgworkers.doctor.examine import SERVER, TABLES, Patient, examine
@@ -22,20 +23,6 @@ from pgworkers.settings import Settings
 
 Db = psycopg.Connection[Any]
 AT_ONCE = Tolerance(patience=0.0)
-
-
-def examined(
-    dsn: str, tolerance: Tolerance | None = None, settings: Settings | None = None, schema: str = "pgworkers"
-) -> dict[str, list[Finding]]:
-    settings = settings or Settings()
-    found: dict[str, list[Finding]] = {}
-    with connect(settings, dsn, "doctor") as conn:
-        patient = Patient(
-            conn, schema, settings, lambda: connect(settings, dsn, "doctor"), tolerance or Tolerance()
-        )
-        for finding in examine(patient):
-            found.setdefault(finding.check, []).append(finding)
-    return found
 
 
 def only(found: dict[str, list[Finding]], check: str, level: Level) -> Finding:

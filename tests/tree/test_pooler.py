@@ -14,6 +14,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from support.command import Command
 from support.tree import Forest, wait_for
 
 from pgworkers import App
@@ -95,3 +96,12 @@ def test_with_a_direct_address_the_master_works_and_enqueuers_use_the_pooler(
     finally:
         app.close()
     assert forest.counts() == {"succeeded": 220}
+
+
+def test_the_doctor_sees_a_pooler_and_the_way_past_it(pooled: str, dsn: str, tmp_path: Path) -> None:
+    cli = Command(tmp_path, PGWORKERS_DSN=pooled)
+    through = {row["check"]: row for row in cli("doctor", "-o", "json", code=None).json()}
+    assert through["pooler"]["level"] == "fail"
+    assert "PGWORKERS_DIRECT_DSN" in through["pooler"]["fix"][0]
+    past = {row["check"]: row for row in cli("doctor", "-o", "json", PGWORKERS_DIRECT_DSN=dsn).json()}
+    assert (past["pooler"]["level"], past["notify"]["level"]) == ("ok", "ok")

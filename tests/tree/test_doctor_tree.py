@@ -1,0 +1,56 @@
+"""The doctor beside real masters: nothing to say of a healthy one, and what it says of one that is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.command import Command
+from support.examined import examined
+from support.tree import FAST, Forest, wait_for
+
+from pgworkers.doctor.finding import Tolerance
+
+
+def test_a_life_as_the_doctor_sees_it(forest: Forest) -> None:
+    master = forest.start()
+    wait_for(lambda: "this host leads" in master.log())
+    cli = Command(forest.directory, PGWORKERS_DSN=forest.dsn, ZOO_QUEUES="default:2", **FAST)
+    rows: list[dict[str, Any]] = cli("doctor", "-o", "json").json()
+    assert [row for row in rows if row["level"] in ("warn", "fail")] == []
+    healthy = {row["check"]: row["what"] for row in rows}
+    assert f"the master (pid {master.pid})" in healthy["limits"]
+    assert healthy["hosts"] == "1 running"
+
+    def told(check: str, patience: float) -> str:
+        found = examined(forest.dsn, Tolerance(patience=patience))[check]
+        return "\n".join(f"{finding.level}: {finding.what}: {finding.why}" for finding in found)
+
+    job, _ = forest.enqueue("hang", 2)
+    wait_for(
+        lambda: (
+            forest.db.execute("SELECT count(*) FROM pgworkers.worker WHERE job_id IS NOT NULL").fetchone()
+            == (2,)
+        )
+    )
+    forest.enqueue("work", 50)
+    wait_for(lambda: f"warn: #{job} hang on " in told("stuck", 0.01))
+    wait_for(lambda: "all its 2 workers are busy: 2x hang (up to " in told("backlog", 0.01))
+    cli("jobs", "suspend", str(job))
+    wait_for(
+        lambda: any(
+            f"#{job} hang" in line and "suspended" in line for line in told("stuck", 0.01).splitlines()
+        )
+    )
+
+    master.process.kill()
+    master.wait()
+    wait_for(
+        lambda: (
+            forest.db.execute("SELECT renewed_at < now() - lease FROM pgworkers.host").fetchone() == (True,)
+        )
+    )
+    lost = told("hosts", 0.01)
+    assert f"(pid {master.pid}) has not renewed for " in lost
+    assert "and still holds" in lost
+    assert "fail: no host is running" in lost
+    assert told("leader", 0.01).startswith("skip: ")
