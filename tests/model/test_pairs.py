@@ -235,3 +235,19 @@ def test_row_95_every_ordered_pair_is_one_of_its_two_orders(pairs: Pairs, state:
 @pytest.mark.parametrize("state", STATES)
 def test_row_95_a_verb_that_is_rolled_back_was_never_there(pairs: Pairs, state: str) -> None:
     run(pairs, state, commit=False)
+
+
+#: A duty, and a state in which it has something to do.
+DUTIES = {"claim": "ready", "rescue": "lost", "promote": "scheduled", "expire": "expired", "prune": "dead"}
+
+
+@pytest.mark.parametrize("verb", DUTIES)
+def test_duties_wait_for_nobody(desk: Desk, other: Desk, verb: str) -> None:
+    """What somebody has locked is left for the next time, whoever holds it and however long."""
+    arrange(desk, DUTIES[verb])
+    other.conn.execute("SET statement_timeout = '2s'")
+    with desk.conn.transaction():
+        desk.conn.execute("SELECT FROM pgworkers.job FOR UPDATE")
+        desk.conn.execute("SELECT FROM pgworkers.history FOR UPDATE")
+        assert did_nothing(answer(other, verb)), "it waited, or did not see the lock"
+    assert not did_nothing(answer(other, verb)), "now there is something to do"

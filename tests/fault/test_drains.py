@@ -1,0 +1,118 @@
+"""Rows 83 and 40: what a host that leaves still owes, and from when the fence counts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from support.bounds import BUSY, K, S
+from support.ledger import audit, read
+from support.proxy import Proxy, mark
+from support.tree import Forest, wait_for
+
+from pgworkers.clock import boottime
+from pgworkers.events import Facts
+from pgworkers.job.host import register
+from pgworkers.master.line import Line
+from pgworkers.master.renewal import Renewal
+from pgworkers.settings import Settings
+
+DRAIN = 8.0  # longer than the lease
+pytestmark = pytest.mark.timeout(300)
+
+
+class Watch(threading.Thread):
+    """When a process was last seen alive, CLOCK_BOOTTIME."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._process = psutil.Process(pid)
+        self.last = 0
+        self.start()
+
+    def run(self) -> None:
+        try:
+            while True:
+                now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+                if self._process.status() == psutil.STATUS_ZOMBIE or not self._process.is_running():
+                    return
+                self.last = now
+                time.sleep(0.002)
+        except psutil.Error:
+            return
+
+
+@pytest.mark.long
+def test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead(forest: Forest) -> None:
+    """Its lease is renewed to the end of the drain, which is longer than a lease; it begins elsewhere only then."""
+    forest.declare(
+        "@app.task\ndef slow_first(ctx: Ctx) -> None:\n"
+        '    note(ctx, "START")\n'
+        "    until = time.monotonic() + (120 if ctx.lease == 1 else 0)\n"
+        "    while time.monotonic() < until:\n"
+        "        try:\n            time.sleep(60)\n        except BaseException:\n            pass\n"
+        '    note(ctx, "END")'
+    )
+    first = forest.start(queues="default:1", PGWORKERS_DRAIN=f"{DRAIN:g}s")
+    [job] = forest.enqueue("slow_first")
+    [begun] = wait_for(lambda: read(forest.ledger))
+    forest.start(queues="default:1")
+    watch = Watch(begun.pid)
+    began = time.monotonic()
+    assert first.terminate(timeout=DRAIN + K + S + 4 + BUSY) == 0, first.log()
+    assert time.monotonic() - began >= DRAIN, "it was not given its time"
+    forest.until(job, "succeeded")
+    watch.join(10)
+    [again] = [e for e in read(forest.ledger) if e.kind == "START" and e.lease > 1]
+    assert again.at > watch.last, "it began elsewhere while the first handler was alive"
+    verdicts = [attempt["verdict"] for attempt in forest.attempts(job)]
+    assert verdicts == ["interrupted"], "handed back, not rescued"
+    assert audit(forest.db, forest.ledger, [job]) == []
+
+
+class NoJobs:
+    """What the renewer asks a dispatcher that holds nothing."""
+
+    def held_keys(self) -> list[tuple[int, int]]:
+        return []
+
+
+def test_row_40_the_fence_counts_from_the_sending(proxy: Proxy, dsn: str, tmp_path: Path) -> None:
+    host = "00000000-0000-0000-0000-000000000001"
+    told: list[float] = []
+
+    async def story() -> tuple[float, float]:
+        settings, facts = Settings(), Facts()
+        line = Line("listen", proxy.dsn, settings, facts)
+        registration = register(host, "box", 1, "", "app.py", "1", ["a"], 30.0)
+        await line.ask(registration)
+        renewal = Renewal(
+            host,
+            line,
+            NoJobs(),  # type: ignore[arg-type]
+            facts,
+            settings,
+            view=lambda: ("running", "[]"),
+            registration=lambda: registration,
+            on_notice=lambda payload: None,
+            on_renewed=told.append,
+        )
+        held = proxy.hold_reply(mark("job/renew"))
+        before = boottime()
+        answer = asyncio.ensure_future(renewal.once())
+        while not held.done.is_set():
+            await asyncio.sleep(0.01)
+        committed = boottime()
+        await asyncio.sleep(0.5)
+        held.go.set()
+        await answer
+        await line.close()
+        return before, committed
+
+    before, committed = asyncio.run(story())
+    [since] = told
+    assert before <= since <= committed, "the answer came later than that"

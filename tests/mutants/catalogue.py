@@ -1,0 +1,299 @@
+"""The mutants of FAULTS.md section 4, in its order, and then those for rules of our own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Edit:
+    """In this file, each match of the pattern becomes this text."""
+
+    file: str
+    pattern: str
+    text: str
+    least: int = 1  # so many matches there must be
+
+    def apply(self, root: Path) -> str | None:
+        """Change the file; or why it cannot be."""
+        path = root / self.file
+        if not path.exists():
+            return f"{self.file} is gone"
+        changed, times = re.subn(self.pattern, self.text, path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        if times < self.least:
+            return f"{self.file}: {self.pattern!r} was found {times} times, not {self.least}"
+        path.write_text(changed, encoding="utf-8")
+        return None
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    breaks: str  # the rule, in the words of FAULTS.md where it is from there
+    edits: tuple[Edit, ...]
+    checks: tuple[str, ...]  # pytest ids; one red one is enough
+    note: str = ""  # what it stands for
+
+
+GUARDS = "tests/database/test_lease_guard.py"
+PAIRS = "tests/model/test_pairs.py"
+FAULT = "tests/fault"
+
+MUTANTS = (
+    Mutant(
+        "finish-without-lease",
+        "finalise without the lease token in WHERE",
+        (Edit("pgworkers/job/finish.sql", r"\bj\.lease = \w+\.lease\b", "true", 2),),
+        (f"{GUARDS}::test_a_lease_that_is_over_writes_nothing[finish]",),
+    ),
+    Mutant(
+        "finish-without-state",
+        "finalise without state='running'",
+        (Edit("pgworkers/job/finish.sql", r"\bj\.state = 'running'", "true", 2),),
+        (f"{GUARDS}::test_a_job_that_waits_is_not_written_by_its_last_lease[finish]",),
+    ),
+    Mutant(
+        "rescue-by-id-only",
+        "sweep selects first, updates by id only",
+        (
+            Edit("pgworkers/job/rescue.sql", r"\n\s+FOR UPDATE OF j SKIP LOCKED", ""),
+            Edit("pgworkers/job/rescue.sql", r" AND j\.lease = l\.lease AND j\.state = 'running'", "", 2),
+        ),
+        (f"{PAIRS}::test_row_95_every_ordered_pair_is_one_of_its_two_orders[lost]",),
+    ),
+    Mutant(
+        "rescue-all-or-nothing",
+        "sweep in one batch statement without per-row fallback",
+        (Edit("pgworkers/master/rescuing.py", r"rescued = await _one_by_one\(asker, host\)", "raise"),),
+        (
+            "tests/database/test_duties.py"
+            "::test_a_thousand_are_rescued_and_the_one_with_a_conflict_ends_with_its_reason",
+        ),
+    ),
+    Mutant(
+        "prune-waits",
+        "cleanup without FOR UPDATE SKIP LOCKED",
+        (Edit("pgworkers/job/archive_prune.sql", r"FOR UPDATE OF h SKIP LOCKED", ""),),
+        (f"{PAIRS}::test_duties_wait_for_nobody[prune]",),
+        "live jobs are in another table, so cleanup cannot delete one; without the lock it waits for an operator's",
+    ),
+    Mutant(
+        "drain-without-renewal",
+        "heartbeat stops before finalise commits",
+        (
+            Edit(
+                "pgworkers/master/renewal.py",
+                r"if monotonic\(\) >= self\._due:",
+                'if monotonic() >= self._due and self._view()[0] != "draining":',
+            ),
+        ),
+        (f"{FAULT}/test_drains.py::test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead",),
+        "the heartbeat that holds leases is the host's renewal",
+    ),
+    Mutant(
+        "log-by-hand",
+        "heartbeat thread logs through logging",
+        (
+            Edit(
+                "pgworkers/observe/writer.py",
+                r"(def put\(self, line: str\) -> None:\n)",
+                r'\1        self._write((line + "\\n").encode())\n        return\n',
+            ),
+        ),
+        (f"{FAULT}/test_resources.py::test_row_75_output_that_nobody_reads_blocks_nothing",),
+        "worker threads never log; the master's lines go through a thread, here they do not",
+    ),
+    Mutant(
+        "no-fence",
+        "fence removed from master",
+        (
+            Edit(
+                "pgworkers/master/host.py",
+                r"if any\(task\.exclusive for task in self\.plan\.app\.tasks\):",
+                "if False:",
+            ),
+        ),
+        ("tests/tree/test_inside.py::test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers",),
+    ),
+    Mutant(
+        "fence-from-reply",
+        "fence measured from reply instead of send",
+        (
+            Edit(
+                "pgworkers/master/renewal.py",
+                r"self\._on_renewed\(sent_boottime\)",
+                "self._on_renewed(boottime())",
+            ),
+        ),
+        (f"{FAULT}/test_drains.py::test_row_40_the_fence_counts_from_the_sending",),
+    ),
+    Mutant(
+        "release-before-death",
+        "release before waitid",
+        (
+            Edit(
+                "pgworkers/master/drain.py",
+                r'(    for worker in host\.dispatch\.busy\(\):\n        host\.dispatch\.wish\(worker, "drain"\))',
+                '    host.ends.release([w.held.key for w in host.dispatch.busy() if w.held], "mutant")\n\\1',
+            ),
+        ),
+        (f"{FAULT}/test_drains.py::test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead",),
+    ),
+    Mutant(
+        "duty-on-any-session",
+        "session advisory lock instead of transaction lock",
+        (
+            Edit(
+                "pgworkers/master/leadership.py",
+                r"return await self\._line\.ask\(query, session=self\._session\)",
+                "return await self._line.ask(query)",
+            ),
+        ),
+        (
+            "tests/database/test_duties.py"
+            "::test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again[promote]",
+        ),
+        "our lock is the session's, on a direct connection; what makes that safe is that duties run on that very session",
+    ),
+    Mutant(
+        "tick-not-unique",
+        "cron without unique row",
+        (
+            Edit(
+                "pgworkers/schema/0002_schedule.sql",
+                r"PRIMARY KEY \(schedule, scope, at\)",
+                "UNIQUE (schedule, scope, at, fired_at)",
+            ),
+        ),
+        (
+            "tests/database/test_schedule_fire.py"
+            "::test_a_stale_plan_does_nothing_and_neither_would_it_without_the_revision",
+        ),
+    ),
+    Mutant(
+        "release-gives-the-lease-back",
+        "attempt decremented on release",
+        (
+            Edit(
+                "pgworkers/job/release.sql",
+                r"attempt = greatest\(j\.attempt - 1, 0\)",
+                "lease = j.lease - 1, attempt = greatest(j.attempt - 1, 0)",
+            ),
+        ),
+        (
+            f"{PAIRS}::test_row_95_every_ordered_pair_is_one_of_its_two_orders[held]",
+            GUARDS,
+            "tests/database/test_job_release.py",
+            "tests/database/test_job_claim.py::test_every_claim_raises_the_fence",
+        ),
+        "attempts are given back on purpose: they are for people; the fence is the lease, and that must only grow",
+    ),
+    Mutant(
+        "kill-whatever-runs",
+        "os.kill(pid) instead of pidfd",
+        (Edit("pgworkers/supervisor/climb.py", r"if not ladder\.concerns\(climb, now_seen\):", "if False:"),),
+        ("tests/process/test_stop_ladder.py::test_kills_of_quick_jobs_never_hit_the_next",),
+        "the supervisor is the parent, so a zombie pins the pid; what can be hit by mistake is the worker's next job",
+    ),
+    Mutant(
+        "no-sweep",
+        "no subreaper sweep",
+        (Edit("pgworkers/supervisor/reap.py", r"    total = 0\n", "    return 0, True\n    total = 0\n"),),
+        (
+            "tests/process/test_worker_death.py::test_children_left_by_a_job_that_ended_well_are_swept",
+            "tests/process/test_worker_death.py::test_nothing_survives_the_death_of_a_worker",
+        ),
+    ),
+    Mutant(
+        "host-is-its-name",
+        "worker identity = hostname",
+        (
+            Edit(
+                "pgworkers/master/host.py",
+                r"return str\(uuid\.uuid4\(\)\)",
+                "return str(uuid.uuid5(uuid.NAMESPACE_DNS, socket.gethostname()))",
+            ),
+        ),
+        (
+            "tests/tree/test_deaths.py::test_after_kill_9_of_the_master_nothing_is_left_and_another_host_finishes",
+        ),
+    ),
+    Mutant(
+        "texts-as-they-come",
+        "error text not cleaned",
+        (Edit("pgworkers/job/clean.py", r"return _UNFIT\.sub\(REPLACEMENT, value\)", "return value"),),
+        (
+            "tests/database/test_job_finish.py"
+            "::test_nothing_a_handler_leaves_behind_stops_its_job_or_its_neighbours",
+            "tests/unit/test_clean.py",
+        ),
+    ),
+    Mutant(
+        "lease-by-wall-clock",
+        "wall clock used for lease",
+        (
+            Edit(
+                "pgworkers/job/renew.sql",
+                r"renewed_at = now\(\)",
+                "renewed_at = to_timestamp(%(wall)s::float8)",
+            ),
+            Edit(
+                "pgworkers/job/renew.py", r'"host": host,', '"host": host, "wall": __import__("time").time(),'
+            ),
+        ),
+        (
+            f"{FAULT}/test_clocks_and_leaders.py::test_row_70_the_wall_clock_of_a_host_decides_nothing[-86400]",
+        ),
+    ),
+    Mutant(
+        "claim-more-than-asked",
+        "claim by id IN (SELECT ... LIMIT) without materialised CTE",
+        (Edit("pgworkers/job/claim.sql", r"LIMIT w\.count\b", "LIMIT w.count + 1"),),
+        ("tests/database/test_job_claim.py::test_never_more_than_asked_whatever_the_join",),
+        "ours updates by an array that is evaluated once whatever the join; what is left is the property itself",
+    ),
+    Mutant(
+        "lost-claims-stay",
+        "a claim whose answer was lost is given back (row 34)",
+        (Edit("pgworkers/master/overlooked.py", r"        if unknown:\n", "        if False:\n"),),
+        (
+            f"{FAULT}/test_acknowledgement.py"
+            "::test_row_34_a_drained_host_leaves_no_claim_behind_that_it_never_heard_of",
+        ),
+    ),
+    Mutant(
+        "ends-wait-for-locks",
+        "a locked row delays no other end (row 53)",
+        (
+            Edit(
+                "pgworkers/master/aside.py", r"return isinstance\(error\.__cause__, _WAITED\)", "return False"
+            ),
+        ),
+        (f"{FAULT}/test_server.py::test_row_53_a_row_that_an_operator_holds_delays_no_other_job",),
+    ),
+    Mutant(
+        "falling-through-who-began",
+        "who was let begin does not fall with its parent",
+        (
+            Edit(
+                "pgworkers/schema/0003_flow.sql",
+                r"\n\s+AND j\.state = 'scheduled' AND j\.run_at = pgworkers\.never\(\)\n(\s+UNION)",
+                r"\n\1",
+            ),
+        ),
+        (
+            "tests/database/test_flow_after.py"
+            "::test_who_was_let_begin_by_an_operator_does_not_fall_with_its_parent_nor_do_those_behind_it",
+        ),
+    ),
+    Mutant(
+        "resend-is-lost",
+        "an end that was sent twice is one (row 35)",
+        (Edit("pgworkers/job/finish.sql", r"THEN 'already'", "THEN 'lost'"),),
+        (
+            "tests/database/test_job_finish.py::test_a_send_whose_acknowledgement_was_lost_is_answered_already",
+        ),
+    ),
+)
