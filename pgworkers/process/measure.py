@@ -61,6 +61,7 @@ class Meter:
         self._cpu = 0.0
         self._peak = -1  # of this process, as it was when the mark was set back; kB
         self._children = 0
+        self.grew = 0  # bytes by which the last job needed more than there was before it
         self._next_reset = 0.0
 
     @property
@@ -78,6 +79,7 @@ class Meter:
         own, waited = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
         cpu, peak = own.ru_utime + own.ru_stime + waited.ru_utime + waited.ru_stime, own.ru_maxrss
         used, self._cpu = cpu - self._cpu, cpu
+        self.grew = (peak - self._peak) * 1024
         if peak > self._peak:
             self._peak = -1
         if waited.ru_maxrss > self._children:  # the largest child ever waited for was one of this job

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from pgworkers.observe import records, tracing
-from pgworkers.process import faults, frames, measure, memfd, scoreboard, tickets
+from pgworkers.process import faults, frames, measure, memfd, memory, scoreboard, tickets
 from pgworkers.process.frames import Frame
 from pgworkers.process.measure import Meter
 from pgworkers.process.scoreboard import State
@@ -30,6 +30,8 @@ from pgworkers.worker.outbox import Outbox
 from pgworkers.worker.tidy import Tidy
 from pgworkers.worker.window import Window
 
+#: After a job that needed so many bytes more than there were before it, memory is given back.
+RELEASE = 16 << 20
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Order).decode
 
@@ -119,6 +121,8 @@ class Worker:
         self._send(frame, report)
         faults.point("after_report")
         self._slot.end()
+        if self._meter.grew > RELEASE:
+            memory.release()
         return report.last
 
     def _output_from(self) -> int:
@@ -155,9 +159,14 @@ class Worker:
         fit = self._tidy is not None and self._tidy.restore() and not self._loop.stuck
         if self._jobs_left is not None:
             self._jobs_left -= 1
+        report.last = not fit or self._jobs_left == 0 or self._too_large()
+
+    def _too_large(self) -> bool:
         limit = self._birth.queue.max_rss
-        grown = limit is not None and measure.resident(self._pid) > limit
-        report.last = not fit or grown or self._jobs_left == 0
+        if limit is None or measure.resident(self._pid) <= limit:
+            return False
+        memory.release()
+        return measure.resident(self._pid) > limit
 
     def leave(self) -> int:
         """Stop hooks, within the graces of the ladder; the supervisor ends one that hangs."""
