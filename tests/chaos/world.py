@@ -236,7 +236,7 @@ class World:
             )
         )
         wait_for(
-            lambda: all(host.ready() for host in self.hosts), timeout=60, what="three hosts with workers"
+            lambda: all(host.ready() for host in self.hosts), timeout=240, what="three hosts with workers"
         )
 
     def free_disk(self) -> None:
