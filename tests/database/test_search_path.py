@@ -1,0 +1,102 @@
+"""A hostile schema in front of pg_catalog, and hostile temporary objects: nothing of ours looks there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from support.desk import Desk
+
+from pgworkers.job.copying import copy_in
+from pgworkers.job.new import NewJob
+from pgworkers.job.state import State
+from pgworkers.postgres import connect
+from pgworkers.settings import Settings
+
+#: What our functions use without a schema. Each of these would do something else, and says that it was reached.
+TRAP = """
+CREATE SCHEMA evil;
+CREATE TABLE evil.reached (what text);
+CREATE FUNCTION evil.now() RETURNS timestamptz LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO evil.reached VALUES ('now'); RETURN 'epoch'; END $$;
+CREATE FUNCTION evil.md5(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN repeat('0', 32); END $$;
+CREATE FUNCTION evil.substr(text, integer, integer) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
+    $$ BEGIN RETURN '0000000000000000'; END $$;
+CREATE FUNCTION evil.chr(integer) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN 'x'; END $$;
+CREATE FUNCTION evil.pg_notify(text, text) RETURNS void LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO evil.reached VALUES ('pg_notify'); END $$;
+CREATE FUNCTION evil.jsonb_typeof(jsonb) RETURNS text LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO evil.reached VALUES ('jsonb_typeof'); RETURN 'object'; END $$;
+CREATE FUNCTION evil.pg_column_size("any") RETURNS integer LANGUAGE internal AS 'pg_column_size';
+CREATE FUNCTION evil.hashtextextended(text, bigint) RETURNS bigint LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO evil.reached VALUES ('hash'); RETURN 0; END $$;
+CREATE FUNCTION evil.joined(text, text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN 'evil'; END $$;
+CREATE OPERATOR evil.|| (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.joined);
+CREATE FUNCTION evil.equal(text, text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN true; END $$;
+CREATE OPERATOR evil.= (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.equal);
+CREATE TABLE evil.job (LIKE pgworkers.job);
+CREATE TABLE evil.task (LIKE pgworkers.task);
+"""
+TEMPORARY = """
+CREATE TEMPORARY TABLE job (LIKE pgworkers.job);
+CREATE TEMPORARY TABLE pg_class (oid oid);
+CREATE FUNCTION pg_temp.now() RETURNS timestamptz LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO evil.reached VALUES ('temp now'); RETURN 'epoch'; END $$;
+"""
+
+
+@pytest.fixture
+def trapped(db: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
+    """A session whose search_path begins with the trap, even before pg_catalog."""
+    db.execute(TRAP.encode())
+    db.execute(TEMPORARY.encode())
+    db.execute("SET search_path = evil, pg_temp, pg_catalog, public")
+    assert str(db.execute("SELECT now()").fetchone()[0]).startswith("1970"), "the trap does not work"
+    db.execute("TRUNCATE evil.reached")
+    return db
+
+
+def _reached(db: psycopg.Connection[Any]) -> list[Any]:
+    return db.execute("SELECT DISTINCT what FROM evil.reached").fetchall()
+
+
+def test_the_functions_of_the_schema_look_nowhere_else(trapped: psycopg.Connection[Any]) -> None:
+    one = "SELECT (pgworkers.enqueue('t', '{\"a\": 1}', 'a', concurrency_key => 'k', unique_key => 'u')).id"
+    first = trapped.execute(one.encode()).fetchone()
+    again = trapped.execute(one.encode()).fetchone()
+    assert first == again, "the unique key counts"
+    other = trapped.execute(
+        "SELECT (pgworkers.enqueue('t', after => %s, delay => NULL)).id", [list(first)]
+    ).fetchone()
+    assert trapped.execute("SELECT pgworkers.cancel(%s)", other).fetchone() == ("cancelled",)
+    assert trapped.execute("SELECT pgworkers.discard(%s)", first).fetchone() == ("dead",)
+    assert trapped.execute("SELECT pgworkers.make_partitions(1)").fetchone() is not None
+    assert trapped.execute("SELECT pgworkers.throttle('a', 1, 1, 1, 1, 1)").fetchone() == (False,)
+    assert _reached(trapped) == []
+
+
+def test_rows_written_by_a_trapped_session_are_found_by_others(
+    trapped: psycopg.Connection[Any], dsn: str
+) -> None:
+    """COPY on the user's own connection: an index made from a function must hold what everybody else computes."""
+    jobs = [NewJob(task="t", args_json="{}", queue="a", concurrency_key=f"k{nth}") for nth in range(3)]
+    assert copy_in(trapped, "pgworkers", jobs) == 3
+    with connect.connect(Settings(), dsn, "test") as clean:
+        desk = Desk(clean, "pgworkers")
+        desk.register()
+        assert len(desk.take(10)) == 3, "three keys, three lanes"
+
+
+def test_our_own_connections_set_their_path(dsn: str, trapped: psycopg.Connection[Any]) -> None:
+    """Whatever the role or the database has as its default."""
+    name = trapped.info.dbname
+    trapped.execute(f'ALTER DATABASE "{name}" SET search_path = evil, pg_catalog'.encode())
+    with connect.connect(Settings(), dsn, "test") as conn:
+        assert conn.execute("SHOW search_path").fetchone() == ("pg_catalog,pg_temp",)
+        desk = Desk(conn, "pgworkers")
+        desk.register()
+        desk.put()
+        (job,) = desk.take()
+        assert desk.end(job, State.SUCCEEDED) == "written"
+    assert _reached(trapped) == []
