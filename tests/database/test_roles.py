@@ -111,7 +111,9 @@ def functions(conn: psycopg.Connection[Any]) -> dict[str, str]:
 
 def test_the_page_names_everything_that_there_is(admin: psycopg.Connection[Any]) -> None:
     wanted = set(relations(admin)) | {f"{name}()" for name in functions(admin)}
-    assert set(said()) == wanted, "decide in pgworkers/schema/roles.sql who may use it, then run scripts/gen-roles"
+    assert set(said()) == wanted, (
+        "decide in pgworkers/schema/roles.sql who may use it, then run scripts/gen-roles"
+    )
 
 
 @pytest.mark.parametrize("role", ROLES)
