@@ -95,6 +95,6 @@ def _duties(line: Line, facts: Facts, settings: Settings) -> Duties:
 
 _COLUMNS: list[Column] = [
     ("duty", lambda duty: duty.name),
-    ("every", lambda duty: show_seconds(duty.every)),
+    ("every", lambda duty: "when due" if duty.seen else show_seconds(duty.every)),
     ("what", lambda duty: duty.doc),
 ]

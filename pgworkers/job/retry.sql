@@ -36,7 +36,7 @@ moved AS (
            progress = a.last_progress, checkpoint = coalesce(a.checkpoint::jsonb, j.checkpoint)
       FROM held a
      WHERE j.id = a.id AND j.lease = a.lease AND j.state = 'running' AND NOT a.wished
-    RETURNING j.id, j.queue, j.state
+    RETURNING j.id, j.queue, j.state, a.after
 ),
 gone AS (
     DELETE FROM pgworkers.job j
@@ -65,6 +65,8 @@ examined AS (
 ),
 told AS MATERIALIZED (
     SELECT pg_notify('pgworkers', 'ready:' || queue) FROM (SELECT DISTINCT queue FROM moved WHERE state = 'ready') q
+    UNION ALL
+    SELECT pg_notify('pgworkers', 'due:') FROM moved WHERE after > 0 AND after < 10
     UNION ALL
     SELECT pg_notify('pgworkers_done', id::text) FROM gone
     UNION ALL

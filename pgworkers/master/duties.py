@@ -2,6 +2,9 @@
 
 Each is bounded, loops until nothing is left, skips what others have locked, and runs on the leading session. A
 duty that fails is told and counted, and never stops the others. `perform` runs one by hand, for operators and tests.
+
+Most have nothing to do most of the time. One look (job/look) says for which of them there is something, and when; only the
+others have a period of their own. Who schedules something for the next seconds notifies `due:`; the leader looks at once.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import psycopg
@@ -18,6 +22,7 @@ from pgworkers.errors import NotFound
 from pgworkers.events import DutyDone, DutyFailed, Facts
 from pgworkers.flow import batch
 from pgworkers.job import archive, depth, host, promote, request
+from pgworkers.job.look import look
 from pgworkers.master import ticks
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.line import Asker, LineDown
@@ -29,6 +34,10 @@ from pgworkers.sightings import QueuesSeen
 
 BATCH = 1000
 DAYS_AHEAD = 3
+#: Seconds; the least pause between two looks for what is due.
+SOONEST = 0.02
+#: Seconds; a schedule that is due and cannot fire (another session holds its row) is not tried more often.
+BETWEEN_TICKS = 0.1
 #: A snapshot rests at least this many times as long as it took.
 SHARE = 20
 
@@ -40,7 +49,9 @@ class Duty:
     perform: Callable[[], Awaitable[int]]
     doc: str
     at_once: bool = False  # on becoming leader; others start a full period later
+    seen: bool = False  # performed when a look says so, and then not more often than `every`
     due: float = 0.0
+    done: float = -inf
 
 
 class Duties:
@@ -61,24 +72,41 @@ class Duties:
         self.all = {
             duty.name: duty
             for duty in (
-                Duty("promote", every.promote, self._promote, "make scheduled jobs that are due ready", True),
-                Duty("expire", every.rescue, self._expire, "end jobs that were not started in time"),
+                Duty("look", every.promote, self._look, "find out what is due", True),
+                Duty("promote", SOONEST, self._promote, "make scheduled jobs that are due ready", seen=True),
+                Duty(
+                    "expire", every.rescue, self._expire, "end jobs that were not started in time", seen=True
+                ),
                 Duty("rescue", every.rescue, self._rescue, "take jobs back from hosts that stopped renewing"),
                 Duty("sweep", every.rescue * 6, self._sweep, "forget hosts that are long gone"),
                 Duty(
                     "partitions", every.upkeep, self._partitions, "make partitions ahead, drop old ones", True
                 ),
                 Duty("prune", every.prune, self._prune, "delete finished jobs past their queue's retention"),
-                Duty("ticks", every.promote, self._ticks, "fire the schedules that are due"),
-                Duty("batches", every.rescue, self._batches, "complete batches whose jobs have all ended"),
+                Duty("ticks", BETWEEN_TICKS, self._ticks, "fire the schedules that are due", seen=True),
+                Duty(
+                    "batches",
+                    every.rescue,
+                    self._batches,
+                    "complete batches whose jobs have all ended",
+                    seen=True,
+                ),
                 Duty(
                     "depth", every.depth, self._depth, "count what waits in each queue, for the gauges", True
                 ),
             )
         }
 
+        self._wake = asyncio.Event()
+
     def add(self, duty: Duty) -> None:
         self.all[duty.name] = duty
+
+    def heard(self) -> None:
+        """A notification: something is due soon."""
+        duty = self.all["look"]
+        duty.due = min(duty.due, max(monotonic(), duty.done + SOONEST))
+        self._wake.set()
 
     async def run(self, leadership: Leadership) -> None:
         """Perform what is due, for as long as this host leads; then wait to lead again."""
@@ -86,14 +114,20 @@ class Duties:
             await leadership.until_leading()
             term = leadership.since
             for duty in self.all.values():
-                duty.due = term + (0.0 if duty.at_once else duty.every)
+                duty.due = inf if duty.seen else term + (0.0 if duty.at_once else duty.every)
             while leadership.leads and leadership.since == term:
+                self._wake.clear()
                 for duty in self.all.values():
                     if duty.due <= monotonic() and leadership.leads:
-                        duty.due = monotonic() + duty.every
+                        duty.done = monotonic()
+                        duty.due = inf if duty.seen else duty.done + duty.every
                         await self.perform(duty.name)
                 pause = min(duty.due for duty in self.all.values()) - monotonic()
-                await asyncio.sleep(max(0.005, pause))
+                try:
+                    async with asyncio.timeout(max(0.005, pause)):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
 
     async def perform(self, name: str) -> int:
         """One duty, now. How many rows it touched."""
@@ -120,17 +154,24 @@ class Duties:
             if count < batch:
                 return total
 
+    async def _look(self) -> int:
+        """When each of the duties that a look speaks of is performed next. Answers how many of them have something to do."""
+        seen = await self._asker.ask(look())
+        now = monotonic()
+        for name, within in seen.items():
+            if name in self.all:
+                duty = self.all[name]
+                duty.due = inf if within is None else max(now + within, duty.done + duty.every)
+        return sum(within is not None for within in seen.values())
+
     async def _promote(self) -> int:
         total = 0
         while True:
             promoted = await self._asker.ask(promote.promote(BATCH))
             total += promoted.count
             if promoted.count < BATCH:
-                if (
-                    promoted.next_in is not None
-                ):  # sooner than the next round, when something is due before it
-                    duty = self.all["promote"]
-                    duty.due = min(duty.due, monotonic() + max(0.01, promoted.next_in))
+                if promoted.next_in is not None:
+                    self.all["promote"].due = monotonic() + max(SOONEST, promoted.next_in)
                 return total
 
     async def _expire(self) -> int:
@@ -175,4 +216,6 @@ class Duties:
         return len(seen)
 
     async def _ticks(self) -> int:
-        return await ticks.fire(self._asker, self._facts)
+        made = await ticks.fire(self._asker, self._facts)
+        self.heard()  # each has another time now
+        return made

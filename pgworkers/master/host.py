@@ -285,6 +285,8 @@ class Host:
             self.requests.poke()
         if kind == "watch":
             self.renewal.watch()
+        if kind in ("due", "queue"):
+            self.duties.heard()
         if kind == "batch":
             self.settling.heard(what)
         if kind == "cancel" and what.isdigit():

@@ -92,12 +92,16 @@ class Scaling:
     async def run(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(self._host.settings.renew):
+                async with asyncio.timeout(self._period()):
                     await self._wake.wait()
             except TimeoutError:
                 pass
             self._wake.clear()
             await self.once()
+
+    def _period(self) -> float:
+        """A change is notified, so a look without one may be rare; but a share is acknowledged well within its lease."""
+        return self._host.settings.renew * (1 if self._granted else 3)
 
     async def once(self) -> None:
         """Read, decide, act; what cannot be read changes nothing."""
@@ -154,6 +158,7 @@ class Scaling:
             for name in grants:
                 host.dispatch.desks[name].cap = 0
             return
+        before_all = dict(self._targets), _caps(host)
         wanted = targets(host.plan.queues, configs, grants, self._targets, host.settings.max_workers)
         for name, count in wanted.items():
             if not host.supervisors.knows(name):
@@ -175,7 +180,8 @@ class Scaling:
                     )
         if any(self._beyond(name) for name in self._taken):
             self._wake.set()  # a grant was lowered: acknowledge it at once
-        host.claims.poke()
+        if self._granted or before_all != (self._targets, _caps(host)):
+            host.claims.poke()  # there may be more room
 
     def _beyond(self, queue: str) -> bool:
         """Does this host still count for more than it has?"""
@@ -215,6 +221,10 @@ class Scaling:
             self._calmed.discard(name)
 
 
+def _caps(host: Host) -> dict[str, int]:
+    return {name: desk.cap for name, desk in host.dispatch.desks.items()}
+
+
 def split_duty(asker: Asker, every: float) -> Duty:
     """The leader's part: shares out each total anew when hosts come and go."""
 
@@ -225,4 +235,4 @@ def split_duty(asker: Asker, every: float) -> Duty:
             changed += await asker.ask(slots.grant(shared.queue, shared.total, wanted))
         return changed
 
-    return Duty("split", every, perform, "share out workers that are counted over all hosts", True)
+    return Duty("split", every, perform, "share out workers that are counted over all hosts", seen=True)

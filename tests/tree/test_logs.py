@@ -97,7 +97,7 @@ def test_a_closed_output_and_a_full_disk_stop_nothing(forest: Forest) -> None:
     masters = [forest.start(queues="default:1", stdout=output, wait=False) for output in (writer, full)]
     os.close(writer)
     os.close(full)
-    wait_for(lambda: all(master.titles("idle") for master in masters), timeout=60)
+    wait_for(lambda: all(master.titles("idle") for master in masters))
     forest.enqueue("work", 100)
     assert forest.until_all_ended() == {"succeeded": 100}
     assert [master.terminate() for master in masters] == [0, 0]
