@@ -212,4 +212,4 @@ def test_every_command_that_a_fix_names_exists() -> None:
 
 
 #: Words that follow our name in sentences.
-_PROSE = {"has", "job", "refuses", "that", "top"}
+_PROSE = {"has", "job", "refuses", "that"}
