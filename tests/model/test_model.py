@@ -44,8 +44,8 @@ from pgworkers.job.state import State, Verdict
 
 #: Derandomized: the same examples in every run of the suite. scripts/faults model searches on.
 SUITE = settings(
-    max_examples=45,
-    stateful_step_count=35,
+    max_examples=30,
+    stateful_step_count=30,
     derandomize=True,
     database=None,
     deadline=None,
@@ -258,6 +258,7 @@ def search(conn: psycopg.Connection[Any], how: settings) -> None:
     run_state_machine_as_test(lambda: Machine(conn), settings=how)
 
 
+@pytest.mark.timeout(900)
 def test_every_sequence_of_verbs_does_what_the_model_does(desk: Desk) -> None:
     search(desk.conn, SUITE)
 

@@ -225,6 +225,7 @@ def run(pairs: Pairs, state: str, *, commit: bool) -> None:
     assert pairs.waited, "nobody ever waited for anybody: nothing was interleaved"
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("state", STATES)
 def test_row_95_every_ordered_pair_is_one_of_its_two_orders(pairs: Pairs, state: str) -> None:
     run(pairs, state, commit=True)
