@@ -11,6 +11,7 @@ of `job/`, `postgres/migrate`, the master) and says what happened; it decides no
 - `output` prints rows as a table, JSON or NDJSON; `wording` says times and arguments as people do; `story`
   tells one job; `top` is the live tree; `bulk` changes many jobs; `waiting` awaits some; `values` reads what was
   typed for a task.
+- `bench` says how fast a database is, `measuring` how, with the jobs of `benched`.
 
 What is asked for goes to stdout, everything else (progress, questions, warnings, errors) to stderr, so that a
 pipe sees only data. Text that came from jobs is printed with its control characters escaped: a job must not

@@ -40,6 +40,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Database": {
         "migrate": ("pgworkers.cli.migrate:migrate", "Create the schema or bring it up to date."),
         "pg": ("pgworkers.cli.pg:pg", "The embedded Postgres server."),
+        "bench": (
+            "pgworkers.cli.bench:bench",
+            "Measure this database for pgworkers: round trips, enqueueing, a host at work.",
+        ),
     },
     "Around": {
         "export": (

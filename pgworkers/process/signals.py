@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 ALL = signal.valid_signals()
+#: The same functions without the wrappers that make enums of sixty numbers: they run around and after every fork.
+_c: Any = importlib.import_module("_signal")
+_NUMBERS = [int(signum) for signum in ALL]
 
 
 class Notes:
@@ -44,25 +49,25 @@ class Notes:
 @contextmanager
 def all_blocked() -> Iterator[None]:
     """No signal handler runs here: around fork, where the child still has its parent's handlers."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ALL)
+    before = _c.pthread_sigmask(_c.SIG_BLOCK, _NUMBERS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        _c.pthread_sigmask(_c.SIG_SETMASK, before)
 
 
 def reset(keep_ignored: Iterable[int] = (signal.SIGPIPE,)) -> None:
     """Every signal back to what a fresh Python has, none blocked. SIGPIPE stays ignored, as Python does."""
     signal.set_wakeup_fd(-1)
-    kept = set(keep_ignored)
-    for signum in ALL - {signal.SIGKILL, signal.SIGSTOP}:
-        wanted = signal.SIG_IGN if signum in kept else signal.SIG_DFL
+    kept = set(map(int, keep_ignored))
+    for signum in _NUMBERS:
+        wanted = _c.SIG_IGN if signum in kept else _c.SIG_DFL
         try:
-            if signal.getsignal(signum) != wanted:
-                signal.signal(signum, wanted)
+            if signum not in (_c.SIGKILL, _c.SIGSTOP) and _c.getsignal(signum) != wanted:
+                _c.signal(signum, wanted)
         except (OSError, ValueError):
             continue  # a real-time signal that the C library keeps for itself
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _c.pthread_sigmask(_c.SIG_SETMASK, ())
 
 
 def name(signum: int) -> str:

@@ -23,6 +23,7 @@ from pgworkers.settings import Settings
 from pgworkers.supervisor.ask import starts_threads
 from pgworkers.supervisor.messages import Boot, Booted, BootFailed
 from pgworkers.supervisor.scrub import scrub
+from pgworkers.worker.birth import dress_streams
 
 
 @dataclass(slots=True)
@@ -54,6 +55,8 @@ def load_app(boot: Boot) -> Loaded | BootFailed:
             app = load(boot.config)
             for name in boot.queue.preload:
                 importlib.import_module(name)
+            app.bind(settings.dsn, settings)  # here and not in each worker: what it makes is shared
+            dress_streams(make=False)
     except _TookTooLong as error:
         return BootFailed(
             f"importing {boot.config} took longer than {show_seconds(settings.boot)}; no worker was started. "

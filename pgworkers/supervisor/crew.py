@@ -42,6 +42,9 @@ class Crew:
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
 
+    def __len__(self) -> int:
+        return len(self._workers)
+
     def get(self, slot: int) -> Worker | None:
         return self._workers.get(slot)
 
@@ -53,8 +56,11 @@ class Crew:
     def scale(self, wanted: int) -> None:
         self.wanted = min(wanted, len(self._board))
 
-    def bury(self, now: float) -> None:
-        """Reap the dead, sweep what they left, and tell when nothing of them is alive."""
+    def bury(self, now: float, *, look: bool = False) -> None:
+        """Reap the dead, sweep what they left, and tell when nothing of them is alive.
+
+        Workers keep their own orphans: there is something to sweep only after a death. `look` all the same.
+        """
         for worker in [worker for worker in self if climb.is_gone(worker)]:
             death = reap.bury(worker, self._witness, self._settings.output_limit, now)
             worker.capture.echo(self._screen, everything=True)
@@ -63,6 +69,8 @@ class Crew:
             self._deaths.append(death)
             if not _left_as_planned(death.fact):
                 self._rest(now, death.fact.ready)
+        if not self._deaths and not look:
+            return
         alive = {worker.pid for worker in self}
         # A worker that dies between the look above and this sweep has its group killed at the next tick: what is in
         # its group is not a stray, whoever comes first.
@@ -117,6 +125,7 @@ class Crew:
 
     def each_second(self, now: float) -> None:
         self._witness.refresh()
+        self.bury(now, look=True)
         self._spared = {pid for pid in self._spared if not tree.reap(pid)}
         for worker in self:
             worker.capture.echo(self._screen, everything=True)
@@ -131,7 +140,7 @@ class Crew:
         for worker in self:
             climb.kill_group(worker, why)
         while True:
-            self.bury(0.0)
+            self.bury(0.0, look=True)
             if not self._workers and not self._deaths and not tree.children(os.getpid()):
                 return True
             if time.monotonic() > give_up:

@@ -15,6 +15,7 @@ import msgspec
 
 from pgworkers.process import prctl, scoreboard, signals, titles
 from pgworkers.process.packets import MAX_PACKET, Packets
+from pgworkers.process.scoreboard import State
 from pgworkers.supervisor import climb, fork, suspend
 from pgworkers.supervisor.boot import load_app
 from pgworkers.supervisor.crew import Crew
@@ -35,6 +36,7 @@ from pgworkers.supervisor.messages import (
 )
 from pgworkers.worker import tidy
 
+#: How often running jobs are looked at (memory, output); deadlines and deaths wake the loop by themselves.
 TICK = 0.2
 #: How long a leaving supervisor waits for what it killed, and for the master to read the last facts.
 LEAVE_TIME = 1.0
@@ -112,7 +114,18 @@ class Supervisor:
         if self._control.waiting:
             events |= selectors.EVENT_WRITE
         self._selector.modify(self._control.sock, events)
-        self._selector.select(max(0.0, min([now + TICK, *due]) - now))
+        woken = self._selector.select(max(0.0, min([now + TICK, *due]) - now))
+        while not woken and self._idles():  # a look at the scoreboard is all that this moment needs
+            woken = self._selector.select(TICK)
+
+    def _idles(self) -> bool:
+        """Nobody works and nothing waits: until the second is over, or somebody begins."""
+        crew = self._crew
+        if crew.dying or crew.echo_waits or self._control.waiting or now_seconds() >= self._next_second:
+            return False
+        return len(crew) == crew.wanted and all(
+            worker.slot.state == State.IDLE and not worker.climbs and not worker.dumps for worker in crew
+        )
 
     def _obey(self) -> None:
         packets = self._control.receive()

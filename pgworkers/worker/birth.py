@@ -5,12 +5,12 @@ from __future__ import annotations
 import faulthandler
 import io
 import os
-import random
 import signal
 import socket
 import sys
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from pgworkers.app import App
 from pgworkers.process import limits, signals
@@ -38,7 +38,7 @@ class Birth:
 def settle(birth: Birth) -> None:
     """Streams, signals, dumps, limits, random numbers."""
     point_streams(birth.output)
-    _dress_streams()
+    dress_streams()
     signals.reset()
     signal.signal(signal.SIGUSR2, unheard)
     watch_faults(birth.dump)
@@ -46,7 +46,6 @@ def settle(birth: Birth) -> None:
     limits.set_cores(birth.index, birth.queue.cores, birth.queue.pin)
     limits.set_address_space(birth.queue.address_space)
     _reseed()
-    birth.app.bind(birth.settings.dsn, birth.settings)
 
 
 def point_streams(output: int) -> None:
@@ -59,12 +58,25 @@ def point_streams(output: int) -> None:
     os.dup2(output, 2)
 
 
-def _dress_streams() -> None:
-    """Whole lines at once, and a character that cannot be printed is no reason to fail a job."""
+def _is_dressed(stream: Any) -> bool:
+    return bool(
+        isinstance(stream, io.TextIOWrapper)
+        and not stream.closed
+        and stream.line_buffering
+        and (stream.encoding, stream.errors) == ("utf-8", "backslashreplace")
+    )
+
+
+def dress_streams(*, make: bool = True) -> None:
+    """Whole lines at once, and a character that cannot be printed is no reason to fail a job; `make` what is not there."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, f"__{name}__")
-        if isinstance(stream, io.TextIOWrapper) and not stream.closed:
+        if stream is not None and _is_dressed(stream):
+            pass  # by the supervisor: changing it again would cost each worker its own copy
+        elif isinstance(stream, io.TextIOWrapper) and not stream.closed:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+        elif not make:
+            continue
         else:  # the master was started with a closed stdout
             stream = open(  # noqa: SIM115
                 fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
@@ -89,8 +101,7 @@ def hear_dumps_again(dump: int) -> None:
 
 
 def _reseed() -> None:
-    """Siblings must not draw the same numbers."""
-    random.seed()
+    """Siblings must not draw the same numbers. Python's own `random` sees to that itself."""
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import select
 import signal
-import threading
 import time
 
 import msgspec
@@ -24,9 +24,10 @@ _said: msgspec.json.Decoder[dict[str, float | str | None]] = msgspec.json.Decode
 )
 
 
-class Heartbeat(threading.Thread):
+class Heartbeat:
+    """A bare thread: an object of `threading` would cost each worker ninety pages, and its first job a wait."""
+
     def __init__(self, birth: Birth, outbox: Outbox) -> None:
-        super().__init__(name="pgworkers-heartbeat", daemon=True)
         self._birth = birth
         self._slot = birth.slot
         self._outbox = outbox
@@ -40,7 +41,7 @@ class Heartbeat(threading.Thread):
         mine = signal.valid_signals() - {signal.SIGUSR2}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, mine)
         try:
-            super().start()
+            _thread.start_new_thread(self.run, ())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

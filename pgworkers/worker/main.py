@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from pgworkers.observe import records, tracing
-from pgworkers.process import faults, frames, measure, memfd, memory, scoreboard, tickets
+from pgworkers.process import faults, frames, measure, memfd, memory, scoreboard, tickets, tree
 from pgworkers.process.frames import Frame
 from pgworkers.process.measure import Meter
 from pgworkers.process.scoreboard import State
@@ -27,7 +27,7 @@ from pgworkers.worker.inbox import Inbox
 from pgworkers.worker.loop import Loop
 from pgworkers.worker.messages import NULL, Kind, Order, Report, done
 from pgworkers.worker.outbox import Outbox
-from pgworkers.worker.tidy import Tidy
+from pgworkers.worker.tidy import Tidy, stop_timers, sweep
 from pgworkers.worker.window import Window
 
 #: After a job that needed so many bytes more than there were before it, memory is given back.
@@ -62,6 +62,7 @@ class Worker:
         self._heartbeat = Heartbeat(birth, self._outbox)
         self._meter = Meter()
         self._tidy: Tidy | None = None
+        self._spared: set[int] = set()  # children that start hooks made
         self._pid = os.getpid()
         self._jobs_left = _jittered(birth.queue.max_jobs)
 
@@ -71,7 +72,10 @@ class Worker:
         self._heartbeat.start()
         self._run_hooks(self._birth.app.start_hooks)
         records.bind(self._bearings, self._birth.settings.log, self._birth.settings.log_level)
-        self._tidy = Tidy(self._birth.output, self._birth.dump)
+        if self._jobs_left != 1:
+            self._tidy = Tidy(self._birth.output, self._birth.dump)
+        elif self._birth.app.start_hooks:  # nobody comes after the first job: what it leaves goes with us
+            self._spared = set(tree.children(self._pid))
         faults.point("before_ready")
         _flush()
 
@@ -156,6 +160,9 @@ class Worker:
 
     def _put_back(self, report: Report) -> None:
         """Undo what the handler changed, and decide whether this process may have another job."""
+        if self._tidy is None:
+            stop_timers()
+            sweep(self._spared)  # its children's CPU time is its own
         fit = self._tidy is not None and self._tidy.restore() and not self._loop.stuck
         if self._jobs_left is not None:
             self._jobs_left -= 1

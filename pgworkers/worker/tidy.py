@@ -92,7 +92,7 @@ class Tidy:
             if os.getpriority(os.PRIO_PROCESS, 0) != self._nice:
                 os.setpriority(os.PRIO_PROCESS, 0, self._nice)
             self._restore_limits()
-            return self.sweep() and (os.getresuid(), os.getresgid()) == self._users
+            return sweep(self._children) and (os.getresuid(), os.getresgid()) == self._users
         except (OSError, ValueError):
             return False  # its result counts all the same
 
@@ -126,9 +126,7 @@ class Tidy:
             locale.setlocale(locale.LC_ALL, self._locale)
 
     def _restore_signals(self) -> None:
-        for timer in _TIMERS:
-            if _c_signal.getitimer(timer)[0]:
-                signal.setitimer(timer, 0)
+        stop_timers()
         watch = watch_faults
         if list(map(_c_signal.getsignal, _SIGNALS)) != self._handlers:
             for signum, handler in zip(_SIGNALS, self._handlers, strict=True):
@@ -158,21 +156,29 @@ class Tidy:
         except OSError:
             return False
 
-    def sweep(self) -> bool:
-        """Kill and reap the children that the handler left. We are a subreaper: their orphans are ours, too."""
-        try:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            return True  # no children at all: the common case costs one system call
-        spared = self._children | _stdlib_servants()
-        give_up = time.monotonic() + _KILL_TIME
-        while True:
-            _, found = tree.kill_strays(spared)
-            if found == 0:
-                return True
-            if time.monotonic() > give_up:
-                return False
-            time.sleep(_STEP)
+
+def stop_timers() -> None:
+    """Nobody is there any more to hear them."""
+    for timer in _TIMERS:
+        if _c_signal.getitimer(timer)[0]:
+            signal.setitimer(timer, 0)
+
+
+def sweep(spared: set[int]) -> bool:
+    """Kill and reap the children that the handler left. We are a subreaper: their orphans are ours, too."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True  # no children at all: the common case costs one system call
+    spared = spared | _stdlib_servants()
+    give_up = time.monotonic() + _KILL_TIME
+    while True:
+        _, found = tree.kill_strays(spared)
+        if found == 0:
+            return True
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(_STEP)
 
 
 def _environ() -> dict[bytes, bytes]:

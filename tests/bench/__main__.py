@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ DOCS = PROJECT / "docs" / "performance"
 
 def main() -> int:
     given = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped
     name = given.name or f"{given.command}-{time.strftime('%Y-%m-%d')}"
     root = given.root or Path(os.environ.get("BENCH_ROOT", "/var/tmp/pgworkers-bench"))
     place = Place(root, given.postgres, given.environments)

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
+
 from pgworkers.postgres import embedded_account as accounts
 from pgworkers.postgres import embedded_binaries as binaries
 from pgworkers.postgres.embedded_binaries import Binaries
@@ -105,6 +107,7 @@ class Place:
             )
         try:
             _await_port(self.pg_port, server, log)
+            _await_answer(self.pg_port)
             yield programs.version
         finally:
             server.send_signal(2)  # fast shutdown
@@ -263,6 +266,16 @@ def _await_port(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
             break
         time.sleep(0.05)
     raise SystemExit(f"bench: {server.args!r} did not start:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+def _await_answer(port: int) -> None:
+    """A server that accepts may still say that it is starting up."""
+    for _ in range(200):
+        try:
+            psycopg.connect(host="127.0.0.1", port=port, user="postgres", dbname="postgres").close()
+            return
+        except psycopg.OperationalError:
+            time.sleep(0.05)
 
 
 def _run(argv: list[str], timeout: float) -> str:
