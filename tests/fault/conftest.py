@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from support.cgroups import NoCgroup, cgroup
 from support.forests import forest, own_forest
 from support.proxy import Proxy
 
@@ -14,3 +16,27 @@ def proxy(dsn: str) -> Iterator[Proxy]:
     """Between masters and the test's database, if they are started with `dsn=proxy.dsn`."""
     with Proxy(dsn) as made:
         yield made
+
+
+def _place(controller: str) -> Iterator[Path]:
+    """Asked for before the forest, so that it goes after the masters in it."""
+    try:
+        with cgroup(controller) as made:
+            yield made
+    except NoCgroup as why:
+        pytest.skip(f"NOT TESTED: {why}")
+
+
+@pytest.fixture
+def freezer() -> Iterator[Path]:
+    yield from _place("freezer")
+
+
+@pytest.fixture
+def few_pids() -> Iterator[Path]:
+    yield from _place("pids")
+
+
+@pytest.fixture
+def little_cpu() -> Iterator[Path]:
+    yield from _place("cpu")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from support.bounds import BACKOFF, BUSY, T_HOST, T_LEAD
-from support.cgroups import NoCgroup, cgroup
 from support.ledger import audit, read
 from support.tree import Forest, wait_for
 
@@ -29,40 +28,33 @@ if _said:
 
 @pytest.mark.long
 def test_row_61_a_leader_frozen_by_the_kernel_is_replaced_and_cannot_act_when_it_thaws(
-    forest: Forest,
+    freezer: Path, forest: Forest
 ) -> None:
+    place = freezer
+    forest.declare(
+        "@app.task\ndef slow_first(ctx: Ctx) -> None:\n"
+        '    note(ctx, "START")\n    time.sleep(60.0 if ctx.lease == 1 else 0.0)\n    note(ctx, "END")'
+    )
+    frozen = forest.start(queues="default:1", cgroup=place)
+    wait_for(lambda: forest.leader() is frozen)
+    [job] = forest.enqueue("slow_first")
+    wait_for(lambda: read(forest.ledger))
+    other = forest.start(queues="default:1")
+    time.sleep(1.5)  # it has renewed without a gap
+    switch = place / "freezer.state"
+    switch.write_text("FROZEN")
     try:
-        made = cgroup("freezer")
-        place = made.__enter__()
-    except NoCgroup as why:
-        pytest.skip(f"NOT TESTED: {why}")
-    try:
-        forest.declare(
-            "@app.task\ndef slow_first(ctx: Ctx) -> None:\n"
-            '    note(ctx, "START")\n    time.sleep(60.0 if ctx.lease == 1 else 0.0)\n    note(ctx, "END")'
-        )
-        frozen = forest.start(queues="default:1", cgroup=place)
-        wait_for(lambda: forest.leader() is frozen)
-        [job] = forest.enqueue("slow_first")
-        wait_for(lambda: read(forest.ledger))
-        other = forest.start(queues="default:1")
-        time.sleep(1.5)  # it has renewed without a gap
-        switch = place / "freezer.state"
-        switch.write_text("FROZEN")
-        try:
-            wait_for(lambda: switch.read_text().strip() == "FROZEN")
-            wait_for(lambda: forest.leader() is other, timeout=T_LEAD + BUSY, what="another host leads")
-            forest.until(job, "succeeded", timeout=T_HOST + BACKOFF + BUSY)
-        finally:
-            switch.write_text("THAWED")
-        wait_for(lambda: "no longer leads" in frozen.log(), what="it knows that it was deposed")
-        wait_for(lambda: not frozen.titles(f"#{job} "), what="the stale handler is gone")
-        assert forest.leader() is other
-        assert forest.row(job)["lease"] == 2
-        assert audit(forest.db, forest.ledger, [job]) == []
-        assert frozen.terminate() == 0
+        wait_for(lambda: switch.read_text().strip() == "FROZEN")
+        wait_for(lambda: forest.leader() is other, timeout=T_LEAD + BUSY, what="another host leads")
+        forest.until(job, "succeeded", timeout=T_HOST + BACKOFF + BUSY)
     finally:
-        made.__exit__(None, None, None)
+        switch.write_text("THAWED")
+    wait_for(lambda: "no longer leads" in frozen.log(), what="it knows that it was deposed")
+    wait_for(lambda: not frozen.titles(f"#{job} "), what="the stale handler is gone")
+    assert forest.leader() is other
+    assert forest.row(job)["lease"] == 2
+    assert audit(forest.db, forest.ledger, [job]) == []
+    assert frozen.terminate() == 0
 
 
 @pytest.mark.long

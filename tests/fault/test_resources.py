@@ -9,10 +9,10 @@ import signal
 import socket
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 from support.bounds import BUSY, D, K, S
-from support.cgroups import NoCgroup, cgroup
 from support.ledger import audit, read
 from support.tree import Forest, Master, wait_for
 
@@ -67,29 +67,22 @@ def goes_on(forest: Forest, master: Master, failing: list[int]) -> None:
 
 
 @pytest.mark.long
-def test_row_74_no_process_can_be_forked_for_a_while(forest: Forest) -> None:
-    try:
-        made = cgroup("pids")
-        place = made.__enter__()
-    except NoCgroup as why:
-        pytest.skip(f"NOT TESTED: {why}")
-    try:
-        master = forest.start(queues="default:2,other:1", cgroup=place)
-        victim = master.worker_pids("default/")[0]
-        limit = place / "pids.max"
-        limit.write_text("1")
-        os.kill(victim, signal.SIGKILL)
-        jobs = forest.enqueue("work", 10, queue="default") + forest.enqueue("work", 10, queue="other")
-        forest.until_all_ended()
-        assert forest.counts() == {"succeeded": 20}, "who was there works on"
-        assert len(master.worker_pids("default/")) == 1, "a process was forked: nothing was tested"
-        limit.write_text("max")
-        wait_for(lambda: len(master.worker_pids("default/")) == 2, timeout=60, what="a new one comes")
-        assert master.process.poll() is None
-        assert audit(forest.db, forest.ledger, jobs) == []
-        assert master.terminate() == 0
-    finally:
-        made.__exit__(None, None, None)
+def test_row_74_no_process_can_be_forked_for_a_while(few_pids: Path, forest: Forest) -> None:
+    place = few_pids
+    master = forest.start(queues="default:2,other:1", cgroup=place)
+    victim = master.worker_pids("default/")[0]
+    limit = place / "pids.max"
+    limit.write_text("1")
+    os.kill(victim, signal.SIGKILL)
+    jobs = forest.enqueue("work", 10, queue="default") + forest.enqueue("work", 10, queue="other")
+    forest.until_all_ended()
+    assert forest.counts() == {"succeeded": 20}, "who was there works on"
+    assert len(master.worker_pids("default/")) == 1, "a process was forked: nothing was tested"
+    limit.write_text("max")
+    wait_for(lambda: len(master.worker_pids("default/")) == 2, timeout=60, what="a new one comes")
+    assert master.process.poll() is None
+    assert audit(forest.db, forest.ledger, jobs) == []
+    assert master.terminate() == 0
 
 
 def _free_port() -> int:
@@ -138,28 +131,21 @@ def test_row_79_a_port_that_is_taken_is_a_clear_error(forest: Forest) -> None:
 
 
 @pytest.mark.long
-def test_row_81_five_percent_of_a_cpu(forest: Forest) -> None:
+def test_row_81_five_percent_of_a_cpu(little_cpu: Path, forest: Forest) -> None:
+    place = little_cpu
+    starved = forest.start(queues="default:2", cgroup=place)
+    forest.start(queues="default:2")
     try:
-        made = cgroup("cpu")
-        place = made.__enter__()
-    except NoCgroup as why:
+        (place / "cpu.cfs_quota_us").write_text("5000")
+    except OSError as why:
         pytest.skip(f"NOT TESTED: {why}")
-    try:
-        starved = forest.start(queues="default:2", cgroup=place)
-        forest.start(queues="default:2")
-        try:
-            (place / "cpu.cfs_quota_us").write_text("5000")
-        except OSError as why:
-            pytest.skip(f"NOT TESTED: {why}")
-        jobs = forest.enqueue("work", 60, args={"seconds": 0.2}, max_crashes=20)
-        forest.until_all_ended(timeout=110)
-        (place / "cpu.cfs_quota_us").write_text("-1")
-        assert forest.counts() == {"succeeded": 60}
-        assert int((place / "cpu.stat").read_text().split("nr_throttled")[1].split()[0]) > 10, "never starved"
-        assert audit(forest.db, forest.ledger, jobs) == []
-        assert starved.terminate() == 0
-    finally:
-        made.__exit__(None, None, None)
+    jobs = forest.enqueue("work", 60, args={"seconds": 0.2}, max_crashes=20)
+    forest.until_all_ended(timeout=110)
+    (place / "cpu.cfs_quota_us").write_text("-1")
+    assert forest.counts() == {"succeeded": 60}
+    assert int((place / "cpu.stat").read_text().split("nr_throttled")[1].split()[0]) > 10, "never starved"
+    assert audit(forest.db, forest.ledger, jobs) == []
+    assert starved.terminate() == 0
 
 
 @pytest.mark.long
