@@ -101,13 +101,15 @@ class Supervisors:
             del self._boots[queue]
             self._retire(self._current.pop(queue, None))
         for queue, boot in boots.items():
+            if self._leaving:
+                break  # a drain began meanwhile: what it hangs up on must not be replaced
             fresh = Supervisor(boot, version, self._heard, self._died)
             self._facts.tell(events.SupervisorStarted(queue, fresh.pid))
             old = self._current.get(queue)
             self._retiring.append(fresh)  # not the one to restart, until it has proved itself
             while not (fresh.booted or fresh.failure or fresh.process.returncode is not None):
                 await asyncio.sleep(0.02)
-            if not fresh.booted:
+            if not fresh.booted or self._leaving:
                 refused.append(f"queue {queue}: {fresh.failure or fresh.status}")
                 fresh.hang_up()
                 continue
@@ -319,9 +321,10 @@ class Supervisors:
         again = was_current and not self._leaving
         pause = self._budget(queue).died(monotonic(), supervisor.booted) if again else None
         self._facts.tell(events.SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
-        if pause is not None:
-            await asyncio.sleep(pause)
-            self._start(queue)
+        if (
+            pause is not None
+        ):  # nothing to bury any more: a drain does not wait for a restart that never comes
+            asyncio.get_running_loop().call_later(pause, self._start, queue)
 
     def _budget(self, queue: str) -> Budget:
         s = self._settings

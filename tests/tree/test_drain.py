@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 
@@ -108,3 +109,14 @@ def test_drain_while_the_database_is_down_ends_in_time(own_forest: Forest, own_s
     own_forest.reconnect()
     own_forest.start(queues="default:1")
     own_forest.until(job, "succeeded")
+
+
+def test_a_drain_does_not_wait_for_a_supervisor_that_rests_before_its_restart(forest: Forest) -> None:
+    master = forest.start(queues="default:1", PGWORKERS_RESTART_PERIOD="1800s", PGWORKERS_RESTART_CAP="60s")
+    forest.app.write_text("raise RuntimeError('half a deploy')")
+    [supervisor] = master.supervisor_pids()
+    os.kill(supervisor, signal.SIGKILL)
+    wait_for(lambda: "half a deploy" in master.log() and not master.supervisor_pids(), what="it rests")
+    master.signal(signal.SIGQUIT)
+    assert master.wait(20) == 0, master.log()
+    assert not master.processes()
