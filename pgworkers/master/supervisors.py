@@ -17,7 +17,7 @@ import msgspec
 from pgworkers import events
 from pgworkers.clock import monotonic
 from pgworkers.events import Facts
-from pgworkers.master import orphans
+from pgworkers.master import orphans, silence
 from pgworkers.master.child import Supervisor
 from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch
@@ -153,25 +153,7 @@ class Supervisors:
                 supervisor.heard = now
         self._watched = now
         for supervisor in self._all():
-            silence = now - supervisor.heard
-            if (
-                not supervisor.booted
-                and silence > self._settings.boot + self._settings.patience
-                and not supervisor.killed
-            ):
-                supervisor.killed = True  # its own alarm did not ring: the import hangs in C
-                supervisor.failure = "importing the app hangs; no worker was started"
-                self.errors[supervisor.queue] = supervisor.failure
-                supervisor.process.kill()
-            if not supervisor.booted or silence < self._settings.patience / 2:
-                supervisor.silent = False
-                continue
-            if not supervisor.silent:
-                supervisor.silent = True
-                self._facts.tell(events.SupervisorSilent(supervisor.queue, supervisor.pid, silence))
-            if silence >= self._settings.patience and not supervisor.killed:
-                supervisor.killed = True
-                supervisor.process.kill()
+            silence.look_at(supervisor, now, self._settings, self._facts, self.errors)
 
     def silent(self) -> list[str]:
         return [supervisor.queue for supervisor in self._all() if supervisor.silent]
