@@ -38,7 +38,9 @@ class Manager:
             said = (at for at, words in enumerate(self.listen()) if at >= after and word in words)
             return next(said, -1) + 1
 
-        return wait_for(place, what=f"{word} in {self.heard[-5:]}") - 1
+        return (
+            wait_for(place, timeout=90, what=word) - 1
+        )  # a reload boots a supervisor: slow on a busy machine
 
 
 @pytest.fixture
