@@ -126,6 +126,7 @@ def translate(error: psycopg.Error) -> Exception:
 
 _REFUSALS = {
     "job_args_fit": "the arguments are larger than 4MB",
+    "job_args_are_flat": "the arguments are nested deeper than 128 levels",
     "job_args_are_an_object": "the arguments are not a JSON object",
     "job_names_fit": "the queue's name is empty or longer than 200 bytes, or the task's longer than 500",
     "job_unique_fits": "the unique key is empty or longer than 1000 bytes",

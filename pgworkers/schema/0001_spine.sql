@@ -39,6 +39,8 @@ CREATE TABLE pgworkers.job (
     CONSTRAINT job_running_has_host CHECK ((state = 'running') = (host IS NOT NULL)),
     CONSTRAINT job_args_are_an_object CHECK (jsonb_typeof(args) = 'object'),
     CONSTRAINT job_args_fit CHECK (pg_column_size(args) <= 4194304),
+    -- A level takes eight bytes: what is small is not looked at.
+    CONSTRAINT job_args_are_flat CHECK (pg_column_size(args) <= 1024 OR NOT jsonb_path_exists(args, '$.**{129}')),
     CONSTRAINT job_names_fit CHECK (octet_length(queue) BETWEEN 1 AND 200 AND octet_length(task) BETWEEN 1 AND 500),
     CONSTRAINT job_unique_fits CHECK (octet_length(unique_key) BETWEEN 1 AND 1000),
     CONSTRAINT job_budgets CHECK (max_attempts >= 1 AND max_crashes >= 1 AND attempt >= 0 AND crashes >= 0)

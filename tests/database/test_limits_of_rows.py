@@ -1,0 +1,45 @@
+"""Limits that hold whoever writes the row: functions, COPY, plain INSERT. The API refuses the same before it asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.errors import CheckViolation, InvalidParameterValue
+
+DEEP = '{"a": ' + "[" * 200 + "]" * 200 + "}"
+FLAT = '{"a": ' + "[" * 127 + "]" * 127 + "}"
+WIDE = '{"a": "' + "x" * (5 << 20) + '"}'
+WAYS = {
+    "enqueue": "SELECT pgworkers.enqueue('t', %s::jsonb, 'q')",
+    "enqueue_now": "SELECT pgworkers.enqueue_now('t', %s::jsonb, 'q', 0, 1, 1, true)",
+    "insert": "INSERT INTO pgworkers.job (task, queue, args) VALUES ('t', 'q', %s::jsonb)",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("args", [DEEP, WIDE, "[1]", "null"], ids=["deep", "wide", "array", "null"])
+def test_what_does_not_fit_is_refused_every_way(db: psycopg.Connection[Any], way: str, args: str) -> None:
+    with pytest.raises((CheckViolation, InvalidParameterValue)):
+        db.execute(WAYS[way].encode(), [args])
+    assert db.execute("SELECT count(*) FROM pgworkers.job").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_just_fits_is_taken(db: psycopg.Connection[Any], way: str) -> None:
+    db.execute(WAYS[way].encode(), [FLAT])
+    assert db.execute("SELECT count(*) FROM pgworkers.job").fetchone() == (1,)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("queue", "q" * 201), ("queue", ""), ("task", "t" * 501), ("unique_key", "k" * 1001)],
+)
+def test_names_fit(db: psycopg.Connection[Any], column: str, value: str) -> None:
+    row = {"queue": "q", "task": "t", "unique_key": None, column: value}
+    with pytest.raises(CheckViolation):
+        db.execute(
+            "INSERT INTO pgworkers.job (queue, task, unique_key) VALUES (%(queue)s, %(task)s, %(unique_key)s)",
+            row,
+        )
