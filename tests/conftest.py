@@ -17,6 +17,22 @@ from support import leftovers
 from support.server import OwnServer, Server, migrated, run_server
 
 WATCHED = {"process", "tree", "fault"}  # the directories whose tests start processes
+#: Through a pooler these cannot be judged: they find sessions by name or process id, hold row locks in one session and look
+#: for it, prepare statements themselves, or log in as somebody else than the pooler does.
+NOT_POOLED = {
+    "test_a_cancel_that_commits_while_the_retry_waits_is_seen",
+    "test_a_cancel_wish_that_commits_while_the_finish_waits_does_not_undo_the_success",
+    "test_a_role_without_rights_is_told_so",
+    "test_waiting_threads_share_one_connection_and_all_wake",
+    "test_waiting_coroutines_share_one_connection_and_all_wake",
+    "test_a_lost_notification_is_made_up_for_by_looking",
+    "test_a_batch_too_long_to_name_is_heard",
+    "test_one_connection_for_all_threads_and_calls",
+    "test_one_connection_for_all_coroutines_of_a_loop",
+    "test_an_idle_connection_that_broke_is_replaced_without_a_word",
+    "test_an_enqueue_that_is_cut_is_unknown_and_not_sent_again",
+    "test_a_look_that_is_cut_is_repeated_once",
+}
 RUN = pytest.StashKey[str]()
 ROOT = pytest.StashKey[Path]()
 ALIVE = pytest.StashKey[int]()
@@ -26,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("postgres")
     group.addoption(
         "--pg-bindir", type=Path, help="run the test server with the Postgres programs in this directory"
+    )
+    group.addoption(
+        "--pooler", action="store_true", help="put PgBouncer (transaction mode) in front of the server"
     )
     group.addoption("--dsn", help="use this server (a role that may create databases) instead of an own one")
 
@@ -45,6 +64,13 @@ def pytest_configure(config: pytest.Config) -> None:
             del os.environ[variable]
     if config.option.basetemp is None:
         config.option.basetemp = root / "pytest"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--pooler"):
+        for item in items:
+            if getattr(item, "originalname", item.name) in NOT_POOLED:
+                item.add_marker(pytest.mark.skip(reason="NOT TESTED through a pooler: it looks at sessions"))
 
 
 def _fast_directory() -> str | None:
@@ -89,7 +115,11 @@ def schema() -> str:
 def server(pytestconfig: pytest.Config, run_id: str, run_root: Path, bindir: Path | None) -> Iterator[Server]:
     """The server of this run: `create()` makes an empty database, `dsn(name)` is its address."""
     with run_server(
-        run_root / leftovers.RUN_SERVER, run_id, bindir, pytestconfig.getoption("--dsn")
+        run_root / leftovers.RUN_SERVER,
+        run_id,
+        bindir,
+        pytestconfig.getoption("--dsn"),
+        pooler=pytestconfig.getoption("--pooler"),
     ) as found:
         yield found
 

@@ -35,17 +35,24 @@ PATIENCE = 5.0  # how long a connection that was just closed may still be seen
 class Server:
     """A running server on which databases are made and dropped."""
 
-    def __init__(self, admin: str, run: str) -> None:
+    def __init__(self, admin: str, run: str, pooled: str | None = None) -> None:
         self.admin = admin
+        self._pooled = pooled  # the same server through a pooler: what tests connect to, if it is there
         self._run = run
         self._numbers = itertools.count(1)
 
     def dsn(self, database: str) -> str:
-        return make_conninfo(self.admin, dbname=database)
+        return make_conninfo(self._pooled or self.admin, dbname=database)
 
     def create(self, *, template: str | None = None) -> str:
         """Make a database, empty or a clone; its name."""
         name = f"t{next(self._numbers)}_{self._run}"
+        if self._pooled and template:  # the pooler holds sessions of it
+            self._execute(
+                sql.SQL("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = {}").format(
+                    sql.Literal(template)
+                )
+            )
         command = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
         self._execute(command.format(sql.Identifier(name), sql.Identifier(template or "template0")))
         return name
@@ -56,6 +63,8 @@ class Server:
     def connections(self, database: str) -> list[str]:
         """Who is still connected to a database, after those that are just leaving have left."""
         give_up = time.monotonic() + PATIENCE
+        if self._pooled:
+            return []  # the pooler's own, which stay
         while True:
             found = self._execute(
                 sql.SQL(
@@ -97,14 +106,23 @@ class OwnServer:
 
 
 @contextmanager
-def run_server(home: Path, run: str, bindir: Path | None, dsn: str | None) -> Iterator[Server]:
+def run_server(
+    home: Path, run: str, bindir: Path | None, dsn: str | None, *, pooler: bool = False
+) -> Iterator[Server]:
     """The server of this test run: a given one, or one of our own that is gone afterwards."""
     if dsn:
         yield Server(dsn, run)
         return
     embedded = EmbeddedServer(home, options=FAST, bindir=bindir, stores=(home.parent / "store",))
     try:
-        yield Server(embedded.acquire(), run)
+        admin = embedded.acquire()
+        if pooler:
+            from support.pooler import pooling
+
+            with pooling(admin, home.parent / "bouncer", size=10) as pooled:
+                yield Server(admin, run, pooled)
+        else:
+            yield Server(admin, run)
     finally:
         embedded.release()
         assert embedded.status().pid is None, "the test server outlived the tests"

@@ -2,73 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import pwd
-import shutil
-import signal
-import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.command import Command
-from support.tree import Forest, wait_for
+from support.pooler import BOUNCER, MISSING, pooling
+from support.tree import Forest
 
 from pgworkers import App
 
-BOUNCER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
-pytestmark = pytest.mark.skipif(
-    BOUNCER is None, reason="NOT TESTED: pgbouncer is not installed (apt-get install pgbouncer)"
-)
+pytestmark = pytest.mark.skipif(BOUNCER is None, reason=MISSING)
 
 
 @pytest.fixture
 def pooled(dsn: str, tmp_path: Path) -> Iterator[str]:
     """The test's database through a pooler of its own."""
-    parts = conninfo_to_dict(dsn)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    home = tmp_path / "bouncer"
-    home.mkdir()
-    config = home / "pgbouncer.ini"
-    config.write_text(
-        f"[databases]\n* = host={parts['host']} user={parts['user']}\n"
-        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-        "pool_mode = transaction\ndefault_pool_size = 2\nserver_idle_timeout = 5\n"
-    )
-    account = _account(home)
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen([str(BOUNCER), str(config)], stdout=log, stderr=log, user=account)
-    address = make_conninfo(host="127.0.0.1", port=port, user=parts["user"], dbname=parts["dbname"])
-    try:
-        wait_for(lambda: _answers(address), what=f"pgbouncer: {(home / 'log').read_text()}")
+    with pooling(dsn, tmp_path / "bouncer") as address:
         yield address
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(10)
-
-
-def _account(home: Path) -> str | None:
-    """PgBouncer refuses to run as root; the server's own account can reach its socket."""
-    if os.getuid() != 0:
-        return None
-    name = next(
-        name for name in ("postgres", "nobody") if name in {entry.pw_name for entry in pwd.getpwall()}
-    )
-    os.chown(home, pwd.getpwnam(name).pw_uid, -1)
-    return name
-
-
-def _answers(address: str) -> bool:
-    try:
-        psycopg.connect(address, connect_timeout=2).close()
-    except psycopg.OperationalError:
-        return False
-    return True
 
 
 def test_a_master_behind_a_pooler_is_refused_and_told_what_to_do(forest: Forest, pooled: str) -> None:
