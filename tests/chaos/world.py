@@ -32,7 +32,7 @@ QUEUES = {"default": 2, "fast": 1, "slow": 1, "alone": 1}
 DISK = 512 << 20
 #: The test profile, with a supervisor's silence bounded as shortly as the rest.
 TIMINGS = FAST | {"PGWORKERS_PATIENCE": "3s", "PGWORKERS_TCP_TIMEOUT": "3s", "PGWORKERS_DRAIN": "3s"}
-_NEWNS, _PRIVATE = 0x00020000, 0x40000 | 0x4000
+_NEWNS, _PRIVATE, _DETACH = 0x00020000, 0x40000 | 0x4000, 2
 
 
 def boottime() -> int:
@@ -78,6 +78,8 @@ class Postgres:
 
     def close(self) -> None:
         self._embedded.release()
+        if self.disk is not None:  # else its directory could not be removed
+            ctypes.CDLL(None).umount2(os.fsencode(self.disk), _DETACH)
 
 
 class Host:
