@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,9 @@ def test_whatever_ends_jobs_tells_those_who_wait_for_them() -> None:
                 continue  # who tells, and who only moves jobs that ended long ago
             if "INSERT INTO pgworkers.history" in part:
                 assert "pgworkers.ended(" in part, f"{path}: dependents and batches never hear of these ends"
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    """pytest imports them by name: the second of two would end the whole run."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []

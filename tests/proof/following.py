@@ -22,7 +22,7 @@ def last(ctx: Ctx) -> dict[str, int]:
 
 
 def batch(stage: Stage, *, quick: bool) -> list[Finding]:
-    count = 5_000 if quick else 100_000
+    count = 5_000 if quick else 1_000_000
     draw = random.Random(9)
     with stage.site() as site:
         site.declare(LAST)
@@ -41,7 +41,7 @@ def batch(stage: Stage, *, quick: bool) -> list[Finding]:
         began = time.monotonic()
         made = app.batch((work.prepare() for _ in range(count)), then=last.prepare())
         enqueued = time.monotonic() - began
-        kills = _kill_until(site, count // 10, draw, pause=1.0)
+        kills = _kill_until(site, count // 10, draw, pause=0.5 if quick else 4.0)
         assert made.then is not None
         result = made.then.result(timeout=300)
         took = time.monotonic() - began

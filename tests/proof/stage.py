@@ -27,7 +27,16 @@ from pgworkers.postgres.statements import Statement
 
 PACKAGE = Path(pgworkers.__file__).parent
 #: Statements that only a leader sends, by the file that holds them.
-DUTIES = ("job/promote", "job/expire", "job/rescue", "job/host_sweep", "schedule/due", "flow/batch_sweep")
+DUTIES = (
+    "job/look",
+    "job/depth",
+    "job/promote",
+    "job/expire",
+    "job/rescue",
+    "job/host_sweep",
+    "schedule/due",
+    "flow/batch_sweep",
+)
 LOCK = (
     "SELECT l.pid FROM pg_locks l WHERE locktype = 'advisory' AND granted AND classid = 1885828967"
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"

@@ -121,7 +121,7 @@ def test_health_and_metrics_answer_and_say_why_not(forest: Forest) -> None:
     text = urllib.request.urlopen(address, timeout=5).read().decode()
     assert 'pgworkers_jobs_finished_total{queue="default",task="work",verdict="succeeded"} 1.0' in text
     assert 'pgworkers_jobs_finished_total{queue="default",task="fail",verdict="error"} 0.0' in text
-    duty = b'pgworkers_duty_seconds_count{duty="promote"}'
+    duty = b'pgworkers_duty_seconds_count{duty="look"}'
     wait_for(lambda: duty in urllib.request.urlopen(address, timeout=5).read())
     assert urllib.request.urlopen(f"{base}/livez", timeout=5).status == 200
     assert urllib.request.urlopen(f"{base}/readyz?verbose", timeout=5).read().startswith(b"ok")
