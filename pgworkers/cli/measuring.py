@@ -24,6 +24,7 @@ from psycopg import sql
 from pgworkers.app import App
 from pgworkers.errors import PgworkersError
 from pgworkers.postgres import migrate
+from pgworkers.postgres.connect import connect
 from pgworkers.postgres.statements import Query, Statement, run
 from pgworkers.settings import Settings
 
@@ -61,8 +62,14 @@ def site(conn: psycopg.Connection[Any], dsn: str, settings: Settings) -> Iterato
         yield Site(conn, dsn, name, replace(settings, schema=name, dsn=dsn))
     finally:
         with undisturbed():
-            conn.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name)))
-            conn.execute("SELECT pg_advisory_unlock(hashtext(%s))", [name])
+            drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(name))
+            try:
+                conn.execute(drop)
+                conn.execute("SELECT pg_advisory_unlock(hashtext(%s))", [name])
+            except psycopg.OperationalError:  # the interruption came in the middle of a statement
+                conn.close()
+                with connect(settings, dsn, "bench") as fresh:
+                    fresh.execute(drop)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 import psycopg
@@ -52,6 +53,8 @@ class Ends:
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
+        #: Called when ends were written: what waited behind a limit of theirs may begin.
+        self.on_written: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._sending) + len(self._aside.waiting) + len(self._releases)
@@ -157,6 +160,7 @@ class Ends:
                 self._sending = await self._aside.sort(self._sending)
                 return
             self._sending = []
+            self.on_written()
         if self._releases:
             releases = self._releases[:]
             await self._line.ask(release(releases))

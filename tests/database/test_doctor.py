@@ -184,6 +184,7 @@ def test_prepared_transactions_and_slots(own_server: OwnServer) -> None:
         conn.execute("ROLLBACK PREPARED 'it''s ours'")
 
 
+@pytest.mark.long
 def test_dead_rows_that_nobody_removes(dsn: str, db: Db) -> None:
     db.execute("ALTER TABLE pgworkers.job SET (autovacuum_enabled = off)")
     db.execute(

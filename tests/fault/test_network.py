@@ -71,6 +71,7 @@ def partition(
     assert audit(forest.db, forest.ledger, [*jobs, late]) == []
 
 
+@pytest.mark.long
 def test_row_38_a_proxy_that_acknowledges_and_delivers_nothing(proxy: Proxy, forest: Forest) -> None:
     partition(forest, lambda: forest.start(queues="far:2,default:1", dsn=proxy.dsn), proxy.hole, proxy.heal)
     assert proxy.counts["hole"] == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from support.ledger import audit, read
 from support.server import OwnServer
 from support.tree import Forest, wait_for
@@ -48,6 +49,7 @@ def test_row_29_a_crash_of_postgres_loses_and_repeats_nothing(
     assert master.worker_pids() == workers, "an outage is no reason to replace workers"
 
 
+@pytest.mark.long
 def test_row_29_ten_crashes_under_load(own_forest: Forest, own_server: OwnServer) -> None:
     forest = own_forest
     forest.start(queues="default:3")

@@ -51,14 +51,14 @@ def test_a_job_that_does_not_run_has_no_stack(forest: Forest) -> None:
 
 def test_a_suspended_job_stands_still_and_its_deadline_waits(forest: Forest) -> None:
     master = forest.start(queues="default:1")
-    job = running(forest, "gate", timeout="8 seconds")
+    job = running(forest, "gate", timeout="6 seconds")
     pid = read(forest.ledger)[0].pid
     done = pgworkers(forest, "jobs", "suspend", str(job))
     assert done.returncode == 0, done.stderr
     assert state_of(pid) == psutil.STATUS_STOPPED
     wait_for(lambda: master.titles("1 suspended"))
     began = forest.db.execute("SELECT now()").fetchone()
-    wait_for(lambda: forest.db.execute("SELECT now() - %s > '9 seconds'", began).fetchone() == (True,))
+    wait_for(lambda: forest.db.execute("SELECT now() - %s > '7 seconds'", began).fetchone() == (True,))
     assert forest.state(job) == "running", "its deadline did not wait"
     forest.open_gate()
     assert pgworkers(forest, "jobs", "resume", str(job)).returncode == 0

@@ -7,6 +7,7 @@ import random
 import signal
 import time
 
+import pytest
 from support.ledger import audit, most_at_once, read
 from support.tree import Forest, Master, wait_for
 
@@ -115,6 +116,7 @@ def test_six_workers_on_three_hosts_are_two_each_and_three_when_one_is_killed(fo
     assert audit(forest.db, forest.ledger, jobs) == []
 
 
+@pytest.mark.long
 def test_a_rolling_restart_never_exceeds_the_total(forest: Forest) -> None:
     masters = [forest.start(queues="default:c4", wait=False) for _ in range(2)]
     wait_for(lambda: [crew(m) for m in masters] == [2, 2])
@@ -170,12 +172,13 @@ def test_an_operator_turns_a_queue_into_a_shared_one_and_back(forest: Forest) ->
 # -- concurrency ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_key_of_two_on_twenty_workers_and_two_hosts_with_random_kills_never_runs_three(
     forest: Forest,
 ) -> None:
     rand = random.Random(3)
     masters = [forest.start(queues="default:10") for _ in range(2)]
-    keyed = forest.enqueue("tenant", 60, args={"seconds": 0.05}, concurrency_key="tenant:7", max_crashes=50)
+    keyed = forest.enqueue("tenant", 24, args={"seconds": 0.3}, concurrency_key="tenant:7", max_crashes=50)
     free = forest.enqueue("work", 60, args={"seconds": 0.05}, max_crashes=50)
     deaths: dict[int, int] = {}
     while len(deaths) < 8:
@@ -184,7 +187,7 @@ def test_a_key_of_two_on_twenty_workers_and_two_hosts_with_random_kills_never_ru
             kill(rand.choice(busy), deaths)
         elif not forest.db.execute("SELECT FROM pgworkers.job WHERE task = 'tenant'").fetchone():
             keyed += forest.enqueue(
-                "tenant", 20, args={"seconds": 0.05}, concurrency_key="tenant:7", max_crashes=50
+                "tenant", 6, args={"seconds": 0.3}, concurrency_key="tenant:7", max_crashes=50
             )
     forest.until_all_ended(timeout=90)
     assert most_at_once(forest.ledger, deaths, keyed) == 2

@@ -42,6 +42,7 @@ def test_a_declared_schedule_fires_runs_and_tells_how_it_went(forest: Forest) ->
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_leaders_killed_one_after_the_other_each_tick_one_job(forest: Forest) -> None:
     declare(forest, 'app.schedule("* * * * * *", name="beat", missed="all")(work)')
     for _ in range(3):
