@@ -216,6 +216,7 @@ def _once(look: Callable[[], list[Finding]]) -> Finding:
     raise AssertionError("nothing was found")
 
 
+@pytest.mark.long
 def test_indexes_bloated_unused_missing_and_broken(dsn: str, db: Db) -> None:
     db.execute("ALTER TABLE pgworkers.job SET (autovacuum_enabled = off)")
     db.execute("CREATE INDEX mine ON pgworkers.job (created_at)")

@@ -67,6 +67,7 @@ def test_row_29_ten_crashes_under_load(own_forest: Forest, own_server: OwnServer
     assert audit(forest.db, forest.ledger, jobs) == []
 
 
+@pytest.mark.long
 def test_row_32_every_backend_terminated_again_and_again(forest: Forest) -> None:
     forest.start(queues="default:3")
     jobs = forest.enqueue("work", 400, args={"seconds": 0.01}, max_crashes=100)

@@ -146,6 +146,7 @@ def test_a_host_alone_has_all_and_gives_half_away_when_another_comes(forest: For
     assert audit(forest.db, forest.ledger, jobs) == []
 
 
+@pytest.mark.long
 def test_a_host_that_was_frozen_past_its_lease_has_lost_its_share_and_knows_it(forest: Forest) -> None:
     frozen, other = (forest.start(queues="default:c4", wait=False) for _ in range(2))
     wait_for(lambda: (crew(frozen), crew(other)) == (2, 2))
@@ -202,6 +203,7 @@ def running(forest: Forest, jobs: list[int]) -> list[int]:
     return [row[0] for row in rows.fetchall()]
 
 
+@pytest.mark.long
 def test_the_slots_of_a_killed_host_come_back(forest: Forest) -> None:
     first = forest.start(queues="default:4")
     held = forest.enqueue("narrow", 2, args={"seconds": 60})
