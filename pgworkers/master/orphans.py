@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from pgworkers.master.child import MARKER
 from pgworkers.process import tree
+from pgworkers.supervisor.ask import BEING_BORN
 
 STEP = 0.01
 
@@ -19,7 +20,10 @@ async def sweep(host: str, spared: Callable[[], set[int]]) -> int:
     """Kill every child that is not spared, and theirs, until none is left. How many were killed."""
     killed = 0
     while True:
-        keep = spared() | (_strangers(host) if os.getpid() == 1 else set())
+        if BEING_BORN in (theirs := spared()):
+            await asyncio.sleep(STEP)
+            continue
+        keep = theirs | (_strangers(host) if os.getpid() == 1 else set())
         now_killed, left = tree.kill_strays(keep)
         killed += now_killed
         if not left:

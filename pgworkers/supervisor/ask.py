@@ -27,6 +27,10 @@ class _Refusal(msgspec.Struct):
     traceback: str = ""
 
 
+#: Among the children to be spared: one is about to be, and has no number yet. No process has this one.
+BEING_BORN = 0
+
+
 def describe(
     config: str,
     timeout: float,
@@ -39,6 +43,8 @@ def describe(
     import takes its time.
     """
     reader, writer = os.pipe()
+    spare = set() if spare is None else spare
+    spare.add(BEING_BORN)  # whoever kills strays must wait until the child has a number here
     try:
         child = subprocess.Popen(
             [sys.executable, "-m", "pgworkers.supervisor.describe", "--fd", str(writer), "--config", config],
@@ -47,20 +53,19 @@ def describe(
             process_group=0,
             env=environment.for_children(os.environ),
         )
+        spare.add(child.pid)
     except BaseException:
         os.close(reader)
         raise
     finally:
+        spare.discard(BEING_BORN)
         os.close(writer)
-    if spare is not None:
-        spare.add(child.pid)
     try:
         data = _read_line(reader, child, time.monotonic() + timeout, _Impatient(f"importing {config} …", say))
     finally:
         os.close(reader)
         _end(child)
-        if spare is not None:
-            spare.discard(child.pid)
+        spare.discard(child.pid)
     if data is None:
         raise AppNotLoaded(
             f"importing {config} took longer than {show_seconds(timeout)}; nothing was started. "

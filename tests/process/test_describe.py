@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from play import is_alive, until
 
 from pgworkers.errors import AppNotLoaded
 from pgworkers.supervisor import ask
-from pgworkers.supervisor.ask import describe
+from pgworkers.supervisor.ask import BEING_BORN, describe
 
 GOOD = """
 import os, subprocess, sys, time
@@ -117,3 +119,21 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
     describe(config, 30.0)
     refused(tmp_path, "raise ValueError")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_child_that_is_being_born_is_not_taken_for_a_stray(tmp_path: Path) -> None:
+    """A sweep between the birth of the child and the moment its number is known must wait: it once killed it."""
+    config = write(tmp_path, GOOD)
+    spare: set[int] = set()
+    seen: list[set[int]] = []
+    birth = subprocess.Popen.__init__
+
+    def born(self: Any, *args: Any, **kwargs: Any) -> None:
+        seen.append(set(spare))
+        birth(self, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess.Popen, "__init__", born)
+        describe(config, 30.0, spare)
+    assert seen == [{BEING_BORN}]
+    assert spare == set()
