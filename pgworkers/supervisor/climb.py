@@ -93,6 +93,9 @@ def _seen(worker: Worker, running: Running) -> Seen:
     """Once a tick: a dump that has not grown since the last one is complete."""
     size = worker.capture.dump_size()
     dumped = size > worker.capture.dump_from and size == worker.dump_seen and _tasks_told(worker)
+    if dumped and is_stopped(worker):  # it stopped itself again, perhaps in the middle of the writing
+        signals.send_group(worker.pid, signal.SIGCONT)
+        dumped = False
     worker.dump_seen = size
     return Seen(running.job, running.lease, running.state == State.RUNNING, dumped)
 
