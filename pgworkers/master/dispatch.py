@@ -87,7 +87,7 @@ class Dispatch(Handing):
         """Everything that has not begun, wherever it waits."""
         for desk in self.desks.values():
             for worker in list(desk.busy()):
-                self.reclaim(worker)
+                self._unload(desk, worker)
             self._release_buffer(desk, why)
 
     # -- what supervisors say ------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class Dispatch(Handing):
             desk.idle.pop().leave()
         if desk.too_many():
             for worker in list(desk.busy()):
-                self.reclaim(worker)
+                self._unload(desk, worker)
 
     def retire(self, worker: Worker) -> None:
         """Its supervisor was replaced by one with newer code: it leaves now, or after its job."""
@@ -110,8 +110,15 @@ class Dispatch(Handing):
             desk.idle.remove(worker)
             worker.leave()
         else:
-            self.reclaim(worker)
+            self._unload(desk, worker)
             self.feed(desk)
+
+    def _unload(self, desk: QueueDesk, worker: Worker) -> None:
+        """Take what it has not begun. If that was all it had, nothing will come from it: it rests, or leaves, now."""
+        had = bool(worker.orders)
+        self.reclaim(worker)
+        if had and not worker.orders:
+            self._go_on(desk, worker)
 
     def adopt(self, tasks: dict[str, TaskSpec], queues: Mapping[str, QueueSpec]) -> None:
         """A newer version of the app: other tasks, perhaps other queues."""

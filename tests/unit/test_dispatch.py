@@ -1,0 +1,136 @@
+"""Who is free, and who leaves, when jobs are taken back before they began. With the real socket and ticket pipe of a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from pgworkers.events import Facts
+from pgworkers.job.claim import Claimed
+from pgworkers.master.crew import Worker
+from pgworkers.master.dispatch import Dispatch
+from pgworkers.master.ends import Ends
+from pgworkers.master.line import Line
+from pgworkers.process import frames, tickets
+from pgworkers.settings import Settings
+from pgworkers.specs import QueueSpec, TaskSpec
+from pgworkers.worker.messages import Kind
+
+
+class Stage:
+    """A dispatch with one worker of the queue "default", whose side we play."""
+
+    def __init__(self) -> None:
+        settings, facts = Settings(), Facts()
+        self.ends = Ends("host", Line("finish", "", settings, facts), facts, 100)
+        self.dispatch = Dispatch(
+            settings,
+            facts,
+            {"work": TaskSpec("work", "default")},
+            {"default": QueueSpec("default")},
+            self.ends,
+            lambda: None,
+            lambda worker, held, reason: None,
+        )
+        self.desk = self.dispatch.desks["default"]
+        ours, self.theirs = socket.socketpair()
+        reads, writes = tickets.make()
+        self.takes = os.dup(reads)
+        self.worker = Worker(
+            "default",
+            0,
+            os.getpid(),
+            "v1",
+            (ours, reads, writes),
+            self.dispatch.heard,
+            self.dispatch.recover,
+            lambda command: None,
+        )
+        self.dispatch.joined(self.worker)
+        self.says(Kind.READY)
+
+    def says(self, kind: Kind) -> None:
+        self.dispatch.heard(self.worker, [frames.Frame(kind, 0, 0, b"")])
+
+    def claims(self, *ids: int) -> None:
+        self.dispatch.take(
+            Claimed(i, 1, "default", "work", "{}", 1, 0, 10, 3, None, None, None, None, None, [], 0.0, False)
+            for i in ids
+        )
+
+    def released(self) -> list[int]:
+        return sorted(job for job, _ in self.ends._releases)
+
+    def close(self) -> None:
+        self.worker.bury()
+        self.theirs.close()
+        os.close(self.takes)
+
+
+def play(scene: Callable[[Stage], None]) -> None:
+    async def run() -> None:
+        stage = Stage()
+        try:
+            scene(stage)
+        finally:
+            stage.close()
+
+    asyncio.run(run())
+
+
+def retire(stage: Stage) -> None:
+    stage.dispatch.retire(stage.worker)
+
+
+def shrink(stage: Stage) -> None:
+    stage.dispatch.shrink("default", 0)
+
+
+def drain(stage: Stage) -> None:
+    stage.dispatch.claiming = False
+    stage.dispatch.give_back_all("the host is draining")
+
+
+@pytest.mark.parametrize("go", [retire, shrink, drain])
+def test_a_worker_that_had_begun_nothing_leaves_at_once(go: Callable[[Stage], None]) -> None:
+    def scene(stage: Stage) -> None:
+        stage.claims(1)
+        assert stage.worker.state == "busy"
+        go(stage)
+        assert stage.worker.state == "leaving", "nothing will ever come from it: it would stay for ever"
+        assert stage.theirs.recv(1 << 16) and stage.theirs.recv(1) == b"", "it has its order, and the end"
+        assert tickets.wait(stage.takes) == (None, False), "and no ticket for it"
+        assert (stage.desk.running, stage.desk.occupied) == (0, 0)
+        waiting = [held.claimed.id for held in stage.desk.buffer]
+        assert sorted(waiting + stage.released()) == [1], "the job is not lost"
+
+    play(scene)
+
+
+@pytest.mark.parametrize("go", [retire, shrink, drain])
+def test_a_worker_that_had_begun_leaves_after_its_job(go: Callable[[Stage], None]) -> None:
+    def scene(stage: Stage) -> None:
+        stage.claims(1)
+        assert tickets.wait(stage.takes) == ((1, 1), False)
+        go(stage)
+        assert (stage.worker.state, stage.worker.open) == ("busy", True)
+        report = frames.Frame(Kind.REPORT, 1, 1, b'["done",0.1,0.1,1]')
+        stage.dispatch.heard(stage.worker, [report])
+        assert stage.worker.state == "leaving"
+
+    play(scene)
+
+
+def test_a_cancelled_order_leaves_its_worker_free() -> None:
+    def scene(stage: Stage) -> None:
+        stage.claims(1)
+        assert stage.dispatch.cancel(1)
+        assert stage.worker.state == "idle"
+        stage.claims(2)
+        assert tickets.wait(stage.takes) == ((2, 1), False), "the ticket of the first was taken back"
+
+    play(scene)
