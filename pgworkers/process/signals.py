@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import signal
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 ALL = signal.valid_signals()
 #: The same functions without the wrappers that make enums of sixty numbers: they run around and after every fork.
 _c: Any = importlib.import_module("_signal")
 _NUMBERS = [int(signum) for signum in ALL]
+_tgkill: Any = getattr(ctypes.CDLL(None), "tgkill", None)  # glibc since 2.30
 
 
 class Notes:
@@ -84,6 +87,25 @@ def send(pid: int, signum: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def send_main(pid: int, signum: int) -> bool:
+    """Signal the main thread of a child, and no other; unless it has blocked the signal: then any thread will do.
+
+    A signal for the whole process would go to whichever thread comes first.
+    """
+    if _tgkill is None or _main_blocks(pid, signum):
+        return send(pid, signum)
+    return bool(_tgkill(pid, pid, signum) == 0)
+
+
+def _main_blocks(pid: int, signum: int) -> bool:
+    try:
+        lines = Path(f"/proc/{pid}/task/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    mask = next((int(line.split()[1], 16) for line in lines if line.startswith("SigBlk:")), 0)
+    return bool(mask >> (signum - 1) & 1)
 
 
 def send_group(pgid: int, signum: int) -> bool:

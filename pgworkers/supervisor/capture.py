@@ -20,6 +20,9 @@ KEEP = 1 << 20
 _WRITE = 4096
 _TURN = 64 << 10
 STACK_LIMIT = 32 << 10
+_LINE = 4096
+#: The last line of a stack: where `python -m` begins, or what stands for more than faulthandler writes.
+_ROOTS = (b" in _run_module_as_main", b"  ...")
 
 
 class Capture:
@@ -49,6 +52,12 @@ class Capture:
 
     def dump_size(self) -> int:
         return memfd.size(self.dump)
+
+    def dump_is_whole(self) -> bool:
+        """Does it end where a main thread began? faulthandler writes that thread last, and says nothing at the end."""
+        end = memfd.size(self.dump)
+        last = memfd.between(self.dump, 0, end, _LINE).rstrip(b"\n").rpartition(b"\n")[2]
+        return last.endswith(_ROOTS)
 
     def echo(self, screen: Screen, everything: bool) -> bool:
         """Pass on whole lines (or `everything`); True: more is waiting."""

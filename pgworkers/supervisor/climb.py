@@ -90,12 +90,12 @@ def step(worker: Worker, now: float) -> None:
 
 
 def _seen(worker: Worker, running: Running) -> Seen:
-    """Once a tick: a dump that has not grown since the last one is complete."""
-    size = worker.capture.dump_size()
-    dumped = size > worker.capture.dump_from and size == worker.dump_seen and _tasks_told(worker)
-    if dumped and is_stopped(worker):  # it stopped itself again, perhaps in the middle of the writing
+    """Once a tick. A process that stopped itself again before it could begin its dump is continued again."""
+    size, began = worker.capture.dump_size(), worker.capture.dump_from
+    awaited = any(Rung.DUMP in climb.times for climb in worker.climbs.values())
+    if awaited and size == began and is_stopped(worker):
         signals.send_group(worker.pid, signal.SIGCONT)
-        dumped = False
+    dumped = size > began and size == worker.dump_seen and _is_whole(worker)
     worker.dump_seen = size
     return Seen(running.job, running.lease, running.state == State.RUNNING, dumped)
 
@@ -131,16 +131,19 @@ def dump(worker: Worker) -> None:
 
 
 def _write_stacks(worker: Worker) -> None:
-    """SIGUSR2 first: the kernel gives it to the main thread only while nothing else is pending there, and in
-    the main thread faulthandler has finished before Python writes its part."""
-    signals.send(worker.pid, signal.SIGUSR2)
+    """By the main thread itself: another one could be stopped by it in the middle of the writing, and here
+    faulthandler has finished before Python writes its part."""
+    signals.send_main(worker.pid, signal.SIGUSR2)
     if worker.slot.window == 2:  # an event loop: only Python knows where its tasks wait
         worker.slot.tell += 1
         signals.send(worker.pid, signal.SIGUSR1)
 
 
-def _tasks_told(worker: Worker) -> bool:
-    return worker.slot.told == worker.slot.tell
+def _is_whole(worker: Worker) -> bool:
+    """Has the dump been written to its end? Where an event loop runs, what Python writes comes last."""
+    if worker.slot.told != worker.slot.tell:
+        return False
+    return worker.slot.window == 2 or worker.capture.dump_is_whole()
 
 
 def is_stopped(worker: Worker) -> bool:
@@ -208,7 +211,7 @@ def finish_dumps(worker: Worker, now: float) -> list[Fact]:
     facts: list[Fact] = []
     size = worker.capture.dump_size()
     for wanted in list(worker.dumps):
-        quiet = size > wanted.size and size == wanted.seen and _tasks_told(worker)
+        quiet = size > wanted.size and size == wanted.seen and _is_whole(worker)
         wanted.seen = size
         if not quiet and now < wanted.until:
             continue

@@ -176,7 +176,6 @@ OBEY = [
     ("async_child_loops", "raise"),
 ]
 #: These must be killed; the stack names the function.
-#: One that stops itself again and again may do so in the middle of the dump, which then names nobody: it runs with -m long.
 DEFY = [
     "holds_gil",
     "swallows",
@@ -184,7 +183,7 @@ DEFY = [
     "regex",
     "async_swallows",
     "frozen",
-    pytest.param("stops_itself", marks=pytest.mark.long),
+    "stops_itself",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Who is free, and who leaves, when jobs are taken back before they began. With the real socket and ticket pipe of a worker."""
+"""Who is free, and who leaves, when jobs are taken back before they began. With a worker's real socket and pipe."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def test_a_worker_that_had_begun_nothing_leaves_at_once(go: Callable[[Stage], No
         assert stage.worker.state == "busy"
         go(stage)
         assert stage.worker.state == "leaving", "nothing will ever come from it: it would stay for ever"
-        assert stage.theirs.recv(1 << 16) and stage.theirs.recv(1) == b"", "it has its order, and the end"
+        assert stage.theirs.recv(1 << 16), "its order had been sent"
+        assert stage.theirs.recv(1) == b"", "and after it the end"
         assert tickets.wait(stage.takes) == (None, False), "and no ticket for it"
         assert (stage.desk.running, stage.desk.occupied) == (0, 0)
         waiting = [held.claimed.id for held in stage.desk.buffer]
