@@ -11,7 +11,7 @@ class P(Peer):
     db = DB
 
     def version(self):
-        return json.load(open(f"{ROOT}/node/node_modules/graphile-worker/package.json"))["version"]
+        return json.load(open(f"{HERE}/node_modules/graphile-worker/package.json"))["version"]
 
     def reset(self):
         recreate_db(DB)
