@@ -50,11 +50,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One directory for the whole run, gone at its end; the server's account must be able to enter it."""
+    """One directory for the whole run, gone at its end."""
     run = uuid.uuid4().hex[:12]
-    root = Path(tempfile.mkdtemp(prefix="pgw-", dir=_fast_directory()))
-    root.chmod(0o711)
-    config.stash[RUN], config.stash[ROOT], config.stash[ALIVE] = run, root, leftovers.claim(root)
+    root, alive = leftovers.make(_fast_directory())
+    config.stash[RUN], config.stash[ROOT], config.stash[ALIVE] = run, root, alive
     leftovers.sweep(root.parent)
     os.environ[leftovers.MARK] = run
     for variable in [

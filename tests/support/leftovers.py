@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import signal
+import tempfile
 import time
 from pathlib import Path
 
@@ -56,11 +57,16 @@ def end(pids: list[int]) -> None:
             pass
 
 
-def claim(root: Path) -> int:
-    """Mark a directory as that of a living run, for as long as the descriptor is open."""
-    descriptor = os.open(root / "run.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
+def make(directory: str | None) -> tuple[Path, int]:
+    """A directory for this run, marked as that of a living one for as long as the descriptor is open."""
+    while True:
+        root = Path(tempfile.mkdtemp(prefix="pgw-", dir=directory))
+        root.chmod(0o711)  # the server's account must be able to enter it
+        descriptor = os.open(root / "run.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if (root / "run.lock").exists():
+            return root, descriptor
+        os.close(descriptor)  # another run, just starting, took it for a dead one's before it was locked
 
 
 def sweep(directory: Path) -> None:
