@@ -1,5 +1,5 @@
 -- End a batch of running jobs: each row leaves `job` for `history` in this one statement, with a post-mortem in `attempt`
--- unless it succeeded. Guard: id, lease and state = 'running', checked by the DELETE under the row lock, locks taken in id order.
+-- unless it succeeded. Guard: id, lease, host and state = 'running', checked by the DELETE under the row lock, locks taken in id order.
 -- Index: the primary key, once for each row of the materialised input (LATERAL with a LIMIT cannot become another join), then by
 -- ctid; no partial index can match the guard (the running ones are indexed by `host IS NOT NULL`), so statistics cannot lead
 -- the planner into an index full of dead entries.
@@ -22,13 +22,13 @@ held AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT j.ctid AS at
              FROM pgworkers.job j
-            WHERE j.id = e.id AND j.lease = e.lease AND j.state = 'running'
+            WHERE j.id = e.id AND j.lease = e.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
             LIMIT 1) found
 ),
 gone AS (
     DELETE FROM pgworkers.job j
      USING held e
-     WHERE j.ctid = e.at AND j.lease = e.lease AND j.state = 'running'
+     WHERE j.ctid = e.at AND j.lease = e.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
     RETURNING j.id, coalesce(e.state::pgworkers.job_state, 'succeeded') AS state, coalesce(e.verdict, 'succeeded') AS verdict,
               j.priority, j.queue, j.task, j.args, j.lease, j.host, j.attempt,
               j.crashes + coalesce(e.crash::integer, 0) AS crashes, j.max_attempts, j.max_crashes, j.created_at, j.run_at,

@@ -22,10 +22,11 @@ class Saved:
     checkpoint: str | None
 
 
-def save(rows: Sequence[Saved]) -> Query[int]:
-    """Store it. Answers how many of the leases still held."""
+def save(host: str, rows: Sequence[Saved]) -> Query[int]:
+    """Store it. Answers how many of the leases `host` still held."""
     ordered: list[Saved] = in_order(rows)
     params = {
+        "host": host,
         "ids": [saved.id for saved in ordered],
         "leases": [saved.lease for saved in ordered],
         "progresses": [clean.json_text(saved.progress) for saved in ordered],

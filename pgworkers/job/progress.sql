@@ -1,4 +1,4 @@
--- What running handlers said about themselves. NULL leaves a column as it is. Guard: id, lease and state = 'running'
+-- What running handlers said about themselves. NULL leaves a column as it is. Guard: id, lease, host and state = 'running'
 -- under the row lock, in id order. Index: the primary key, by nested loops over the materialised input (see finish.sql).
 WITH sent AS MATERIALIZED (
     SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(progresses)s::text[] AS progresses,
@@ -15,11 +15,11 @@ held AS MATERIALIZED (
       FROM said s
      CROSS JOIN LATERAL (
            SELECT FROM pgworkers.job j
-            WHERE j.id = s.id AND j.lease = s.lease AND j.state = 'running'
+            WHERE j.id = s.id AND j.lease = s.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
               FOR UPDATE) locked
 )
 UPDATE pgworkers.job j
    SET progress = coalesce(s.progress::jsonb, j.progress), checkpoint = coalesce(s.checkpoint::jsonb, j.checkpoint)
   FROM held s
- WHERE j.id = s.id AND j.lease = s.lease AND j.state = 'running'
+ WHERE j.id = s.id AND j.lease = s.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
 RETURNING j.id

@@ -10,8 +10,12 @@ from pgworkers.postgres.statements import Query, Statement
 _RELEASE = Statement.beside(__file__, "release")
 
 
-def release(leases: Sequence[tuple[int, int]]) -> Query[int]:
-    """Give back these (id, lease). Answers how many were still held."""
+def release(host: str, leases: Sequence[tuple[int, int]]) -> Query[int]:
+    """Give back these (id, lease) of `host`. Answers how many were still held."""
     pairs = sorted(set(leases))
-    params = {"ids": Bigints([pair[0] for pair in pairs]), "leases": Integers([pair[1] for pair in pairs])}
+    params = {
+        "host": host,
+        "ids": Bigints([pair[0] for pair in pairs]),
+        "leases": Integers([pair[1] for pair in pairs]),
+    }
     return Query(_RELEASE, params, lambda rows: int(rows[0][0]))

@@ -1,5 +1,5 @@
 -- Give back claimed jobs that were not started: running -> ready at once, the attempt returned, no post-mortem. A job that
--- was wished away meanwhile becomes cancelled instead. Guard: id, lease and state = 'running' under the row lock, in id
+-- was wished away meanwhile becomes cancelled instead. Guard: id, lease, host and state = 'running' under the row lock, in id
 -- order. Index: the primary key, by nested loops over the materialised input (see finish.sql).
 WITH sent AS MATERIALIZED (
     SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases
@@ -13,20 +13,20 @@ held AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT j.cancel_at IS NOT NULL AS wished
              FROM pgworkers.job j
-            WHERE j.id = b.id AND j.lease = b.lease AND j.state = 'running'
+            WHERE j.id = b.id AND j.lease = b.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
               FOR UPDATE) locked
 ),
 moved AS (
     UPDATE pgworkers.job j
        SET state = 'ready', host = NULL, claimed_at = NULL, attempt = greatest(j.attempt - 1, 0)
       FROM held b
-     WHERE j.id = b.id AND j.lease = b.lease AND j.state = 'running' AND NOT b.wished
+     WHERE j.id = b.id AND j.lease = b.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND NOT b.wished
     RETURNING j.id, j.queue
 ),
 gone AS (
     DELETE FROM pgworkers.job j
      USING held b
-     WHERE j.id = b.id AND j.lease = b.lease AND j.state = 'running' AND b.wished
+     WHERE j.id = b.id AND j.lease = b.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND b.wished
     RETURNING j.*
 ),
 kept AS (

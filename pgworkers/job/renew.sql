@@ -1,5 +1,5 @@
 -- Renew the one row of this host, and with it every lease it holds; in the same round trip learn which of its jobs are
--- wished away and which it no longer owns. Guard: the host's id; a lease is lost unless id, lease and state = 'running'
+-- wished away and which it no longer owns. Guard: the host's id; a lease is lost unless id, lease, host and state = 'running'
 -- still match. Locks no job. Index: the primary keys; the LIMIT keeps the lookup a nested loop.
 WITH alive AS (
     UPDATE pgworkers.host h
@@ -18,6 +18,6 @@ SELECT h.id, h.lease, found.wished
   LEFT JOIN LATERAL (
        SELECT j.cancel_at IS NOT NULL AS wished
          FROM pgworkers.job j
-        WHERE j.id = h.id AND j.lease = h.lease AND j.state = 'running'
+        WHERE j.id = h.id AND j.lease = h.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
         LIMIT 1) found ON true
  WHERE found.wished IS NOT FALSE

@@ -1,10 +1,10 @@
 -- End an attempt but not the job: running -> scheduled, or ready when there is nothing to wait for. A job that was wished
 -- away meanwhile becomes cancelled instead: after an acknowledged cancel nothing starts.
--- Guard: id, lease and state = 'running', checked under the row lock, locks taken in id order. Index: the primary key, by
+-- Guard: id, lease, host and state = 'running', checked under the row lock, locks taken in id order. Index: the primary key, by
 -- nested loops over the materialised input; finish.sql says why, and why the arrays pass through a CTE.
 WITH sent (a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t) AS MATERIALIZED (
-    SELECT %(ids)s::bigint[], %(leases)s::integer[], %(verdicts)s::text[], %(afters)s::double precision[], %(frees)s::boolean[],
-           %(durations)s::double precision[], %(cpus)s::double precision[], %(peaks)s::bigint[], %(progresses)s::text[],
+    SELECT %(ids)s::bigint[], %(leases)s::integer[], %(verdicts)s::text[], %(afters)s::float8[], %(frees)s::boolean[],
+           %(durations)s::float8[], %(cpus)s::float8[], %(peaks)s::bigint[], %(progresses)s::text[],
            %(checkpoints)s::text[], %(crashes)s::boolean[], %(lines)s::text[], %(errors)s::text[], %(tracebacks)s::text[],
            %(stacks)s::text[], %(exit_statuses)s::text[], %(outputs)s::text[], %(rungs)s::text[], %(workers)s::text[],
            %(versions)s::text[]
@@ -25,7 +25,7 @@ held AS MATERIALIZED (
                   CASE WHEN a.line IS NULL THEN j.errors
                        ELSE (j.errors || a.line)[greatest(cardinality(j.errors) - 8, 1):] END AS lines
              FROM pgworkers.job j
-            WHERE j.id = a.id AND j.lease = a.lease AND j.state = 'running'
+            WHERE j.id = a.id AND j.lease = a.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
               FOR UPDATE) locked
 ),
 moved AS (
@@ -35,13 +35,13 @@ moved AS (
            attempt = greatest(j.attempt - a.free::integer, 0), crashes = j.crashes + coalesce(a.crash::integer, 0), errors = a.lines,
            progress = a.last_progress, checkpoint = coalesce(a.checkpoint::jsonb, j.checkpoint)
       FROM held a
-     WHERE j.id = a.id AND j.lease = a.lease AND j.state = 'running' AND NOT a.wished
+     WHERE j.id = a.id AND j.lease = a.lease AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND NOT a.wished
     RETURNING j.id, j.queue, j.state, a.after
 ),
 gone AS (
     DELETE FROM pgworkers.job j
      USING held a
-     WHERE j.id = a.id AND j.lease = a.lease AND j.state = 'running' AND a.wished
+     WHERE j.id = a.id AND j.lease = a.lease AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND a.wished
     RETURNING j.*, a.verdict, a.duration, a.cpu, a.peak, a.lines, a.last_progress, a.crash,
               coalesce(a.checkpoint::jsonb, j.checkpoint) AS last_checkpoint
 ),
@@ -59,9 +59,9 @@ examined AS (
     INSERT INTO pgworkers.attempt (job_id, attempt, lease, host, queue, task, verdict, started_at, duration, cpu_seconds,
                                    peak_rss, error, traceback, stack, exit_status, output, progress, rungs, worker,
                                    version)
-    SELECT a.id, a.attempt, a.lease, a.host, a.queue, a.task, a.verdict, a.claimed_at, a.duration, a.cpu, a.peak, a.error,
-           a.traceback, a.stack, a.exit_status, a.output, a.last_progress, a.rungs::jsonb, a.worker, a.version
-      FROM held a
+    SELECT id, attempt, lease, host, queue, task, verdict, claimed_at, duration, cpu, peak, error, traceback, stack,
+           exit_status, output, last_progress, rungs::jsonb, worker, version
+      FROM held
 ),
 told AS MATERIALIZED (
     SELECT pg_notify('pgworkers', 'ready:' || queue) FROM (SELECT DISTINCT queue FROM moved WHERE state = 'ready') q

@@ -163,12 +163,12 @@ class Ends:
             self.on_written()
         if self._releases:
             releases = self._releases[:]
-            await self._line.ask(release(releases))
+            await self._line.ask(release(self._host, releases))
             del self._releases[: len(releases)]
         if self._saves:
             saves, self._saves = self._saves, {}
             try:
-                await self._line.ask(save(list(saves.values())))
+                await self._line.ask(save(self._host, list(saves.values())))
             except LineDown:
                 self._saves = saves | self._saves
                 raise

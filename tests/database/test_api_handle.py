@@ -233,7 +233,7 @@ def test_progress_is_what_the_handler_said_last(app: App, db: Db, hands: Hands) 
     saved = progress.Saved(
         id=claimed.id, lease=claimed.lease, progress='{"done": 3, "total": 10}', checkpoint=None
     )
-    run(db, "pgworkers", progress.save([saved]))
+    run(db, "pgworkers", progress.save(hands.host, [saved]))
     assert job.progress == {"done": 3, "total": 10}
 
 

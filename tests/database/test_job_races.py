@@ -38,7 +38,7 @@ def work(mine: Desk, rand: random.Random) -> None:
         jobs = mine.take(rand.randint(1, 15))
         rand.shuffle(jobs)
         held = [(job.id, job.lease) for job in jobs]
-        mine.ask(progress.save([Saved(*key, "1", None) for key in held]))
+        mine.ask(progress.save(mine.host, [Saved(*key, "1", None) for key in held]))
         mine.ask(renew.renew(mine.host, held, "running", "[]"))
         third = len(jobs) // 3
         ended, again = jobs[:third], jobs[third : 2 * third]
@@ -55,7 +55,7 @@ def work(mine: Desk, rand: random.Random) -> None:
                 [Again(id=j.id, lease=j.lease, verdict=Verdict.ERROR, after=after, error="x") for j in again],
             )
         )
-        mine.ask(release.release(held[2 * third :]))
+        mine.ask(release.release(mine.host, held[2 * third :]))
 
 
 def lose(mine: Desk, rand: random.Random) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.desk import Desk
 
-from pgworkers.job import finish, progress, release, retry
+from pgworkers.job import finish, progress, release, renew, retry
 from pgworkers.job.claim import Claimed
 from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved
@@ -25,9 +25,10 @@ WRITES: dict[str, Callable[[str, Claimed], Query[Any]]] = {
     "retry": lambda host, job: retry.retry(
         host, [Again(id=job.id, lease=job.lease, verdict=Verdict.ERROR, after=9.0, error="stale")]
     ),
-    "release": lambda host, job: release.release([(job.id, job.lease)]),
-    "progress": lambda host, job: progress.save([Saved(job.id, job.lease, '"stale"', '"stale"')]),
+    "release": lambda host, job: release.release(host, [(job.id, job.lease)]),
+    "progress": lambda host, job: progress.save(host, [Saved(job.id, job.lease, '"stale"', '"stale"')]),
 }
+HOST = r"j\.host IS NOT DISTINCT FROM (?:%\(host\)s::uuid|a\.host)"
 
 
 def without(query: Query[Any], guard: str) -> Query[Any]:
@@ -37,39 +38,72 @@ def without(query: Query[Any], guard: str) -> Query[Any]:
     return Query(Statement(f"{query.statement.name} without its guard", text), query.params, query.read)
 
 
-def untouched(
-    desk: Desk, other: Desk, write: Callable[[str, Claimed], Query[Any]], broken: str | None
-) -> bool:
-    """Does a write by a lease that is over leave the row of its successor as it was?"""
-    stale = desk.run_one()
-    assert desk.again(stale, after=0.0, verdict=Verdict.INTERRUPTED, free=True) == "written"
-    (fresh,) = other.take()
-    query = write(desk.host, stale)
+def unchanged(desk: Desk, query: Query[Any], broken: str | None) -> bool:
+    """Does this write leave the row as it was?"""
     before = desk.conn.execute("SELECT * FROM pgworkers.job").fetchall()
     desk.ask(query if broken is None else without(query, broken))
-    return (
-        desk.conn.execute("SELECT * FROM pgworkers.job").fetchall() == before
-        and other.end(fresh) == "written"
+    return desk.conn.execute("SELECT * FROM pgworkers.job").fetchall() == before
+
+
+def untouched(desk: Desk, write: Callable[[str, Claimed], Query[Any]], broken: str | None) -> bool:
+    """Does a write by a lease that is over leave the row of its successor as it was? Both are of one host."""
+    stale = desk.run_one()
+    assert desk.again(stale, after=0.0, verdict=Verdict.INTERRUPTED, free=True) == "written"
+    (fresh,) = desk.take()
+    assert fresh.lease > stale.lease
+    return unchanged(desk, write(desk.host, stale), broken) and desk.end(fresh) == "written"
+
+
+def untouched_by_another(
+    desk: Desk, other: Desk, write: Callable[[str, Claimed], Query[Any]], broken: str | None
+) -> bool:
+    """After an asynchronous failover a lease number that was lost is given again: here, to another host."""
+    stale = desk.run_one()
+    desk.conn.execute(  # what the new primary knows: the claim never was
+        "UPDATE pgworkers.job SET state = 'ready', host = NULL, claimed_at = NULL, lease = lease - 1, attempt = attempt - 1"
     )
+    (fresh,) = other.take()
+    assert (fresh.id, fresh.lease) == (stale.id, stale.lease)
+    return unchanged(desk, write(desk.host, stale), broken) and other.end(fresh) == "written"
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_a_lease_that_is_over_writes_nothing(desk: Desk, other: Desk, name: str) -> None:
-    assert untouched(desk, other, WRITES[name], None)
+def test_a_lease_that_is_over_writes_nothing(desk: Desk, name: str) -> None:
+    assert untouched(desk, WRITES[name], None)
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_without_the_guard_the_check_goes_red(desk: Desk, other: Desk, name: str) -> None:
-    assert not untouched(desk, other, WRITES[name], r"j\.lease = \w\.lease")
+def test_without_the_guard_the_check_goes_red(desk: Desk, name: str) -> None:
+    assert not untouched(desk, WRITES[name], r"j\.lease = \w\.lease")
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_lease_of_another_host_writes_nothing_even_with_the_same_number(
+    desk: Desk, other: Desk, name: str
+) -> None:
+    assert untouched_by_another(desk, other, WRITES[name], None)
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_without_the_host_in_the_guard_the_check_goes_red(desk: Desk, other: Desk, name: str) -> None:
+    assert not untouched_by_another(desk, other, WRITES[name], HOST)
+
+
+def test_a_host_that_renews_learns_that_its_number_is_anothers(desk: Desk, other: Desk) -> None:
+    job = other.run_one()
+    held = [(job.id, job.lease)]
+    assert desk.ask(renew.renew(desk.host, held, "running", "[]")).lost == held
+    assert other.ask(renew.renew(other.host, held, "running", "[]")).lost == []
 
 
 @pytest.mark.parametrize("name", WRITES)
 def test_a_job_that_waits_is_not_written_by_its_last_lease(desk: Desk, name: str) -> None:
-    """The lease number alone is not enough: after a release it is still the row's own."""
+    """The lease number alone is not enough: after a release it is still the row's own. A row that waits has no host either
+    (a CHECK), so the twin must lose both."""
 
     def survives(broken: str | None) -> bool:
         job = desk.run_one()
-        desk.ask(release.release([(job.id, job.lease)]))
+        desk.ask(release.release(desk.host, [(job.id, job.lease)]))
         query = WRITES[name](desk.host, job)
         desk.ask(query if broken is None else without(query, broken))
         seen = desk.see(job.id)
@@ -81,4 +115,4 @@ def test_a_job_that_waits_is_not_written_by_its_last_lease(desk: Desk, name: str
     if (
         name != "release"
     ):  # releasing what is released changes nothing but its attempt, which cannot fall below 0
-        assert not survives(r"j\.state = 'running'")
+        assert not survives(rf"{HOST} AND j\.state = 'running'")

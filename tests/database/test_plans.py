@@ -77,8 +77,8 @@ QUERIES: dict[str, Query[Any]] = {
         "00000000-0000-0000-0000-000000000001",
         [Again(id=n, lease=1, verdict=Verdict.ERROR, after=1.0, error="x") for n in IDS],
     ),
-    "release": release.release(HELD),
-    "progress": progress.save([Saved(n, 1, "1", None) for n in IDS]),
+    "release": release.release("00000000-0000-0000-0000-000000000001", HELD),
+    "progress": progress.save("00000000-0000-0000-0000-000000000001", [Saved(n, 1, "1", None) for n in IDS]),
     "renew": renew.renew("00000000-0000-0000-0000-000000000001", HELD, "running", "[]"),
 }
 
@@ -211,7 +211,7 @@ def test_with_a_million_rows_each_statement_reads_what_it_changes(own: psycopg.C
     vacant(own)
     desk = Desk(own, "pgworkers")
     desk.register()
-    desk.take(0), desk.ask(release.release([]))  # prepared now: the plan is kept
+    desk.take(0), desk.ask(release.release(desk.host, []))  # prepared now: the plan is kept
     (index,) = own.execute("SELECT pg_get_indexdef('pgworkers.job_ready'::regclass)").fetchone() or ("",)
     own.execute("DROP INDEX pgworkers.job_ready")  # built afterwards: a third of the time
     own.execute(
@@ -233,7 +233,7 @@ def test_with_a_million_rows_each_statement_reads_what_it_changes(own: psycopg.C
     ends = [End(id=n, lease=lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for n, lease in held]
     agains = [Again(id=n, lease=lease, verdict=Verdict.ERROR, after=1.0) for n, lease in held]
     queries: list[Query[Any]] = [
-        finish.finish(host_id, ends), retry.retry(host_id, agains), release.release(held), promote.promote(100)
+        finish.finish(host_id, ends), retry.retry(host_id, agains), release.release(host_id, held), promote.promote(100)
     ]  # fmt: skip
     for query in queries:
         read = _pages(own, query)

@@ -99,7 +99,9 @@ class Machine(RuleBasedStateMachine):
         return ids[-1 - pick % len(ids)] if ids else 0  # the newest first
 
     def _key(self, pick: int) -> tuple[int, int, str]:
-        return self.keys[-1 - pick % len(self.keys)]
+        """A lease and who writes by it: its owner, or from 8 on another host (a lost commit gives a number again)."""
+        id, lease, owner = self.keys[-1 - pick % len(self.keys)]
+        return id, lease, owner if pick < 8 else next(one for one in self.hosts if one != owner)
 
     # -- the world ----------------------------------------------------------------------------------------------------
 
@@ -158,7 +160,7 @@ class Machine(RuleBasedStateMachine):
             self.keys.append((job.id, job.lease, self.hosts[who]))
 
     @precondition(lambda self: self.keys)
-    @rule(pick=st.integers(0, 7), how=st.sampled_from(sorted(ENDS)))
+    @rule(pick=st.integers(0, 9), how=st.sampled_from(sorted(ENDS)))
     def finish(self, pick: int, how: str) -> None:
         id, lease, owner = self._key(pick)
         state, verdict, crash = ENDS[how]
@@ -167,7 +169,7 @@ class Machine(RuleBasedStateMachine):
         assert answer == self.model.finish(id, lease, owner, str(state), str(verdict), crash)
 
     @precondition(lambda self: self.keys)
-    @rule(pick=st.integers(0, 7), how=st.sampled_from(sorted(AGAINS)), when=st.sampled_from(sorted(DELAYS)))
+    @rule(pick=st.integers(0, 9), how=st.sampled_from(sorted(AGAINS)), when=st.sampled_from(sorted(DELAYS)))
     def retry(self, pick: int, how: str, when: str) -> None:
         id, lease, owner = self._key(pick)
         verdict, free, crash = AGAINS[how]
@@ -176,24 +178,24 @@ class Machine(RuleBasedStateMachine):
         assert answer == self.model.retry(id, lease, owner, str(verdict), when, free, crash)
 
     @precondition(lambda self: self.keys)
-    @rule(pick=st.integers(0, 7))
+    @rule(pick=st.integers(0, 9))
     def release(self, pick: int) -> None:
-        id, lease, _ = self._key(pick)
-        assert self.desk.ask(release.release([(id, lease)])) == self.model.release(id, lease)
+        id, lease, owner = self._key(pick)
+        assert self.desk.ask(release.release(owner, [(id, lease)])) == self.model.release(id, lease, owner)
 
     @precondition(lambda self: self.keys)
-    @rule(pick=st.integers(0, 7))
+    @rule(pick=st.integers(0, 9))
     def progress(self, pick: int) -> None:
-        id, lease, _ = self._key(pick)
-        saved = self.desk.ask(progress.save([Saved(id, lease, "1", '{"n": 1}')]))
-        assert bool(saved) == (self.model.held(id, lease) is not None)
+        id, lease, owner = self._key(pick)
+        saved = self.desk.ask(progress.save(owner, [Saved(id, lease, "1", '{"n": 1}')]))
+        assert bool(saved) == (self.model.held(id, lease, owner) is not None)
 
     @rule(who=st.integers(0, 1))
     def renew(self, who: int) -> None:
-        own = [(id, lease) for id, lease, owner in self.keys if owner == self.hosts[who]]
+        own = [(id, lease) for id, lease, _ in self.keys]  # also those of others: to this host they are lost
         renewed = self.desk.ask(renew.renew(self.hosts[who], own, "running", "[]"))
         assert renewed.known
-        held = {key: job for key in own if (job := self.model.held(*key)) is not None}
+        held = {key: job for key in own if (job := self.model.held(*key, self.hosts[who])) is not None}
         assert set(renewed.lost) == set(own) - set(held)
         assert set(renewed.cancels) == {key for key, job in held.items() if job.wished}
         mine_now = {

@@ -60,8 +60,8 @@ VERBS: dict[str, Callable[[], Query[Any]]] = {
     "retry now": lambda: retry.retry(
         OWNER, [Again(id=1, lease=1, verdict=Verdict.CRASH, after=0.0, crash=True)]
     ),
-    "release": lambda: release.release([KEY]),
-    "progress": lambda: progress.save([Saved(*KEY, "1", None)]),
+    "release": lambda: release.release(OWNER, [KEY]),
+    "progress": lambda: progress.save(OWNER, [Saved(*KEY, "1", None)]),
     "renew": lambda: renew.renew(OWNER, [KEY], "running", "[]"),
     "cancel": lambda: cancel.cancel(1),
     "cancel many": lambda: cancel.cancel_many([1]),

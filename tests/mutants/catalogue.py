@@ -51,8 +51,22 @@ MUTANTS = (
     Mutant(
         "finish-without-state",
         "finalise without state='running'",
-        (Edit("pgworkers/job/finish.sql", r"\bj\.state = 'running'", "true", 2),),
+        (
+            Edit(
+                "pgworkers/job/finish.sql",
+                r"\bj\.host IS NOT DISTINCT FROM %\(host\)s::uuid AND j\.state = 'running'",
+                "true",
+                2,
+            ),
+        ),
         (f"{GUARDS}::test_a_job_that_waits_is_not_written_by_its_last_lease[finish]",),
+        "a row that waits has no host, so the guard's host says the same: both are taken away",
+    ),
+    Mutant(
+        "finish-without-host",
+        "a lease number that a failover lost and gave again is still another host's",
+        (Edit("pgworkers/job/finish.sql", r"\bj\.host IS NOT DISTINCT FROM %\(host\)s::uuid", "true", 2),),
+        (f"{GUARDS}::test_a_lease_of_another_host_writes_nothing_even_with_the_same_number[finish]",),
     ),
     Mutant(
         "rescue-by-id-only",

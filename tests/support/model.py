@@ -43,10 +43,10 @@ class Model:
             return None
         return next((j for j in self.jobs.values() if j.unique == unique and j.state in LIVE), None)
 
-    def held(self, id: int, lease: int) -> Job | None:
-        """The job, if this is its valid lease."""
+    def held(self, id: int, lease: int, host: str) -> Job | None:
+        """The job, if this is its valid lease and this host has it."""
         job = self.jobs[id]
-        return job if job.state == "running" and job.lease == lease else None
+        return job if (job.state, job.lease, job.host) == ("running", lease, host) else None
 
     # -- verbs -------------------------------------------------------------------------------------------------------
 
@@ -74,7 +74,7 @@ class Model:
         job.state, job.host, job.lease, job.attempt = "running", host, job.lease + 1, job.attempt + 1
 
     def finish(self, id: int, lease: int, host: str, state: str, verdict: str, crash: bool) -> str:
-        job = self.held(id, lease)
+        job = self.held(id, lease, host)
         if job is None:
             job = self.jobs[id]
             same = (job.lease, job.host, job.verdict) == (lease, host, verdict)
@@ -86,7 +86,7 @@ class Model:
         return "written"
 
     def retry(self, id: int, lease: int, host: str, verdict: str, due: str, free: bool, crash: bool) -> str:
-        job = self.held(id, lease)
+        job = self.held(id, lease, host)
         if job is None:
             return "already" if self.attempts.get((id, lease)) == (host, verdict) else "lost"
         self.attempts[id, lease] = (job.host, verdict)
@@ -99,8 +99,8 @@ class Model:
         job.attempt = max(0, job.attempt - free)
         return "written"
 
-    def release(self, id: int, lease: int) -> int:
-        job = self.held(id, lease)
+    def release(self, id: int, lease: int, host: str) -> int:
+        job = self.held(id, lease, host)
         if job is None:
             return 0
         job.attempt = max(0, job.attempt - 1)
