@@ -35,6 +35,7 @@ class LineWriter:
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._told = 0
+        self._flows = True  # the last turn was written
         self._torn = False  # the last thing written is half a line
         self._thread = threading.Thread(target=self._run, name="pgworkers-log", daemon=True)
         self._thread.start()
@@ -60,7 +61,7 @@ class LineWriter:
         while True:
             self._wake.wait()
             self._wake.clear()
-            while self._lines:
+            while self._lines or (self._flows and self.dropped > self._told):
                 self._turn()
             if self._closing.is_set():
                 return
@@ -76,6 +77,7 @@ class LineWriter:
         error = self._write(text.encode("utf-8", "backslashreplace"))
         with self._lock:
             self._room += sum(map(len, some))
+            self._flows = error is None
             if error is None:
                 self._told += lost
             else:
