@@ -28,7 +28,8 @@ def test_what_is_due_becomes_ready_and_each_queue_is_told_once(desk: Desk) -> No
 
 
 def test_the_earliest_are_promoted_first_and_a_full_batch_asks_for_another(desk: Desk) -> None:
-    late, early, middle = desk.put(delay=0.12), desk.put(delay=0.04), desk.put(delay=0.08)
+    with desk.conn.transaction():  # one now() for all
+        late, early, middle = desk.put(delay=0.12), desk.put(delay=0.04), desk.put(delay=0.08)
     until(lambda: desk.conn.execute("SELECT max(run_at) <= now() FROM pgworkers.job").fetchone() == (True,))
     assert desk.ask(promote.promote(2)) == promote.Promoted(2, 0.0)
     assert desk.states() == [(late, "scheduled"), (early, "ready"), (middle, "ready")]

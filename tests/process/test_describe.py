@@ -86,7 +86,10 @@ def test_an_app_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
         f"child = subprocess.Popen(['sleep', '999']); open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n"
         "time.sleep(999)"
     )
-    assert "longer than 1s" in str(refused(tmp_path, source, timeout=1.0))
+    for limit in (1, 4, 16):  # on a busy machine it may not come that far in a second
+        assert f"longer than {limit}s" in str(refused(tmp_path, source, timeout=limit))
+        if (tmp_path / "child").exists():
+            break
     child = int((tmp_path / "child").read_text())
     until("the end of its child", lambda: not is_alive(child))
 
