@@ -208,7 +208,7 @@ MUTANTS = (
         "kill-whatever-runs",
         "os.kill(pid) instead of pidfd",
         (Edit("pgworkers/supervisor/climb.py", r"if not ladder\.concerns\(climb, now_seen\):", "if False:"),),
-        ("tests/process/test_stop_ladder.py::test_kills_of_quick_jobs_never_hit_the_next",),
+        ("tests/process/test_kill.py::test_a_worker_that_went_on_meanwhile_is_not_killed",),
         "the supervisor is the parent, so a zombie pins the pid; what can be hit by mistake is the worker's next job",
     ),
     Mutant(
