@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -112,13 +111,16 @@ def _boundaries(dsn: str) -> list[list[tuple[Any, ...]]]:
     return shapes
 
 
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=[pytest.mark.long, pytest.mark.timeout(900)])]
+)
 def test_row_87_kill_9_at_statements_of_a_migration(
-    server: Server, scratch: str, script: Path, statements: int
+    server: Server, scratch: str, script: Path, statements: int, every: bool
 ) -> None:
-    """A sample here that covers each file; `scripts/faults` and PGWORKERS_EVERY=1 take every one."""
+    """A sample in the suite; `scripts/faults` takes every one."""
     whole = _boundaries(scratch)
     assert statements > 60, "the statements were not told apart"
-    step = 1 if os.environ.get("PGWORKERS_EVERY") else max(1, statements // 4)
+    step = 1 if every else max(1, statements // 4)
     tried = 0
     for before in range(0, statements, step):
         name = server.create()
