@@ -72,7 +72,7 @@ if TYPE_CHECKING:
         UsageError as UsageError,
     )
     from pgworkers.handle import Job as Job
-    from pgworkers.task import Prepared as Prepared
+    from pgworkers.job.new import Prepared as Prepared
     from pgworkers.task import Task as Task
 
 _ERRORS = (
@@ -85,7 +85,7 @@ _PLACES = {
     "Ctx": "pgworkers.context",
     "Exponential": "pgworkers.declare.backoff",
     "Job": "pgworkers.handle",
-    "Prepared": "pgworkers.task",
+    "Prepared": "pgworkers.job.new",
     "Task": "pgworkers.task",
     **dict.fromkeys(_ERRORS.split(), "pgworkers.errors"),
 }

@@ -22,9 +22,10 @@ from pgworkers.declare.loading import import_config, origin_of, release_of
 from pgworkers.declare.options import refuse_unknown
 from pgworkers.decorator import Anything, Declare, TaskOptions, queue_spec, task_spec
 from pgworkers.errors import AppNotLoaded, NotFound, UsageError
+from pgworkers.job.new import Prepared
 from pgworkers.specs import AppSpec, QueueSpec, ScheduleSpec
 from pgworkers.steering import Steering
-from pgworkers.task import CtxTask, PlainTask, Prepared, Task
+from pgworkers.task import CtxTask, PlainTask, Task
 
 if TYPE_CHECKING:
     import psycopg

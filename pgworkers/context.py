@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sized
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-
+from pgworkers.checkpoint import Checkpoint
+from pgworkers.clock import seconds
+from pgworkers.detached import Connections, Detached, Feed, Plain, unlimited
 from pgworkers.errors import JobStopped, UsageError
-from pgworkers.flow.limit import Limit
-from pgworkers.flow.rate import Rate, Unlimited
-from pgworkers.flow.stock import Stock
+from pgworkers.flow.rate import Rate
+from pgworkers.job import children
+from pgworkers.job.new import NewJob, Prepared
 from pgworkers.observe import tracing
 from pgworkers.observe.handlers import HandlerMetrics
 from pgworkers.payload import NotJson, encode
@@ -26,128 +27,7 @@ if TYPE_CHECKING:
     import psycopg
 
 T = TypeVar("T")
-CHECKPOINT_LIMIT = 1 << 20
 NOTE_LIMIT = 200
-
-
-class Feed(Protocol):
-    """What the worker tells a context."""
-
-    def cancelled(self) -> bool: ...
-
-    def remaining(self) -> float | None: ...
-
-    def reason(self) -> str: ...
-
-
-class Connections(Protocol):
-    """Who opens database sessions for a handler."""
-
-    def connect(self, **options: Any) -> psycopg.Connection[Any]: ...
-
-    async def aconnect(self, **options: Any) -> psycopg.AsyncConnection[Any]: ...
-
-
-class _Plain:
-    """Sessions of a handler that is called as a plain function: those of the dsn it was given."""
-
-    def __init__(self, dsn: str | None) -> None:
-        self._dsn = dsn
-
-    def connect(self, **options: Any) -> psycopg.Connection[Any]:
-        import psycopg
-
-        return psycopg.connect(self._known(), **options)
-
-    async def aconnect(self, **options: Any) -> psycopg.AsyncConnection[Any]:
-        import psycopg
-
-        return await psycopg.AsyncConnection.connect(self._known(), **options)
-
-    def _known(self) -> str:
-        if self._dsn is None:
-            raise UsageError("this context has no database; write Ctx.for_test(dsn=...). Nothing was opened")
-        return self._dsn
-
-
-def _unlimited(
-    scope: str, rate: float | None = None, per: float | str = "1s", burst: float | None = None
-) -> Rate:
-    """The rate of a handler that is called as a plain function: it never waits."""
-    return Rate(Limit(scope, 1.0, 1.0), Stock(1.0), Unlimited())
-
-
-class _Detached:
-    """The feed of a handler that is called as a plain function."""
-
-    def cancelled(self) -> bool:
-        return False
-
-    def remaining(self) -> float | None:
-        return None
-
-    def reason(self) -> str:
-        return "cancel"
-
-
-class Checkpoint(MutableMapping[str, Any]):
-    """A dictionary that survives retries, kills and deploys; values must be JSON.
-
-    Assigning encodes at once: a wrong value raises in the handler, and later changes inside a value (a list
-    that grows) are kept only when it is assigned again.
-    """
-
-    __slots__ = ("_changed", "_lock", "_texts", "_values")
-
-    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        self._lock = threading.Lock()
-        self._values: dict[str, Any] = dict(values or {})
-        self._texts = {
-            key: encode(value, limit=CHECKPOINT_LIMIT, clean=True) for key, value in self._values.items()
-        }
-        self._changed = False
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def __setitem__(self, key: str, value: Any) -> None:
-        if not isinstance(key, str):
-            raise UsageError(f"checkpoint[{key!r}]: keys must be strings; nothing was kept")
-        try:
-            encode(key, limit=CHECKPOINT_LIMIT)
-            text = encode(value, limit=CHECKPOINT_LIMIT)
-        except NotJson as exc:
-            raise UsageError(f"checkpoint[{key!r}]: {exc}; nothing was kept") from None
-        with self._lock:
-            others = sum(len(k) + len(t) for k, t in self._texts.items() if k != key)
-            if others + len(key) + len(text) > CHECKPOINT_LIMIT:
-                raise UsageError(
-                    f"checkpoint[{key!r}]: the checkpoint would be larger than 1MB; nothing was kept"
-                )
-            self._values[key], self._texts[key], self._changed = value, text, True
-
-    def __delitem__(self, key: str) -> None:
-        with self._lock:
-            del self._values[key]
-            del self._texts[key]
-            self._changed = True
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(list(self._values))
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return f"Checkpoint({self._values!r})"
-
-    def take(self) -> bytes | None:
-        """The JSON text if it changed since it was last taken."""
-        with self._lock:
-            if not self._changed:
-                return None
-            self._changed = False
-            return msgspec.json.encode({key: msgspec.Raw(text) for key, text in self._texts.items()})
 
 
 class JobLogger(logging.LoggerAdapter[logging.Logger]):
@@ -162,7 +42,7 @@ class Ctx:
     """The context of one attempt."""
 
     __slots__ = (
-        "_changed", "_connections", "_done", "_feed", "_lock", "_metrics", "_note", "_rate", "_total",
+        "_changed", "_children", "_connections", "_done", "_feed", "_lock", "_metrics", "_note", "_rate", "_total",
         "attempt", "checkpoint", "crashes", "errors", "job_id", "lease", "log", "meta", "queue", "task",
     )  # fmt: skip
 
@@ -195,15 +75,16 @@ class Ctx:
             logging.getLogger(f"pgworkers.job.{task}"),
             {"job": job_id, "task": task, "queue": queue, "attempt": attempt},
         )
-        self._feed: Feed = feed if feed is not None else _Detached()
-        self._rate = rate if rate is not None else _unlimited
-        self._connections: Connections = connections if connections is not None else _Plain(None)
+        self._feed: Feed = feed if feed is not None else Detached()
+        self._rate = rate if rate is not None else unlimited
+        self._connections: Connections = connections if connections is not None else Plain(None)
         self._lock = threading.Lock()
         self._done: float | None = None
         self._total: float | None = None
         self._note: str | None = None
         self._changed = False
         self._metrics: HandlerMetrics | None = None
+        self._children: list[NewJob] | None = None
 
     @classmethod
     def for_test(
@@ -217,7 +98,7 @@ class Ctx:
         dsn: str | None = None,
     ) -> Ctx:
         """A context outside any worker, for calling a task as a plain function."""
-        feed = _Detached()
+        feed = Detached()
         if cancelled is not None:
             feed.cancelled = cancelled  # type: ignore[method-assign]
         if remaining is not None:
@@ -230,7 +111,7 @@ class Ctx:
             checkpoint=checkpoint,
             meta=meta,
             feed=feed,
-            connections=_Plain(dsn),
+            connections=Plain(dsn),
         )
 
     @property
@@ -241,6 +122,15 @@ class Ctx:
     @property
     def deadline(self) -> float | None:
         """Seconds left, or None when there is no limit."""
+        return self._feed.remaining()
+
+    def extend(self, by: float | str) -> float | None:
+        """This attempt may take so much longer, but never longer than the whole job. The seconds left; None: no limit.
+
+        A cancellation point: it raises JobStopped when the attempt is already being stopped.
+        """
+        self.stop_point()
+        self._feed.extend(seconds(by, what="ctx.extend"))
         return self._feed.remaining()
 
     @property
@@ -295,6 +185,26 @@ class Ctx:
         """`connect` for `async def` handlers."""
         return await self._connections.aconnect(**options)
 
+    def enqueue(self, *jobs: Prepared[Any]) -> None:
+        """Enqueue these with the end of this job: they exist if and when it has succeeded, whatever dies in between.
+
+        `ctx.enqueue(mail.prepare(7), report.using(delay="5m").prepare(7))`. A delay begins with the end of this job.
+        """
+        new = [_prepared(job) for job in jobs]
+        with self._lock:
+            all_of_them = [*(self._children or ()), *new]
+            if len(all_of_them) > children.MOST or sum(map(children.size, all_of_them)) > children.CHARACTERS:
+                raise UsageError(
+                    f"ctx.enqueue: more than {children.MOST:,} jobs or 4MB with the end of one; none of these was enqueued; "
+                    "use app.enqueue_many(...)"
+                )
+            self._children = all_of_them
+
+    @property
+    def enqueued(self) -> tuple[NewJob, ...]:
+        """What `enqueue` was given so far; for tests of a handler."""
+        return tuple(self._children or ())
+
     @property
     def metrics(self) -> HandlerMetrics:
         """Metrics of the app's own: `ctx.metrics.counter("pages", 12)`, `.observe(name, value)`, `.gauge(name, value)`."""
@@ -305,6 +215,10 @@ class Ctx:
     def take_metrics(self) -> bytes | None:
         """For the worker: what was said since it was last taken."""
         return None if self._metrics is None else self._metrics.take()
+
+    def take_children(self) -> bytes | None:
+        """For the worker: the JSON list of what was enqueued with the end of this job."""
+        return None if self._children is None else children.encode(self._children)
 
     def take_progress(self) -> bytes | None:
         """For the worker: the JSON text of the progress if it changed since it was last taken."""
@@ -326,3 +240,12 @@ class Ctx:
 
     def __repr__(self) -> str:
         return f"<Ctx #{self.job_id} {self.task} attempt {self.attempt}>"
+
+
+def _prepared(job: Prepared[Any]) -> NewJob:
+    if not isinstance(job, Prepared):
+        raise UsageError(
+            f"ctx.enqueue: {type(job).__name__} is no prepared job; nothing was enqueued; write ctx.enqueue(task.prepare())"
+        )
+    children.refuse(job.new)
+    return job.new

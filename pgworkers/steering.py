@@ -13,7 +13,8 @@ from pgworkers.declare.routing import Route, read_route
 from pgworkers.errors import UsageError
 from pgworkers.flow.rate import Rate
 from pgworkers.handle import Job
-from pgworkers.task import Prepared, Task
+from pgworkers.job.new import Prepared
+from pgworkers.task import Task
 
 if TYPE_CHECKING:
     import psycopg

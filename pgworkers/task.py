@@ -23,7 +23,7 @@ from pgworkers.context import Ctx
 from pgworkers.declare.arguments import Arguments
 from pgworkers.declare.options import Options, Using, options, refuse_unknown
 from pgworkers.errors import ResultError, UsageError
-from pgworkers.job.new import NewJob
+from pgworkers.job.new import NewJob, Prepared
 from pgworkers.observe import tracing
 from pgworkers.specs import TaskSpec
 
@@ -230,15 +230,6 @@ class CtxTask(Task[P, R], Generic[P, R, V]):
 
     def __call__(self, ctx: Ctx | None, /, *args: P.args, **kwargs: P.kwargs) -> V:
         return self.fn(Ctx.for_test() if ctx is None else ctx, *args, **kwargs)  # type: ignore[no-any-return]
-
-
-class Prepared(Generic[R]):
-    """A checked job that is not inserted yet."""
-
-    __slots__ = ("new",)
-
-    def __init__(self, new: NewJob) -> None:
-        self.new = new
 
 
 @dataclass(frozen=True, slots=True)

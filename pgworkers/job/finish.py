@@ -21,6 +21,7 @@ class End(Postmortem):
 
     state: State
     result: str | None = None  # JSON text
+    children: str | None = None  # JSON text: jobs that begin to exist with this end (`job.children`)
 
 
 def finish(host: str, ends: Sequence[End]) -> Query[dict[tuple[int, int], str]]:
@@ -32,12 +33,19 @@ def finish(host: str, ends: Sequence[End]) -> Query[dict[tuple[int, int], str]]:
         "host": host,
         "states": None if succeeded else Texts([str(end.state) for end in rows]),
         "results": column([end.result for end in rows], _result),
+        "children": _children(rows),
     }
 
     def read(found: list[tuple[Any, ...]]) -> dict[tuple[int, int], str]:
         return dict.fromkeys([(end.id, end.lease) for end in rows], "written") | answers(found)
 
     return Query(_FINISH, params, read)
+
+
+def _children(ends: Sequence[End]) -> str | None:
+    """The lists of all of them by id and lease; None in the common case."""
+    lists = [f'"{end.id}:{end.lease}":{end.children}' for end in ends if end.children is not None]
+    return f"{{{','.join(lists)}}}" if lists else None
 
 
 def _result(value: str) -> str | None:

@@ -4,6 +4,7 @@
 -- ctid; no partial index can match the guard (the running ones are indexed by `host IS NOT NULL`), so statistics cannot lead
 -- the planner into an index full of dead entries.
 -- A row that was found and changed before its lock was taken (a cancel wish) may be passed by: the answer is 'again', and it is sent again.
+-- Jobs that were enqueued with these ends (`children`) begin to exist in this statement, for the ends that it writes.
 -- A column that no row has anything in is NULL
 -- instead of an array: most batches are successes without a result. Only what was not written is answered row by row.
 WITH ended AS MATERIALIZED (
@@ -65,6 +66,9 @@ told AS MATERIALIZED (
     UNION ALL
     SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true, array_agg(id) FILTER (WHERE state = 'succeeded'))
       FROM gone WHERE linked HAVING count(*) > 0
+    UNION ALL
+    SELECT pgworkers.bear(%(children)s::jsonb, array_agg(id || ':' || lease))
+      FROM gone WHERE %(children)s::jsonb IS NOT NULL HAVING count(*) > 0
 )
 SELECT NULL::bigint, NULL::integer, NULL::text, (SELECT count(*) FROM told)
 UNION ALL

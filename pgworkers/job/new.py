@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
 OnConflict = Literal["return", "replace", "raise"]
+R = TypeVar("R")
 OnFailed = Literal["cancel", "run", "wait"]
 
 
@@ -34,3 +35,12 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
     on_failed: OnFailed = "cancel"  # what it means when one of them did not succeed
     held: bool = False  # waits until it is released
     batch: int | None = None  # only by COPY
+
+
+class Prepared(Generic[R]):
+    """A checked job that is not inserted yet."""
+
+    __slots__ = ("new",)
+
+    def __init__(self, new: NewJob) -> None:
+        self.new = new

@@ -219,8 +219,10 @@ class Dispatch(Handing):
         held = worker.held
         if held is not None and held.key == (frame.job, frame.lease):
             said = _progress(frame.body)
+            held.extended = said.extended
             progress, checkpoint = verdict.json_of(said.progress), verdict.json_of(said.checkpoint)
-            self._ends.save(Saved(frame.job, frame.lease, progress, checkpoint))
+            if progress is not None or checkpoint is not None:
+                self._ends.save(Saved(frame.job, frame.lease, progress, checkpoint))
 
     def _reported(self, desk: QueueDesk, worker: Worker, held: Held, frame: Frame) -> None:
         if frame.kind == Kind.DONE:

@@ -31,6 +31,8 @@ Pending = tuple[Held, End | Again]
 #: After a batch of so many ends the next one waits for so many seconds, unless it is full.
 MANY = 16
 GATHER = 0.004
+#: So many characters of jobs that begin with an end go into one batch, and the end that reaches it: thousands of rows.
+CHILDREN = 256 << 10
 
 
 class Ends:
@@ -148,8 +150,10 @@ class Ends:
             await self._line.ask(throttle(queue, after, self._cooling))
             del self._throttles[queue]
         if not self._sending:
-            while self._pending and len(self._sending) < self._batch:
+            room = CHILDREN
+            while self._pending and len(self._sending) < self._batch and room > 0:
                 self._sending.append(self._pending.popleft())
+                room -= _children(self._sending[-1][1])
             self._together = len(self._sending)
         if self._sending:
             try:
@@ -210,7 +214,7 @@ class Ends:
         )
         if isinstance(bare, End):
             if bare.result is not None:
-                bare = replace(bare, result=None, state=State.DEAD, verdict=Verdict.ERROR)
+                bare = replace(bare, result=None, children=None, state=State.DEAD, verdict=Verdict.ERROR)
             answers = await self._line.ask(finish(self._host, [bare]))
         else:
             answers = await self._line.ask(retry(self._host, [bare]))
@@ -246,3 +250,7 @@ class Ends:
                 again_in,
             )
         )
+
+
+def _children(end: End | Again) -> int:
+    return len(end.children or "") if isinstance(end, End) else 0

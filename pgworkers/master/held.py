@@ -28,6 +28,7 @@ class Held:
     stalled: bool = False
     then: Callable[[], None] | None = None  # called when its end is written
     stood: float = 0.0  # seconds it was suspended
+    extended: float = 0.0  # seconds its handler asked for beyond its timeout
 
     @property
     def key(self) -> tuple[int, int]:
@@ -55,7 +56,7 @@ class Held:
         if self.began is None:
             return None
         own = self.timeout()
-        ends = [self.began + own] if own is not None else []
+        ends = [self.began + own + self.extended] if own is not None else []
         if self.claimed.remaining is not None:
             ends.append(self.since + self.claimed.remaining)
         return min(ends) + self.stood - now if ends else None

@@ -47,5 +47,6 @@ def _deadline(held: Held | None) -> str:
         return ""
     if held.past_deadline():
         return " for the whole job"
-    own = held.claimed.timeout if held.claimed.timeout is not None else held.spec.timeout
-    return f": {show_seconds(own)} for one attempt" if own is not None else ""
+    own = held.timeout()
+    more = f", extended by {show_seconds(held.extended)}" if held.extended else ""
+    return f": {show_seconds(own)} for one attempt{more}" if own is not None else ""

@@ -38,6 +38,7 @@ class Ending:
     progress: str | None = None
     checkpoint: str | None = None
     rungs: str | None = None
+    children: str | None = None
     after: float | None = None
     asked: bool = False  # the handler asked for another attempt (Retry): no policy is against it
     hopeless: bool = False  # another attempt would end the same way
@@ -61,6 +62,7 @@ def of_report(report: Report, held: Held | None = None) -> Ending:
         progress=json_of(report.progress),
         checkpoint=json_of(report.checkpoint),
         rungs=_rungs(report.rungs),
+        children=json_of(report.children),
         after=report.after,
         asked=report.outcome == "retry",
         hopeless=report.outcome == "unfit",
@@ -117,8 +119,9 @@ def settle(held: Held, ending: Ending, rand: float, worker: str, version: str) -
     """What to write: the job's terminal state, or when it runs again."""
     job = held.claimed
     verdict = ending.verdict
+    children = None
     if verdict is Verdict.SUCCEEDED:
-        state = State.SUCCEEDED
+        state, children = State.SUCCEEDED, ending.children
     elif verdict is Verdict.CANCELLED or held.wish == "cancel":
         # A wish that met a failing handler is still a wish: it skips the retry curve.
         state = State.CANCELLED
@@ -140,7 +143,8 @@ def settle(held: Held, ending: Ending, rand: float, worker: str, version: str) -
                 **_postmortem(held, ending, worker, version), after=decision.seconds, free=decision.free
             )
         state = State.DEAD
-    return End(**_postmortem(held, ending, worker, version), state=state, result=ending.result)
+    known = _postmortem(held, ending, worker, version)
+    return End(**known, state=state, result=ending.result, children=children)
 
 
 def _postmortem(held: Held, ending: Ending, worker: str, version: str) -> dict[str, Any]:

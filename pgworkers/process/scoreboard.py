@@ -99,6 +99,7 @@ class Slot:
     told = Field(14)  # the last `tell` that was answered
     exclusive = Field(12)  # 1: must be dead before its lease can be somebody else's
     stall = Field(13)  # nanoseconds without a sign of life that it may have, 0: any
+    extended = Field(15)  # nanoseconds that its handler asked for beyond the deadline
     # written by the supervisor
     wish_job = Field(16)
     wish_lease = Field(17)
@@ -150,6 +151,7 @@ class Slot:
         view[_JOB] = 0
         view[_DEADLINE] = 0
         view[_MEMORY] = 0
+        view[_EXTENDED] = 0
         view[_JOBS] += 1
         view[_STATE] = _IDLE
 
@@ -162,13 +164,18 @@ class Slot:
                 lease,
                 self.state,
                 self.started,
-                self.deadline,
+                self.due(),
                 self.memory,
                 self.cpu_before,
                 self.output_from,
             )
             if (self.job, self.lease) == (job, lease):
                 return seen
+
+    def due(self) -> int:
+        """When what runs here must be gone; 0: no such time. The two parts have two writers (see `suspend`)."""
+        deadline = self.deadline
+        return deadline + self.extended if deadline else 0
 
     def wish(self, job: int, lease: int, reason: int, asked: int) -> None:
         """By the supervisor: this job should stop. The job number comes last."""
@@ -197,7 +204,7 @@ def _index(name: str) -> int:
 _STATE, _JOB, _LEASE, _JOBS = _index("state"), _index("job"), _index("lease"), _index("jobs")
 _STARTED, _DEADLINE, _MEMORY = _index("started"), _index("deadline"), _index("memory")
 _PROGRESS, _CPU, _OUTPUT = _index("progress"), _index("cpu_before"), _index("output_from")
-_EXCLUSIVE, _STALL = _index("exclusive"), _index("stall")
+_EXCLUSIVE, _STALL, _EXTENDED = _index("exclusive"), _index("stall"), _index("extended")
 _WISH_JOB, _WISH_LEASE, _WISH_REASON = _index("wish_job"), _index("wish_lease"), _index("wish_reason")
 _RUNNING, _IDLE = int(State.RUNNING), int(State.IDLE)
 

@@ -109,6 +109,30 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Jobs that others enqueued with their own ends (ctx.enqueue). Called by the statement that writes those ends, with the ends it wrote:
+-- `children` has a list for each "id:lease", `parents` are such keys. They know neither unique keys nor `after`, so nothing waits here.
+CREATE FUNCTION pgworkers.bear(children jsonb, parents text[]) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    one record;
+BEGIN
+    FOR one IN
+        SELECT c.*
+          FROM unnest(bear.parents) AS p (key)
+         CROSS JOIN LATERAL jsonb_to_recordset(bear.children -> p.key)
+               AS c (task text, args jsonb, queue text, priority integer, run_at timestamptz, delay double precision,
+                     max_attempts integer, max_crashes integer, timeout double precision, memory bigint,
+                     deadline double precision, expires double precision, concurrency_key text, meta jsonb)
+    LOOP
+        PERFORM pgworkers.enqueue(
+            task => one.task, args => one.args, queue => one.queue, priority => one.priority, run_at => one.run_at,
+            delay => make_interval(secs => one.delay), max_attempts => one.max_attempts, max_crashes => one.max_crashes,
+            timeout => make_interval(secs => one.timeout), memory => one.memory,
+            deadline => make_interval(secs => one.deadline), expires => make_interval(secs => one.expires),
+            concurrency_key => one.concurrency_key, meta => one.meta);
+    END LOOP;
+END $$;
+
 -- The state of the newest live job of a batch, or NULL: none lives.
 CREATE FUNCTION pgworkers.newest(batch_id bigint) RETURNS pgworkers.job_state
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$

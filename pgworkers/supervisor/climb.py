@@ -228,7 +228,7 @@ def next_look(worker: Worker) -> float | None:
     times = [due for climb in worker.climbs.values() if (due := climb.due()) is not None]
     if any(Rung.DUMP in climb.times for climb in worker.climbs.values()) or worker.dumps:
         times.append(scoreboard.now() / 1e9 + _DUMP_STEP)
-    deadline = worker.slot.deadline
+    deadline = worker.slot.due()
     if deadline and not times:
         times.append(deadline / 1e9)
     return min(times) if times else None

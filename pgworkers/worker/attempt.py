@@ -35,16 +35,18 @@ if TYPE_CHECKING:
 
 #: Verdicts that are no error of the span.
 GOOD = FREE | {Verdict.SUCCEEDED, Verdict.CANCELLED, Verdict.DISCARDED}
+_LONGEST = int(MAX_SECONDS * 1e9)
 _NEVER_AWAITED = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
 
 
 class Feed:
     """What the context of a running handler knows of its slot."""
 
-    def __init__(self, slot: Slot, job: int, lease: int) -> None:
+    def __init__(self, slot: Slot, job: int, lease: int, longest: int) -> None:
         self._slot = slot
         self._job = job
         self._lease = lease
+        self._longest = longest  # nanoseconds that the deadline may be moved
         self.told = False  # the handler has seen that it should stop
 
     def cancelled(self) -> bool:
@@ -58,8 +60,11 @@ class Feed:
 
     def remaining(self) -> float | None:
         """From the slot: the supervisor moves the deadline of a job that was suspended."""
-        deadline = self._slot.deadline
-        return (deadline - scoreboard.now()) / 1e9 if deadline else None
+        due = self._slot.due()
+        return (due - scoreboard.now()) / 1e9 if due else None
+
+    def extend(self, seconds: float) -> None:
+        self._slot.extended = min(self._slot.extended + int(seconds * 1e9), self._longest)
 
 
 class Attempt:
@@ -115,7 +120,8 @@ class Attempt:
 
     def _make_context(self) -> None:
         order = self.order
-        self._feed = Feed(self._slot, self.job, self.lease)
+        whole = order.deadline - self._slot.deadline if order.deadline else _LONGEST
+        self._feed = Feed(self._slot, self.job, self.lease, whole)
         self.ctx = Ctx(
             job_id=self.job,
             task=order.task,
@@ -238,6 +244,8 @@ class Attempt:
                 report.progress = Raw(progress)
             if checkpoint is not None:
                 report.checkpoint = Raw(checkpoint)
+            if report.outcome == "done" and (children := self.ctx.take_children()) is not None:
+                report.children = Raw(children)
 
     def forget(self) -> None:
         """Let go of what the handler left: an exception holds every frame it went through, and all they had."""

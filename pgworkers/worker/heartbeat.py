@@ -31,6 +31,7 @@ class Heartbeat:
         self._birth = birth
         self._slot = birth.slot
         self._outbox = outbox
+        self._extended = 0  # as the master was told last
         self._poll = select.poll()
         self._poll.register(birth.sock, select.POLLRDHUP)
         #: The running job; read and cleared under the outbox's lock, so that no progress of a job follows its report.
@@ -79,9 +80,14 @@ class Heartbeat:
                 if not self._outbox.is_clear():
                     return
             progress, checkpoint = ctx.take_progress(), ctx.take_checkpoint()
-            if progress is None and checkpoint is None:
+            extended = self._slot.extended
+            if progress is None and checkpoint is None and extended == self._extended:
                 return
-            body = _encode(Progress(msgspec.Raw(progress or b"null"), msgspec.Raw(checkpoint or b"null")))
+            self._extended = extended
+            news = Progress(
+                msgspec.Raw(progress or b"null"), msgspec.Raw(checkpoint or b"null"), extended / 1e9
+            )
+            body = _encode(news)
             self._outbox.offer(frames.encode(Kind.PROGRESS, ctx.job_id, ctx.lease, body))
         if progress is not None:
             self._slot.progress = _permille(progress)

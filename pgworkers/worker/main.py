@@ -145,7 +145,7 @@ class Worker:
     def _send(self, frame: Frame, report: Report) -> None:
         """In the short form, if it says it all."""
         plain = report.outcome == "done" and not report.last and report.progress is NULL
-        if plain and report.checkpoint is NULL:
+        if plain and report.checkpoint is NULL and report.children is NULL:
             body = done(report.duration, report.cpu, report.peak_rss, bytes(report.result))
             self._outbox.send(frames.encode(Kind.DONE, frame.job, frame.lease, body))
         else:

@@ -72,6 +72,7 @@ class Progress(msgspec.Struct, array_like=True):
 
     progress: Raw = NULL
     checkpoint: Raw = NULL
+    extended: float = 0.0  # seconds that this attempt was given beyond its deadline
 
 
 class Report(msgspec.Struct, array_like=True):
@@ -93,6 +94,7 @@ class Report(msgspec.Struct, array_like=True):
     started: bool = True  # False: stopped before the handler began
     last: bool = False  # the worker leaves after this job (max_jobs, max_rss)
     stopped: float = 0.0  # stopped: seconds from the wish to the end
+    children: Raw = NULL  # done: a list of the jobs that begin to exist with its end
 
     @property
     def verdict(self) -> Verdict:

@@ -54,6 +54,11 @@ def tracks(ctx: Ctx) -> None:
     for _ in ctx.track(itertools.count()): time.sleep(0.002)
 
 @app.task
+def asks_for_more(ctx: Ctx) -> None:
+    ctx.extend(0.5)
+    while True: time.sleep(0.005)
+
+@app.task
 def loops() -> None:
     begin()
     while True: pass
@@ -382,3 +387,13 @@ def test_a_stopped_worker_is_told_as_stalled_and_back(play: Play, tmp_path: Path
     assert play.fact(Stalled).stalled is False
     play.stop(worker, 1)
     assert worker.report(1).outcome == "stopped"
+
+
+def test_a_handler_that_asked_for_more_time_is_stopped_when_that_is_over(play: Play) -> None:
+    worker = play.worker()
+    worker.order(1, "asks_for_more", timeout=1.0)
+    assert worker.progress(1).extended == 0.5, "the master knows, for top"
+    report = worker.report(1)
+    assert (report.outcome, report.reason) == ("stopped", "deadline")
+    assert report.duration >= 1.5
+    assert worker.run(2, "quick", n=1).outcome == "done"

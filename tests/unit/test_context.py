@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pgworkers import Ctx, JobStopped, UsageError
+from pgworkers import App, Ctx, JobStopped, UsageError
 
 
 def taken(text: bytes | None) -> Any:
@@ -153,3 +153,37 @@ def test_what_a_context_knows() -> None:
     )
     assert (ctx.job_id, ctx.task, ctx.queue, ctx.attempt, ctx.crashes, ctx.lease) == (7, "t", "q", 3, 1, 9)
     assert (ctx.meta, ctx.errors) == ({"why": "x"}, ["e1", "e2"])
+
+
+def test_what_is_enqueued_with_the_end_is_checked_at_once_and_all_or_none() -> None:
+    app = App()
+    app.queue("q")
+
+    @app.task
+    def mail(to: int) -> None: ...
+
+    ctx = Ctx.for_test()
+    assert ctx.take_children() is None
+    ctx.enqueue(mail.prepare(7), mail.using(delay="5m", priority=3, meta={"why": "x"}).prepare(8))
+    first, second = taken(ctx.take_children())
+    assert (first["task"], first["args"], first["queue"], "delay" in first) == ("mail", {"to": 7}, "q", False)
+    assert (second["delay"], second["priority"], second["meta"]) == (300.0, 3, {"why": "x"})
+    for wrong, why in (
+        (mail, "PlainTask is no prepared job"),
+        (mail.using(unique="k").prepare(1), "with unique= cannot be enqueued with the end"),
+        (mail.using(after=[1]).prepare(1), "with after= cannot be enqueued with the end"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            ctx.enqueue(mail.prepare(9), wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="more than 1,000 jobs"):
+        ctx.enqueue(*[mail.prepare(n) for n in range(999)])
+    assert [new.args_json for new in ctx.enqueued] == ['{"to":7}', '{"to":8}']
+
+
+def test_more_time_is_asked_of_the_worker_unless_the_attempt_is_being_stopped() -> None:
+    assert Ctx.for_test().extend("5m") is None, "there is no limit"
+    assert Ctx.for_test(remaining=lambda: 3.0).extend(1) == 3.0
+    with pytest.raises(UsageError, match=r"ctx\.extend: 'soon' is not a duration"):
+        Ctx.for_test().extend("soon")
+    with pytest.raises(JobStopped):
+        Ctx.for_test(cancelled=lambda: True).extend("5m")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from pgworkers.process.scoreboard import FIELDS, Field, Reason, Scoreboard, Slot, State
+from pgworkers.process.scoreboard import FIELDS, Field, Reason, Scoreboard, Slot, State, now
+from pgworkers.worker.attempt import Feed
 
 
 def test_fields_do_not_overlap_and_slots_are_apart() -> None:
@@ -54,3 +55,21 @@ def test_no_job_is_never_wished_for() -> None:
     """An idle slot is all zero, and so is an empty wish: they must not match."""
     slot = Scoreboard(1)[0]
     assert not slot.wished(0, 0)
+
+
+def test_a_deadline_moves_as_far_as_the_whole_job_may_take_and_for_this_job_alone() -> None:
+    slot = Scoreboard(1)[0]
+    soon = now() + 10_000_000_000
+    slot.begin(7, 3, started=10, deadline=soon, memory=0, cpu=0, output=0)
+    feed = Feed(slot, 7, 3, longest=5_000_000_000)
+    feed.extend(2.0)
+    assert slot.running().deadline == soon + 2_000_000_000
+    slot.deadline += 1  # the supervisor's: it was suspended
+    feed.extend(60.0)
+    assert slot.running().deadline == soon + 1 + 5_000_000_000
+    slot.end()
+    slot.begin(8, 1, started=10, deadline=0, memory=0, cpu=0, output=0)
+    feed = Feed(slot, 8, 1, longest=5_000_000_000)
+    assert slot.due() == 0
+    feed.extend(2.0)
+    assert (slot.due(), feed.remaining()) == (0, None), "there was no limit, and there is none"

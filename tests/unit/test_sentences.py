@@ -50,3 +50,13 @@ def test_what_the_handler_raised_is_added_unless_it_is_the_stop_itself() -> None
 def test_each_reason_has_a_sentence_of_its_own() -> None:
     reasons = ("cancel", "deadline", "memory", "stall", "lease", "kill", "drain")
     assert len({of_stop(reason, None, 0, None) for reason in reasons}) == len(reasons)
+
+
+def test_an_extended_deadline_says_so() -> None:
+    job = held(timeout=5.0)
+    job.extended = 90.0
+    assert (
+        of_stop("deadline", job, 0, None) == "stopped at its deadline: 5s for one attempt, extended by 1m30s"
+    )
+    job.began = 100.0
+    assert job.left(100.0) == 95.0

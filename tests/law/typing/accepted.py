@@ -19,6 +19,8 @@ def render(ctx: Ctx, report_id: int, *, fmt: str = "pdf") -> dict[str, str]:
     for page in ctx.track(range(first, 500)):
         assert_type(page, int)
         ctx.checkpoint["page"] = page
+    ctx.enqueue(nothing.prepare(), plain.using(delay="5m").prepare(7))
+    assert_type(ctx.extend("5m"), float | None)
     return {"fmt": fmt}
 
 

@@ -37,6 +37,7 @@ plain("x")  # error: the plain call checks too
 fetch.enqueue(b"x")  # error: bytes for a string
 text: str = plain.enqueue(1).result()  # error: the result is a float
 app.enqueue_many([plain.enqueue(1)])  # error: jobs are prepared for this, not enqueued
+Ctx.for_test().enqueue(plain.enqueue(1))  # error: nor for this
 
 
 @app.task(retires=3)  # error: no such option

@@ -1,0 +1,88 @@
+"""Jobs that begin to exist with the end of another: in the statement that writes it, once, or never."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from support.desk import Desk
+
+from pgworkers.job import children, finish
+from pgworkers.job.finish import End
+from pgworkers.job.new import NewJob
+from pgworkers.job.state import State, Verdict
+
+TWO = children.encode(
+    [NewJob("child", '{"n": 1}', queue="b"), NewJob("child", '{"n": 2}', queue="b")]
+).decode()
+
+
+def born(desk: Desk) -> list[Any]:
+    rows = desk.conn.execute(
+        "SELECT args -> 'n' FROM pgworkers.jobs WHERE task = 'child' ORDER BY id"
+    ).fetchall()
+    return [row[0] for row in rows]
+
+
+def test_children_begin_with_the_end_that_names_them_and_their_queue_is_told(desk: Desk) -> None:
+    job = desk.run_one()
+    desk.listen()
+    assert born(desk) == []
+    assert desk.end(job, children=TWO) == "written"
+    assert born(desk) == [1, 2]
+    assert ("pgworkers", "ready:b") in desk.notices()
+
+
+def test_an_end_that_is_sent_again_has_no_second_children(desk: Desk) -> None:
+    job = desk.run_one()
+    assert desk.end(job, children=TWO) == "written"
+    assert desk.end(job, children=TWO) == "already"
+    assert born(desk) == [1, 2]
+
+
+def test_an_end_that_is_refused_has_no_children_and_its_neighbour_has_its_own(
+    desk: Desk, other: Desk
+) -> None:
+    stale = desk.run_one()
+    assert desk.again(stale, after=0) == "written"
+    (_fresh,) = other.take()
+    well = desk.run_one()
+    three = children.encode([NewJob("child", '{"n": 3}', queue="b")]).decode()
+    ends = [
+        End(id=job.id, lease=job.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, children=text)
+        for job, text in ((stale, TWO), (well, three))
+    ]
+    answers = desk.ask(finish.finish(desk.host, ends))
+    assert answers == {(stale.id, stale.lease): "lost", (well.id, well.lease): "written"}
+    assert born(desk) == [3]
+
+
+def test_a_child_is_what_the_same_enqueue_would_have_made(desk: Desk) -> None:
+    columns = (
+        "state, priority, queue, task, args, max_attempts, max_crashes, timeout, memory, concurrency_key, meta, run_at, "
+        "date_trunc('hour', expires_at), date_trunc('hour', deadline_at)"
+    )
+    at = datetime(2099, 2, 3, 4, 5, 6, tzinfo=UTC)
+    much = NewJob(
+        "much", '{"a": [1.5, "\\u00e9 \\" \\\\"]}', "b", 7, at, None, None, "return", 4, 2, 12.5, 1 << 21, 3600.0, 60.0,
+        "key", '{"why": "so"}',
+    )  # fmt: skip
+    for new in (NewJob("little"), much):
+        desk.end(desk.run_one(), children=children.encode([new]).decode())
+        by_end = desk.conn.execute(
+            f"SELECT {columns} FROM pgworkers.job WHERE task = %s", [new.task]
+        ).fetchall()
+        desk.conn.execute("DELETE FROM pgworkers.job WHERE task = %s", [new.task])
+        desk.put(
+            new.task, new.args_json, **{name: getattr(new, name) for name in NewJob.__struct_fields__[2:]}
+        )
+        by_call = desk.conn.execute(
+            f"SELECT {columns} FROM pgworkers.job WHERE task = %s", [new.task]
+        ).fetchall()
+        moments = slice(0, 11) if new.task == "little" else slice(None)
+        assert len(by_end) == 1
+        assert by_end[0][moments] == by_call[0][moments]
+    later = NewJob("later", delay=3600.0)
+    desk.end(desk.run_one(), children=children.encode([later]).decode())
+    due = "SELECT state::text, run_at - now() BETWEEN '59 minutes' AND '1 hour' FROM pgworkers.job WHERE task = 'later'"
+    assert desk.conn.execute(due).fetchone() == ("scheduled", True)
