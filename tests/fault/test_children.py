@@ -9,7 +9,7 @@ from support.tree import Forest, wait_for
 
 MORE = textwrap.dedent(
     """
-    @app.task(retries=3, backoff=0, max_crashes=9)
+    @app.task(retries=1, backoff=0)
     def parent(ctx: Ctx, how: str, times: int = 1) -> None:
         note(ctx, "START")
         ctx.enqueue(*(work.using(meta={"parent": ctx.job_id}).prepare(value=how) for _ in range(3)))
