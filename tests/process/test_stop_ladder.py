@@ -163,8 +163,8 @@ def child_eats() -> None:
 @app.task
 def eats() -> None:
     begin()
-    food = []
-    while True: food.append(bytearray(b"x" * 4_000_000)); time.sleep(0.001)
+    food = bytearray(b"x" * 180_000_000)  # over the limit of 150 MiB, and never half as much again: that is another test's
+    time.sleep(999)
 """
 
 #: These end when JobStopped is raised in them (or earlier) and the worker lives on.
