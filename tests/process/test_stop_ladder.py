@@ -163,7 +163,7 @@ def child_eats() -> None:
 @app.task
 def eats() -> None:
     begin()
-    food = bytearray(b"x" * 180_000_000)  # over the limit of 150 MiB, and never half as much again: that is another test's
+    food = [bytearray(b"x" * 4_000_000) for _ in range(44)]  # over 150 MiB, never half as much again
     time.sleep(999)
 """
 
