@@ -14,12 +14,18 @@ from pgworkers.sightings import HandlerMeasured, LoopWoke, MemorySeen, QueuesSee
 
 
 @dataclass(frozen=True, slots=True)
-class JobStarted:
+class OfJob:
+    """What facts about a job begin with."""
+
     job: int
     lease: int
     queue: str
     task: str
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted(OfJob):
     waited: float
 
 
@@ -50,43 +56,24 @@ class JobsReleased:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseLost:
+class LeaseLost(OfJob):
     """Another host owns the job now; whatever this host still says about it is refused."""
 
-    job: int
-    lease: int
-    queue: str
-    task: str
-    attempt: int
     running: bool
 
 
 @dataclass(frozen=True, slots=True)
-class FinishRejected:
-    job: int
-    lease: int
-    queue: str
-    task: str
-    attempt: int
+class FinishRejected(OfJob):
+    """The end of an execution was refused: its lease is no longer valid."""
 
 
 @dataclass(frozen=True, slots=True)
-class JobRescued:
-    job: int
-    lease: int
-    queue: str
-    task: str
-    attempt: int
+class JobRescued(OfJob):
     state: str
 
 
 @dataclass(frozen=True, slots=True)
-class StopWished:
-    job: int
-    lease: int
-    queue: str
-    task: str
-    attempt: int
+class StopWished(OfJob):
     reason: str
 
 
@@ -102,12 +89,7 @@ class JobStopped:
 
 
 @dataclass(frozen=True, slots=True)
-class JobStalled:
-    job: int
-    lease: int
-    queue: str
-    task: str
-    attempt: int
+class JobStalled(OfJob):
     stalled: bool
 
 
@@ -137,6 +119,19 @@ class WorkerDied:
     swept: int
     task: str = ""
     attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDumped:
+    """Somebody wanted to know where it is (SIGUSR2)."""
+
+    queue: str
+    slot: int
+    pid: int
+    job: int  # 0: it has none
+    task: str
+    attempt: int
+    stack: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +288,7 @@ class LinesDropped:
 
 Fact = (
     JobStarted | JobEnded | JobsReleased | LeaseLost | FinishRejected | JobRescued | StopWished | JobStopped | JobStalled
-    | WorkerForked | WorkerReady | WorkerDied
+    | WorkerForked | WorkerReady | WorkerDied | WorkerDumped
     | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | SupervisorSilent
     | WorkersResting | OrphansKilled
     | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified

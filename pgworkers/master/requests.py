@@ -1,16 +1,19 @@
-"""What operators ask of this host: a stack now, suspend, resume, kill, leave. Taken when notified, answered in the table."""
+"""What operators ask of this host: a stack now, suspend, resume, kill, leave. Taken when notified, answered in the table.
+
+All stacks, by signal, are answered in the log: that needs no database.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 
 from pgworkers.clock import monotonic
-from pgworkers.events import StopWished
+from pgworkers.events import StopWished, WorkerDumped
 from pgworkers.job import request
 from pgworkers.job.request import Request
 from pgworkers.master.crew import Worker
@@ -44,9 +47,23 @@ class Requests:
             except (LineDown, psycopg.Error):
                 continue  # the asker asks again
             for one in taken:
-                task = asyncio.get_running_loop().create_task(self._serve(one))
-                self._doing.add(task)
-                task.add_done_callback(self._doing.discard)
+                self._begin(self._serve(one))
+
+    def tell_stacks(self) -> None:
+        """Where every worker is, as facts."""
+        for worker in self._host.dispatch.all_workers():
+            self._begin(self._tell_stack(worker))
+
+    async def _tell_stack(self, worker: Worker) -> None:
+        _, text = await self._stack(worker)
+        job = worker.held.claimed if worker.held is not None else None
+        whose = (job.id, job.task, job.attempt) if job is not None else (0, "", 0)
+        self._host.facts.tell(WorkerDumped(worker.queue, worker.slot, worker.pid, *whose, text))
+
+    def _begin(self, what: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(what)
+        self._doing.add(task)
+        task.add_done_callback(self._doing.discard)
 
     async def _serve(self, one: Request) -> None:
         done, text = await self._do(one)
@@ -60,7 +77,7 @@ class Requests:
         if worker is None:
             return False, "it no longer runs on this host"
         if one.kind == "stack":
-            return await self._answer_of(worker, lambda token: worker.tell(Dump(worker.slot, token)))
+            return await self._stack(worker)
         if one.kind == "leave":
             busy = worker.held is not None
             self._host.dispatch.retire(worker)
@@ -81,6 +98,9 @@ class Requests:
                 held.stood += monotonic() - worker.since
             worker.become("suspended" if suspend else "busy")
         return done, text
+
+    async def _stack(self, worker: Worker) -> tuple[bool, str]:
+        return await self._answer_of(worker, lambda token: worker.tell(Dump(worker.slot, token)))
 
     def _find(self, one: Request) -> Worker | None:
         for worker in self._host.dispatch.all_workers():

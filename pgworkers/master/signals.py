@@ -22,6 +22,7 @@ def hear(host: Host) -> None:
     loop.add_signal_handler(signal.SIGTTIN, lambda: resize(host, +1))
     loop.add_signal_handler(signal.SIGTTOU, lambda: resize(host, -1))
     loop.add_signal_handler(signal.SIGUSR1, lambda: log_state(host))
+    loop.add_signal_handler(signal.SIGUSR2, host.requests.tell_stacks)
     loop.add_signal_handler(signal.SIGHUP, host.reloads.wish)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from pgworkers import events
 from pgworkers.clock import show_seconds, show_size
-from pgworkers.observe.escape import escape
+from pgworkers.observe.escape import escape, printable
 
 Told = tuple[str, str]  # level, sentence
 INFO, WARNING, ERROR = "info", "warning", "error"
@@ -49,6 +49,8 @@ def tell(fact: events.Fact) -> Told | None:
             return INFO, f"{fact.count} unstarted job{'s' * (fact.count != 1)} given back: {fact.why}"
         case events.WorkerDied():
             return _died(fact)
+        case events.WorkerDumped():
+            return INFO, f"{_whose(fact)}worker {fact.queue}/{fact.slot} (pid {fact.pid}) is here:"
         case events.SupervisorFailed():
             return ERROR, f"queue {fact.queue}: {escape(fact.error, 600)}"
         case events.SupervisorDied():
@@ -90,37 +92,35 @@ def where(fact: events.Fact, host: str) -> str:
     match fact:
         case events.JobEnded():
             return f" [{fact.queue}, attempt {fact.attempt} of {fact.max_attempts}, {host}]"
-        case (
-            events.JobRescued()
-            | events.LeaseLost()
-            | events.FinishRejected()
-            | events.StopWished()
-            | events.JobStalled()
-        ):
+        case events.OfJob():
             return f" [{fact.queue}, attempt {fact.attempt}, {host}]"
-        case events.WorkerDied(job=job) if job:
+        case events.WorkerDied() | events.WorkerDumped() if fact.job:
             return f" [{fact.queue}, attempt {fact.attempt}, {host}]"
         case _:
             return ""
 
 
-def _job(
-    fact: events.JobRescued
-    | events.LeaseLost
-    | events.FinishRejected
-    | events.StopWished
-    | events.JobStalled,
-) -> str:
+def below(fact: events.Fact) -> str:
+    """What follows the line of a stack, each line behind a bar: nothing in it can pass for another fact."""
+    if not isinstance(fact, events.WorkerDumped):
+        return ""
+    return "".join(f"\n  | {printable(line)}" for line in fact.stack.splitlines())
+
+
+def _job(fact: events.OfJob) -> str:
     return f"#{fact.job} {escape(fact.task)}"
+
+
+def _whose(fact: events.WorkerDied | events.WorkerDumped) -> str:
+    return f"#{fact.job} {escape(fact.task)} " if fact.job else ""
 
 
 def _died(fact: events.WorkerDied) -> Told | None:
     if fact.why in ("recycled", "left"):
         return None
-    whose = f"#{fact.job} {escape(fact.task)} " if fact.job else ""
     swept = f", {fact.swept} process{'es' * (fact.swept != 1)} it left were killed" if fact.swept else ""
     text = f"worker {fact.queue}/{fact.slot} (pid {fact.pid}) died: {fact.status} ({fact.why}){swept}"
-    return WARNING, whose + text
+    return WARNING, _whose(fact) + text
 
 
 def _ended(fact: events.JobEnded) -> Told:

@@ -172,7 +172,7 @@ class Log:
         if self._json:
             self._write(json_line(self._record(level, fact, text)))
         else:
-            self._write(f"{self._time()} {text}{lines.where(fact, self._host)}")
+            self._write(f"{self._time()} {text}{lines.where(fact, self._host)}{lines.below(fact)}")
 
     def finish(self) -> None:
         """Tell all that was counted."""
@@ -219,7 +219,7 @@ class Log:
         self.put("info" if kind == "done" else "warning", "summary", text, data)
 
     def _record(self, level: str, fact: events.Fact, text: str) -> dict[str, Any]:
-        known = {name: getattr(fact, name) for name in fact.__slots__}
+        known: dict[str, Any] = {name: getattr(fact, name) for name in fact.__match_args__}
         data = {name: value for name, value in known.items() if name not in ABOVE}
         return record(
             level=level,

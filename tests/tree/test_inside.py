@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,10 @@ def state_of(pid: int) -> str:
     return psutil.Process(pid).status()
 
 
+def _logs(forest: Forest) -> str:
+    return "".join(master.log() for master in forest.masters)
+
+
 def test_the_stack_of_a_running_job_names_its_function_even_in_c_code(forest: Forest) -> None:
     forest.start(queues="default:1")
     forest.start(queues="default:1")
@@ -38,6 +43,11 @@ def test_the_stack_of_a_running_job_names_its_function_even_in_c_code(forest: Fo
     assert forest.state(job) == "running"
     all_of_them = pgworkers(forest, "workers", "stack")
     assert "in hold_gil" in all_of_them.stdout
+    for master in forest.masters:
+        master.signal(signal.SIGUSR2)
+        wait_for(lambda log=master.log: "is here:" in log(), what="every stack in the log, by signal")
+    assert re.search(rf"#{job} hold_gil worker default/0 \(pid \d+\) is here:.*\n(  \| .*\n)+", _logs(forest))
+    assert re.search(r"\n  \| .*in hold_gil", _logs(forest))
     forest.db.execute("SELECT pgworkers.cancel(%s)", (job,))
     forest.until(job, "cancelled")
 

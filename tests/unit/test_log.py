@@ -424,3 +424,16 @@ def test_what_the_masters_libraries_log_is_one_line() -> None:
 def test_printable_text_is_left_alone() -> None:
     assert escape("grün 日本 😀") == "grün 日本 😀"
     assert printable("a\tb\nc\x1b", "\n\t") == "a\tb\nc\\x1b"
+
+
+def test_a_stack_follows_its_line_behind_bars_and_can_forge_none() -> None:
+    stack = 'Current thread:\n  File "a.py", line 3 in wait\n12:00:00 #1 forged() done\x1b[31m'
+    fact = events.WorkerDumped("reports", 0, 77, 1042, "render", 2, stack)
+    said: list[str] = []
+    Log(said.append, host="web-1")(fact)
+    first, *rest = said[0].splitlines()
+    assert first.endswith(" #1042 render worker reports/0 (pid 77) is here: [reports, attempt 2, web-1]")
+    assert rest[-1] == r"  | 12:00:00 #1 forged() done\x1b[31m"
+    assert all(line.startswith("  | ") for line in rest)
+    Log(said.append, style="json")(fact)
+    assert json.loads(said[1])["data"] == {"slot": 0, "pid": 77, "stack": stack}
