@@ -43,13 +43,13 @@ class Ctx:
 
     __slots__ = (
         "_changed", "_children", "_connections", "_done", "_feed", "_lock", "_metrics", "_note", "_rate", "_total",
-        "attempt", "checkpoint", "crashes", "errors", "job_id", "lease", "log", "meta", "queue", "task",
+        "attempt", "checkpoint", "crashes", "errors", "job", "lease", "log", "meta", "queue", "task",
     )  # fmt: skip
 
     def __init__(
         self,
         *,
-        job_id: int,
+        job: int,
         task: str,
         queue: str,
         attempt: int = 1,
@@ -62,7 +62,7 @@ class Ctx:
         rate: Callable[..., Rate] | None = None,
         connections: Connections | None = None,
     ) -> None:
-        self.job_id = job_id
+        self.job = job  #: its number
         self.task = task
         self.queue = queue
         self.attempt = attempt  #: the first is 1
@@ -73,7 +73,7 @@ class Ctx:
         self.checkpoint = Checkpoint(checkpoint)
         self.log = JobLogger(
             logging.getLogger(f"pgworkers.job.{task}"),
-            {"job": job_id, "task": task, "queue": queue, "attempt": attempt},
+            {"job": job, "task": task, "queue": queue, "attempt": attempt},
         )
         self._feed: Feed = feed if feed is not None else Detached()
         self._rate = rate if rate is not None else unlimited
@@ -104,7 +104,7 @@ class Ctx:
         if remaining is not None:
             feed.remaining = remaining  # type: ignore[method-assign]
         return cls(
-            job_id=0,
+            job=0,
             task="test",
             queue="test",
             attempt=attempt,
@@ -239,7 +239,7 @@ class Ctx:
         return self.checkpoint.take()
 
     def __repr__(self) -> str:
-        return f"<Ctx #{self.job_id} {self.task} attempt {self.attempt}>"
+        return f"<Ctx #{self.job} {self.task} attempt {self.attempt}>"
 
 
 def _prepared(job: Prepared[Any]) -> NewJob:

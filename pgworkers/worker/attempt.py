@@ -123,7 +123,7 @@ class Attempt:
         whole = order.deadline - self._slot.deadline if order.deadline else _LONGEST
         self._feed = Feed(self._slot, self.job, self.lease, whole)
         self.ctx = Ctx(
-            job_id=self.job,
+            job=self.job,
             task=order.task,
             queue=order.queue,
             attempt=order.attempt,

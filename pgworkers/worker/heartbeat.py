@@ -76,7 +76,7 @@ class Heartbeat:
                 return
             said = ctx.take_metrics()
             if said is not None:
-                self._outbox.offer(frames.encode(Kind.METRICS, ctx.job_id, ctx.lease, said))
+                self._outbox.offer(frames.encode(Kind.METRICS, ctx.job, ctx.lease, said))
                 if not self._outbox.is_clear():
                     return
             progress, checkpoint = ctx.take_progress(), ctx.take_checkpoint()
@@ -88,7 +88,7 @@ class Heartbeat:
                 msgspec.Raw(progress or b"null"), msgspec.Raw(checkpoint or b"null"), extended / 1e9
             )
             body = _encode(news)
-            self._outbox.offer(frames.encode(Kind.PROGRESS, ctx.job_id, ctx.lease, body))
+            self._outbox.offer(frames.encode(Kind.PROGRESS, ctx.job, ctx.lease, body))
         if progress is not None:
             self._slot.progress = _permille(progress)
 

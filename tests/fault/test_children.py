@@ -12,7 +12,7 @@ MORE = textwrap.dedent(
     @app.task(retries=1, backoff=0)
     def parent(ctx: Ctx, how: str, times: int = 1) -> None:
         note(ctx, "START")
-        ctx.enqueue(*(work.using(meta={"parent": ctx.job_id}).prepare(value=how) for _ in range(3)))
+        ctx.enqueue(*(work.using(meta={"parent": ctx.job}).prepare(value=how) for _ in range(3)))
         if ctx.attempt <= times:
             match how:
                 case "die":

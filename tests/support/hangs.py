@@ -23,7 +23,7 @@ app.queue("default", workers=int(os.environ.get("HANGS_WORKERS", "1")))
 def note(ctx: Ctx, pid: int = 0) -> None:
     stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     fd = os.open(os.environ["HANGS_NOTES"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    os.write(fd, f"{ctx.job_id} {pid or os.getpid()} {stamp}\n".encode())
+    os.write(fd, f"{ctx.job} {pid or os.getpid()} {stamp}\n".encode())
     os.close(fd)
 
 

@@ -18,7 +18,7 @@ def note(ctx: Ctx, kind: str) -> None:
     fd = os.open(os.environ["PGWORKERS_LEDGER"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         stamp = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        os.write(fd, f"{kind} {ctx.job_id} {ctx.lease} {ctx.attempt} {os.getpid()} {stamp}\n".encode())
+        os.write(fd, f"{kind} {ctx.job} {ctx.lease} {ctx.attempt} {os.getpid()} {stamp}\n".encode())
     finally:
         os.close(fd)
 

@@ -139,7 +139,7 @@ def _beat(ctx: Ctx, done: threading.Event, torn: list[Any]) -> None:
 
 
 def test_log_lines_carry_the_job(caplog: pytest.LogCaptureFixture) -> None:
-    ctx = Ctx(job_id=7, task="render", queue="q", attempt=2)
+    ctx = Ctx(job=7, task="render", queue="q", attempt=2)
     with caplog.at_level(logging.INFO, logger="pgworkers.job"):
         ctx.log.info("page %d", 3)
     (record,) = caplog.records
@@ -149,9 +149,9 @@ def test_log_lines_carry_the_job(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_what_a_context_knows() -> None:
     ctx = Ctx(
-        job_id=7, task="t", queue="q", attempt=3, crashes=1, lease=9, meta={"why": "x"}, errors=["e1", "e2"]
+        job=7, task="t", queue="q", attempt=3, crashes=1, lease=9, meta={"why": "x"}, errors=["e1", "e2"]
     )
-    assert (ctx.job_id, ctx.task, ctx.queue, ctx.attempt, ctx.crashes, ctx.lease) == (7, "t", "q", 3, 1, 9)
+    assert (ctx.job, ctx.task, ctx.queue, ctx.attempt, ctx.crashes, ctx.lease) == (7, "t", "q", 3, 1, 9)
     assert (ctx.meta, ctx.errors) == ({"why": "x"}, ["e1", "e2"])
 
 

@@ -337,7 +337,7 @@ class TestRecords:
         bare()
         records.bind(lambda: JOB, "text", "info")
         logging.getLogger("shop.pdf").info("page %d\nforged", 7)
-        Ctx(job_id=1042, task="render", queue="reports", attempt=2).log.info("drawn")
+        Ctx(job=1042, task="render", queue="reports", attempt=2).log.info("drawn")
         first, second = capsys.readouterr().err.splitlines()
         assert first.endswith(
             r"#1042 render INFO shop.pdf: page 7\nforged "
@@ -350,7 +350,7 @@ class TestRecords:
     ) -> None:
         bare()
         records.bind(lambda: JOB, "json", "info")
-        ctx = Ctx(job_id=1042, task="render", queue="reports", attempt=2)
+        ctx = Ctx(job=1042, task="render", queue="reports", attempt=2)
         ctx.log.info("drawn", extra={"page": 7, "host": "mine", "bad": object(), "nan": float("nan")})
         told = json.loads(capsys.readouterr().err)
         assert tuple(told) == KEYS
