@@ -14,7 +14,7 @@ from pgworkers.clock import show_seconds
 from pgworkers.errors import PgworkersError
 
 if TYPE_CHECKING:
-    from pgworkers.events import Facts
+    from pgworkers.facts import Facts
     from pgworkers.master.duties import Duties
     from pgworkers.master.line import Line
     from pgworkers.settings import Settings
@@ -37,7 +37,7 @@ def list_(ctx: click.Context) -> None:
     Examples:
       pgworkers duties
     """
-    from pgworkers.events import Facts
+    from pgworkers.facts import Facts
     from pgworkers.master.line import Line
 
     invocation = said(ctx)
@@ -64,7 +64,8 @@ def run_(ctx: click.Context, *, name: str) -> None:
 
 
 async def _perform(dsn: str, settings: Settings, name: str) -> int:
-    from pgworkers.events import DutyFailed, Fact, Facts
+    from pgworkers.events import DutyFailed, Fact
+    from pgworkers.facts import Facts
     from pgworkers.master.line import Line
 
     failures: list[str] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pgworkers.job import clean
@@ -15,8 +14,7 @@ from pgworkers.postgres.statements import Query, Statement
 _FINISH = Statement.beside(__file__, "finish")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End(Postmortem):
+class End(Postmortem, frozen=True, kw_only=True, gc=False):
     """The last attempt of a job, and the state the job ends in."""
 
     state: State

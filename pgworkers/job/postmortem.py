@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
+
+import msgspec
 
 from pgworkers.job import clean
 from pgworkers.job.state import Verdict
@@ -22,9 +23,8 @@ LINE_LIMIT = 300
 MOST = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Postmortem:
-    """How one attempt ended."""
+class Postmortem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How one attempt ended. A struct, as it is made for each job: a frozen dataclass costs ten times as much."""
 
     id: int
     lease: int

@@ -31,8 +31,7 @@ class AgainIn:
     free: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Again(Postmortem):
+class Again(Postmortem, frozen=True, kw_only=True, gc=False):
     """An attempt that ended, of a job that goes on."""
 
     after: float

@@ -11,7 +11,7 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.events import Claimed as ClaimedFact
-from pgworkers.events import Facts
+from pgworkers.facts import Facts
 from pgworkers.job.asleep import asleep
 from pgworkers.job.claim import Claimed, Wants, claim
 from pgworkers.master.dispatch import Dispatch

@@ -116,13 +116,14 @@ class Worker:
 
     def ended(self, job: int, lease: int) -> Held | None:
         """It has reported this job: the next one, if there is one, begins. None: not what it had."""
-        if not self.orders or self.orders[0].key != (job, lease):
+        orders = self.orders
+        if not orders or orders[0].key != (job, lease):
             return None
-        held = self.orders.popleft()
-        self.since = monotonic()
+        held = orders.popleft()
+        self.since = now = monotonic()
         self.jobs += 1
-        if self.orders:
-            self.orders[0].began = self.since
+        if orders:
+            orders[0].began = now
             self.load -= held.expected
         return held
 

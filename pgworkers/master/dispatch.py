@@ -18,7 +18,8 @@ from functools import partial
 import msgspec
 
 from pgworkers.clock import monotonic
-from pgworkers.events import Facts, JobStopped, LeaseLost, StopWished, WorkerReady
+from pgworkers.events import JobStarted, JobStopped, LeaseLost, StopWished, WorkerReady
+from pgworkers.facts import Facts
 from pgworkers.job.claim import Claimed, Wants
 from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved
@@ -69,8 +70,9 @@ class Dispatch(Handing):
 
     def take(self, claimed: Iterable[Claimed]) -> None:
         fed: dict[str, QueueDesk] = {}
+        now = monotonic()
         for job in claimed:
-            held = Held(job, self.tasks[job.task])
+            held = Held(job, self.tasks[job.task], now)
             if job.cancelled:
                 self._end_unstarted(held, "cancel")
             elif not self.claiming:
@@ -167,13 +169,18 @@ class Dispatch(Handing):
 
     def heard(self, worker: Worker, frames: list[Frame]) -> None:
         desk = self.desks[worker.queue]
+        begun: list[JobStarted] = []
         for frame in frames:
             match frame.kind:
-                case Kind.DONE | Kind.REPORT:
+                case Kind.DONE | Kind.REPORT as kind:
                     held = worker.ended(frame.job, frame.lease)
-                    if held is not None:  # else of a lease that this worker no longer has
-                        self._had(desk, worker, held)
-                        self._reported(desk, worker, held, frame)
+                    if held is None:
+                        continue  # of a lease that this worker no longer has
+                    self._had(desk, worker, held)
+                    if kind == Kind.DONE:
+                        self._done(desk, worker, held, frame.body, begun)
+                    else:
+                        self._reported(desk, worker, held, _report(frame.body))
                 case Kind.READY:
                     if worker.state == "booting":
                         took = monotonic() - worker.since
@@ -184,6 +191,7 @@ class Dispatch(Handing):
                 case Kind.METRICS:
                     if (known := self.held.get(frame.job)) is not None:
                         self._facts.tell(HandlerMeasured(known.claimed.task, frame.body))
+        self._facts.tell_all(begun)
         self._go_on(desk, worker)
 
     def _go_on(self, desk: QueueDesk, worker: Worker) -> None:
@@ -224,27 +232,26 @@ class Dispatch(Handing):
             if progress is not None or checkpoint is not None:
                 self._ends.save(Saved(frame.job, frame.lease, progress, checkpoint))
 
-    def _reported(self, desk: QueueDesk, worker: Worker, held: Held, frame: Frame) -> None:
-        if frame.kind == Kind.DONE:
-            duration, cpu, peak, result = read_done(frame.body)
-            self._learn(desk, worker, held, duration)
-            end = verdict.success(held, duration, cpu, peak, result, worker.label, worker.version)
-            self._write(desk, worker, held, end)
-            return
-        report = _report(frame.body)
+    def _done(
+        self, desk: QueueDesk, worker: Worker, held: Held, body: bytes, begun: list[JobStarted]
+    ) -> None:
+        duration, cpu, peak, result = read_done(body)
+        self._learn(desk, worker, held, duration)
+        if not held.told:
+            begun.append(self._start_of(held, worker.since - duration))
+        end = verdict.success(held, duration, cpu, peak, result, worker.label, worker.version)
+        self._write(desk, worker, held, end)
+
+    def _reported(self, desk: QueueDesk, worker: Worker, held: Held, report: Report) -> None:
         if report.reason is not None:
             self._facts.tell(JobStopped(*held.key, worker.queue, report.reason, report.stopped))
         if report.started:
             self._learn(desk, worker, held, report.duration)
+            self._begun(held, worker.since - report.duration)
         self._settle(desk, worker, held, verdict.of_report(report, held))
         if report.last:
             worker.become("leaving")
             self.recover(worker)
-
-    def _learn(self, desk: QueueDesk, worker: Worker, held: Held, duration: float) -> None:
-        desk.learn(worker.since - (held.began or held.since))
-        self._pace.learn(held.claimed.task, duration)
-        self._begun(held, worker.since - duration)
 
     def _settle(self, desk: QueueDesk, worker: Worker, held: Held, ending: verdict.Ending) -> None:
         if not ending.started and ending.verdict is Verdict.INTERRUPTED and held.wish != "lease":
@@ -322,6 +329,3 @@ class Dispatch(Handing):
 
     def all_workers(self) -> list[Worker]:
         return [w for desk in self.desks.values() for w in desk.workers]
-
-    def held_keys(self) -> list[tuple[int, int]]:
-        return [held.key for held in self.held.values()]

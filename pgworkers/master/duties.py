@@ -19,7 +19,8 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.errors import NotFound
-from pgworkers.events import DutyDone, DutyFailed, Facts
+from pgworkers.events import DutyDone, DutyFailed
+from pgworkers.facts import Facts
 from pgworkers.flow import batch
 from pgworkers.job import archive, depth, host, promote, request
 from pgworkers.job.look import look

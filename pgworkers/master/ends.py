@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 import psycopg
+from msgspec.structs import replace
 
-from pgworkers.events import Facts, FinishRejected, JobEnded, JobsReleased
+from pgworkers.events import FinishRejected, JobEnded, JobsReleased
+from pgworkers.facts import Facts
 from pgworkers.job.backend import end_backends
+from pgworkers.job.claim import Claimed
 from pgworkers.job.finish import End, finish
 from pgworkers.job.progress import Saved, save
 from pgworkers.job.queue import Cooling, throttle
@@ -27,6 +29,8 @@ from pgworkers.master.held import Held
 from pgworkers.master.line import Line, LineDown
 
 Pending = tuple[Held, End | Again]
+#: Verdicts as plain text: whoever counts by them hashes no enum.
+_WORDS = {verdict: verdict.value for verdict in Verdict}
 
 #: After a batch of so many ends the next one waits for so many seconds, unless it is full.
 MANY = 16
@@ -68,7 +72,7 @@ class Ends:
 
     def put(self, held: Held, end: End | Again) -> None:
         # What the handler last said travels with its end; an older beat must not overwrite it.
-        saved = self._saves.pop(held.key, None)
+        saved = self._saves.pop(held.key, None) if self._saves else None
         if saved is not None:
             end = replace(
                 end, progress=end.progress or saved.progress, checkpoint=end.checkpoint or saved.checkpoint
@@ -196,8 +200,7 @@ class Ends:
             await self._write(batch[:middle])
             await self._write(batch[middle:])
             return
-        for held, end in batch:
-            self._written(held, end, answers.get(held.key, "lost"))
+        self._written([(held, end, answers.get(held.key, "lost")) for held, end in batch])
 
     async def _write_bare(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
         """The same end without anything that came from the handler."""
@@ -218,38 +221,44 @@ class Ends:
             answers = await self._line.ask(finish(self._host, [bare]))
         else:
             answers = await self._line.ask(retry(self._host, [bare]))
-        self._written(held, bare, answers.get(held.key, "lost"))
+        self._written([(held, bare, answers.get(held.key, "lost"))])
 
-    def _written(self, held: Held, end: End | Again, answer: str) -> None:
-        job = held.claimed
-        if answer == "again":  # it changed under the statement: the first of the next one
-            self._pending.appendleft((held, end))
-            return
-        if held.then is not None:
-            held.then()
-        if answer == "lost":
-            self._facts.tell(FinishRejected(job.id, job.lease, job.queue, job.task, job.attempt))
-            return
-        again_in = end.after if isinstance(end, Again) else None
-        state = end.state if isinstance(end, End) else State.SCHEDULED if end.after > 0 else State.READY
-        self._facts.tell(
-            JobEnded(
-                job.id,
-                job.lease,
-                job.queue,
-                job.task,
-                job.args,
-                job.attempt,
-                job.max_attempts,
-                end.verdict,
-                state,
-                end.duration,
-                end.cpu,
-                end.peak_rss,
-                end.error,
-                again_in,
-            )
-        )
+    def _written(self, answered: list[tuple[Held, End | Again, str]]) -> None:
+        told: list[JobEnded] = []
+        for held, end, answer in answered:
+            if answer == "again":  # it changed under the statement: the first of the next one
+                self._pending.appendleft((held, end))
+                continue
+            if held.then is not None:
+                held.then()
+            if answer == "lost":
+                self._facts.tell(FinishRejected(*held.named))
+            else:
+                told.append(_ended(held.claimed, end))
+        self._facts.tell_all(told)
+
+
+def _ended(job: Claimed, end: End | Again) -> JobEnded:
+    if isinstance(end, End):
+        state, again_in = end.state, None
+    else:
+        state, again_in = State.SCHEDULED if end.after > 0 else State.READY, end.after
+    return JobEnded(
+        job.id,
+        job.lease,
+        job.queue,
+        job.task,
+        job.args,
+        job.attempt,
+        job.max_attempts,
+        _WORDS[end.verdict],
+        state,
+        end.duration,
+        end.cpu,
+        end.peak_rss,
+        end.error,
+        again_in,
+    )
 
 
 def _children(end: End | Again) -> int:

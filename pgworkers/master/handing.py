@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from pgworkers.clock import monotonic
-from pgworkers.events import Facts, JobStarted
+from pgworkers.events import JobStarted
+from pgworkers.facts import Facts
 from pgworkers.master import orders, verdict
 from pgworkers.master.crew import Worker
 from pgworkers.master.desk import AHEAD, PATIENCE, QueueDesk
@@ -37,6 +38,9 @@ class Handing:
         self._pace = Pace()
         self._facts = facts
         self._ends = ends
+
+    def held_keys(self) -> list[tuple[int, int]]:
+        return [held.key for held in self.held.values()]
 
     # -- giving ------------------------------------------------------------------------------------------------------
 
@@ -187,13 +191,23 @@ class Handing:
 
     # -- what becomes of a job ---------------------------------------------------------------------------------------
 
+    def _learn(self, desk: QueueDesk, worker: Worker, held: Held, duration: float) -> None:
+        """How long it took, now that it is reported."""
+        desk.learn(worker.since - (held.began or held.since))
+        self._pace.learn(held.claimed.task, duration)
+
     def _begun(self, held: Held, at: float) -> None:
         """Tell, once, that its handler has the process."""
         if not held.told:
-            held.told = True
-            job = held.claimed
-            waited = job.waited + max(0.0, at - held.since)
-            self._facts.tell(JobStarted(job.id, job.lease, job.queue, job.task, job.attempt, waited))
+            self._facts.tell(self._start_of(held, at))
+
+    def _start_of(self, held: Held, at: float) -> JobStarted:
+        """To be told, once."""
+        held.told = True
+        job = held.claimed
+        late = at - held.since
+        waited = job.waited + late if late > 0.0 else job.waited
+        return JobStarted(job.id, job.lease, job.queue, job.task, job.attempt, waited)
 
     def _end_unstarted(self, held: Held, reason: str) -> None:
         self._forget(held)

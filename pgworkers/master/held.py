@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from pgworkers.clock import boottime, monotonic
 from pgworkers.job.claim import Claimed
@@ -15,11 +16,10 @@ if TYPE_CHECKING:
     from pgworkers.master.crew import Worker
 
 
-@dataclass(slots=True, eq=False)
-class Held:
+class Held(msgspec.Struct, eq=False):
     claimed: Claimed
     spec: TaskSpec
-    since: float = field(default_factory=monotonic)
+    since: float = msgspec.field(default_factory=monotonic)
     worker: Worker | None = None  # who has its order; None: it waits in the buffer
     expected: float = inf  # seconds that it should take; unknown: for ever
     began: float | None = None  # when its worker could begin it
@@ -32,7 +32,7 @@ class Held:
 
     @property
     def key(self) -> tuple[int, int]:
-        return self.claimed.id, self.claimed.lease
+        return self.claimed[:2]
 
     @property
     def named(self) -> tuple[int, int, str, str, int]:

@@ -16,7 +16,8 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.errors import PgworkersError
-from pgworkers.events import Facts, HostChanged, JobEnded, JobStarted
+from pgworkers.events import HostChanged, JobEnded, JobStarted
+from pgworkers.facts import Facts
 from pgworkers.job import host as host_rows
 from pgworkers.job.show import unfinished
 from pgworkers.master import sights, signals, view

@@ -19,7 +19,8 @@ from typing import TypeVar
 import psycopg
 
 from pgworkers.clock import monotonic
-from pgworkers.events import Facts, LeaderChanged
+from pgworkers.events import LeaderChanged
+from pgworkers.facts import Facts
 from pgworkers.job import lead
 from pgworkers.master.line import Line, LineDown
 from pgworkers.postgres.statements import Query

@@ -19,7 +19,8 @@ import psycopg
 
 from pgworkers import clock
 from pgworkers.errors import DatabaseUnreachable
-from pgworkers.events import DatabaseBack, DatabaseLost, Facts, StatementRun
+from pgworkers.events import DatabaseBack, DatabaseLost, StatementRun
+from pgworkers.facts import Facts
 from pgworkers.postgres.connect import aconnect
 from pgworkers.postgres.statements import Query, arun
 from pgworkers.settings import Settings

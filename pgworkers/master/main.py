@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -10,7 +11,8 @@ import sys
 from functools import partial
 
 from pgworkers.errors import UsageError
-from pgworkers.events import Facts, LinesDropped
+from pgworkers.events import LinesDropped
+from pgworkers.facts import Facts
 from pgworkers.master import boot, view
 from pgworkers.master.host import Host, new_boot_id
 from pgworkers.master.http import Http, bind
@@ -23,6 +25,8 @@ from pgworkers.process import notify
 from pgworkers.process.notify import Speaker
 
 LOG_TICK = 0.25
+#: New objects between two looks for cycles among them.
+GC_YOUNG = 20_000
 
 
 def run(options: RunOptions) -> int:
@@ -85,6 +89,10 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker)
             await http.close()
         return 1 if host.failed else 0
 
+    # What boot left stays for good; what a job leaves goes by its counts. Cycles are rare here: look for them seldom.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_YOUNG, *gc.get_threshold()[1:])
     try:
         return asyncio.run(life())
     finally:

@@ -14,7 +14,8 @@ import psycopg
 from psycopg import sql
 
 from pgworkers.clock import boottime, monotonic
-from pgworkers.events import Facts, Notified
+from pgworkers.events import Notified
+from pgworkers.facts import Facts
 from pgworkers.job.renew import renew
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.line import Line, LineDown

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import psycopg
 
-from pgworkers.events import Facts, JobRescued
+from pgworkers.events import JobRescued
+from pgworkers.facts import Facts
 from pgworkers.job.backend import end_backends
 from pgworkers.job.rescue import Rescued, lost, rescue
 from pgworkers.master.line import Asker

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from pgworkers.clock import monotonic
-from pgworkers.events import Facts
+from pgworkers.facts import Facts
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.duties import Duty
 from pgworkers.master.line import Asker

@@ -16,7 +16,7 @@ import msgspec
 
 from pgworkers import events
 from pgworkers.clock import monotonic
-from pgworkers.events import Facts
+from pgworkers.facts import Facts
 from pgworkers.master import orphans, silence
 from pgworkers.master.child import Supervisor
 from pgworkers.master.crew import Worker

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import psycopg
 
 from pgworkers.errors import UsageError
-from pgworkers.events import Facts, ScheduleFailed, TickFired, TicksSkipped
+from pgworkers.events import ScheduleFailed, TickFired, TicksSkipped
+from pgworkers.facts import Facts
 from pgworkers.master.line import Asker
 from pgworkers.schedule import fire as verbs
 from pgworkers.schedule import sync as declared

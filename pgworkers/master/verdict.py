@@ -85,7 +85,7 @@ def success(
         worker=worker,
         version=version,
         state=State.SUCCEEDED,
-        result=result.decode("utf-8", "replace"),
+        result="null" if result == b"null" else result.decode("utf-8", "replace"),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pgworkers import events
 from pgworkers.clock import monotonic
+from pgworkers.facts import Listener
 from pgworkers.observe import lines
 from pgworkers.observe.escape import escape, json_line
 from pgworkers.sightings import SIGHTINGS
@@ -151,6 +152,9 @@ class Log:
         else:
             self._write(message if fact == "said" else f"{self._time()} {message}")
 
+    def hears(self, kind: type) -> Listener | None:
+        return None if kind in SILENT else self
+
     def __call__(self, fact: events.Fact) -> None:
         if type(fact) in SILENT:
             return
@@ -219,7 +223,7 @@ class Log:
         self.put("info" if kind == "done" else "warning", "summary", text, data)
 
     def _record(self, level: str, fact: events.Fact, text: str) -> dict[str, Any]:
-        known: dict[str, Any] = {name: getattr(fact, name) for name in fact.__match_args__}
+        known: dict[str, Any] = {name: getattr(fact, name) for name in type(fact).__match_args__}
         data = {name: value for name, value in known.items() if name not in ABOVE}
         return record(
             level=level,

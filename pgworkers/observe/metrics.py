@@ -56,7 +56,6 @@ class Metrics:
         self._most = most
         self._peaks_since = monotonic()
         self._classes: dict[str, str] = {}
-        #: The fact that is most frequent is found by one look, too.
         self._on: dict[type[Any], Callable[[Any], None]] = {
             events.JobStarted: self._started,
             events.JobEnded: self._ended,
@@ -129,9 +128,12 @@ class Metrics:
                 f["schedule_ticks_total"].at(schedule, result)
 
     def __call__(self, fact: events.Fact) -> None:
-        on = self._on.get(type(fact))
+        on = self.hears(type(fact))
         if on is not None:
             on(fact)
+
+    def hears(self, kind: type) -> Callable[[Any], None] | None:
+        return self._on.get(kind)
 
     def count(self, name: str, *labels: str, n: float = 1) -> None:
         self.families[name].at(*labels).value += n

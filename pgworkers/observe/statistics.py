@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from pgworkers import events
 from pgworkers.clock import monotonic
+from pgworkers.facts import Listener
 from pgworkers.postgres.statements import Query, Statement
 
 _WRITE = Statement.beside(__file__, "statistics_write")
@@ -23,14 +24,15 @@ KEEP = 30 * 86400.0  #: seconds that minutes are kept
 #: Minutes kept in memory while the database is away; older ones are added to the oldest.
 POCKETS = 120
 BUCKETS = 120
+LEAST = 0.001  #: seconds; all that took less are in the first bucket
 STARTED = "started"
 
 
 def bucket(value: float) -> int:
     """The place of a time in a histogram: 0 is below 1 ms, then a quarter of an octave each."""
-    if not value >= 0.001:  # also NaN
+    if not value >= LEAST:  # also NaN
         return 0
-    return min(BUCKETS - 1, 1 + int(4 * math.log2(min(value, 1e12) / 0.001)))
+    return min(BUCKETS - 1, 1 + int(4 * math.log2(min(value, 1e12) / LEAST)))
 
 
 @dataclass(slots=True)
@@ -43,14 +45,16 @@ class Tally:
     histogram: list[int] = field(default_factory=list)
 
     def put(self, value: float, cpu: float) -> None:
-        value = value if math.isfinite(value) and value > 0 else 0.0
-        place = bucket(value)
+        if not 0.0 < value < math.inf:
+            value = 0.0
+        place = bucket(value) if value >= LEAST else 0
         if place >= len(self.histogram):
             self.histogram += [0] * (place + 1 - len(self.histogram))
         self.histogram[place] += 1
         self.count += 1
         self.seconds += value
-        self.cpu += cpu if math.isfinite(cpu) and cpu > 0 else 0.0
+        if 0.0 < cpu < math.inf:
+            self.cpu += cpu
 
     def add(self, other: Tally) -> None:
         longer = max(len(self.histogram), len(other.histogram))
@@ -74,13 +78,20 @@ class Statistics:
         self._sent: Pockets = {}
 
     def __call__(self, fact: events.Fact) -> None:
-        match fact:
-            case events.JobStarted():
-                self._put((fact.queue, fact.task, STARTED), fact.waited, 0.0)
-            case events.JobEnded():
-                self._put((fact.queue, fact.task, str(fact.verdict)), fact.duration, fact.cpu)
-            case _:
-                pass
+        on = self.hears(type(fact))
+        if on is not None:
+            on(fact)
+
+    def hears(self, kind: type) -> Listener | None:
+        if kind is events.JobStarted:
+            return self._started
+        return self._ended if kind is events.JobEnded else None
+
+    def _started(self, fact: events.JobStarted) -> None:
+        self._put((fact.queue, fact.task, STARTED), fact.waited, 0.0)
+
+    def _ended(self, fact: events.JobEnded) -> None:
+        self._put((fact.queue, fact.task, fact.verdict), fact.duration, fact.cpu)
 
     def take(self) -> Query[int] | None:
         """Write all that was not written yet; None: nothing happened. The answer is the number of rows.

@@ -9,7 +9,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from pgworkers.events import DutyDone, DutyFailed, Fact, Facts
+from pgworkers.events import DutyDone, DutyFailed, Fact
+from pgworkers.facts import Facts
 from pgworkers.job.claim import Wants, claim
 from pgworkers.master.duties import Duties
 from pgworkers.master.leadership import Leadership

@@ -15,7 +15,7 @@ from support.proxy import Proxy, mark
 from support.tree import Forest, wait_for
 
 from pgworkers.clock import boottime
-from pgworkers.events import Facts
+from pgworkers.facts import Facts
 from pgworkers.job.host import register
 from pgworkers.master.line import Line
 from pgworkers.master.renewal import Renewal

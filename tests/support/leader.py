@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from pgworkers.events import Fact, Facts
+from pgworkers.events import Fact
+from pgworkers.facts import Facts
 from pgworkers.master import ticks
 from pgworkers.master.line import Line
 from pgworkers.settings import Settings

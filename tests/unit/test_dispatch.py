@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pgworkers.events import Facts
+from pgworkers.facts import Facts
 from pgworkers.job.claim import Claimed
 from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch

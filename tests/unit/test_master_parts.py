@@ -6,6 +6,7 @@ import pytest
 
 from pgworkers import events
 from pgworkers.errors import UsageError
+from pgworkers.facts import Facts
 from pgworkers.master.desk import ahead
 from pgworkers.master.http import bind
 from pgworkers.master.renewal import Unbroken
@@ -55,7 +56,7 @@ def test_a_taken_port_is_an_error_that_names_the_flag() -> None:
 
 def test_a_listener_that_fails_does_not_break_the_others(caplog: pytest.LogCaptureFixture) -> None:
     heard: list[events.Fact] = []
-    facts = events.Facts()
+    facts = Facts()
 
     def broken(fact: events.Fact) -> None:
         raise ValueError("broken listener")
