@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
+from time import process_time
 
 from pgworkers.process import tree
 
@@ -50,7 +51,7 @@ class Meter:
 
     The end of a job is the beginning of the next one that follows at once. The kernel's high-water mark is set back when a
     job moved it, and every RESET_EVERY otherwise: of very short jobs in a row, one may be told the size that the process had
-    a moment before it.
+    a moment before it. Of the shortest the peak is not asked at all: it is that of the job before.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,8 @@ class Meter:
         except OSError:
             self._reset = -1  # not allowed: the peak is then that of the whole life
         self._cpu = 0.0
+        self._waited = 0.0  # of that, by children
+        self._last = 0  # what the kernel said last; kB
         self._peak = -1  # of this process, as it was when the mark was set back; kB
         self._children = 0
         self.grew = 0  # bytes by which the last job needed more than there was before it
@@ -74,10 +77,17 @@ class Meter:
             self._set_back(now)
         return self._cpu
 
-    def end(self) -> tuple[float, int]:
-        """CPU seconds since `begin`, and the peak in bytes."""
+    def end(self, *, brief: bool = False) -> tuple[float, int]:
+        """CPU seconds since `begin`, and the peak in bytes. `brief`: too short for children, and to move the peak much."""
+        if brief:
+            cpu = process_time() + self._waited
+            used, self._cpu = cpu - self._cpu, cpu
+            self.grew = 0
+            return used, self._last * 1024
         own, waited = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
-        cpu, peak = own.ru_utime + own.ru_stime + waited.ru_utime + waited.ru_stime, own.ru_maxrss
+        peak = self._last = own.ru_maxrss
+        self._waited = waited.ru_utime + waited.ru_stime
+        cpu = process_time() + self._waited
         used, self._cpu = cpu - self._cpu, cpu
         self.grew = (peak - self._peak) * 1024
         if peak > self._peak:
@@ -94,8 +104,9 @@ class Meter:
             except OSError:
                 self._reset = -1
         own, waited = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
-        self._cpu = own.ru_utime + own.ru_stime + waited.ru_utime + waited.ru_stime
-        self._peak = own.ru_maxrss
+        self._waited = waited.ru_utime + waited.ru_stime
+        self._cpu = process_time() + self._waited
+        self._peak = self._last = own.ru_maxrss
         self._children = waited.ru_maxrss
         self._next_reset = now + RESET_EVERY
 

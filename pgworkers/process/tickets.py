@@ -16,7 +16,7 @@ import os
 import select
 import struct
 import termios
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 _TICKET = struct.Struct("<qq")
 SIZE = _TICKET.size
@@ -41,14 +41,19 @@ def write(fd: int, keys: Iterable[Key]) -> None:
     os.write(fd, b"".join([_pack(job, lease) for job, lease in keys]))
 
 
-def wait(fd: int) -> tuple[Key | None, bool]:
-    """The next ticket, however long it takes, None when nobody can write one any more; and: had it to be waited for?"""
+def wait(fd: int, rest: Callable[[], bool] = lambda: True) -> tuple[Key | None, bool]:
+    """The next ticket, however long it takes, None when nobody can write one any more; and: had it to be waited for?
+
+    `rest` is called before waiting; when it says False there will be no ticket either.
+    """
     waited = False
     while True:
         try:
             data = os.read(fd, SIZE)
         except BlockingIOError:
             waited = True
+            if not rest():
+                return None, waited
             poll = select.poll()
             poll.register(fd, select.POLLIN)
             poll.poll()

@@ -34,7 +34,7 @@ from pgworkers.supervisor.messages import (
     Stop,
     Suspend,
 )
-from pgworkers.worker import tidy
+from pgworkers.worker import noting
 
 #: How often running jobs are looked at (memory, output); deadlines and deaths wake the loop by themselves.
 TICK = 0.2
@@ -214,7 +214,7 @@ def main(fd: int, parent: int) -> int:
     titles.show(f"pgworkers: queue {boot.queue.name} booting")
     prctl.inherit_orphans()
     control = Packets(sock)
-    tidy.note_limits()
+    noting.begin()
     loaded = load_app(boot)
     if isinstance(loaded, BootFailed):
         control.send(msgspec.json.encode(loaded))

@@ -231,10 +231,14 @@ class Attempt:
         data = memfd.between(birth.output, self._output_from, end, birth.settings.output_limit)
         return data.decode("utf-8", "replace") or None
 
-    def finish(self, report: Report, meter: Meter) -> None:
-        """After the children were swept: their CPU time counts, too."""
+    def took(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began
+
+    def finish(self, report: Report, meter: Meter, *, brief: bool) -> None:
+        """After the children were swept: their CPU time counts, too. `brief`: it was too short to have any."""
         report.duration = round(time.monotonic() - self._began, 6)
-        cpu, report.peak_rss = meter.end()
+        cpu, report.peak_rss = meter.end(brief=brief)
         report.cpu = round(cpu, 6)
         if report.outcome == "stopped" and self._slot.asked:
             report.stopped = round(max(0.0, (scoreboard.now() - self._slot.asked) / 1e9), 6)

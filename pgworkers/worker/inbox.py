@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
+from collections.abc import Callable
 
 from pgworkers.process import tickets
 from pgworkers.process.frames import Frame, Reader
@@ -18,16 +19,17 @@ _CHUNK = 1 << 16
 
 
 class Inbox:
-    def __init__(self, sock: socket.socket, pipe: int) -> None:
+    def __init__(self, sock: socket.socket, pipe: int, rest: Callable[[], bool]) -> None:
         self._sock = sock
         self._pipe = pipe
         self._reader = Reader()
         self._frames: deque[Frame] = deque()
+        self._rest = rest  # called before we wait; False: we must not go on
         self.waited = False  # was this worker idle before the last ticket?
 
     def ticket(self) -> Key | None:
-        """The next ticket, ours alone from now on; None: the master wants us to leave."""
-        key, self.waited = tickets.wait(self._pipe)
+        """The next ticket, ours alone from now on; None: we are to leave."""
+        key, self.waited = tickets.wait(self._pipe, self._rest)
         return key
 
     def order(self, key: Key) -> Frame | None:

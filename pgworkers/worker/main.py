@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -56,7 +57,7 @@ class Worker:
         self._birth = birth
         self._slot = birth.slot
         self._outbox = Outbox(birth.sock)
-        self._inbox = Inbox(birth.sock, birth.tickets)
+        self._inbox = Inbox(birth.sock, birth.tickets, self._rest)
         self._loop = Loop()
         self._window = Window(birth.slot, self._loop, birth.dump)
         self._heartbeat = Heartbeat(birth, self._outbox)
@@ -115,10 +116,10 @@ class Worker:
         report = attempt.report()
         attempt.forget()
         attempt.release_slot()
-        self._put_back(report)
+        self._put_back(report, attempt.took())
         with self._outbox.lock:
             self._heartbeat.attempt = None
-        attempt.finish(report, self._meter)
+        attempt.finish(report, self._meter, brief=self._tidy is not None and self._tidy.brief)
         said = attempt.ctx.take_metrics() if attempt.ctx is not None else None
         if said is not None:
             self._outbox.send(frames.encode(Kind.METRICS, frame.job, frame.lease, said))
@@ -158,12 +159,15 @@ class Worker:
         self._outbox.send(frames.encode(Kind.REPORT, frame.job, frame.lease, _encode(report)))
         self._slot.end()
 
-    def _put_back(self, report: Report) -> None:
+    def _rest(self) -> bool:
+        return self._tidy is None or self._tidy.rest()
+
+    def _put_back(self, report: Report, took: float) -> None:
         """Undo what the handler changed, and decide whether this process may have another job."""
         if self._tidy is None:
             stop_timers()
             sweep(self._spared)  # its children's CPU time is its own
-        fit = self._tidy is not None and self._tidy.restore() and not self._loop.stuck
+        fit = self._tidy is not None and self._tidy.restore(took, time.monotonic()) and not self._loop.stuck
         if self._jobs_left is not None:
             self._jobs_left -= 1
         report.last = not fit or self._jobs_left == 0 or self._too_large()

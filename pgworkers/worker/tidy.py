@@ -1,8 +1,11 @@
 """What a handler must not leave for the next job.
 
-A snapshot of the process is taken once, after the start hooks; after each job the differences are put back.
-Each look costs a system call or less, so it is done after every job. `restore` answers whether all of it
-could be undone.
+A snapshot of the process is taken once, after the start hooks; after each job the differences are put back. `restore`
+answers whether all of it could be undone.
+
+A look at everything costs two dozen system calls. After a job of less than `BRIEF` seconds that changed nothing from Python
+(`noting`) only what is read for nothing is looked at, and everything a millisecond later, or as soon as the worker rests.
+In that time nothing can have been forked, and C code that changed the process is seen by the jobs of one millisecond.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ import resource
 import signal
 import sys
 import time
-from functools import wraps
 from resource import getrlimit
 from typing import Any
 
 from pgworkers.process import tree
+from pgworkers.worker import noting
 from pgworkers.worker.birth import hear_dumps_again, point_streams, watch_faults
 
 # The same functions without the wrappers that make enums of everything: they run after every job.
@@ -31,29 +34,10 @@ _SIGNALS = [
 _RLIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _KILL_TIME = 2.0
-LIMITS_EVERY = 0.001
+BRIEF = 0.0001
+LOOK_EVERY = 0.001
 _MARK = random.getrandbits(40) | 1 << 40  # a position that no file of ours has
 _STEP = 0.001
-
-
-_setrlimit, _prlimit = resource.setrlimit, resource.prlimit
-_touched: list[bool] = []
-
-
-def note_limits() -> None:
-    """Before the app is imported: whoever sets a limit of this process is noted, and does set it."""
-
-    @wraps(_setrlimit)
-    def setrlimit(*args: Any) -> None:
-        _touched.append(True)
-        _setrlimit(*args)
-
-    @wraps(_prlimit)
-    def prlimit(*args: Any) -> Any:
-        _touched.append(True)
-        return _prlimit(*args)
-
-    resource.setrlimit, resource.prlimit = setrlimit, prlimit
 
 
 class Tidy:
@@ -75,13 +59,36 @@ class Tidy:
         self._recursion = sys.getrecursionlimit()
         self._std = sys.stdin, sys.stdout, sys.stderr
         self._children = set(tree.children(os.getpid()))
-        self._next_look = 0.0  # at the limits
+        self._next_look = 0.0  # at everything
+        self.brief = False  # was the last look a short one?
         self.output_end = 0  # where the output of the last job ended
 
-    def restore(self) -> bool:
-        """Put everything back. False: this process is not fit for another job."""
+    def restore(self, took: float, now: float) -> bool:
+        """Put everything back after a job of so many seconds. False: this process is not fit for another job."""
+        noted = noting.take()
+        self.brief = took < BRIEF and now < self._next_look and not noted
+        if not self.brief:
+            fit = self._restore_everything()
+            self._next_look = now + LOOK_EVERY
+            noting.take()  # of what we did ourselves
+            return fit
         try:
             self._restore_python()
+            sys.stdin, sys.stdout, sys.stderr = self._std
+            self.output_end = os.lseek(self._output, 0, os.SEEK_END)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def rest(self) -> bool:
+        """Before the worker waits for its next job: what the last look has left out."""
+        return not self.brief or self.restore(BRIEF, 0.0)
+
+    def _restore_everything(self) -> bool:
+        try:
+            self._restore_python()
+            if _c_locale.setlocale(locale.LC_ALL) != self._locale:
+                locale.setlocale(locale.LC_ALL, self._locale)
             self._restore_signals()
             self._restore_streams()
             os.umask(self._umask)
@@ -91,21 +98,12 @@ class Tidy:
                 os.chdir(self._cwd)
             if os.getpriority(os.PRIO_PROCESS, 0) != self._nice:
                 os.setpriority(os.PRIO_PROCESS, 0, self._nice)
-            self._restore_limits()
+            if list(map(getrlimit, _RLIMITS)) != self._limits:
+                for kind, limit in zip(_RLIMITS, self._limits, strict=True):
+                    resource.setrlimit(kind, limit)
             return sweep(self._children) and (os.getresuid(), os.getresgid()) == self._users
         except (OSError, ValueError):
             return False  # its result counts all the same
-
-    def _restore_limits(self) -> None:
-        """Fifteen system calls: when somebody set one from Python, and every LIMITS_EVERY, should C code have."""
-        now = time.monotonic()
-        if not _touched and now < self._next_look:
-            return
-        _touched.clear()
-        self._next_look = now + LIMITS_EVERY
-        if list(map(getrlimit, _RLIMITS)) != self._limits:
-            for kind, limit in zip(_RLIMITS, self._limits, strict=True):
-                _setrlimit(kind, limit)
 
     def _moved(self) -> bool:
         try:
@@ -122,8 +120,6 @@ class Tidy:
                     os.environb[name] = value
         if sys.getrecursionlimit() != self._recursion:
             sys.setrecursionlimit(self._recursion)
-        if _c_locale.setlocale(locale.LC_ALL) != self._locale:
-            locale.setlocale(locale.LC_ALL, self._locale)
 
     def _restore_signals(self) -> None:
         stop_timers()

@@ -108,6 +108,26 @@ def test_everything_is_put_back(play: Play) -> None:
     assert "guilty_crash" in (play.fact(Died).stack or ""), "so is a crash"
 
 
+def test_what_c_code_changes_in_a_row_of_brief_jobs_is_put_back_before_the_worker_rests(tmp_path: Path) -> None:
+    source = """
+    C = ctypes.CDLL(None)
+    @app.task
+    def away() -> None: C.chdir(b"/")
+    @app.task
+    def where() -> str: return os.getcwd()
+    """
+    with Play(tmp_path, source) as play:
+        worker = play.worker()
+        before = bytes(worker.run(1, "where").result)
+        assert before != b'"/"'
+        for job in range(2, 42):
+            worker.order(job, "away")
+        for job in range(2, 42):
+            assert worker.report(job).outcome == "done"
+        until("it has looked", lambda: os.readlink(f"/proc/{worker.pid}/cwd") != "/")
+        assert bytes(worker.run(50, "where").result) == before
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
 def test_a_process_that_cannot_be_repaired_has_done_its_last_job(tmp_path: Path) -> None:
     source = """

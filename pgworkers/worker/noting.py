@@ -1,0 +1,54 @@
+"""Who changes the process from Python is noted, so that it need not be searched for what has changed after every job.
+
+The functions themselves do what they always did. C code that changes the same things is not seen here: `tidy` looks for
+that by itself, after every job but the shortest, and after those every millisecond.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import locale
+import os
+import resource
+import signal
+from collections.abc import Callable
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+#: By which functions what `tidy` puts back is changed. A fork takes longer than the shortest jobs, and needs no note.
+_CHANGING: dict[ModuleType, tuple[str, ...]] = {
+    os: (
+        *("chdir", "fchdir", "chroot", "umask", "nice", "setpriority", "sched_setaffinity", "close", "closerange", "dup2"),
+        *("setuid", "seteuid", "setreuid", "setresuid", "setgid", "setegid", "setregid", "setresgid"),
+    ),
+    resource: ("setrlimit", "prlimit"),
+    signal: ("signal", "pthread_sigmask", "alarm", "setitimer", "siginterrupt"),
+    locale: ("setlocale", "resetlocale"),
+    faulthandler: ("enable", "disable", "register", "unregister"),
+}  # fmt: skip
+
+_noted = [False]
+
+
+def begin() -> None:
+    """Before the app is imported: from here on changes are noted."""
+    for module, names in _CHANGING.items():
+        for name in names:
+            if hasattr(module, name):
+                setattr(module, name, _noting(getattr(module, name)))
+
+
+def take() -> bool:
+    """Was anything changed since the last call?"""
+    found, _noted[0] = _noted[0], False
+    return found
+
+
+def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def noted(*args: Any, **named: Any) -> Any:
+        _noted[0] = True
+        return function(*args, **named)
+
+    return noted
