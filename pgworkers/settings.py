@@ -103,7 +103,7 @@ class Settings:
     restart_cap: float = _duration(30.0, "The longest pause before a failing process is started again.")
 
     max_workers: int = _count(64, "The most workers one queue may have on one host.")
-    claim_batch: int = _count(200, "The most jobs claimed in one statement.")
+    claim_batch: int = _count(500, "The most jobs claimed in one statement.")
     finish_batch: int = _count(500, "The most jobs finished in one statement.")
     ageing: float = _duration(
         60.0,

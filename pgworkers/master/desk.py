@@ -17,7 +17,7 @@ PATIENCE = 0.05
 #: How much work, in seconds per worker, may wait in the buffer of a queue with short jobs.
 AHEAD = 0.02
 #: So many full claims at most, however short the jobs are.
-CLAIMS = 4
+CLAIMS = 2
 
 
 def ahead(workers: int, typical: float | None, cap: int) -> int:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from math import inf
 
+from pgworkers.process import tickets
+
 #: Seconds of expected work that one worker may have, the job that it runs included.
 LOOK = 0.005
-#: Orders that one worker may have.
-DEEPEST = 64
+#: Orders that one worker may have: their tickets, and a call, fit into its pipe however small that is.
+DEEPEST = tickets.MOST - 16
 #: No job takes less, however little its handler does.
 LEAST = 2e-5
 

@@ -140,7 +140,7 @@ DATABASE = (
     Metric("db_operation_seconds", "histogram", "Control statements, by name.", ("op",), _STATEMENTS),
     Metric("db_errors_total", "counter", "Control statements that failed or got no answer.", ("op", "class")),
     Metric("db_reconnects_total", "counter", "Connections that came back.", ("role",)),
-    Metric("claim_batch_jobs", "histogram", "Jobs per claim.", (), (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0)),
+    Metric("claim_batch_jobs", "histogram", "Jobs per claim.", (), (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)),
     Metric("notifications_total", "counter", "Notifications received."),
     Metric("table_dead_tuples", "gauge", "Dead rows that vacuum has not removed.", ("table",), cluster=True),
     Metric("table_bytes", "gauge", "Size of a table with its partitions and indexes.", ("table",), cluster=True),

@@ -8,6 +8,7 @@ wall clock: it says how long ago something was, and the database says which minu
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -26,13 +27,14 @@ POCKETS = 120
 BUCKETS = 120
 LEAST = 0.001  #: seconds; all that took less are in the first bucket
 STARTED = "started"
+_BOUNDS = [LEAST * 2 ** (at / 4) for at in range(BUCKETS - 1)]
 
 
 def bucket(value: float) -> int:
     """The place of a time in a histogram: 0 is below 1 ms, then a quarter of an octave each."""
     if not value >= LEAST:  # also NaN
         return 0
-    return min(BUCKETS - 1, 1 + int(4 * math.log2(min(value, 1e12) / LEAST)))
+    return bisect_right(_BOUNDS, value)
 
 
 @dataclass(slots=True)
@@ -75,6 +77,8 @@ class Statistics:
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
         self._pockets: Pockets = {}
+        self._pocket: dict[Key, Tally] = {}  # the one of this minute,
+        self._until = 0.0  # which ends then
         self._sent: Pockets = {}
 
     def __call__(self, fact: events.Fact) -> None:
@@ -101,7 +105,7 @@ class Statistics:
         """
         for minute, pocket in self._pockets.items():
             _merge(self._sent.setdefault(minute, {}), pocket)
-        self._pockets = {}
+        self._pockets, self._until = {}, 0.0
         _bound(self._sent)
         if not self._sent:
             return None
@@ -128,10 +132,13 @@ class Statistics:
         self._sent = {}
 
     def _put(self, key: Key, value: float, cpu: float) -> None:
-        pocket = self._pockets.setdefault(int(self._now() // MINUTE), {})
-        tally = pocket.get(key)
+        now = self._now()
+        if not now < self._until:
+            minute = int(now // MINUTE)
+            self._pocket, self._until = self._pockets.setdefault(minute, {}), (minute + 1) * MINUTE
+        tally = self._pocket.get(key)
         if tally is None:
-            tally = pocket[key] = Tally()
+            tally = self._pocket[key] = Tally()
         tally.put(value, cpu)
 
 
