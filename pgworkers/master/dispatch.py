@@ -326,6 +326,3 @@ class Dispatch(Handing):
 
     def busy(self) -> list[Worker]:
         return [w for desk in self.desks.values() for w in desk.busy()]
-
-    def all_workers(self) -> list[Worker]:
-        return [w for desk in self.desks.values() for w in desk.workers]

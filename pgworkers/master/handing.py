@@ -39,6 +39,9 @@ class Handing:
         self._facts = facts
         self._ends = ends
 
+    def all_workers(self) -> list[Worker]:
+        return [w for desk in self.desks.values() for w in desk.workers]
+
     def held_keys(self) -> list[tuple[int, int]]:
         return [held.key for held in self.held.values()]
 

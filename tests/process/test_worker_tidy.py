@@ -108,7 +108,9 @@ def test_everything_is_put_back(play: Play) -> None:
     assert "guilty_crash" in (play.fact(Died).stack or ""), "so is a crash"
 
 
-def test_what_c_code_changes_in_a_row_of_brief_jobs_is_put_back_before_the_worker_rests(tmp_path: Path) -> None:
+def test_what_c_code_changes_in_a_row_of_brief_jobs_is_put_back_before_the_worker_rests(
+    tmp_path: Path,
+) -> None:
     source = """
     C = ctypes.CDLL(None)
     @app.task
