@@ -32,6 +32,10 @@ NOT_POOLED = {
     "test_an_idle_connection_that_broke_is_replaced_without_a_word",
     "test_an_enqueue_that_is_cut_is_unknown_and_not_sent_again",
     "test_a_look_that_is_cut_is_repeated_once",
+    "test_a_discard_that_waited_for_a_finish_answers_what_became_of_the_job",
+    "test_two_operators_at_once_bring_a_job_back_once",
+    "test_a_finish_that_committed_first_wins",
+    "test_wait_ends_with_the_jobs",
 }
 RUN = pytest.StashKey[str]()
 ROOT = pytest.StashKey[Path]()
@@ -153,9 +157,13 @@ def empty_dsn(server: Server) -> Iterator[str]:
 
 
 @pytest.fixture
-def db(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+def db(dsn: str, pytestconfig: pytest.Config) -> Iterator[psycopg.Connection[Any]]:
     """An autocommit connection to the test's database."""
     with psycopg.connect(dsn, autocommit=True, application_name="test") as conn:
+        if pytestconfig.getoption("--pooler"):
+            conn.prepare_threshold = (
+                None  # as our own connections: the next statement may meet another session
+            )
         yield conn
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version as package_version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import psycopg
@@ -31,6 +31,7 @@ from pgworkers.specs import AppSpec, QueueSpec
 from pgworkers.supervisor.ask import describe, starts_threads
 
 VERSION = package_version("pgworkers")
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -65,41 +66,31 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
         server = EmbeddedServer(chosen.home)
         dsn = server.acquire()
     direct = loaded.settings.direct_dsn or dsn
+
+    def announce(conn: psycopg.Connection[Any]) -> tuple[str, str]:
+        """The database and the schema, for the start's lines. Nothing of it does harm when it is done twice."""
+        refuse_pooler(conn, direct)
+        database, schema = _database(conn, chosen, server, direct), loaded.settings.schema
+        if options.check:
+            return database, _pending(conn, loaded)
+        applied = migrate.up(conn, schema)
+        ask(conn, schema, queues.declare(list(served), totals(served)))
+        ask(conn, schema, queues.declare_tasks(list(app.tasks)))
+        if app.schedules:
+            ask(conn, schema, schedules.sync(app.schedules))
+        return database, f"{schema}, " + (f"migrated ({', '.join(applied)})" if applied else "up to date")
+
     try:
-        with reach(loaded.settings, direct, say) as conn:
-            refuse_pooler(conn, direct)
-            if options.check:
-                return Plan(
-                    app,
-                    loaded,
-                    dsn,
-                    served,
-                    _database(conn, chosen, server, direct),
-                    _pending(conn, loaded),
-                    server,
-                )
-            applied = migrate.up(conn, loaded.settings.schema)
-            ask(conn, loaded.settings.schema, queues.declare(list(served), totals(served)))
-            ask(conn, loaded.settings.schema, queues.declare_tasks(list(app.tasks)))
-            if app.schedules:
-                ask(conn, loaded.settings.schema, schedules.sync(app.schedules))
-            for task in options.enqueue:
-                _enqueue(conn, loaded.settings.schema, app, task)
-            database = _database(conn, chosen, server, direct)
+        database, schema = patiently(loaded.settings, direct, say, announce)
+        if options.enqueue and not options.check:
+            with reach(loaded.settings, direct, say) as conn:
+                for task in options.enqueue:
+                    _enqueue(conn, loaded.settings.schema, app, task)
     except BaseException:
         if server is not None:
             server.release()
         raise
-    return Plan(
-        app,
-        loaded,
-        dsn,
-        served,
-        database,
-        f"{loaded.settings.schema}, " + (f"migrated ({', '.join(applied)})" if applied else "up to date"),
-        server,
-        direct,
-    )
+    return Plan(app, loaded, dsn, served, database, schema, server, direct)
 
 
 def refuse_pooler(conn: psycopg.Connection[Any], dsn: str) -> None:
@@ -173,6 +164,29 @@ def reach(settings: Settings, dsn: str, say: Callable[[str], None]) -> psycopg.C
                 told = True
         time.sleep(min(pause, left) * random.uniform(0.5, 1.0))
         pause = min(pause * 2, settings.reconnect)
+
+
+def patiently(
+    settings: Settings, dsn: str, say: Callable[[str], None], work: Callable[[psycopg.Connection[Any]], T]
+) -> T:
+    """Do this on a first connection, again if need be: a table may be locked, the server restarted in between."""
+    give_up = monotonic() + settings.connect_wait
+    told = False
+    while True:
+        with reach(settings, dsn, say) as conn:
+            try:
+                return work(conn)
+            except psycopg.OperationalError as error:
+                left = give_up - monotonic()
+                if left <= 0:
+                    raise
+                if not told:
+                    first = str(error).partition("\n")[0]
+                    say(
+                        f"the database did not take what this host announces ({first}); trying for {show_seconds(left)}"
+                    )
+                    told = True
+        time.sleep(min(settings.reconnect, left) * random.uniform(0.5, 1.0))
 
 
 def _enqueue(conn: psycopg.Connection[Any], schema: str, app: AppSpec, task: str) -> None:

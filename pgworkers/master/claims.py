@@ -33,7 +33,7 @@ class Claims:
         self._settings = settings
         self._wake = asyncio.Event()
         self._wakes = Wakes()
-        self._positions = Positions()
+        self._positions = Positions(settings.statement_timeout)
         self._in_turn = OUT_OF_TURN - 1  # claims since the last one out of turn
         self._hungry = False  # the last claim did not bring all that there was room for,
         self._partial = False  # and had not looked everywhere

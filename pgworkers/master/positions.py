@@ -7,8 +7,10 @@ found anything, are looked at as a whole every time.
 
 What lies before the remembered place (a retry, a job that committed late, one that was given back) is found from the
 head. That is done at every claim as long as it is cheap: a look from the head is followed by others without one for
-`SHARE` times as long as it took. Looks that take the oldest first (ageing) begin at heads as well and count as such.
-The same share keeps a probe for jobs behind limits that became slow from eating the time of the others.
+`SHARE` times as long as it took, but never for longer than `most`: how long a claim took is also how slow the network
+was, and a job must not wait for that in front of idle workers. Looks that take the oldest first (ageing) begin at heads
+as well and count as such. The same share keeps a probe for jobs behind limits that became slow from eating the time of
+the others.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ _FIRST = EVERYWHERE[0].first
 
 
 class Positions:
-    def __init__(self) -> None:
+    def __init__(self, most: float) -> None:
+        self._most = most
         self._places: dict[str, dict[int, int]] = {}  # queue -> priority -> the id to begin at
         self._head_at = 0.0  # not before this time from the head
         self._gates_at = 0.0
@@ -63,10 +66,10 @@ class Positions:
     def took(self, seconds: float, now: float, *, head: bool, gates: bool, jobs: int) -> None:
         """How long a claim took that has just come back."""
         if head:
-            self._head_at = now + SHARE * seconds
+            self._head_at = now + min(SHARE * seconds, self._most)
         elif gates:
             slow = seconds > SLOW + SLOW_PER_JOB * jobs
-            self._gates_at = now + SHARE * seconds if slow else 0.0
+            self._gates_at = now + min(SHARE * seconds, self._most) if slow else 0.0
 
 
 def _ranges(levels: dict[int, int]) -> list[Range]:

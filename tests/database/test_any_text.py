@@ -134,7 +134,9 @@ def test_whatever_a_handler_leaves_its_job_and_its_neighbour_end(
     ]
     assert set(desk.ask(finish.finish(desk.host, ends)).values()) == {"written"}
     desk.see(one.id)
-    lines = desk.conn.execute("SELECT unnest(errors) FROM pgworkers.history WHERE id = %s", [one.id]).fetchall()
+    lines = desk.conn.execute(
+        "SELECT unnest(errors) FROM pgworkers.history WHERE id = %s", [one.id]
+    ).fetchall()
     assert len(lines) == 2
     assert not any(len(line.splitlines()) > 1 for (line,) in lines), "one line of an error is one line"
     for attempt in desk.ask(show.attempts(one.id)):

@@ -84,7 +84,7 @@ class Looking:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self.positions = Positions()
+        self.positions = Positions(60.0)
 
     def look(self, count: int, *, head: bool) -> list[int]:
         places = None if head else self.positions.places(["a"])

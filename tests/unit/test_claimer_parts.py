@@ -70,7 +70,7 @@ def test_a_database_that_forgot_is_told_again() -> None:
 
 
 def test_a_look_begins_where_work_was_found_and_leaves_no_priority_out() -> None:
-    positions = Positions()
+    positions = Positions(60.0)
     assert positions.places(["q"]) == {}, "nothing is known: everywhere"
     positions.found([job(5, 0), job(7, 0), job(3, 9), job(1, 0, "r")])
     places = positions.places(["q", "r", "s"])
@@ -93,7 +93,7 @@ def test_a_look_begins_where_work_was_found_and_leaves_no_priority_out() -> None
 
 
 def test_the_ends_of_what_a_priority_can_be() -> None:
-    positions = Positions()
+    positions = Positions(60.0)
     positions.found([job(1, HIGHEST), job(2, LOWEST)])
     assert positions.places(["q"])["q"] == [
         Range(HIGHEST, HIGHEST, 2),
@@ -103,7 +103,7 @@ def test_the_ends_of_what_a_priority_can_be() -> None:
 
 
 def test_of_many_priorities_the_ones_last_used_are_remembered() -> None:
-    positions = Positions()
+    positions = Positions(60.0)
     for priority in range(3 * LEVELS):
         positions.found([job(priority + 1, priority), job(500, 1000)])
     ranges = positions.places(["q"])["q"]
@@ -112,7 +112,7 @@ def test_of_many_priorities_the_ones_last_used_are_remembered() -> None:
 
 
 def test_heads_take_a_twentieth_of_the_time() -> None:
-    positions = Positions()
+    positions = Positions(60.0)
     assert positions.head_is_due(0.0)
     positions.took(0.5, 10.0, head=True, gates=True, jobs=1)
     assert not positions.head_is_due(10.0 + SHARE * 0.5 - 0.01)
@@ -123,3 +123,12 @@ def test_heads_take_a_twentieth_of_the_time() -> None:
     positions.took(0.1, 12.0, head=False, gates=True, jobs=1)
     assert not positions.gates_are_due(13.9)
     assert positions.gates_are_due(14.0)
+
+
+def test_a_slow_answer_does_not_keep_the_head_from_being_looked_at() -> None:
+    """Three seconds of a slow network would be a minute, and a job that was given back waits in front of idle workers."""
+    positions = Positions(5.0)
+    positions.took(3.0, 10.0, head=True, gates=True, jobs=0)
+    assert positions.head_is_due(15.0)
+    positions.took(3.0, 20.0, head=False, gates=True, jobs=0)
+    assert positions.gates_are_due(25.0)
