@@ -107,3 +107,19 @@ def test_row_42_a_master_that_starts_before_its_database_waits_for_it(
     own_forest.reconnect()
     [job] = own_forest.enqueue("work")
     own_forest.until(job, "succeeded")
+
+
+@pytest.mark.long
+def test_row_42_a_master_that_starts_while_a_table_is_locked_waits_for_it(forest: Forest) -> None:
+    """Longer than its statements may take: as long as an operator changes the table, or another version migrates."""
+    with forest.db.transaction():
+        forest.db.execute("LOCK TABLE pgworkers.task IN ACCESS EXCLUSIVE MODE")
+        master = forest.start(wait=False)
+        wait_for(
+            lambda: "did not take what this host announces" in master.log(), what="it says that it waits"
+        )
+        assert master.process.poll() is None
+    wait_for(lambda: len(master.titles("idle")) == 2, what="its workers")
+    [job] = forest.enqueue("work")
+    forest.until(job, "succeeded")
+    assert audit(forest.db, forest.ledger, [job]) == []

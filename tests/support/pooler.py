@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import LiteralString
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -20,30 +21,56 @@ BOUNCER = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin
 MISSING = "NOT TESTED: pgbouncer is not installed (apt-get install pgbouncer)"
 
 
+class Pooler:
+    """One PgBouncer; each database has `size` sessions at the server."""
+
+    def __init__(self, dsn: str, home: Path, size: int = 2) -> None:
+        parts = conninfo_to_dict(dsn)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        home.mkdir()
+        self._home, self._config = home, home / "pgbouncer.ini"
+        self._config.write_text(
+            f"[databases]\n* = host={parts['host']} user={parts['user']}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+            f"admin_users = {parts['user']}\npool_mode = transaction\ndefault_pool_size = {size}\n"
+            "server_idle_timeout = 5\nmax_client_conn = 500\n"
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+        self.address = make_conninfo(host="127.0.0.1", port=port, user=parts["user"], dbname=parts["dbname"])
+
+    def start(self) -> None:
+        account = _account(self._home)
+        with (self._home / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(BOUNCER), str(self._config)], stdout=log, stderr=log, user=account
+            )
+        wait_for(
+            lambda: _answers(self.address),
+            what=f"pgbouncer: {(self._home / 'log').read_text(errors='replace')}",
+        )
+
+    def stop(self, number: int = signal.SIGINT) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(10)
+
+    def command(self, words: LiteralString) -> None:
+        """On the console of the pooler."""
+        with psycopg.connect(self.address, dbname="pgbouncer", autocommit=True) as console:
+            console.execute(words)
+
+
 @contextmanager
 def pooling(dsn: str, home: Path, size: int = 2) -> Iterator[str]:
-    """The same address through a pooler of its own; each database has `size` sessions at the server."""
-    parts = conninfo_to_dict(dsn)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    home.mkdir()
-    config = home / "pgbouncer.ini"
-    config.write_text(
-        f"[databases]\n* = host={parts['host']} user={parts['user']}\n"
-        f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
-        f"pool_mode = transaction\ndefault_pool_size = {size}\nserver_idle_timeout = 5\nmax_client_conn = 500\n"
-    )
-    account = _account(home)
-    with (home / "log").open("wb") as log:
-        process = subprocess.Popen([str(BOUNCER), str(config)], stdout=log, stderr=log, user=account)
-    address = make_conninfo(host="127.0.0.1", port=port, user=parts["user"], dbname=parts["dbname"])
+    """The same address through a pooler of its own."""
+    pooler = Pooler(dsn, home, size)
     try:
-        wait_for(lambda: _answers(address), what=f"pgbouncer: {(home / 'log').read_text()}")
-        yield address
+        pooler.start()
+        yield pooler.address
     finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(10)
+        pooler.stop()
 
 
 def _account(home: Path) -> str | None:
