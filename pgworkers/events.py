@@ -84,25 +84,26 @@ class JobStalled(OfJob, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerForked:
+class OfWorker:
+    """What facts about a worker begin with."""
+
     queue: str
     slot: int
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerReady:
-    queue: str
-    slot: int
-    pid: int
+class WorkerForked(OfWorker):
+    """Its supervisor made it; it is not ready yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady(OfWorker):
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerDied:
-    queue: str
-    slot: int
-    pid: int
+class WorkerDied(OfWorker):
     job: int  # 0: it had none
     status: str
     why: str  # recycled, drained, or the verdict
@@ -112,12 +113,9 @@ class WorkerDied:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerDumped:
+class WorkerDumped(OfWorker):
     """Somebody wanted to know where it is (SIGUSR2)."""
 
-    queue: str
-    slot: int
-    pid: int
     job: int  # 0: it has none
     task: str
     attempt: int

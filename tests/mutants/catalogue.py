@@ -310,4 +310,14 @@ MUTANTS = (
             "tests/database/test_job_finish.py::test_a_send_whose_acknowledgement_was_lost_is_answered_already",
         ),
     ),
+    Mutant(
+        "children-without-their-end",
+        "jobs that come with an end exist only if that very statement wrote it",
+        (
+            Edit(
+                "pgworkers/job/finish.sql", r"FROM gone WHERE %\(children\)s", "FROM ended WHERE %(children)s"
+            ),
+        ),
+        ("tests/database/test_job_children.py::test_an_end_that_is_sent_again_has_no_second_children",),
+    ),
 )
