@@ -216,7 +216,7 @@ class Ends:
             rungs=None,
         )
         if isinstance(bare, End):
-            if bare.result is not None:
+            if bare.result is not None or bare.children is not None:
                 bare = replace(bare, result=None, children=None, state=State.DEAD, verdict=Verdict.ERROR)
             answers = await self._line.ask(finish(self._host, [bare]))
         else:

@@ -13,7 +13,7 @@ from functools import partial
 from pgworkers.errors import UsageError
 from pgworkers.events import LinesDropped
 from pgworkers.facts import Facts
-from pgworkers.master import boot, view
+from pgworkers.master import boot, signals, view
 from pgworkers.master.host import Host, new_boot_id
 from pgworkers.master.http import Http, bind
 from pgworkers.master.options import RunOptions
@@ -31,6 +31,7 @@ GC_YOUNG = 20_000
 
 def run(options: RunOptions) -> int:
     """Run a host until it is told to stop; the exit code."""
+    signals.wait_for_the_loop()
     boot_id = new_boot_id()
     os.environ["PGWORKERS_TREE"] = boot_id
     speaker = notify.take()

@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from pgworkers.master.host import Host
 
 
+def wait_for_the_loop() -> None:
+    """Until `hear`, what is about running jobs means nothing; by default these signals would end the process."""
+    for signum in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(signum, signal.SIG_IGN)
+
+
 def hear(host: Host) -> None:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, lambda: host.leave("SIGTERM"))

@@ -89,3 +89,15 @@ def test_run_reload_watches_the_files(forest: Forest) -> None:
     assert forest.state(job) == "ready"
     change(forest, forest.app.read_text() + ADDED)
     forest.until(job, "succeeded")
+
+
+def test_signals_that_come_while_it_boots_do_not_end_it(forest: Forest) -> None:
+    importing = forest.directory / "importing"
+    slow = f"\nimport pathlib, time\npathlib.Path({str(importing)!r}).touch()\ntime.sleep(0.3)\n"
+    change(forest, forest.app.read_text() + slow)
+    master = forest.start(queues="default:1", wait=False)
+    wait_for(importing.exists)
+    for signum in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
+        master.signal(signum)
+    [job] = forest.enqueue("work")
+    forest.until(job, "succeeded")
