@@ -72,6 +72,9 @@ class Dispatch(Handing):
         fed: dict[str, QueueDesk] = {}
         now = monotonic()
         for job in claimed:
+            known = self.held.get(job.id)
+            if known is not None and known.claimed.lease == job.lease:
+                continue  # a failover lost the claim and this one gave its number again: it runs already
             held = Held(job, self.tasks[job.task], now)
             if job.cancelled:
                 self._end_unstarted(held, "cancel")

@@ -135,3 +135,17 @@ def test_a_cancelled_order_leaves_its_worker_free() -> None:
         assert tickets.wait(stage.takes) == ((2, 1), False), "the ticket of the first was taken back"
 
     play(scene)
+
+
+def test_a_lease_that_is_given_again_to_this_host_is_not_begun_twice() -> None:
+    """After an asynchronous failover: the claim was lost with the old primary, the handler goes on."""
+
+    def scene(stage: Stage) -> None:
+        stage.claims(1)
+        first = stage.dispatch.held[1]
+        stage.claims(1)
+        assert stage.dispatch.held[1] is first
+        assert (list(stage.desk.buffer), stage.desk.running) == ([], 1)
+        assert stage.released() == [], "it is held: giving it back would take it from the one who runs it"
+
+    play(scene)
