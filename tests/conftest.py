@@ -17,8 +17,9 @@ from support import leftovers
 from support.server import OwnServer, Server, migrated, run_server
 
 WATCHED = {"process", "tree", "fault"}  # the directories whose tests start processes
-#: Through a pooler these cannot be judged: they find sessions by name or process id, hold row locks in one session and look
-#: for it, prepare statements themselves, or log in as somebody else than the pooler does.
+#: Through a pooler these cannot be judged, each by what it looks at and not by what we do: they wait until a session of a
+#: known process id is blocked or listens (the pooler has other sessions), terminate it by its name, count sessions, allow no
+#: poll so that only a notification can help, or log in as somebody else than the pooler does.
 NOT_POOLED = {
     "test_a_cancel_that_commits_while_the_retry_waits_is_seen",
     "test_a_cancel_wish_that_commits_while_the_finish_waits_does_not_undo_the_success",
