@@ -72,8 +72,7 @@ class Dispatch(Handing):
         fed: dict[str, QueueDesk] = {}
         now = monotonic()
         for job in claimed:
-            known = self.held.get(job.id)
-            if known is not None and known.claimed.lease == job.lease:
+            if (known := self.held.get(job.id)) is not None and known.claimed.lease == job.lease:
                 continue  # a failover lost the claim and this one gave its number again: it runs already
             held = Held(job, self.tasks[job.task], now)
             if job.cancelled:
