@@ -6,6 +6,7 @@ It claims when it is told of work or of room for it, and by itself as `Wakes` sa
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import psycopg
 
@@ -37,6 +38,7 @@ class Claims:
         self._in_turn = OUT_OF_TURN - 1  # claims since the last one out of turn
         self._hungry = False  # the last claim did not bring all that there was room for,
         self._partial = False  # and had not looked everywhere
+        self._more = False  # a queue gave all that there was room for: it may have more
         self.polls = 0
 
     def poke(self) -> None:
@@ -79,7 +81,8 @@ class Claims:
             if claimed:
                 self._facts.tell(ClaimedFact(len(claimed)))
                 self._dispatch.take(claimed)
-                self._wake.set()  # there may be more; the next claim finds out while these run
+                if self._more:
+                    self._wake.set()  # the next claim finds out while these run
 
     def _pause(self) -> float:
         now = monotonic()
@@ -104,6 +107,8 @@ class Claims:
         self._positions.took(now - began, now, head=head, gates=gates, jobs=len(claimed))
         self._positions.found(claimed)
         self._wakes.looked((want.queue for want in wants), {job.queue for job in claimed}, now)
+        found = Counter(job.queue for job in claimed)
+        self._more = any(found[want.queue] >= want.count for want in wants)
         self._hungry = len(claimed) < sum(want.count for want in wants)
         self._partial = self._hungry and not (head and gates)
         self._in_turn = 0 if aged is not None else self._in_turn + 1

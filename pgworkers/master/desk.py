@@ -75,7 +75,10 @@ class QueueDesk:
         Nothing while more than half of what it may have in stock is left: few large claims are cheaper than many small ones.
         """
         idle = self.may_begin()
-        alive = min(len(self.idle) + self.occupied, self.cap)
+        # Where each job has a fresh process, most of the time one is being forked: it counts, too.
+        alive = min(
+            len(self.workers) if self.spec.max_jobs == 1 else len(self.idle) + self.occupied, self.cap
+        )
         stock = ahead(alive, self.typical, CLAIMS * batch) if alive and self.trusted() else 0
         waiting = len(self.buffer) + self.running - self.occupied
         missing = idle + stock - waiting

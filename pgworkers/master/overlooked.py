@@ -29,7 +29,9 @@ class Overlooked:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.rescue)
+            await asyncio.sleep(
+                max(self._settings.rescue, self._settings.lease / 3)
+            )  # none is younger than a lease
             await self.give_back(self._settings.lease)
 
     async def give_back(self, age: float) -> int:

@@ -90,7 +90,8 @@ class Renewal:
                     await self.once()
                 conn = await self._line.connection()
                 pause = max(0.05, min(1.0, self._due - monotonic()))  # a notice may make it due earlier
-                async for notice in conn.notifies(timeout=pause, stop_after=100):
+                await _readable(conn.fileno(), pause)
+                async for notice in conn.notifies(timeout=0.0, stop_after=100):
                     self._facts.tell(Notified(notice.payload))
                     self._on_notice(notice.payload)
             except LineDown:
@@ -125,3 +126,17 @@ class Renewal:
         await conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._settings.schema)))
         self._due = 0.0  # what was missed while deaf comes with the next renewal
         asyncio.get_running_loop().call_soon(self._on_notice, "reconnected")
+
+
+async def _readable(fd: int, timeout: float) -> None:
+    """Until something comes, or so many seconds. psycopg would look ten times a second whether something came."""
+    loop = asyncio.get_running_loop()
+    came = asyncio.Event()
+    loop.add_reader(fd, came.set)
+    try:
+        async with asyncio.timeout(timeout):
+            await came.wait()
+    except TimeoutError:
+        pass
+    finally:
+        loop.remove_reader(fd)

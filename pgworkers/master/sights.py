@@ -23,6 +23,8 @@ from pgworkers.sightings import LoopWoke, MemorySeen, SchedulesSeen
 SCHEDULES = 500
 #: Tables grow slowly.
 STORAGE_EVERY = 30.0
+#: For one look at the calendar so many at the depth of the queues.
+CALENDAR = 3
 MEMORY_EVERY = 10.0
 #: A look at memory walks page tables: it rests at least this many times as long as it took.
 SHARE = 20
@@ -43,7 +45,13 @@ def duties(asker: Asker, facts: Facts, settings: Settings) -> list[Duty]:
         return len(seen.tables)
 
     return [
-        Duty("calendar", settings.depth, calendar, "read when schedules fire next, for the gauges", True),
+        Duty(
+            "calendar",
+            CALENDAR * settings.depth,
+            calendar,
+            "read when schedules fire next, for the gauges",
+            True,
+        ),
         Duty("storage", STORAGE_EVERY, tables, "measure tables and the oldest transaction", True),
     ]
 
