@@ -10,7 +10,7 @@ its queue's `max_jobs` or `max_rss` is reached, or somebody kills it.
 - `window`    the only stretch of code in which a signal may raise
 - `loop`      the event loop of `async def` handlers, and how one is stopped
 - `outcome`   (pure) what an exception means for the job, and its text
-- `tidy`      what a handler must not leave for the next job
+- `tidy`      what a handler must not leave for the next job; `noting` knows whether it changed anything
 - `heartbeat` beat, progress, checkpoint, title, and the check that we still have parents
 - `outbox`    sending frames from two threads without tearing them
 

@@ -36,7 +36,7 @@ def begin() -> None:
     for module, names in _CHANGING.items():
         for name in names:
             if hasattr(module, name):
-                setattr(module, name, _noting(getattr(module, name)))
+                _replace(module, name)
 
 
 def take() -> bool:
@@ -45,10 +45,16 @@ def take() -> bool:
     return found
 
 
-def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
+def _replace(module: ModuleType, name: str) -> None:
+    function: Callable[..., Any] = getattr(module, name)
+
     @wraps(function)
     def noted(*args: Any, **named: Any) -> Any:
         _noted[0] = True
         return function(*args, **named)
 
-    return noted
+    noted.__module__ = module.__name__  # where it is found again, by pickle for instance
+    for able in (os.supports_fd, os.supports_dir_fd, os.supports_effective_ids, os.supports_follow_symlinks):
+        if function in able:
+            able.add(noted)
+    setattr(module, name, noted)

@@ -47,6 +47,12 @@ def mess(kind: str) -> None:
         import faulthandler; faulthandler.disable(); faulthandler.unregister(signal.SIGUSR2)
 
 @app.task
+def noted() -> list:
+    import pickle
+    functions = [os.chdir, os.nice, os.close, signal.signal, resource.setrlimit, locale.setlocale]
+    return [all(pickle.loads(pickle.dumps(f)) is f for f in functions), os.chdir in os.supports_fd]
+
+@app.task
 def loud() -> None:
     print("heard"); raise ValueError("x")
 
@@ -94,6 +100,7 @@ def test_everything_is_put_back(play: Play) -> None:
         assert (report.outcome, report.last) == ("done", False), (kind, report.error)
         after = msgspec.json.decode(bytes(worker.run(100 + job, "state").result))
         assert after == before, kind
+    assert bytes(worker.run(199, "noted").result) == b"[true,true]", "what is noted is still what it was"
     assert worker.run(200, "loud").output == "heard\n"
     worker.order(201, "hang")
 
