@@ -81,7 +81,16 @@ def test_kills_at_full_depth_charge_only_what_had_begun(forest: Forest) -> None:
     master = forest.start()
     jobs = warm(forest)
     rand = random.Random(7)
-    for _ in range(8):
+
+    def charged() -> list[tuple[int, int]]:
+        found = forest.db.execute(
+            "SELECT job_id, lease FROM pgworkers.attempt WHERE verdict = 'crash'"
+        ).fetchall()
+        return [(job, lease) for job, lease in found]
+
+    kills = 0
+    while kills < 8 or (not charged() and kills < 40):  # a kill may find that all is done already
+        kills += 1
         jobs += (more := forest.enqueue("work", 300, args={"seconds": 0.0005}))
         wait_for(lambda more=more: set(more) & set(starts(forest)))
         workers = wait_for(master.worker_pids)
@@ -89,13 +98,10 @@ def test_kills_at_full_depth_charge_only_what_had_begun(forest: Forest) -> None:
     forest.until_all_ended()
     assert audit(forest.db, forest.ledger, jobs) == []
     ran = {(entry.job, entry.lease) for entry in read(forest.ledger) if entry.kind == "START"}
-    charged = forest.db.execute(
-        "SELECT job_id, lease FROM pgworkers.attempt WHERE verdict = 'crash'"
-    ).fetchall()
-    assert charged, "no kill met a running job"
-    assert len(charged) <= 8, "a kill costs one job"
+    assert charged(), "no kill met a running job"
+    assert len(charged()) <= kills, "a kill costs one job"
     # a kill may come between the beginning and the handler's first line
-    assert len(set(charged) - ran) < len(charged), "jobs were charged that had not begun"
+    assert len(set(charged()) - ran) < len(charged()), "jobs were charged that had not begun"
 
 
 def test_batch_false_commits_each_end_before_the_next_start(forest: Forest) -> None:
