@@ -150,6 +150,8 @@ class Enqueuer:
                 conn = None
                 time.sleep(0.1)
             time.sleep(0.01)
+        if conn is not None:
+            conn.close()
 
 
 @contextmanager
