@@ -41,6 +41,7 @@ class Supervisor:
         self.failure = ""  # why it could not boot
         self.heard = monotonic()  # when it said something last
         self.silent = False
+        self.retired = False  # newer code, or no such queue any more: it leaves when its workers have
         self.killed = False  # by us: its jobs are not to blame
         self._on_fact = on_fact
         self._on_death = on_death

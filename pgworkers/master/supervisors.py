@@ -105,7 +105,6 @@ class Supervisors:
                 break  # a drain began meanwhile: what it hangs up on must not be replaced
             fresh = Supervisor(boot, version, self._heard, self._died)
             self._facts.tell(events.SupervisorStarted(queue, fresh.pid))
-            old = self._current.get(queue)
             self._retiring.append(fresh)  # not the one to restart, until it has proved itself
             while not (fresh.booted or fresh.failure or fresh.process.returncode is not None):
                 await asyncio.sleep(0.02)
@@ -115,6 +114,7 @@ class Supervisors:
                 continue
             self._boots[queue] = boot
             self._retiring.remove(fresh)
+            old = self._current.get(queue)  # now: another one may have died and begun meanwhile
             self._current[queue] = fresh
             self._retire(old)
         return refused
@@ -178,6 +178,7 @@ class Supervisors:
         if old is None:
             return
         self._retiring.append(old)
+        old.retired = True
         old.send(Scale(0))
         for worker in list(old.workers.values()):
             self._dispatch.retire(worker)
@@ -185,7 +186,7 @@ class Supervisors:
 
     def _let_go(self, supervisor: Supervisor) -> None:
         """A retired supervisor without workers has nothing left to do."""
-        if supervisor in self._retiring and supervisor.booted and not supervisor.workers:
+        if supervisor.retired and supervisor.booted and not supervisor.workers:
             supervisor.hang_up()
 
     def _heard(self, supervisor: Supervisor, fact: Fact, fds: list[int]) -> None:
@@ -197,6 +198,7 @@ class Supervisors:
                 self._budget(supervisor.queue).ready()
                 self.errors.pop(supervisor.queue, None)
                 self._facts.tell(events.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))
+                self._let_go(supervisor)
             case BootFailed():
                 supervisor.failure = fact.error
                 if supervisor is self._current.get(supervisor.queue):
@@ -248,6 +250,8 @@ class Supervisors:
         supervisor.workers[fact.slot] = worker
         self._dispatch.joined(worker)
         self._facts.tell(events.WorkerForked(supervisor.queue, fact.slot, fact.pid))
+        if supervisor.retired:  # it was on its way
+            self._dispatch.retire(worker)
 
     def _bury(self, worker: Worker, died: Died) -> None:
         left = worker.state == "leaving" or (worker.state == "booting" and died.status == "exit 0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 
@@ -80,6 +81,27 @@ def test_reloads_under_load_lose_and_repeat_nothing(forest: Forest) -> None:
     assert len([e for e in read(forest.ledger) if e.kind == "START"]) == 300, "a reload repeated a job"
     assert audit(forest.db, forest.ledger, jobs) == []
     wait_for(lambda: len(master.worker_pids()) == 3 and len(master.supervisor_pids()) == 1)
+
+
+def test_a_supervisor_that_dies_while_it_is_being_replaced_is_gone_for_good(forest: Forest) -> None:
+    """It dies, and its successor begins, before the newer one has booted: neither may stay, nor be waited for."""
+    master = forest.start(queues="default:2")
+    [old] = master.supervisor_pids()
+    booting = forest.directory / "booting"
+    slow = f"\nimport os, time\nopen({str(booting)!r}, 'a').write(f'{{os.getpid()}}\\n')\ntime.sleep(1.5)\n"
+    change(forest, forest.app.read_text() + slow)
+    master.signal(signal.SIGHUP)
+    wait_for(
+        lambda: booting.exists() and len(booting.read_text().split()) == 2, what="described, then booting"
+    )
+    os.kill(old, signal.SIGKILL)
+    wait_for(lambda: len(booting.read_text().split()) == 3, what="the successor of the one that died")
+    wait_for(lambda: "reloaded: version" in master.log())
+    wait_for(lambda: len(master.supervisor_pids()) == 1 and len(master.worker_pids()) == 2)
+    [job] = forest.enqueue("work")
+    forest.until(job, "succeeded")
+    master.signal(signal.SIGTERM)
+    assert master.wait(30) == 0
 
 
 def test_run_reload_watches_the_files(forest: Forest) -> None:
