@@ -89,16 +89,23 @@ class Renewal:
                 if monotonic() >= self._due:
                     await self.once()
                 conn = await self._line.connection()
-                pause = max(0.05, min(1.0, self._due - monotonic()))  # a notice may make it due earlier
-                await _readable(conn.fileno(), pause)
-                async for notice in conn.notifies(timeout=0.0, stop_after=100):
-                    self._facts.tell(Notified(notice.payload))
-                    self._on_notice(notice.payload)
+                if not await self._hear(conn):
+                    pause = max(0.05, min(1.0, self._due - monotonic()))  # a notice may make it due earlier
+                    await _readable(conn.fileno(), pause)
             except LineDown:
                 await self._line.rest()
             except psycopg.Error as error:
                 self._line.lose(error)
                 await self._line.rest()
+
+    async def _hear(self, conn: psycopg.AsyncConnection[Any]) -> int:
+        """The notices that are here. Those that came with the answer to a renewal have left the socket already."""
+        heard = 0
+        async for notice in conn.notifies(timeout=0.0, stop_after=100):
+            self._facts.tell(Notified(notice.payload))
+            self._on_notice(notice.payload)
+            heard += 1
+        return heard
 
     def watch(self) -> None:
         """Somebody looks at the process view: for a while it is written every second."""
