@@ -73,11 +73,13 @@ def test_a_whole_life_is_told(forest: Forest, manager: Manager) -> None:
     assert int(manager.heard[reloading]["MONOTONIC_USEC"]) > 0
     again = manager.until("READY", after=reloading)
 
-    job = forest.enqueue("work", args={"seconds": 0.6})[0]
+    job = forest.enqueue("gate", args={"value": "slow"})[0]
     wait_for(lambda: forest.state(job) == "running")
-    assert master.terminate() == 0
+    master.signal(signal.SIGTERM)
     stopping = manager.until("STOPPING", after=again)
     manager.until("WATCHDOG", after=stopping)  # a drain is no reason to be killed by the watchdog
+    forest.open_gate()
+    assert master.wait() == 0
     assert [at for at, words in enumerate(manager.listen()) if "STOPPING" in words] == [stopping]
     assert forest.state(job) == "succeeded"
 
