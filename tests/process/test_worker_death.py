@@ -23,7 +23,9 @@ def child_of(how: str) -> int:
         "no environment": "env -i setsid sh -c '(sleep 999 & echo $!)' ",
     }[how]
     asked = subprocess.Popen(["sh", "-c", shell], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    return int(asked.stdout.readline())
+    child = int(asked.stdout.readline())
+    asked.wait()    # the shells between are gone: who remains is the child alone
+    return child
 
 @app.task
 def leaves(how: str) -> int:
