@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from pgworkers.postgres.arrays import Bigints, Integers, Texts
 from pgworkers.postgres.statements import Query, Statement
 
 _CLAIM = Statement.beside(__file__, "claim")
@@ -79,9 +80,9 @@ def claim(
         counts[want.queue] = counts.get(want.queue, 0) + max(0, want.count)
     params = {
         "host": host,
-        "queues": list(counts),
-        "counts": list(counts.values()),
-        "tasks": tasks,
+        "queues": Texts(counts),
+        "counts": Integers(counts.values()),
+        "tasks": Texts(tasks),
         "look": LOOK,
     }
     if aged is not None:
@@ -90,10 +91,10 @@ def claim(
         (nth, place) for nth, queue in enumerate(counts, 1) for place in (places or {}).get(queue, EVERYWHERE)
     ]
     params |= {
-        "whose": [nth for nth, _ in ranges],
-        "lows": [place.low for _, place in ranges],
-        "highs": [place.high for _, place in ranges],
-        "firsts": [place.first for _, place in ranges],
+        "whose": Integers([nth for nth, _ in ranges]),
+        "lows": Integers([place.low for _, place in ranges]),
+        "highs": Integers([place.high for _, place in ranges]),
+        "firsts": Bigints([place.first for _, place in ranges]),
         "gates": gates,
     }
     return Query(_CLAIM, params, _read)

@@ -12,6 +12,7 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.pq.abc import PGconn
 
 from pgworkers.clock import boottime, monotonic
 from pgworkers.events import Notified
@@ -89,23 +90,27 @@ class Renewal:
                 if monotonic() >= self._due:
                     await self.once()
                 conn = await self._line.connection()
-                if not await self._hear(conn):
-                    pause = max(0.05, min(1.0, self._due - monotonic()))  # a notice may make it due earlier
-                    await _readable(conn.fileno(), pause)
+                self._hear(conn.pgconn)
+                pause = max(0.05, min(1.0, self._due - monotonic()))  # a notice may make it due earlier
+                await _readable(conn.fileno(), pause)
             except LineDown:
                 await self._line.rest()
             except psycopg.Error as error:
                 self._line.lose(error)
                 await self._line.rest()
 
-    async def _hear(self, conn: psycopg.AsyncConnection[Any]) -> int:
-        """The notices that are here. Those that came with the answer to a renewal have left the socket already."""
-        heard = 0
-        async for notice in conn.notifies(timeout=0.0, stop_after=100):
-            self._facts.tell(Notified(notice.payload))
-            self._on_notice(notice.payload)
-            heard += 1
-        return heard
+    def _hear(self, pgconn: PGconn) -> None:
+        """The notices that are here; what came right behind the answer to a renewal has left the socket already.
+
+        Straight from libpq: psycopg's own generator takes several turns of the loop to say the same.
+        """
+        pgconn.consume_input()
+        while (notice := pgconn.notifies()) is not None:
+            self._noticed(notice.extra.decode())
+
+    def _noticed(self, said: str) -> None:
+        self._facts.tell(Notified(said))
+        self._on_notice(said)
 
     def watch(self) -> None:
         """Somebody looks at the process view: for a while it is written every second."""
@@ -130,6 +135,9 @@ class Renewal:
             self._dispatch.lost(key)
 
     async def _listen(self, conn: psycopg.AsyncConnection[Any]) -> None:
+        conn.add_notify_handler(
+            lambda notice: self._noticed(notice.payload)
+        )  # those that come with an answer
         await conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._settings.schema)))
         self._due = 0.0  # what was missed while deaf comes with the next renewal
         asyncio.get_running_loop().call_soon(self._on_notice, "reconnected")

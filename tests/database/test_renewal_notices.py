@@ -11,6 +11,7 @@ import pytest
 from pgworkers.facts import Facts
 from pgworkers.master import renewal
 from pgworkers.master.renewal import Renewal
+from pgworkers.settings import Settings
 
 
 class OneLine:
@@ -34,10 +35,10 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
 
     async def life() -> None:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
-            await conn.execute("LISTEN pgworkers")
             host = object.__new__(Renewal)
             host._line = OneLine(conn)  # type: ignore[assignment]
-            host._facts, host._on_notice, host._due = Facts(), happened.append, 0.0
+            host._settings, host._facts, host._on_notice = Settings(), Facts(), happened.append
+            await host._listen(conn)
 
             async def once() -> None:
                 db.execute("NOTIFY pgworkers, 'default'")
@@ -50,4 +51,4 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
 
     monkeypatch.setattr(renewal, "_readable", waits)
     asyncio.run(life())
-    assert happened == ["default", "waits"]
+    assert happened == ["reconnected", "default", "waits"]
