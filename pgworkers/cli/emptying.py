@@ -11,7 +11,7 @@ from pgworkers.cli.bulk import BATCH, DISCARD, Verb, change_by_filter
 from pgworkers.cli.invocation import Command, Invocation, said, unknown
 from pgworkers.cli.progress import counted
 from pgworkers.cli.values import duration
-from pgworkers.cli.wording import plain
+from pgworkers.cli.wording import plain, plural
 from pgworkers.clock import show_seconds
 from pgworkers.errors import NotFound, ResultTimeout
 from pgworkers.job.state import State
@@ -84,9 +84,13 @@ def _until_empty(
     with counted(invocation, "done", first) as done:
         while left:
             if timeout is not None and time.monotonic() - began >= timeout:
+                jobs, go = (
+                    (plural(left, "job") + " is", "it goes")
+                    if left == 1
+                    else (plural(left, "job") + " are", "they go")
+                )
                 raise ResultTimeout(
-                    f"{left:,} jobs are left in {', '.join(map(plain, names))} after {show_seconds(timeout)};"
-                    " they go on"
+                    f"{jobs} left in {', '.join(map(plain, names))} after {show_seconds(timeout)}; {go} on"
                 )
             time.sleep(LOOK if timeout is None else min(LOOK, max(0.0, timeout - (time.monotonic() - began))))
             left = _left(db, names)

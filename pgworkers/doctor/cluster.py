@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgworkers.clock import show_seconds
-from pgworkers.doctor.finding import Finding, Tolerance, fail, ok, skip, warn
+from pgworkers.doctor.finding import Finding, Tolerance, fail, ok, skip, wait, warn
 from pgworkers.job.show import HostView
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.sightings import QueueDepth
@@ -100,7 +100,7 @@ def hosts(
     alive = [host for host in found if not host.stale]
     if not alive:
         how = fail if waiting else warn
-        what = "no host is running" + (f", and {waiting:,} jobs wait" if waiting else "")
+        what = "no host is running" + (f", and {wait(waiting)}" if waiting else "")
         bad.append(
             how(check, what, "nothing runs jobs, fires schedules or takes back lost jobs", "pgworkers run")
         )
@@ -229,7 +229,7 @@ def paused(found: list[Pause], depths: Sequence[QueueDepth]) -> list[Finding]:
     check, bad = "paused", []
     ready = {depth.queue: depth.ready for depth in depths}
     for one in found:
-        waits = f"; {ready[one.queue]:,} jobs wait" if ready.get(one.queue) else ""
+        waits = f"; {wait(ready[one.queue])}" if ready.get(one.queue) else ""
         if one.paused:
             what = f"{one.queue} has been paused for {show_seconds(one.seconds)}{waits}"
             bad.append(

@@ -67,3 +67,8 @@ def sql(statement: str) -> str:
 def worst(findings: Iterable[Finding]) -> Level:
     order = [Level.OK, Level.SKIP, Level.WARN, Level.FAIL]
     return max((finding.level for finding in findings), key=order.index, default=Level.OK)
+
+
+def wait(jobs: int) -> str:
+    """`1 job waits`, `10,000 jobs wait`."""
+    return "1 job waits" if jobs == 1 else f"{jobs:,} jobs wait"

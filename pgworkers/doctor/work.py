@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgworkers.clock import show_seconds
-from pgworkers.doctor.finding import Finding, Tolerance, fail, ok, warn
+from pgworkers.doctor.finding import Finding, Tolerance, fail, ok, wait, warn
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.sightings import QueueDepth
 
@@ -133,7 +133,7 @@ def backlog(
         members = [one for one in crew if one.queue == depth.queue]
         recent = paces.get(depth.queue, Pace(depth.queue, 0, 0))
         growing = recent.came > recent.ended
-        what = f"{depth.ready:,} jobs wait in {depth.queue}, the oldest for {show_seconds(oldest)}"
+        what = f"{wait(depth.ready)} in {depth.queue}, the oldest for {show_seconds(oldest)}"
         what += f"; in 5m {recent.ended:,} ended and {recent.came:,} more came" if growing else ""
         why, *fixes = reason(depth, members)
         how = fail if oldest >= 10 * tolerance.patience and not depth.paused else warn
@@ -160,15 +160,20 @@ def reason(depth: QueueDepth, members: list[Crew]) -> tuple[str, ...]:
         return "the queue has no worker", f"pgworkers run -Q {name}"
     if sum(one.count for one in busy) < total:
         idle = total - sum(one.count for one in busy)
+        who = (
+            "its only worker does"
+            if total == 1
+            else f"{idle} of its {total} workers {'does' if idle == 1 else 'do'}"
+        )
         return (
-            f"{idle} of its {total} workers do nothing: its jobs stand behind a concurrency limit, are of a task nobody "
+            f"{who} nothing: its jobs stand behind a concurrency limit, are of a task nobody "
             "knows, or its hosts cannot claim",
             "pgworkers queues limits",
             f"pgworkers jobs list --queue {name} --state ready",
         )
     doing = ", ".join(f"{one.count}x {one.task} (up to {show_seconds(one.longest)})" for one in busy[:3])
     return (
-        f"all its {total} workers are busy: {doing}",
+        f"{f'all its {total} workers are' if total > 1 else 'its only worker is'} busy: {doing}",
         "pgworkers top",
         f"pgworkers queues scale {name} {2 * total}",
         f"pgworkers run -Q {name}  # on another machine",

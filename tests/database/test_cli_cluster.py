@@ -177,9 +177,7 @@ def test_drain_waits_until_a_queue_is_empty(cli: Command, db: Db) -> None:
     db.execute("INSERT INTO pgworkers.queue (name) VALUES ('api')")
     db.execute("SELECT pgworkers.enqueue('render', queue => 'reports')")
     assert "empty" in cli("queues", "drain", "api").err
-    assert "1 jobs are left in reports" in cli.fails(
-        "queues", "drain", "reports", "--timeout", "0.1s", code=1
-    )
+    assert "1 job is left in reports" in cli.fails("queues", "drain", "reports", "--timeout", "0.1s", code=1)
     waits = threading.Timer(0.5, lambda: db.execute("SELECT pgworkers.discard(id) FROM pgworkers.job"))
     waits.start()
     assert cli("queues", "drain", "reports", "api", "-o", "json").json() == [

@@ -261,7 +261,7 @@ def test_a_server_that_does_not_answer_in_time_is_a_finding_and_the_next_check_g
 def test_hosts_that_are_lost(dsn: str, db: Db, leads: None) -> None:
     assert only(examined(dsn), "hosts", Level.WARN).what == "no host is running"
     db.execute("SELECT pgworkers.enqueue('render')")
-    assert only(examined(dsn), "hosts", Level.FAIL).what == "no host is running, and 1 jobs wait"
+    assert only(examined(dsn), "hosts", Level.FAIL).what == "no host is running, and 1 job waits"
     alive(db)
     alive(db, "omega", leader=False)
     db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '40 s' WHERE name = 'omega'")
@@ -403,9 +403,9 @@ def test_a_backlog_names_its_reason(dsn: str, db: Db, leads: None) -> None:
     busy = why(WORKER.format("busy", 99, 7200), patience=3600)
     assert busy.level == Level.WARN
     assert busy.what == "7 jobs wait in default, the oldest for 3h; in 5m 0 ended and 7 more came"
-    assert busy.why == "all its 1 workers are busy: 1x render (up to 2h)"
+    assert busy.why == "its only worker is busy: 1x render (up to 2h)"
     assert "pgworkers queues scale default 2" in busy.fix
-    assert "1 of its 1 workers do nothing" in why(WORKER.format("idle", "null", 300)).why
+    assert "its only worker does nothing" in why(WORKER.format("idle", "null", 300)).why
     assert why("").why == "the queue has no worker"
     db.execute("UPDATE pgworkers.queue SET throttled_until = now() + interval '1 h'")
     assert "cools down" in why("").why
