@@ -19,7 +19,7 @@ from pgworkers.client.session import Client
 from pgworkers.context import Ctx
 from pgworkers.declare.arguments import takes_ctx
 from pgworkers.declare.loading import import_config, origin_of, release_of
-from pgworkers.declare.options import refuse_unknown
+from pgworkers.declare.options import read_name, refuse_unknown
 from pgworkers.decorator import Anything, Declare, TaskOptions, queue_spec, task_spec
 from pgworkers.errors import AppNotLoaded, NotFound, UsageError
 from pgworkers.job.new import Prepared
@@ -151,8 +151,10 @@ class App(Steering):
         """One more scope (a tenant, say) of a scoped schedule, from now on. False: it was there, with these arguments."""
         from psycopg.errors import NoDataFound
 
+        from pgworkers.declare.schedule import SCOPE_LIMIT
         from pgworkers.schedule import operate
 
+        scope = read_name(scope, what=f"schedule {schedule}: scope", limit=SCOPE_LIMIT)
         try:
             return self.client.run(operate.add_scope(schedule, scope, dict(args or {})))
         except (NoDataFound, NotFound) as exc:

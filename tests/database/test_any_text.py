@@ -27,6 +27,7 @@ from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved
 from pgworkers.job.retry import Again
 from pgworkers.job.state import State, Verdict
+from pgworkers.schedule.sync import sync
 
 REFUSED = (UsageError, ArgumentError)
 HOW = settings(
@@ -113,6 +114,46 @@ def test_what_is_enqueued_is_refused_or_kept_as_it_is(app: App, desk: Desk, valu
         }
         column = way.removeprefix("key of ").removeprefix("copied ")
         assert row[column] == expected.get(way.removeprefix("copied "), value), way
+
+
+@HOW
+@given(name=TEXT)
+def test_names_of_rates_schedules_and_scopes_are_refused_or_kept_as_they_are(
+    app: App, desk: Desk, name: str
+) -> None:
+    task = app.tasks["take"]
+
+    def schedule(**said: Any) -> None:
+        app.schedules.clear()
+        app.schedule("0 3 * * *", args={"value": 1}, **said)(task)
+        desk.ask(sync(app.describe().schedules))
+
+    def scope() -> None:
+        schedule(name="nightly", scope="tenant", scopes=["first"])
+        app.add_scope("nightly", name)
+
+    ways: dict[str, tuple[Any, str]] = {
+        "rate": (lambda: app.rate(name, 1000).acquire(), "SELECT scope FROM pgworkers.bucket"),
+        "schedule": (lambda: schedule(name=name), "SELECT name FROM pgworkers.schedule"),
+        "scope kind": (
+            lambda: schedule(scope=name, scopes=["a"]),
+            "SELECT DISTINCT scope_kind FROM pgworkers.schedule",
+        ),
+        "scope": (
+            lambda: schedule(scope="tenant", scopes=[name]),
+            "SELECT scope FROM pgworkers.schedule WHERE scope <> ''",
+        ),
+        "added scope": (scope, "SELECT scope FROM pgworkers.schedule WHERE scope NOT IN ('', 'first')"),
+    }
+    for way, (make, look) in ways.items():
+        try:
+            make()
+        except REFUSED:
+            kept = []
+        else:
+            kept = [(name,)]
+        assert desk.conn.execute(look).fetchall() == kept, way
+        desk.conn.execute("TRUNCATE pgworkers.bucket, pgworkers.schedule")
 
 
 @HOW
