@@ -37,7 +37,11 @@ class Patient:
     tolerance: Tolerance = field(default_factory=Tolerance)
 
     def ask(self, query: Query[T]) -> T:
-        return run(self.conn, self.schema, query)
+        """Whatever a check asks for: nothing is written. Said for each transaction, for behind a pooler a session that was
+        made read-only would be the next one's who comes, and refuse its jobs."""
+        self.conn.read_only = True
+        with self.conn.transaction():
+            return run(self.conn, self.schema, query)
 
     @cached_property
     def clocks(self) -> server.Clocks:
@@ -134,8 +138,6 @@ class ConnectionLost(Exception):
 
 def examine(patient: Patient) -> Iterator[Finding]:
     """Every check of the database; ConnectionLost when it goes away."""
-    # Whatever a check asks for: nothing is written.
-    patient.conn.execute("SET default_transaction_read_only = on")
     for name, check in SERVER.items():
         yield from _alone(patient, name, check)
     fits = "states" in patient.__dict__ and all(row.state == "applied" for row in patient.states)

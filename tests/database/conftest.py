@@ -44,11 +44,11 @@ def emptied(server: Server, shared: str) -> Iterator[str]:
 
 @pytest.fixture
 def session(emptied: str) -> Iterator[Callable[[], psycopg.Connection[Any]]]:
-    """More connections, as the master makes them; closed at the end."""
+    """More connections, as the master makes them, but patient: a race on a busy machine waits. Closed at the end."""
     opened: list[psycopg.Connection[Any]] = []
 
     def make() -> psycopg.Connection[Any]:
-        opened.append(connect.connect(Settings(), emptied, "test"))
+        opened.append(connect.connect(Settings(statement_timeout=60.0), emptied, "test"))
         return opened[-1]
 
     yield make

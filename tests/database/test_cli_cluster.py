@@ -60,7 +60,7 @@ def test_hosts_and_workers(cli: Command, db: Db) -> None:
     ]
     db.execute(
         """INSERT INTO pgworkers.host (id, name, pid, label, app, version, queues, lease, workers, renewed_at)
-           VALUES (gen_random_uuid(), 'alpha', 70, 'blue', 'app.py', 'v1', '{api}', '30 s', %s, now()),
+           VALUES (gen_random_uuid(), 'alpha', 70, 'blue', 'app.py', 'v1', '{api}', '1 h', %s, now()),
                   (gen_random_uuid(), 'omega', 80, '', 'app.py', 'v1', '{api}', '30 s', '[]', now() - interval '1 h')""",
         [json.dumps(workers)],
     )
@@ -69,7 +69,7 @@ def test_hosts_and_workers(cli: Command, db: Db) -> None:
     assert omega.split()[:3] == ["omega", "80", "lost"]
     assert cli("workers").lines()[1].split() == ["alpha", "api/0", "71", "busy", "#9", "render", "1m12s", "3"]
     assert cli("workers", "list", "-o", "json").json()[0]["job_id"] == 9
-    db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '31 s' WHERE name = 'alpha'")
+    db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '61 min' WHERE name = 'alpha'")
     assert cli("workers").lines()[1].split()[3] == "lost"
 
 

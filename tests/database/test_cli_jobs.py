@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,8 +140,8 @@ def test_show_tells_the_story(cli: Command, db: Db) -> None:
 def host(db: Db, *queues: str, stale: bool = False, workers: str = "[]") -> str:
     row = db.execute(
         """INSERT INTO pgworkers.host (id, name, pid, app, version, queues, lease, workers, renewed_at)
-           VALUES (gen_random_uuid(), 'box-1', 4711, 'app.py', 'v1', %s, '30 s', %s,
-                   now() - CASE WHEN %s THEN interval '31 s' ELSE interval '0' END) RETURNING id::text""",
+           VALUES (gen_random_uuid(), 'box-1', 4711, 'app.py', 'v1', %s, '1 h', %s,
+                   now() - CASE WHEN %s THEN interval '61 min' ELSE interval '0' END) RETURNING id::text""",
         [list(queues), workers, stale],
     ).fetchone()
     assert row is not None
@@ -381,6 +382,7 @@ def test_wait_ends_with_the_jobs(cli: Command, db: Db) -> None:
     try:
         while not _listening(db):
             assert thread.is_alive()
+            time.sleep(0.01)
         end(db, bad)
         db.execute("SELECT pg_notify('pgworkers_done', %s)", [str(bad)])
     finally:

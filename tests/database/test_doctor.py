@@ -13,12 +13,14 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support.command import Command
+from support.desk import until
 from support.examined import examined
 from support.server import OwnServer, migrated
 
 from pgworkers.doctor.examine import SERVER, TABLES, Patient, examine
 from pgworkers.doctor.finding import Finding, Level, Tolerance
 from pgworkers.postgres.connect import connect
+from pgworkers.postgres.statements import Query, Statement
 from pgworkers.settings import Settings
 
 Db = psycopg.Connection[Any]
@@ -46,7 +48,7 @@ def alive(
 ) -> None:
     """The row of a host that has just renewed."""
     values = {
-        "name": name, "pid": 70, "app": "app.py", "version": "v1", "queues": queues, "lease": "30 s",
+        "name": name, "pid": 70, "app": "app.py", "version": "v1", "queues": queues, "lease": "1 h",
         "leader": leader, **more
     }  # fmt: skip
     names = sql.SQL(", ").join(map(sql.Identifier, values))
@@ -69,7 +71,7 @@ def leads(dsn: str) -> Iterator[None]:
 
 def test_a_healthy_database_has_no_finding(dsn: str, db: Db, leads: None) -> None:
     alive(db)
-    found = examined(dsn)
+    found = examined(dsn, Tolerance(slow=30.0))  # how busy the machine is is not the question
     assert set(found) == set(SERVER) | set(TABLES)
     assert [f for findings in found.values() for f in findings if f.level != Level.OK] == []
     assert found["database"][0].what.startswith("Postgres ")
@@ -93,7 +95,7 @@ def test_nothing_is_written(dsn: str, db: Db) -> None:
         patient = Patient(conn, "pgworkers", Settings(), lambda: connect(Settings(), dsn, "doctor"))
         list(examine(patient))
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):  # a check that tried would be refused
-            conn.execute("DELETE FROM pgworkers.job")
+            patient.ask(Query(Statement("writes", "DELETE FROM pgworkers.job"), {}, lambda rows: rows))
 
 
 def test_a_role_that_may_little_is_told_what_it_cannot_see(dsn: str, db: Db) -> None:
@@ -242,19 +244,28 @@ def test_indexes_bloated_unused_missing_and_broken(dsn: str, db: Db) -> None:
 
 
 def test_few_connections_are_left(dsn: str, db: Db) -> None:
+    def of(theirs: str, level: Level) -> Finding:
+        """Once the sessions of the last examination are gone: they count until then."""
+        gone = "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE usename = 'crowded')"
+        until(lambda: db.execute(gone).fetchone() == (True,))
+        return only(examined(theirs), "connections", level)
+
     with login(db, "crowded", dsn) as theirs:
-        assert only(examined(theirs), "connections", Level.OK)
+        assert of(theirs, Level.OK)
         db.execute("ALTER ROLE crowded CONNECTION LIMIT 8")
-        assert "for the role crowded" in only(examined(theirs), "connections", Level.WARN).what
+        assert "for the role crowded" in of(theirs, Level.WARN).what
         db.execute("ALTER ROLE crowded CONNECTION LIMIT 3")
-        assert only(examined(theirs), "connections", Level.FAIL).what.startswith("2 left of 3")
+        assert of(theirs, Level.FAIL).what.startswith("2 left of 3")
 
 
 def test_a_server_that_does_not_answer_in_time_is_a_finding_and_the_next_check_goes_on(dsn: str) -> None:
     with psycopg.connect(dsn) as locks:
         locks.execute("LOCK pgworkers.host IN ACCESS EXCLUSIVE MODE")
-        found = examined(dsn, settings=Settings(statement_timeout=0.2))
-    assert only(found, "hosts", Level.WARN).what == "no answer within 0.2s"
+        for limit in (0.2, 2.0, 20.0):  # a busy machine may need more for the others
+            found = examined(dsn, settings=Settings(statement_timeout=limit))
+            assert only(found, "hosts", Level.WARN).what == f"no answer within {limit:g}s"
+            if found["tasks"][0].level == Level.OK:
+                break
     assert only(found, "tasks", Level.OK)
 
 
@@ -264,7 +275,9 @@ def test_hosts_that_are_lost(dsn: str, db: Db, leads: None) -> None:
     assert only(examined(dsn), "hosts", Level.FAIL).what == "no host is running, and 1 job waits"
     alive(db)
     alive(db, "omega", leader=False)
-    db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '40 s' WHERE name = 'omega'")
+    db.execute(
+        "UPDATE pgworkers.host SET lease = '30 s', renewed_at = now() - interval '40 s' WHERE name = 'omega'"
+    )
     assert only(examined(dsn), "hosts", Level.WARN).what.startswith("omega (pid 70) has not renewed for ")
     db.execute(
         "UPDATE pgworkers.job SET state = 'running', claimed_at = now(),"

@@ -66,7 +66,7 @@ def test_counts_and_what_comes_after(app: App, desk: Desk) -> None:
     (last,) = desk.take(9, tasks=("last",))
     assert last.id == then_id(made)
     assert last.meta == f'{{"batch": {made.id}}}'
-    assert made.wait(timeout=5).live == 0
+    assert made.wait(timeout=60).live == 0
     desk.end(last)
 
 
@@ -82,7 +82,7 @@ def test_it_is_complete_before_the_last_statement_has_returned_and_waiters_are_t
 def test_a_batch_of_nothing_is_complete_at_once(app: App, desk: Desk) -> None:
     made = batch(app, 0)
     assert desk.see(then_id(made)).state is State.READY
-    assert made.wait(timeout=5).total == 0
+    assert made.wait(timeout=60).total == 0
 
 
 def test_a_batch_without_anything_after_it(app: App, desk: Desk) -> None:
@@ -91,7 +91,7 @@ def test_a_batch_without_anything_after_it(app: App, desk: Desk) -> None:
     with pytest.raises(ResultTimeout, match="it goes on"):
         made.wait(timeout=0.01)
     desk.end(desk.take()[0])
-    assert made.wait(timeout=5).succeeded == 1
+    assert made.wait(timeout=60).succeeded == 1
 
 
 @pytest.mark.parametrize("how", BAD_ENDS)
@@ -219,7 +219,7 @@ def test_cancel_ends_what_waits_and_flags_what_runs_and_takes_what_comes_after_a
     for job in running:
         assert desk.again(job) == "written"
     desk.ask(verbs.sweep(10))
-    assert made.wait(timeout=5).failed == 1200
+    assert made.wait(timeout=60).failed == 1200
     with pytest.raises(NotFound, match="no batch #4711"):
         app.get_batch(4711).cancel()
 
@@ -228,7 +228,7 @@ def test_from_an_event_loop_and_in_the_users_transaction(app: App, desk: Desk) -
     async def use() -> int:
         made = await app.abatch([app.tasks["t"].prepare()], then=app.tasks["last"].prepare())
         assert (await made.acounts()).live == 1
-        waiting = asyncio.create_task(made.await_end(timeout=10))
+        waiting = asyncio.create_task(made.await_end(timeout=60))
         await asyncio.to_thread(lambda: desk.end(desk.take()[0]))
         done = (await waiting).succeeded
         await (await app.abatch([app.tasks["t"].prepare()])).acancel()

@@ -51,11 +51,11 @@ def test_a_first_question_larger_than_the_burst_gets_the_burst(desk: Desk) -> No
 
 
 def test_it_refills_by_the_clock_of_the_database_and_never_above_the_burst(desk: Desk) -> None:
-    limit = Limit("x", rate=2.0, burst=5.0)
+    limit = Limit("x", rate=2 / 3600, burst=5.0)  # slow: the time that the test itself takes is no token
     desk.ask(bucket.take(limit, 5, 0.0))
-    age(desk, "x", 1.5)
+    age(desk, "x", 1.5 * 3600)
     assert desk.ask(bucket.take(limit, 9, 0.0)).granted == 3
-    age(desk, "x", 1e6)
+    age(desk, "x", 1e9)
     assert desk.ask(bucket.take(limit, 9, 0.0)).had == 5.0
 
 
@@ -93,6 +93,7 @@ def test_drain_keeps_everybody_waiting_for_as_long_as_the_service_said(
     other.ask(bucket.take(limit, 1, 0.0))
     desk.ask(bucket.drain(limit, said))
     assert tokens(desk, "x") == pytest.approx(1 - meant * 50), "the next token is due after that time"
+    age(desk, "x", -3600.0)  # no time passes from here on: a second is soon over on a busy machine
     assert other.ask(bucket.take(limit, 1, 0.0)).granted == 0
 
 
@@ -135,8 +136,10 @@ def test_sessions_that_ask_at_once_never_get_more_than_there_is(
 
 def test_acquire_from_outside_and_what_was_taken_ahead_goes_back(app: App, desk: Desk) -> None:
     with app.rate("x", rate=1000, per="1s", burst=1000) as rate:
-        for _ in range(100):
-            rate.acquire(timeout=5)
+        for _ in range(100_000):
+            rate.acquire(timeout=60)
+            if len(rate.stock) > 0:
+                break  # a fast loop takes ahead; on a busy machine one is not always fast
         assert len(rate.stock) > 0, "a fast loop takes ahead"
         held, left = len(rate.stock), tokens(desk, "x")
     assert len(rate.stock) == 0
@@ -162,7 +165,7 @@ def test_acquire_that_cannot_be_in_time_raises_and_uses_nothing(app: App, desk: 
 def test_async_callers_share_the_bucket(app: App) -> None:
     async def use() -> list[bool]:
         rate = app.rate("x", rate=1, per="1h", burst=2)
-        await rate.aacquire(timeout=1)
+        await rate.aacquire(timeout=60)
         got = [await rate.atry_acquire(), await rate.atry_acquire()]
         await rate.adrain(5)
         await rate.agive_back()

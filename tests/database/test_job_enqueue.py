@@ -319,7 +319,8 @@ def test_a_stream_keeps_one_copy_open_while_the_iterator_goes_on(desk: Desk) -> 
         yield NewJob("t", strange, queue="a\tb")
         for n in range(1, 3000):
             yield NewJob("t", f'{{"n": {n}}}', queue="a")
-        time.sleep(0.3)
+        if not fail:
+            time.sleep(1.3)
         yield NewJob("t", '{"n": 3000}', queue="a", priority=3, meta_json='{"m": "\\n"}')
         for n in range(3001, 6000):
             yield NewJob("t", f'{{"n": {n}}}', queue="a", concurrency_key=f"k{n}")
@@ -327,11 +328,13 @@ def test_a_stream_keeps_one_copy_open_while_the_iterator_goes_on(desk: Desk) -> 
             raise RuntimeError("the file ended early")
 
     counts: list[int] = []
-    desk.conn.execute("SET statement_timeout = '200ms'")
+    desk.conn.execute("SET statement_timeout = '1s'")
     with pytest.raises(RuntimeError, match="ended early"):
         copy_in(desk.conn, desk.schema, stream(True), stream=True)
     assert count(desk) == 0
     assert copy_in(desk.conn, desk.schema, stream(False), counts.append, stream=True) == 6000
+    assert desk.conn.execute("SHOW statement_timeout").fetchone() == ("1s",)
+    desk.conn.execute("SET statement_timeout = 0")
     assert counts == sorted(counts)
     assert (counts[-1], len(counts) > 4) == (6000, True)
     row = desk.conn.execute(
@@ -341,4 +344,3 @@ def test_a_stream_keeps_one_copy_open_while_the_iterator_goes_on(desk: Desk) -> 
     assert row == (6000, True, 2999, True)
     first = desk.conn.execute("SELECT queue, args FROM pgworkers.job ORDER BY id LIMIT 1").fetchone()
     assert first == ("a\tb", {"n": 0, "s": "a\\b\tc"})
-    assert desk.conn.execute("SHOW statement_timeout").fetchone() == ("200ms",)

@@ -17,4 +17,4 @@ def test_a_host_sees_what_it_claimed_and_nothing_of_others(desk: Desk, other: De
 
 def test_what_was_claimed_just_now_may_still_be_on_its_way(desk: Desk) -> None:
     desk.run_one()
-    assert desk.ask(mine(desk.host, 30.0)) == []
+    assert desk.ask(mine(desk.host, 3600.0)) == []

@@ -11,10 +11,10 @@ from pgworkers.flow import slots
 from pgworkers.job import host, queue
 
 
-def serve(desk: Desk, name: str = "a") -> str:
+def serve(desk: Desk, lease: float = 30.0) -> str:
     """One more host that serves the queue."""
     one = Desk(desk.conn, desk.schema)
-    one.register()
+    one.register(lease)
     return one.host
 
 
@@ -98,7 +98,7 @@ def test_grants_of_one_queue_take_turns(desk: Desk, other: Desk) -> None:
     with desk.conn.transaction():
         desk.ask(slots.grant("a", 6, {desk.host: 6}))
         second = other.in_thread(slots.grant("a", 6, {other.host: 3}))
-    second.result(10)
+    second.result(60)
     assert granted(desk) == {desk.host: 6, other.host: 0}
 
 
@@ -111,7 +111,7 @@ def test_whatever_happens_in_whatever_order_no_more_than_the_total_may_run(desk:
     for _ in range(400):
         match rand.randint(0, 5):
             case 0 if len(running) < 5:
-                new = serve(desk)
+                new = serve(desk, 3600.0)
                 running[new] = 0
                 desk.ask(slots.grant("a", total, {new: -(-total // len(running))}))
             case 1 if len(running) > 1:

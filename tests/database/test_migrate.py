@@ -55,7 +55,7 @@ def test_twenty_masters_starting_at_once(empty_dsn: str) -> None:
     def start() -> None:
         try:
             with connect.connect(Settings(), empty_dsn, "test") as conn:
-                gate.wait(timeout=30)
+                gate.wait(timeout=100)
                 applied.append(migrate.up(conn, "pgworkers"))
                 migrate.check(conn, "pgworkers")
         except BaseException as exc:

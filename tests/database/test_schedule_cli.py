@@ -69,7 +69,7 @@ def test_next(cli: Command, leader: Leader) -> None:
 
 
 def test_run_is_a_tick_out_of_turn(cli: Command, db: Db, leader: Leader) -> None:
-    leader.sync(ScheduleSpec("nightly", "report", cron="0 3 * * *", args={"x": 1}, overlap="skip"))
+    leader.sync(ScheduleSpec("nightly", "report", cron="0 3 1 1 *", args={"x": 1}, overlap="skip"))
     leader.fire()
     before = db.execute("SELECT considered_at, next_at, due_at FROM pgworkers.schedule").fetchall()
     cli("schedules", "pause", "nightly")

@@ -48,6 +48,20 @@ def back(db: Db, name: str, away: str, scope: str = "") -> None:
     )
 
 
+def clock(db: Db) -> datetime:
+    row = db.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None
+    found: datetime = row[0]
+    return found
+
+
+def considered(db: Db) -> datetime:
+    row = db.execute("SELECT considered_at FROM pgworkers.schedule").fetchone()
+    assert row is not None
+    found: datetime = row[0]
+    return found
+
+
 def jobs(db: Db) -> list[tuple[str, datetime]]:
     """(schedule, tick) of every live job, in the order in which they will be claimed."""
     rows = db.execute("SELECT meta ->> 'schedule', meta ->> 'tick' FROM pgworkers.job ORDER BY id").fetchall()
@@ -81,14 +95,16 @@ def test_three_years_of_seconds_are_one_job(db: Db, leader: Leader) -> None:
     leader.sync(ScheduleSpec("s", "t", cron="* * * * * *"))
     leader.fire()
     db.execute("DELETE FROM pgworkers.job")
+    before = clock(db)
     back(db, "s", "1095 days")
     assert leader.fire() == 1
+    after = clock(db)
     (skipped,) = leader.facts(TicksSkipped)[-1:]
-    assert abs(skipped.count - 1095 * 86400) <= 1
-    row = db.execute(
-        "SELECT next_at - now() < interval '2 s', considered_at > now() - interval '2 s' FROM pgworkers.schedule"
-    )
-    assert row.fetchone() == (True, True)
+    assert abs(skipped.count - 1095 * 86400) <= 1 + (after - before).total_seconds()
+    row = db.execute("SELECT considered_at, next_at FROM pgworkers.schedule").fetchone()
+    assert row is not None
+    assert before - timedelta(seconds=2) < row[0] <= after
+    assert before < row[1] < after + timedelta(seconds=2)
 
 
 def test_all_is_bounded_by_the_window_and_by_the_pass(db: Db, leader: Leader) -> None:
@@ -105,8 +121,15 @@ def test_all_is_bounded_by_the_window_and_by_the_pass(db: Db, leader: Leader) ->
 
 def test_ticks_on_time_are_all_fired_even_if_a_pass_is_slow(db: Db, leader: Leader) -> None:
     leader.sync(ScheduleSpec("s", "t", cron="* * * * * *", missed="latest"))
-    back(db, "s", "3.5 seconds")
-    assert leader.fire() in (3, 4)
+    quick = False
+    while not quick:  # on a busy machine the test itself may be later than "on time" allows: then once more
+        db.execute("DELETE FROM pgworkers.tick")
+        before = clock(db)
+        back(db, "s", "3.5 seconds")
+        since, made, until = considered(db), leader.fire(), considered(db)
+        quick = clock(db) - before < timedelta(seconds=1.4)
+    ticks = int(until.timestamp()) - int(since.timestamp())
+    assert made == ticks >= 3
 
 
 def test_three_sessions_without_any_lock_fire_each_tick_once(db: Db, new_leader: NewLeader) -> None:

@@ -18,7 +18,7 @@ from pgworkers.postgres.statements import Query, run
 
 T = TypeVar("T")
 STEP = 0.01
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 def until(fact: Callable[[], T]) -> T:

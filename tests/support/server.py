@@ -29,7 +29,9 @@ FAST = {
 #: For a server that is crashed: what it acknowledged must be in its log. Only the machine stays up.
 CRASHABLE = FAST | {"synchronous_commit": "on", "full_page_writes": "on"}
 STEP = 0.02
-PATIENCE = 5.0  # how long a connection that was just closed may still be seen
+PATIENCE = (
+    30.0  # how long a connection that was just closed may still be seen; a busy machine is slow to end it
+)
 
 
 class Server:
@@ -54,11 +56,22 @@ class Server:
                 )
             )
         command = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
-        self._execute(command.format(sql.Identifier(name), sql.Identifier(template or "template0")))
+        self._patiently(command.format(sql.Identifier(name), sql.Identifier(template or "template0")))
         return name
 
     def drop(self, database: str) -> None:
-        self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(database)))
+        self._patiently(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(database)))
+
+    def _patiently(self, command: sql.Composed) -> None:
+        """The server itself waits five seconds for sessions that are just leaving; a busy machine needs more."""
+        give_up = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self._execute(command)
+                return
+            except psycopg.errors.ObjectInUse:
+                if time.monotonic() > give_up:
+                    raise
 
     def connections(self, database: str) -> list[str]:
         """Who is still connected to a database, after those that are just leaving have left."""
