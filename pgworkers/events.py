@@ -60,6 +60,13 @@ class FinishRejected(OfJob, frozen=True, gc=False):
     """The end of an execution was refused: its lease is no longer valid."""
 
 
+class EndRefused(OfJob, frozen=True, gc=False):
+    """The database refuses the end of an execution, whatever is left out of it: a trigger of the user's, say."""
+
+    error: str
+    again_in: float
+
+
 class JobRescued(OfJob, frozen=True, gc=False):
     state: str
 
@@ -275,7 +282,8 @@ class LinesDropped:
 
 
 Fact = (
-    JobStarted | JobEnded | JobsReleased | LeaseLost | FinishRejected | JobRescued | StopWished | JobStopped | JobStalled
+    JobStarted | JobEnded | JobsReleased | LeaseLost | FinishRejected | EndRefused
+    | JobRescued | StopWished | JobStopped | JobStalled
     | WorkerForked | WorkerReady | WorkerDied | WorkerDumped
     | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | SupervisorSilent
     | WorkersResting | OrphansKilled

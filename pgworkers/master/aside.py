@@ -1,7 +1,9 @@
-"""Ends whose row somebody else keeps locked: set aside, so that they hold up no other, and looked at now and then.
+"""Ends that cannot be written now: set aside, so that they hold up no other, and sent again later.
 
 An operator who left a transaction open must not stop the host from writing the ends of its other jobs. A batch that waited
-in vain is sorted into those whose rows are free and those that must wait; nobody waits for a lock twice.
+in vain is sorted into those whose rows are free and those that must wait; nobody waits for a lock twice. Nor must a trigger
+of the user's that raises: what it refuses is sent again after ever longer pauses, for as long as this host lives. After that
+the lease runs out, and the job is rescued as one of a lost host.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ from pgworkers.master.line import Asker, LineDown
 
 #: Seconds between two looks at what was set aside.
 AGAIN = 0.5
+
+#: Seconds until a refused end is sent again: the first pause, and the longest.
+FIRST = 1.0
+MOST = 60.0
 
 _WAITED = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable)
 
@@ -57,3 +63,35 @@ class Aside(Generic[K, V]):
         except BaseException:
             self.waiting = batch + self.waiting
             raise
+
+
+class Refused(Generic[K, V]):
+    """What the database refused, each with the moment when it is sent again."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[int, int], tuple[float, K, V]] = {}
+        self._pauses: dict[tuple[int, int], float] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def keys(self) -> list[tuple[int, int]]:
+        return list(self._waiting)
+
+    def put(self, one: K, end: V) -> float:
+        """Keep it; after how many seconds it is sent again."""
+        pause = min(MOST, 2 * self._pauses[one.key]) if one.key in self._pauses else FIRST
+        self._pauses[one.key] = pause
+        self._waiting[one.key] = (monotonic() + pause, one, end)
+        return pause
+
+    def back(self) -> list[tuple[K, V]]:
+        """What is to be sent again now."""
+        now = monotonic()
+        due = [key for key, (at, _, _) in self._waiting.items() if at <= now]
+        return [self._waiting.pop(key)[1:] for key in due]
+
+    def forget(self, key: tuple[int, int]) -> None:
+        """It is written, or is no longer ours."""
+        if self._pauses:
+            self._pauses.pop(key, None)

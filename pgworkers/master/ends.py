@@ -2,7 +2,8 @@
 
 Whatever waits here is kept through any outage: it is sent again until the database answers. Sending twice is
 harmless, because each write names its lease. Data that Postgres refuses never stops a job from finishing: the batch is
-halved until the guilty row stands alone, and that row is written without its texts.
+halved until the guilty row stands alone, and that row is written without its texts. If it is refused even so, or by code of
+the user's in the database, it is told and set aside, and sent again later as it was.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 import psycopg
 from msgspec.structs import replace
 
-from pgworkers.events import FinishRejected, JobEnded, JobsReleased
+from pgworkers.events import EndRefused, FinishRejected, JobEnded, JobsReleased
 from pgworkers.facts import Facts
 from pgworkers.job.backend import end_backends
 from pgworkers.job.claim import Claimed
@@ -24,9 +25,9 @@ from pgworkers.job.queue import Cooling, throttle
 from pgworkers.job.release import release
 from pgworkers.job.retry import Again, retry
 from pgworkers.job.state import State, Verdict
-from pgworkers.master.aside import AGAIN, Aside, waited_in_vain
+from pgworkers.master.aside import AGAIN, Aside, Refused, waited_in_vain
 from pgworkers.master.held import Held
-from pgworkers.master.line import Line, LineDown
+from pgworkers.master.line import Line, LineDown, raised
 
 Pending = tuple[Held, End | Again]
 #: Verdicts as plain text: whoever counts by them hashes no enum.
@@ -51,6 +52,7 @@ class Ends:
         self._pending: deque[Pending] = deque()
         self._sending: list[Pending] = []
         self._aside: Aside[Held, End | Again] = Aside(line)
+        self._refused: Refused[Held, End | Again] = Refused()
         self._releases: list[tuple[int, int]] = []
         self._saves: dict[tuple[int, int], Saved] = {}
         self._throttles: dict[str, float | None] = {}
@@ -63,12 +65,13 @@ class Ends:
         self.on_written: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
-        return len(self._pending) + len(self._sending) + len(self._aside.waiting) + len(self._releases)
+        aside = len(self._aside.waiting) + len(self._refused)
+        return len(self._pending) + len(self._sending) + aside + len(self._releases)
 
     def keys(self) -> list[tuple[int, int]]:
         """Whose ends are on their way."""
         ends = (*self._pending, *self._sending, *self._aside.waiting)
-        return [held.key for held, _ in ends] + self._releases
+        return [held.key for held, _ in ends] + self._refused.keys() + self._releases
 
     def put(self, held: Held, end: End | Again) -> None:
         # What the handler last said travels with its end; an older beat must not overwrite it.
@@ -114,17 +117,18 @@ class Ends:
                     await self._send()
                 except LineDown:
                     await self._line.rest()
-            if not self._aside.waiting:
+            if not self._aside.waiting and not self._refused:
                 self.idle.set()
 
     async def _something(self) -> None:
         """Wait until there is something to send, or to look at again."""
         try:
-            async with asyncio.timeout(AGAIN if self._aside.waiting else None):
+            async with asyncio.timeout(AGAIN if self._aside.waiting or self._refused else None):
                 await self._wake.wait()
         except TimeoutError:
             pass
         self._wake.clear()
+        self._pending.extend(self._refused.back())
         try:
             self._pending.extend(await self._aside.back())
         except (LineDown, psycopg.Error):
@@ -176,7 +180,7 @@ class Ends:
         if self._saves:
             saves, self._saves = self._saves, {}
             try:
-                await self._line.ask(save(self._host, list(saves.values())))
+                await self._line.ask(save(self._host, list(saves.values())), refusable=True)
             except LineDown:
                 self._saves = saves | self._saves
                 raise
@@ -187,20 +191,31 @@ class Ends:
         try:
             ends = [end for _, end in batch if isinstance(end, End)]
             agains = [end for _, end in batch if isinstance(end, Again)]
-            answers = await self._line.ask(finish(self._host, ends)) if ends else {}
+            answers = await self._line.ask(finish(self._host, ends), refusable=True) if ends else {}
             if agains:
-                more = await self._line.ask(retry(self._host, agains))
+                more = await self._line.ask(retry(self._host, agains), refusable=True)
                 answers.update(more)
         except psycopg.Error as error:
             if len(batch) == 1:
                 held, end = batch[0]
-                await self._write_bare(held, end, error)
+                await self._write_alone(held, end, error)
                 return
             middle = len(batch) // 2
             await self._write(batch[:middle])
             await self._write(batch[middle:])
             return
         self._written([(held, end, answers.get(held.key, "lost")) for held, end in batch])
+
+    async def _write_alone(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
+        """It was refused by itself: without its texts, unless code in the database said no; else later."""
+        try:
+            if not raised(error):
+                await self._write_bare(held, end, error)
+                return
+        except psycopg.Error as still:
+            error = still
+        reason = f"{type(error).__name__}: {error.diag.message_primary or error}"
+        self._facts.tell(EndRefused(*held.named, reason, self._refused.put(held, end)))
 
     async def _write_bare(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
         """The same end without anything that came from the handler."""
@@ -218,9 +233,9 @@ class Ends:
         if isinstance(bare, End):
             if bare.result is not None or bare.children is not None:
                 bare = replace(bare, result=None, children=None, state=State.DEAD, verdict=Verdict.ERROR)
-            answers = await self._line.ask(finish(self._host, [bare]))
+            answers = await self._line.ask(finish(self._host, [bare]), refusable=True)
         else:
-            answers = await self._line.ask(retry(self._host, [bare]))
+            answers = await self._line.ask(retry(self._host, [bare]), refusable=True)
         self._written([(held, bare, answers.get(held.key, "lost"))])
 
     def _written(self, answered: list[tuple[Held, End | Again, str]]) -> None:
@@ -229,6 +244,7 @@ class Ends:
             if answer == "again":  # it changed under the statement: the first of the next one
                 self._pending.appendleft((held, end))
                 continue
+            self._refused.forget(held.key)
             if held.then is not None:
                 held.then()
             if answer == "lost":

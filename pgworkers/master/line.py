@@ -35,6 +35,9 @@ _TRANSIENT = (
     psycopg.ProgrammingError,
 )
 
+#: SQLSTATEs of what PL/pgSQL raises.
+_RAISED = "P0"
+
 
 class Asker(Protocol):
     """Who runs a duty's statements: the leadership, or an operator's own line."""
@@ -67,10 +70,11 @@ class Line:
         """Was it lost? One that nobody has needed yet is not."""
         return not self.up and (self.session > 0 or self._down_since is not None)
 
-    async def ask(self, query: Query[T], *, session: int | None = None) -> T:
+    async def ask(self, query: Query[T], *, session: int | None = None, refusable: bool = False) -> T:
         """Run one statement; data errors pass through, everything else becomes `LineDown`.
 
-        With `session`, only on that very session: a connection that came back is another one.
+        With `session`, only on that very session: a connection that came back is another one. With `refusable`, what code in
+        the database raises passes through, too: a trigger of the user's says nothing about the connection.
         """
         conn = await self.connection()
         if session is not None and session != self.session:
@@ -81,6 +85,8 @@ class Line:
             answer = await self._bounded(arun(conn, self._settings.schema, query), conn)
         except _TRANSIENT as error:
             self._facts.tell(StatementRun(name, clock.monotonic() - began, type(error).__name__))
+            if refusable and raised(error):
+                raise
             self.lose(error)
             raise LineDown(str(error)) from error
         except psycopg.Error as error:
@@ -197,6 +203,11 @@ class Line:
                     await conn.close()
             except (TimeoutError, psycopg.Error):
                 self.cut(conn)
+
+
+def raised(error: psycopg.Error) -> bool:
+    """Did code in the database say so, and not the server?"""
+    return (error.sqlstate or "").startswith(_RAISED)
 
 
 def _drop(conn: psycopg.AsyncConnection[Any]) -> None:

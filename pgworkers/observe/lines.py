@@ -39,6 +39,9 @@ def tell(fact: events.Fact) -> Told | None:
             return WARNING, f"{_job(fact)} lease lost: another host owns it; the handler here is stopped"
         case events.FinishRejected():
             return WARNING, f"{_job(fact)} result refused: the lease {fact.lease} is no longer valid"
+        case events.EndRefused():
+            text = f"{_job(fact)} has ended, and the database refuses to write it: {escape(fact.error, 300)}"
+            return ERROR, f"{text}; again in {show_seconds(fact.again_in)}"
         case events.StopWished():
             return INFO, f"{_job(fact)} stopping: {fact.reason}"
         case events.JobStalled(stalled=True):

@@ -62,6 +62,7 @@ def of_a_job(text: str) -> list[events.Fact]:
         events.JobRescued(*said, "scheduled"),
         events.LeaseLost(*said, True),
         events.FinishRejected(*said),
+        events.EndRefused(*said, "RaiseException: not on a Sunday", 1.0),
         events.StopWished(*said, "cancel"),
         events.JobStalled(*said, True),
         events.JobStalled(*said, False),

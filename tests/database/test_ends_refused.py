@@ -1,0 +1,96 @@
+"""Ends that code of the user's in the database refuses: told, out of the others' way, and written when it lets them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from support.desk import PATIENCE, Desk
+
+from pgworkers.events import DatabaseLost, EndRefused, Fact, FinishRejected, JobEnded
+from pgworkers.facts import Facts
+from pgworkers.job.finish import End
+from pgworkers.job.retry import Again
+from pgworkers.job.state import State, Verdict
+from pgworkers.master import aside
+from pgworkers.master.ends import Ends
+from pgworkers.master.held import Held
+from pgworkers.master.line import Line
+from pgworkers.settings import Settings
+from pgworkers.specs import TaskSpec
+
+TRIGGER = """
+CREATE FUNCTION public.no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not on a Sunday' {}; END $$;
+CREATE TRIGGER of_the_user BEFORE UPDATE OR DELETE ON pgworkers.job
+   FOR EACH ROW WHEN (OLD.priority = 7 AND OLD.state = 'running') EXECUTE FUNCTION public.no();
+"""
+
+
+async def until(fact: Callable[[], Any]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not fact():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("how", ["", "USING ERRCODE = 'check_violation'"], ids=["P0001", "23514"])
+@pytest.mark.parametrize("again", [False, True], ids=["finish", "retry"])
+def test_a_trigger_that_raises_holds_up_one_job_and_loses_nothing(
+    dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, how: str, again: bool
+) -> None:
+    monkeypatch.setattr(aside, "FIRST", 0.05)
+    desk = Desk(db, "pgworkers")
+    desk.register()
+    ids = [desk.put(priority=7 if n == 1 else 0) for n in range(4)]
+    jobs = {job.id: job for job in desk.take(4)}
+    db.execute(TRIGGER.format(how).encode())
+    told: list[Fact] = []
+
+    def facts(kind: type[Any]) -> list[Any]:
+        return [fact for fact in told if isinstance(fact, kind)]
+
+    def end(number: int) -> End | Again:
+        lease = jobs[number].lease
+        if again and number == ids[1]:
+            return Again(id=number, lease=lease, verdict=Verdict.ERROR, after=60.0, error="boom")
+        return End(
+            id=number, lease=lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result=str(number)
+        )
+
+    async def story() -> None:
+        heard = Facts()
+        heard.listen(told.append)
+        line = Line(
+            "finish", dsn, Settings(statement_timeout=60.0), heard
+        )  # patient: a busy machine is no loss
+        ends = Ends(desk.host, line, heard, batch=100)
+        for number in ids:
+            ends.put(Held(jobs[number], TaskSpec("t", "a")), end(number))
+        sending = asyncio.ensure_future(ends.run())
+        try:
+            await until(lambda: len(facts(JobEnded)) == 3)
+            await until(lambda: len(facts(EndRefused)) == 2)  # and once more, later
+            assert not sending.done()
+            assert ends.keys() == [(ids[1], jobs[ids[1]].lease)], "it is still ours"
+            assert not ends.idle.is_set()
+            assert desk.see(ids[1]).state is State.RUNNING
+            db.execute("DROP TRIGGER of_the_user ON pgworkers.job")
+            await until(ends.idle.is_set)
+        finally:
+            sending.cancel()
+            await line.close()
+
+    asyncio.run(story())
+    assert [fact.job for fact in facts(JobEnded)] == [ids[0], ids[2], ids[3], ids[1]]
+    assert {fact.job for fact in facts(EndRefused)} == {ids[1]}
+    assert all("not on a Sunday" in fact.error for fact in facts(EndRefused))
+    pauses = [fact.again_in for fact in facts(EndRefused)]
+    assert pauses == sorted(set(pauses)), "ever longer"
+    assert facts(DatabaseLost) == facts(FinishRejected) == []
+    seen = desk.see(ids[1])
+    if again:
+        assert (seen.state, seen.error) == (State.SCHEDULED, "boom")
+    else:
+        assert (seen.state, seen.result) == (State.SUCCEEDED, ids[1]), "with all that the handler left"
