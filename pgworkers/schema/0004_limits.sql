@@ -135,7 +135,7 @@ BEGIN
         PERFORM pg_notify('pgworkers', 'ready:' || q.name) FROM unnest(admit.queues) AS q (name);
     END IF;
     RETURN QUERY
-    SELECT locked.at, locked.queue, locked.priority, f.id, locked.run_at
+    SELECT locked.at, locked.queue::text, locked.priority, f.id, locked.run_at
       FROM unnest(fit) AS f (id)
      CROSS JOIN LATERAL (
            SELECT j.ctid AS at, j.queue, j.priority, j.run_at

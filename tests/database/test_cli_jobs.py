@@ -233,7 +233,7 @@ def test_one_value_that_python_cannot_read_hides_nothing_else(cli: Command, db: 
     huge = add(db, args='{"x": 1e5000}')
     deep = add(db, args='{"x": %s}' % ("[" * 120 + "]" * 120))
     # What may not be enqueued any more, older rows may hold.
-    db.execute("ALTER TABLE pgworkers.job DROP CONSTRAINT job_args_are_flat")
+    db.execute("ALTER DOMAIN pgworkers.arguments DROP CONSTRAINT job_args_are_flat")
     db.execute(
         "UPDATE pgworkers.job SET args = %s WHERE id = %s", ['{"x": %s}' % ("[" * 5000 + "]" * 5000), deep]
     )

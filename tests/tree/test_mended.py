@@ -48,7 +48,7 @@ def test_what_a_failed_handler_held_is_given_back(forest: Forest) -> None:
 def test_a_job_that_cannot_be_read_is_dead_and_the_queue_goes_on(forest: Forest) -> None:
     """Rows that somebody inserted by hand, past every check of the API."""
     master = forest.start(queues="default:1")
-    forest.db.execute("ALTER TABLE pgworkers.job DROP CONSTRAINT job_args_are_flat")
+    forest.db.execute("ALTER DOMAIN pgworkers.arguments DROP CONSTRAINT job_args_are_flat")
     deep = "[" * 5000 + "]" * 5000
     columns = "queue, task, args, timeout, meta"
     insert = f"INSERT INTO pgworkers.job ({columns}) VALUES ('default', 'work', %s, %s, %s) RETURNING id"
