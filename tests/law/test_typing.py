@@ -31,7 +31,7 @@ def mypy() -> dict[str, set[int]]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=500,
     )
     assert not found.stderr, found.stderr
     errors: dict[str, set[int]] = {}
@@ -49,7 +49,7 @@ def pyright() -> dict[str, set[int]]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=110,
+        timeout=500,
     )
     errors: dict[str, set[int]] = {}
     for said in json.loads(found.stdout)["generalDiagnostics"]:
@@ -62,6 +62,7 @@ def expected() -> set[int]:
     return {number for number, line in enumerate(lines, 1) if "# error" in line}
 
 
+@pytest.mark.timeout(600)  # mypy without its cache is the longest of all tests
 @pytest.mark.parametrize("checker", [mypy, pyright])
 def test_right_calls_are_accepted_and_wrong_ones_refused(checker: object) -> None:
     if checker is pyright and shutil.which("pyright") is None:

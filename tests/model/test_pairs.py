@@ -172,7 +172,7 @@ class Pairs:
         until(lambda: later.done() or blocked(self.watcher, self.two.conn))
         self.waited += not later.done()
         self.one.conn.execute("COMMIT" if commit else "ROLLBACK")
-        return [said, later.result(timeout=20)], world(self.one)
+        return [said, later.result(timeout=60)], world(self.one)
 
     def wrong(self, state: str, first: str, second: str, *, commit: bool) -> list[str]:
         said, found = self.interleaved(state, first, second, commit=commit)
@@ -248,7 +248,7 @@ DUTIES = {"claim": "ready", "rescue": "lost", "promote": "scheduled", "expire": 
 def test_duties_wait_for_nobody(desk: Desk, other: Desk, verb: str) -> None:
     """What somebody has locked is left for the next time, whoever holds it and however long."""
     arrange(desk, DUTIES[verb])
-    other.conn.execute("SET statement_timeout = '2s'")
+    other.conn.execute("SET statement_timeout = '30s'")
     with desk.conn.transaction():
         desk.conn.execute("SELECT FROM pgworkers.job FOR UPDATE")
         desk.conn.execute("SELECT FROM pgworkers.history FOR UPDATE")
