@@ -18,7 +18,7 @@ from pgworkers.process import environment, signals
 from pgworkers.specs import AppSpec
 
 _ANSWER_LIMIT = 64 << 20
-_FLUSH_TIME = 0.5  # for what the app printed
+_FLUSH_TIME = 5.0  # for what the app printed, once it has answered; a busy machine may need it
 _SLOW = 2.0  # an import that takes longer is announced
 
 
@@ -60,11 +60,12 @@ def describe(
     finally:
         spare.discard(BEING_BORN)
         os.close(writer)
+    data = None
     try:
         data = _read_line(reader, child, time.monotonic() + timeout, _Impatient(f"importing {config} …", say))
     finally:
         os.close(reader)
-        _end(child)
+        _end(child, 0.0 if data is None else _FLUSH_TIME)
         spare.discard(child.pid)
     if data is None:
         raise AppNotLoaded(
@@ -111,9 +112,9 @@ def _read_line(
     return data
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: subprocess.Popen[bytes], patience: float) -> None:
     """It has answered, or never will. Its group goes first: while it is not reaped the number is its own."""
-    give_up = time.monotonic() + _FLUSH_TIME
+    give_up = time.monotonic() + patience
     while not _is_gone(child) and time.monotonic() < give_up:
         time.sleep(0.002)
     signals.send_group(child.pid, signal.SIGKILL)

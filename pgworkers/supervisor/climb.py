@@ -83,6 +83,7 @@ def step(worker: Worker, now: float) -> None:
         if ladder.over(climb, seen) or (not climb.met and now - climb.wished > 60):
             del worker.climbs[key]
             continue
+        climb.looks += Rung.DUMP in climb.times
         while (rung := ladder.tick(now, climb, seen)) is not None:
             climb.times[rung] = now
             if not _do(worker, climb, rung, now):

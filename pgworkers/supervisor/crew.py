@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from pgworkers.supervisor.member import Worker
 from pgworkers.supervisor.messages import Died, Forked, Resting
 
 _STEP = 0.005
+#: Who leaves looks as often as this, however late it is: while we did not run, those we killed may not have run either.
+_LOOKS = 40
 
 
 class Crew:
@@ -139,13 +142,14 @@ class Crew:
         self._spared = set()
         for worker in self:
             climb.kill_group(worker, why)
-        while True:
+        for look in itertools.count(1):
             self.bury(0.0, look=True)
             if not self._workers and not self._deaths and not tree.children(os.getpid()):
                 return True
-            if time.monotonic() > give_up:
-                return False
+            if look >= _LOOKS and time.monotonic() > give_up:
+                break
             time.sleep(_STEP)
+        return False
 
 
 def _left_as_planned(died: Died) -> bool:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-#: How long a dump may take before the kill comes anyway.
+#: How long a dump may take before the kill comes anyway, and how many looks it gets at least: in the time in which we did
+#: not run, the worker may not have run either.
 DUMP_TIME = 0.2
+DUMP_LOOKS = 20
 
 
 class Rung(StrEnum):
@@ -42,6 +44,7 @@ class Climb:
     raise_grace: float
     met: bool = False  # the worker was seen running this job
     times: dict[Rung, float] = field(default_factory=dict)
+    looks: int = 0  # since the dump
 
     def hurry(self, ask_grace: float, raise_grace: float) -> None:
         """A second wish for the same job: the reason stays, the graces can only shrink."""
@@ -58,7 +61,7 @@ class Climb:
         if not self.met:
             return None
         if Rung.DUMP in self.times:
-            return None if Rung.KILL in self.times else self.times[Rung.DUMP] + DUMP_TIME
+            return None  # a dump is looked at again and again
         if Rung.RAISE in self.times:
             return self.times[Rung.RAISE] + self.raise_grace
         return self.times[Rung.ASK] + self.ask_grace if Rung.ASK in self.times else self.wished
@@ -83,6 +86,5 @@ def tick(now: float, climb: Climb, seen: Seen) -> Rung | None:
         return Rung.RAISE if now >= climb.times[Rung.ASK] + climb.ask_grace else None
     if Rung.DUMP not in climb.times:
         return Rung.DUMP if now >= climb.times[Rung.RAISE] + climb.raise_grace else None
-    if seen.dumped or now >= climb.times[Rung.DUMP] + DUMP_TIME:
-        return Rung.KILL
-    return None
+    late = now >= climb.times[Rung.DUMP] + DUMP_TIME and climb.looks >= DUMP_LOOKS
+    return Rung.KILL if seen.dumped or late else None

@@ -47,10 +47,10 @@ def test_a_worker_that_went_on_meanwhile_is_not_killed(
     capture = Capture("test", 0)
     worker = Worker(0, process.pid, kind(board[0].view), capture)
     begin(worker.slot, 1)
-    worker.climbs[1, 1] = Climb(1, 1, "cancel", 0.0, 0.0, 0.0, met=True, times=dict(LONG_AGO))
+    worker.climbs[1, 1] = Climb(1, 1, "cancel", 0.0, 0.0, 0.0, met=True, times=dict(LONG_AGO), looks=99)
     climb.step(worker, 1000.0)
     if kind is Slot:  # it is still at it: the twin, or nothing would have been tested
-        assert process.wait(10) == -9
+        assert process.wait(60) == -9
         assert worker.killed == "cancel"
     else:
         found = tree.stat(process.pid)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pgworkers.supervisor import ladder
-from pgworkers.supervisor.ladder import DUMP_TIME, Climb, Rung, Seen
+from pgworkers.supervisor.ladder import DUMP_LOOKS, DUMP_TIME, Climb, Rung, Seen
 
 RUNNING = Seen(7, 1, running=True)
 
@@ -14,6 +14,7 @@ def climb_to_end(climb: Climb, seen: Seen = RUNNING, step: float = 0.05, end: fl
     now = climb.wished
     while now < end:
         climb.met = climb.met or ladder.concerns(climb, seen)
+        climb.looks += Rung.DUMP in climb.times
         while (rung := ladder.tick(now, climb, seen)) is not None:
             climb.times[rung] = now
             done.append(rung)
@@ -40,6 +41,9 @@ def test_without_graces_only_the_dump_is_waited_for() -> None:
         climb.times[expected] = 10.0
     assert ladder.tick(10.0, climb, RUNNING) is None
     assert ladder.tick(10.01, climb, RUNNING._replace(dumped=True)) is Rung.KILL
+    assert ladder.tick(10.0 + DUMP_TIME, climb, RUNNING) is None, "we did not look: perhaps nobody could run"
+    climb.looks = DUMP_LOOKS
+    assert ladder.tick(10.0 + DUMP_TIME - 0.01, climb, RUNNING) is None
     assert ladder.tick(10.0 + DUMP_TIME, climb, RUNNING) is Rung.KILL
 
 
@@ -85,7 +89,7 @@ def test_due_names_the_moment_of_the_next_rung() -> None:
     climb.times[Rung.RAISE] = 3.0
     assert climb.due() == 6.0
     climb.times[Rung.DUMP] = 6.0
-    assert climb.due() == 6.0 + DUMP_TIME
+    assert climb.due() is None, "it is looked at again and again"
     climb.times[Rung.KILL] = 6.1
     assert climb.due() is None
     assert ladder.tick(99.0, climb, RUNNING) is None
