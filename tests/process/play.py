@@ -40,7 +40,8 @@ from pgworkers.worker.messages import Kind, Order, Progress, Report, read_done
 
 T = TypeVar("T")
 STEP = 0.005
-PATIENCE = 20.0  # never a threshold: only how long a test waits before it says what is missing
+NOBODY = 9999  # a slot without a worker
+PATIENCE = 60.0  # never a threshold: only how long a test waits before it says what is missing
 
 HEAD = """
 import asyncio, ctypes, itertools, os, random, signal, subprocess, sys, threading, time
@@ -110,6 +111,11 @@ class Crewman:
                 self._frames.remove(frame)
                 return frame
         return None
+
+    def has(self, kind: Kind) -> bool:
+        """Has a frame come? It is not taken."""
+        self.pump()
+        return any(frame.kind == kind for frame in self._frames)
 
     def order(
         self,
@@ -182,7 +188,8 @@ class Play:
     ) -> None:
         config = directory / "app.py"
         config.write_text(HEAD + "\n".join(textwrap.dedent(source) for source in sources))
-        values = {"heartbeat": 0.05, "ask_grace": 0.1, "raise_grace": 0.2, **settings}
+        # Long graces: whoever is ended by them although the machine was only busy makes a test that is sometimes wrong.
+        values = {"heartbeat": 0.05, "ask_grace": 600.0, "raise_grace": 600.0, **settings}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = directory / "stderr"
         with theirs, self.log.open("ab") as log:
@@ -250,6 +257,20 @@ class Play:
 
         return until(kind.__name__, look, tell=lambda: f"; there are {self.facts}")
 
+    def end(self, worker: Crewman, job: int) -> Died | Report:
+        """What comes first: the report of a job, or somebody's death."""
+
+        def look() -> Died | Report | None:
+            self.pump()
+            for fact in self.facts:
+                if isinstance(fact, Died):
+                    self.facts.remove(fact)
+                    return fact
+            frame = worker.take(Kind.REPORT, job)
+            return msgspec.json.decode(frame.body, type=Report) if frame is not None else None
+
+        return until(f"the end of job {job}", look)
+
     def worker(self, slot: int = 0, *, other_than: int = 0) -> Crewman:
         """A worker that has said READY."""
 
@@ -264,6 +285,21 @@ class Play:
         found.ready = True  # type: ignore[attr-defined]
         return found
 
+    def named(self, worker: Crewman, word: str) -> str:
+        """Wait until a stack of the worker has a word in it: a dump may find it a moment too early, or asleep."""
+
+        def look() -> str | None:
+            self.send(Dump(worker.slot, 1))
+            text = self.fact(Stack).text
+            return text if word in text else None
+
+        return until(f"{word!r} in a stack", look)
+
+    def obeyed(self) -> None:
+        """Wait until the supervisor has obeyed all that was sent to it: it answers in order."""
+        self.send(Dump(NOBODY, 2))
+        self.fact(Stack, lambda stack: stack.slot == NOBODY)
+
     def stop(
         self,
         worker: Crewman,
@@ -271,8 +307,8 @@ class Play:
         reason: str = "cancel",
         *,
         lease: int = 1,
-        ask: float = 0.1,
-        rais: float = 0.2,
+        ask: float,
+        rais: float = 600.0,
     ) -> None:
         self.send(Stop(worker.slot, job, lease, reason, ask, rais))
 
@@ -289,6 +325,7 @@ class Play:
 
 
 __all__ = [
+    "NOBODY",
     "BootFailed",
     "Booted",
     "Crewman",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from pathlib import Path
@@ -52,6 +53,7 @@ def test_an_import_that_takes_its_time_is_announced_once(
 ) -> None:
     heard: list[str] = []
     config = write(tmp_path, GOOD)
+    monkeypatch.setattr(ask, "_SLOW", 600.0)
     describe(config, 30.0, say=heard.append)
     assert heard == []
     monkeypatch.setattr(ask, "_SLOW", 0.0)
@@ -83,7 +85,8 @@ def test_an_app_without_queues_or_without_an_app(tmp_path: Path) -> None:
 
 def test_an_app_that_hangs_is_ended_with_all_it_started(tmp_path: Path) -> None:
     source = GOOD + (
-        f"child = subprocess.Popen(['sleep', '999']); open({str(tmp_path / 'child')!r}, 'w').write(str(child.pid))\n"
+        f"child = subprocess.Popen(['sleep', '999']); open({str(tmp_path / 'part')!r}, 'w').write(str(child.pid))\n"
+        f"os.rename({str(tmp_path / 'part')!r}, {str(tmp_path / 'child')!r})\n"
         "time.sleep(999)"
     )
     for limit in (1, 4, 16):  # on a busy machine it may not come that far in a second
@@ -118,6 +121,7 @@ def test_threads_and_exit_handlers_of_the_app_do_not_hold_it(tmp_path: Path) -> 
 
 def test_no_descriptor_is_left(tmp_path: Path) -> None:
     config = write(tmp_path, GOOD)
+    gc.collect()  # what earlier tests left must not be closed in between
     before = len(os.listdir("/proc/self/fd"))
     describe(config, 30.0)
     refused(tmp_path, "raise ValueError")

@@ -95,13 +95,17 @@ def test_every_ticket_has_one_reader(tmp_path: Path) -> None:
         worker = play.worker()
         back: set[int] = set()
         ran: set[int] = set()
-        for first in range(1, 1001, 50):
-            for job in range(first, first + 50):
+        end = 1
+        while end <= 1000 or (
+            not back and end <= 10_000
+        ):  # a busy machine may be slow to take, and find nothing left
+            first, end = end, end + 50
+            for job in range(first, end):
                 worker.order(job, "quick", n=job)
             while tickets.left(worker.reads) > 20:
                 pass
             back |= {job for job, _ in tickets.take_all(worker.reads)}
-            wanted = set(range(1, first + 50)) - back
+            wanted = set(range(1, end)) - back
 
             def all_ran(wanted: set[int] = wanted) -> bool:
                 while (frame := worker.take(Kind.REPORT)) is not None:
@@ -113,7 +117,7 @@ def test_every_ticket_has_one_reader(tmp_path: Path) -> None:
         assert back
         assert ran
         assert not back & ran
-        assert back | ran == set(range(1, 1001))
+        assert back | ran == set(range(1, end))
 
 
 def test_a_worker_says_ready_when_it_is_called(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_a_screen_that_is_no_screen(tmp_path: Path, kind: str) -> None:
             for job in (1, 2, 3):
                 assert worker.run(job, "say", text="anybody there?").outcome == "done"
             if kind == "socket":
-                ours.settimeout(20)
+                ours.settimeout(60)
                 assert b"anybody there?" in ours.recv(1000)
     finally:
         for fd in (writer, disk):

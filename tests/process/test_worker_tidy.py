@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import Died, Dump, Play, Stack, until
+from play import Died, Play, until
 
 APP = """
 import locale, resource
@@ -34,7 +34,7 @@ def mess(kind: str) -> None:
     if kind == "signals":
         for s in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM): signal.signal(s, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGUSR2})
-    if kind == "timer": signal.alarm(1)
+    if kind == "timer": signal.alarm(1000)  # one that rings kills the worker
     if kind == "soft limit": resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     if kind == "cores": os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     if kind == "locale":
@@ -103,13 +103,8 @@ def test_everything_is_put_back(play: Play) -> None:
     assert bytes(worker.run(199, "noted").result) == b"[true,true]", "what is noted is still what it was"
     assert worker.run(200, "loud").output == "heard\n"
     worker.order(201, "hang")
-
-    def named() -> bool:  # the first dump may find a worker that has not read its order yet
-        play.send(Dump(worker.slot, 1))
-        return "in hang" in play.fact(Stack).text
-
-    until("a stack again on SIGUSR2, which ends nobody", named)
-    play.stop(worker, 201, ask=0, rais=20)
+    play.named(worker, "in hang")  # a stack again on SIGUSR2, which ends nobody
+    play.stop(worker, 201, ask=0)
     assert worker.report(201).outcome == "stopped", "SIGUSR1 is heard again"
     worker.order(202, "crash")
     assert "guilty_crash" in (play.fact(Died).stack or ""), "so is a crash"

@@ -16,7 +16,7 @@ from pgworkers.postgres.embedded import EmbeddedServer
 MARK = "PGWORKERS_TEST_RUN"
 RUN_SERVER = "server"  # the directory of the server that all tests share
 STEP = 0.02
-PATIENCE = 5.0  # how long a process that is just ending may still be seen
+PATIENCE = 30.0  # how long a process that is just ending may still be seen
 
 
 def marked(run: str, root: Path) -> dict[int, str]:
