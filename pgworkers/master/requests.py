@@ -23,8 +23,8 @@ from pgworkers.supervisor.messages import Dump, Suspend
 if TYPE_CHECKING:
     from pgworkers.master.host import Host
 
-#: How long a supervisor may take to answer before we say that it did not.
-PATIENCE = 3.0
+#: How long a supervisor may take to answer before we say that it did not: less than whoever asks waits for us.
+PATIENCE = 8.0
 
 
 class Requests:

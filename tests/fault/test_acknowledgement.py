@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from support.ledger import audit, read
 from support.proxy import Proxy, mark
-from support.tree import FAST, Forest, wait_for
+from support.tree import FAST, UNHURRIED, Forest, wait_for
 
 LEASE = float(FAST["PGWORKERS_LEASE"].rstrip("s"))
 CLAIMS = (mark("job/claim"), mark("job/claim_aged"))
@@ -57,7 +57,7 @@ def test_row_34_a_claim_without_an_answer_is_given_back_by_the_host_that_lives_o
     jobs = forest.enqueue("work", 2)
     wait_for(lost.done.is_set, what="the claim was committed")
     wait_for(lambda: lost.hits)
-    forest.until_all_ended(timeout=LEASE + 10)
+    forest.until_all_ended(timeout=LEASE + 60)
     assert forest.counts() == {"succeeded": 3}
     assert {row["attempt"] for row in map(forest.row, jobs)} == {1}, (
         "it was never started: it cost no attempt"
@@ -68,7 +68,7 @@ def test_row_34_a_claim_without_an_answer_is_given_back_by_the_host_that_lives_o
 def test_row_34_a_drained_host_leaves_no_claim_behind_that_it_never_heard_of(
     proxy: Proxy, forest: Forest
 ) -> None:
-    master = forest.start(queues="default:1", dsn=proxy.dsn, PGWORKERS_LEASE="60s")
+    master = forest.start(queues="default:1", dsn=proxy.dsn, **UNHURRIED)
     [job] = forest.enqueue("work", run_at="2099-01-01")
     lost = proxy.lose_reply(*CLAIMS, who="claim", times=1000)
     forest.db.execute("UPDATE pgworkers.job SET run_at = now(), state = 'ready'")

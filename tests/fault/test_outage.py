@@ -92,7 +92,7 @@ def test_row_50_a_lost_notification_is_bounded_by_the_poll(forest: Forest) -> No
     forest.db.execute(
         "INSERT INTO pgworkers.job (queue, task, args) VALUES ('default', 'work', '{}')"
     )  # without any notification
-    wait_for(lambda: forest.counts() == {"succeeded": 2}, timeout=10)
+    wait_for(lambda: forest.counts() == {"succeeded": 2})
 
 
 def test_row_42_a_master_that_starts_before_its_database_waits_for_it(

@@ -69,10 +69,11 @@ def _ticks(forest: Forest) -> list[object]:
 def test_row_53_a_row_that_an_operator_holds_delays_no_other_job(forest: Forest) -> None:
     """Its end waits for the lock and is given up for now; the ends of the others go on meanwhile."""
     forest.start(queues="default:2")
-    [job] = forest.enqueue("work", args={"seconds": 0.5})
+    [job] = forest.enqueue("gate")
     wait_for(lambda: read(forest.ledger))
     with psycopg.connect(forest.dsn) as operator:
         operator.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [job])
+        forest.open_gate()
         wait_for(lambda: [e for e in read(forest.ledger) if (e.job, e.kind) == (job, "END")])
         held = time.monotonic()
         others = forest.enqueue("work", 6, args={"seconds": 0.05})

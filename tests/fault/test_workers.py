@@ -25,10 +25,11 @@ def started(forest: Forest, job: int) -> int:
 
 def test_row_01_kill_9_of_a_worker_in_the_handler(forest: Forest) -> None:
     master = forest.start(queues="default:1")
-    [job] = forest.enqueue("work", args={"seconds": 1.0})
+    [job] = forest.enqueue("gate")
     victim = started(forest, job)
     os.kill(victim, signal.SIGKILL)
     wait_for(lambda: forest.attempts(job), timeout=T_PROC + BUSY, what="its death is on record")
+    forest.open_gate()
     row = forest.until(job, "succeeded", timeout=T_PROC + BACKOFF + 1.0 + BUSY)
     assert (row["attempt"], row["crashes"], row["lease"]) == (2, 1, 2)
     [attempt] = forest.attempts(job)

@@ -26,7 +26,9 @@ def read(path: Path) -> list[Entry]:
     if not path.exists():
         return []
     entries = []
-    for line in path.read_text().splitlines():
+    text = path.read_text()
+    # a line that lies over the edge of a page can be seen before its end is there
+    for line in text[: text.rfind("\n") + 1].splitlines():
         kind, *numbers = line.split()
         entries.append(Entry(kind, *map(int, numbers)))
     return entries

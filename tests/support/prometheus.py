@@ -70,7 +70,7 @@ class Prometheus:
 
     def ask(self, path: str, **params: str) -> Any:
         url = f"{self.base}/api/v1/{path}?{urllib.parse.urlencode(params)}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)["data"]
 
     def query(self, expression: str) -> list[Any]:
@@ -111,7 +111,7 @@ def running(directory: Path, targets: list[str]) -> Iterator[Prometheus]:
             except OSError:
                 return False
 
-        wait_for(up, timeout=30, what="Prometheus scrapes the master")
+        wait_for(up, what="Prometheus scrapes the master")
         yield prometheus
     finally:
         process.terminate()

@@ -38,6 +38,9 @@ class Screen:
         self._master, slave = pty.openpty()
         self.columns, self.lines = columns, lines
         self._slave = slave  # kept open: the terminal's settings are looked at when the program has ended
+        self._widest = (
+            columns  # what may be drawn: after a resize, a frame of the size before is still on its way
+        )
         self.resize(columns, lines)
         self.settings = termios.tcgetattr(slave)
         self.process = subprocess.Popen(
@@ -55,6 +58,7 @@ class Screen:
         self._pending = b""
 
     def resize(self, columns: int, lines: int) -> None:
+        self._widest = max(self._widest, columns)
         self.columns, self.lines = columns, lines
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
         self._cells = [[" "] * columns for _ in range(lines)]
@@ -69,7 +73,7 @@ class Screen:
         self._read(0)
         return "\n".join("".join(row).rstrip() for row in self._cells)
 
-    def until(self, fact: str | Callable[[str], Any], timeout: float = 30.0) -> str:
+    def until(self, fact: str | Callable[[str], Any], timeout: float = 60.0) -> str:
         """Wait for a text, or for what `fact` says of the screen."""
         give_up = time.monotonic() + timeout
         while True:
@@ -79,7 +83,7 @@ class Screen:
             assert time.monotonic() < give_up, f"not within {timeout} s: {fact!r} on\n{shown}"
             self._read(0.05)
 
-    def wait(self, timeout: float = 30.0) -> int:
+    def wait(self, timeout: float = 60.0) -> int:
         """Its exit code; what it still wrote is read."""
         give_up = time.monotonic() + timeout
         while self.process.poll() is None:
@@ -151,6 +155,7 @@ class Screen:
             row, _, column = numbers.partition(";")
             self._row, self._column = int(row or 1) - 1, int(column or 1) - 1
         elif what == "J":
+            self._widest = self.columns
             self._cells = [[" "] * self.columns for _ in range(self.lines)]
         elif what == "K":
             if self._row < self.lines:
@@ -163,7 +168,7 @@ class Screen:
     def _put(self, char: str) -> None:
         width = 2 if unicodedata.east_asian_width(char) in "WF" else 1
         if self.modes.get("?1049") and self._row < self.lines:
-            assert self._column + width <= self.columns, f"beyond the right edge: {self._cells[self._row]}"
+            assert self._column + width <= self._widest, f"beyond the right edge: {self._cells[self._row]}"
         if self._row < self.lines and self._column < self.columns:
             self._cells[self._row][self._column] = char
             if width == 2 and self._column + 1 < self.columns:

@@ -15,9 +15,15 @@ def test_a_life_as_the_doctor_sees_it(forest: Forest) -> None:
     master = forest.start()
     wait_for(lambda: "this host leads" in master.log())
     cli = Command(forest.directory, PGWORKERS_DSN=forest.dsn, ZOO_QUEUES="default:2", **FAST)
-    rows: list[dict[str, Any]] = cli("doctor", "-o", "json").json()
-    assert [row for row in rows if row["level"] in ("warn", "fail")] == []
-    healthy = {row["check"]: row["what"] for row in rows}
+
+    def well() -> dict[str, str] | None:
+        """What it says if it has nothing to complain of: on a busy machine it may find the database slow, for a moment."""
+        rows: list[dict[str, Any]] = cli("doctor", "-o", "json", code=None).json()
+        bad = [row for row in rows if row["level"] in ("warn", "fail")]
+        print(bad)
+        return None if bad else {row["check"]: row["what"] for row in rows}
+
+    healthy = wait_for(well, what="a host of which the doctor has nothing to say")
     assert f"the master (pid {master.pid})" in healthy["limits"]
     assert healthy["hosts"] == "1 running"
 

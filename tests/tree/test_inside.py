@@ -61,14 +61,16 @@ def test_a_job_that_does_not_run_has_no_stack(forest: Forest) -> None:
 
 def test_a_suspended_job_stands_still_and_its_deadline_waits(forest: Forest) -> None:
     master = forest.start(queues="default:1")
-    job = running(forest, "gate", timeout="6 seconds")
+    job = running(forest, "gate", timeout="9 seconds")
     pid = read(forest.ledger)[0].pid
     done = pgworkers(forest, "jobs", "suspend", str(job))
     assert done.returncode == 0, done.stderr
-    assert state_of(pid) == psutil.STATUS_STOPPED
+    wait_for(
+        lambda: state_of(pid) == psutil.STATUS_STOPPED, what="the signal takes effect when it is scheduled"
+    )
     wait_for(lambda: master.titles("1 suspended"))
     began = forest.db.execute("SELECT now()").fetchone()
-    wait_for(lambda: forest.db.execute("SELECT now() - %s > '7 seconds'", began).fetchone() == (True,))
+    wait_for(lambda: forest.db.execute("SELECT now() - %s > '10 seconds'", began).fetchone() == (True,))
     assert forest.state(job) == "running", "its deadline did not wait"
     forest.open_gate()
     assert pgworkers(forest, "jobs", "resume", str(job)).returncode == 0
@@ -98,6 +100,7 @@ def test_kill_hands_the_job_back_and_it_runs_again(forest: Forest) -> None:
     job = running(forest, "gate")
     done = pgworkers(forest, "jobs", "kill", str(job))
     assert done.returncode == 0, done.stderr
+    wait_for(lambda: forest.row(job)["lease"] == 2, what="killed and claimed again: told is not yet done")
     forest.open_gate()
     row = forest.until(job, "succeeded")
     assert (row["attempt"], row["crashes"], row["lease"]) == (1, 0, 2)
@@ -115,11 +118,11 @@ def test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers(forest: Fores
     job = running(forest, "work", seconds=30)
     wait_for(lambda: first.titles(f"#{job}"))
     first.signal(signal.SIGSTOP)
-    wait_for(lambda: not first.titles(f"#{job}"), timeout=20, what="the supervisor fenced it")
+    wait_for(lambda: not first.titles(f"#{job}"), timeout=25, what="the supervisor fenced it")
     row = forest.row(job)
     assert (row["state"], row["lease"]) == ("running", 1), "it outlived its lease"
     second = forest.start(queues="default:1")
-    wait_for(lambda: forest.row(job)["lease"] == 2, timeout=30)
+    wait_for(lambda: forest.row(job)["lease"] == 2)
     first.signal(signal.SIGCONT)
     os.kill(second.pid, 0)
 

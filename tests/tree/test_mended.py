@@ -42,7 +42,7 @@ def test_what_a_failed_handler_held_is_given_back(forest: Forest) -> None:
     [job] = forest.enqueue("leaks", max_attempts=1)
     forest.until(job, "dead")
     [pid] = master.worker_pids()
-    assert psutil.Process(pid).memory_info().rss < 150_000_000
+    wait_for(lambda: psutil.Process(pid).memory_info().rss < 150_000_000, what="given back after the report")
 
 
 def test_a_job_that_cannot_be_read_is_dead_and_the_queue_goes_on(forest: Forest) -> None:
@@ -88,7 +88,7 @@ def test_a_burst_takes_what_is_due_and_leaves_what_it_does_not_know(forest: Fore
     [due] = forest.enqueue("work", delay="0.01 seconds")
     [unknown] = forest.enqueue("of_another_app")
     master = forest.start("--burst", wait=False, queues="default:1")
-    assert master.wait(30) == 0, master.log()
+    assert master.wait() == 0, master.log()
     assert (forest.state(due), forest.state(unknown)) == ("succeeded", "ready")
 
 
@@ -98,7 +98,7 @@ def test_an_app_that_starts_threads_is_refused_at_the_start(forest: Forest) -> N
     )
     forest.app.write_text(forest.app.read_text() + threads)
     master = forest.start(wait=False)
-    assert master.wait(30) == 6, master.log()
+    assert master.wait() == 6, master.log()
     assert "mine" in master.log()
     assert "on_worker_start" in master.log()
 
@@ -106,31 +106,38 @@ def test_an_app_that_starts_threads_is_refused_at_the_start(forest: Forest) -> N
 def test_check_changes_nothing(forest: Forest) -> None:
     forest.db.execute("DROP SCHEMA pgworkers CASCADE")
     master = forest.start("--check", wait=False)
-    assert master.wait(30) == 0, master.log()
+    assert master.wait() == 0, master.log()
     assert "would migrate" in master.log()
     assert forest.db.execute("SELECT to_regnamespace('pgworkers')").fetchone() == (None,)
 
 
 def test_health_and_metrics_answer_and_say_why_not(forest: Forest) -> None:
-    master = forest.start(queues="default:1", PGWORKERS_METRICS="127.0.0.1:0")
+    master = forest.start(queues="default:1", PGWORKERS_METRICS="127.0.0.1:0", PGWORKERS_DRAIN="60s")
     address = wait_for(
         lambda: [line.split()[1] for line in master.log().splitlines() if line.startswith("metrics")]
     )[0]
     base = address.removesuffix("/metrics")
     [job] = forest.enqueue("work", meta=Jsonb({}))
     forest.until(job, "succeeded")
-    text = urllib.request.urlopen(address, timeout=5).read().decode()
-    assert 'pgworkers_jobs_finished_total{queue="default",task="work",verdict="succeeded"} 1.0' in text
+
+    def scraped() -> str:
+        text: str = urllib.request.urlopen(address, timeout=60).read().decode()
+        return text
+
+    # the row is there before the master has heard that it is
+    one = 'pgworkers_jobs_finished_total{queue="default",task="work",verdict="succeeded"} 1.0'
+    wait_for(lambda: one in scraped())
+    text = scraped()
     assert 'pgworkers_jobs_finished_total{queue="default",task="fail",verdict="error"} 0.0' in text
-    duty = b'pgworkers_duty_seconds_count{duty="look"}'
-    wait_for(lambda: duty in urllib.request.urlopen(address, timeout=5).read())
-    assert urllib.request.urlopen(f"{base}/livez", timeout=5).status == 200
-    assert urllib.request.urlopen(f"{base}/readyz?verbose", timeout=5).read().startswith(b"ok")
+    duty = 'pgworkers_duty_seconds_count{duty="look"}'
+    wait_for(lambda: duty in scraped())
+    assert urllib.request.urlopen(f"{base}/livez", timeout=60).status == 200
+    assert urllib.request.urlopen(f"{base}/readyz?verbose", timeout=60).read().startswith(b"ok")
     [slow] = forest.enqueue("gate")
     wait_for(lambda: any(e.job == slow for e in read(forest.ledger)))
     master.signal(signal.SIGTERM)
     wait_for(lambda: "draining" in master.log())
     with pytest.raises(HTTPError) as refused:
-        urllib.request.urlopen(f"{base}/readyz?verbose", timeout=5)
+        urllib.request.urlopen(f"{base}/readyz?verbose", timeout=60)
     assert refused.value.code == 503
     assert b"draining" in refused.value.read()

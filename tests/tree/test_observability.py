@@ -17,7 +17,7 @@ from support import prometheus, tallies
 from support.tree import Forest, Master, wait_for
 
 pytestmark = pytest.mark.timeout(
-    300
+    600
 )  # a browser's worth of types, a Prometheus, dozens of kills: on a busy machine
 GRAFANA = Path(__file__).parents[2] / "grafana"
 WATCHED = Path(__file__).parents[1] / "support" / "watched.py"
@@ -53,7 +53,7 @@ def scrape(address: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
     request = urllib.request.Request(
         address, headers={"Accept": "application/openmetrics-text; version=1.0.0"}
     )
-    text = urllib.request.urlopen(request, timeout=10).read().decode()
+    text = urllib.request.urlopen(request, timeout=60).read().decode()
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in openmetrics.text_string_to_metric_families(text)
@@ -67,7 +67,7 @@ def test_rules_and_metrics_satisfy_promtool(forest: Forest) -> None:
     _, address = watched(forest)
     forest.enqueue("work", 3)
     forest.until_all_ended()
-    said = prometheus.promtool("check", "metrics", text=urllib.request.urlopen(address, timeout=10).read())
+    said = prometheus.promtool("check", "metrics", text=urllib.request.urlopen(address, timeout=60).read())
     assert said.strip() == ""
 
 
@@ -92,7 +92,7 @@ def test_a_real_prometheus_answers_every_expression(forest: Forest, tmp_path: Pa
             return not empty
 
         try:
-            wait_for(answered, timeout=60, what="an answer to every expression")
+            wait_for(answered, timeout=200, what="an answer to every expression")
         except AssertionError:
             pytest.fail("no answer:\n" + "\n".join(empty))
         durations = {"query": "pgworkers_job_duration_seconds_bucket", "start": "0", "end": "9e9"}
@@ -107,7 +107,8 @@ def test_a_real_prometheus_answers_every_expression(forest: Forest, tmp_path: Pa
 
 
 def test_only_the_leader_counts_queues(forest: Forest) -> None:
-    _, first = watched(forest)
+    master, first = watched(forest)
+    wait_for(lambda: "this host leads" in master.log(), what="the first one leads")
     _, second = watched(forest, "default:2")  # the one worker of mail is on the first
     queues = ("pgworkers_queue_jobs", (("queue", "default"), ("state", "ready")))
     leader = ("pgworkers_leader", ())

@@ -91,13 +91,14 @@ def test_i23_the_canary_is_nowhere(forest: Forest, tmp_path: Path, where: str) -
     )
     jobs = {name: forest.enqueue(name)[0] for name in ("look", "fail", "wrong", "crash")}
     forest.until_all_ended()
+    wait_for(master.worker_pids, what="the successor of the one that crashed")
     result = forest.row(jobs["look"])["result"]
     assert result["connected"] == 1, "handlers can still connect"
     assert forest.state(result["enqueued"]) == "succeeded", "and enqueue"
     log = master.log()
     address = re.search(r"http://[\d.:]+", log)
     assert address is not None
-    page = urllib.request.urlopen(f"{address[0]}/metrics", timeout=10).read().decode()
+    page = urllib.request.urlopen(f"{address[0]}/metrics", timeout=60).read().decode()
     shown = (
         cli(*words, "jobs", "show", str(jobs["fail"])).out
         + cli(*words, "jobs", "show", str(jobs["look"])).out

@@ -24,7 +24,7 @@ def pooled(dsn: str, tmp_path: Path) -> Iterator[str]:
 
 def test_a_master_behind_a_pooler_is_refused_and_told_what_to_do(forest: Forest, pooled: str) -> None:
     master = forest.start(wait=False, dsn=pooled)
-    assert master.wait(30) == 2, master.log()
+    assert master.wait() == 2, master.log()
     assert "PGWORKERS_DIRECT_DSN" in master.log()
 
 
@@ -41,7 +41,7 @@ def test_with_a_direct_address_the_master_works_and_enqueuers_use_the_pooler(
 
     try:
         jobs = [breathe.enqueue() for _ in range(20)]
-        assert {job.result(timeout=30) for job in jobs} == {"breathed"}
+        assert {job.result(timeout=60) for job in jobs} == {"breathed"}
         assert app.enqueue_many(breathe.prepare() for _ in range(200)) == 200
         forest.until_all_ended()
     finally:

@@ -101,7 +101,7 @@ def test_a_supervisor_that_dies_while_it_is_being_replaced_is_gone_for_good(fore
     [job] = forest.enqueue("work")
     forest.until(job, "succeeded")
     master.signal(signal.SIGTERM)
-    assert master.wait(30) == 0
+    assert master.wait() == 0
 
 
 def test_run_reload_watches_the_files(forest: Forest) -> None:

@@ -76,17 +76,21 @@ def test_a_row_that_vanishes_changes_nothing_and_the_cap_holds(forest: Forest) -
 
 
 def test_a_throttled_queue_cools_down_as_a_whole_and_goes_on(forest: Forest) -> None:
-    forest.start(queues="default:2", PGWORKERS_THROTTLE="1s", PGWORKERS_THROTTLE_GRACE="0.5s")
+    forest.start(queues="default:2", PGWORKERS_THROTTLE="1s", PGWORKERS_THROTTLE_GRACE="60s")
     [job] = forest.enqueue("steer", args={"how": "throttle"})
-    wait_for(
-        lambda: forest.db.execute("SELECT throttled_until > now() FROM pgworkers.queue").fetchone() == (True,)
-    )
+    wait_for(lambda: forest.db.execute("SELECT throttles FROM pgworkers.queue").fetchone() == (1,))
+    cooled = "SELECT throttled_until - updated_at >= interval '1 s' FROM pgworkers.queue"
+    assert forest.db.execute(cooled).fetchone() == (True,)
+    # for as long as we look at it, however slow we are
+    forest.db.execute("UPDATE pgworkers.queue SET throttled_until = now() + interval '1 h'")
     [other] = forest.enqueue("work")
     assert forest.state(other) == "ready"
+    forest.db.execute("UPDATE pgworkers.queue SET throttled_until = now()")
     row = forest.until(job, "succeeded")
     assert row["attempt"] == 1, "a throttle costs no attempt"
     forest.until(other, "succeeded")
     assert forest.db.execute("SELECT throttles FROM pgworkers.queue").fetchone() == (1,)
+    forest.db.execute("UPDATE pgworkers.queue SET throttled_until = now() - interval '61 s'")
 
     def forgiven() -> bool:
         forest.enqueue("work")
@@ -227,8 +231,9 @@ def test_the_slots_of_a_killed_host_come_back(forest: Forest) -> None:
 
 def test_low_priority_is_not_starved_by_a_stream_of_higher(forest: Forest) -> None:
     [low] = forest.enqueue("work", priority=-10)
-    forest.start(queues="default:1", PGWORKERS_AGEING="0.5s")
     forest.db.execute("UPDATE pgworkers.job SET run_at = now() - interval '1 minute' WHERE id = %s", [low])
+    forest.enqueue("work", 1000, priority=5, args={"seconds": 0.005})
+    forest.start(queues="default:1", PGWORKERS_AGEING="0.5s")
 
     def done() -> bool:
         backlog = forest.db.execute("SELECT count(*) FROM pgworkers.job").fetchone()[0]
@@ -237,5 +242,10 @@ def test_low_priority_is_not_starved_by_a_stream_of_higher(forest: Forest) -> No
         return forest.state(low) == "succeeded"
 
     wait_for(done)
-    assert forest.db.execute("SELECT count(*) FROM pgworkers.job").fetchone()[0] > 0
+    passed = """
+        SELECT count(*) FROM pgworkers.jobs high, pgworkers.jobs low
+         WHERE low.id = %s AND high.priority = 5 AND high.run_at < low.started_at
+           AND (high.started_at IS NULL OR high.started_at > low.started_at)
+    """
+    assert forest.db.execute(passed, [low]).fetchone()[0] > 0, "it ran when there was nothing else to do"
     forest.db.execute("DELETE FROM pgworkers.job WHERE state = 'ready'")
