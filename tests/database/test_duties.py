@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from support.leader import PATIENT
 
 from pgworkers.events import DutyDone, DutyFailed, Fact
 from pgworkers.facts import Facts
@@ -25,9 +26,9 @@ Db = psycopg.Connection[Any]
 
 def perform(dsn: str, duty: str, *, may_rescue: bool) -> int:
     async def once() -> int:
-        line = Line("duty", dsn, Settings(), Facts())
+        line = Line("duty", dsn, PATIENT, Facts())
         try:
-            return await Duties(str(uuid4()), line, Facts(), Settings(), lambda: may_rescue).perform(duty)
+            return await Duties(str(uuid4()), line, Facts(), PATIENT, lambda: may_rescue).perform(duty)
         finally:
             await line.close()
 
@@ -106,7 +107,7 @@ def test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again(
     told: list[Fact] = []
 
     async def story() -> tuple[int, int]:
-        settings, facts = Settings(), Facts()
+        settings, facts = PATIENT, Facts()
         facts.listen(told.append)
         line = Line("leadership", dsn, settings, facts)
         leadership = Leadership(str(uuid4()), line, facts, settings, lambda _: True)

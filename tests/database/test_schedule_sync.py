@@ -142,7 +142,7 @@ def test_the_schema_may_have_another_name(server: Any, dsn: str) -> None:
 
     with psycopg.connect(dsn, autocommit=True) as conn:
         migrate.up(conn, "Other Jobs")
-        leader = Leader(dsn, Settings(schema="Other Jobs"))
+        leader = Leader(dsn, Settings(schema="Other Jobs", statement_timeout=60.0))
         try:
             leader.sync(ScheduleSpec("m", "t", cron="* * * * *"))
             conn.execute("UPDATE \"Other Jobs\".schedule SET considered_at = now() - interval '5 minutes'")

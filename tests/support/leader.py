@@ -13,6 +13,9 @@ from pgworkers.master.line import Line
 from pgworkers.settings import Settings
 from pgworkers.specs import ScheduleSpec
 
+#: What is slow because the machine is busy is not lost.
+PATIENT = Settings(statement_timeout=60.0)
+
 
 class Leader:
     """One line and what it told."""
@@ -23,7 +26,7 @@ class Leader:
         facts.listen(self.told.append)
         self._facts = facts
         self._runner = asyncio.Runner()
-        self.line = Line("duty", dsn, settings or Settings(), facts)
+        self.line = Line("duty", dsn, settings or PATIENT, facts)
 
     def sync(self, *specs: ScheduleSpec) -> list[str]:
         return self._runner.run(ticks.sync(self.line, specs))

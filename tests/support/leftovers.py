@@ -70,16 +70,34 @@ def make(directory: str | None) -> tuple[Path, int]:
 
 
 def sweep(directory: Path) -> None:
-    """Remove what runs that were killed left in a directory of temporary things: their server and their files."""
+    """Remove what runs that were killed left in a directory of temporary things: server, poolers and files."""
     for root in directory.glob("pgw-*"):
         try:
             with (root / "run.lock").open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 for home in root.rglob("users.lock"):
                     EmbeddedServer(home.parent).stop(force=True)
+                end(_poolers(root))
                 shutil.rmtree(root)
         except (OSError, DatabaseUnreachable):
             continue  # it is alive, just being made, or somebody else's
+
+
+def _poolers(root: Path) -> list[int]:
+    """Every PgBouncer whose configuration lies below `root`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+        except OSError:
+            continue  # it ended meanwhile
+        if (
+            words
+            and words[0].endswith(b"pgbouncer")
+            and any(w.startswith(b"%b/" % os.fsencode(root)) for w in words)
+        ):
+            found.append(int(entry.name))
+    return found
 
 
 def _readable(path: Path) -> bool:
