@@ -38,6 +38,7 @@ NOT_POOLED = {
     "test_an_idle_connection_that_broke_is_replaced_without_a_word",
     "test_an_enqueue_that_is_cut_is_unknown_and_not_sent_again",
     "test_a_look_that_is_cut_is_repeated_once",
+    "test_an_exception_thrown_through_a_statement_gives_up_the_connection",
     "test_a_discard_that_waited_for_a_finish_answers_what_became_of_the_job",
     "test_two_operators_at_once_bring_a_job_back_once",
     "test_a_finish_that_committed_first_wins",

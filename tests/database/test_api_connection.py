@@ -125,18 +125,21 @@ class Blocked:
         self.holder = psycopg.connect(dsn)
         self.holder.execute("LOCK TABLE pgworkers.job IN ACCESS EXCLUSIVE MODE")
 
-    def cut(self) -> None:
+    def hangs(self) -> set[int]:
+        """Wait until a statement of the client hangs; the backends."""
         waiting = (
             "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' "
             "AND application_name = 'pgworkers client'"
         )
         wait_for(lambda: self.db.execute(waiting).fetchall())
-        pids = {pid for (pid,) in self.db.execute(waiting).fetchall()}
+        return {pid for (pid,) in self.db.execute(waiting).fetchall()}
+
+    def cut(self) -> None:
+        pids = self.hangs()
         for pid in pids:
             self.db.execute("SELECT pg_terminate_backend(%s)", [pid])
-        wait_for(
-            lambda: not pids & set(clients(self.db))
-        )  # the client hears of it before the backend is gone
+        # The client hears of it before the backend is gone.
+        wait_for(lambda: not pids & set(clients(self.db)))
 
     def release(self) -> None:
         if not self.holder.closed:
@@ -212,8 +215,10 @@ def test_an_exception_thrown_through_a_statement_gives_up_the_connection(app: Ap
         await task(app).aenqueue(0)
         blocked = Blocked(db, dsn)
         try:
+            sending = asyncio.ensure_future(task(app).aenqueue(1))
+            await asyncio.to_thread(blocked.hangs)  # a cancel that comes before its statement cancels nothing
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(task(app).aenqueue(1), 0.2)
+                await asyncio.wait_for(sending, 0.01)
         finally:
             blocked.release()
         await task(app).aenqueue(2)
