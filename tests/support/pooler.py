@@ -54,7 +54,12 @@ class Pooler:
     def stop(self, number: int = signal.SIGINT) -> None:
         if self._process is not None:
             self._process.send_signal(number)
-            self._process.wait(10)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:  # politely asked, it waits for clients that may never go
+                self._process.kill()
+                self._process.wait(10)
+                raise
 
     def command(self, words: LiteralString) -> None:
         """On the console of the pooler."""
