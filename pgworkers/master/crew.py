@@ -10,6 +10,7 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable
+from math import inf
 
 from pgworkers.clock import monotonic
 from pgworkers.master.held import Held
@@ -48,6 +49,7 @@ class Worker:
         self.settling = False  # its last end must be written before it begins anything
         self.retiring = False  # its supervisor was replaced: it leaves after its job
         self.since = monotonic()  # of the present state, or of the present job
+        self.ends_at = inf  # the present job, if it is foreseen
         self.jobs = 0
         self._sock: socket.socket | None = channel[0]
         _, self._reads, self._writes = channel

@@ -10,18 +10,20 @@ from math import inf
 from pgworkers.clock import monotonic
 from pgworkers.master.crew import Worker
 from pgworkers.master.held import Held
+from pgworkers.master.pace import AHEAD
 from pgworkers.specs import QueueSpec
 
 #: A buffered job that no worker took for this long goes back to the other hosts.
 PATIENCE = 0.05
-#: How much work, in seconds per worker, may wait in the buffer of a queue with short jobs.
-AHEAD = 0.02
 #: So many full claims at most, however short the jobs are.
 CLAIMS = 2
 
 
 def ahead(workers: int, typical: float | None, cap: int) -> int:
-    """How many jobs to claim beyond the idle workers: none until the queue's jobs are known to be short."""
+    """How many jobs to claim beyond the idle workers: none until the queue's jobs are known to be short.
+
+    Up to AHEAD seconds of work per worker wait in the buffer.
+    """
     if typical is None or typical > AHEAD:
         return 0
     return min(cap, int(workers * AHEAD / max(typical, 1e-5)))
@@ -80,11 +82,19 @@ class QueueDesk:
             len(self.workers) if self.spec.max_jobs == 1 else len(self.idle) + self.occupied, self.cap
         )
         stock = ahead(alive, self.typical, CLAIMS * batch) if alive and self.trusted() else 0
+        stock = stock or self._soon_idle()
         waiting = len(self.buffer) + self.running - self.occupied
         missing = idle + stock - waiting
         if missing <= 0 or (waiting >= idle and 2 * missing < stock):
             return 0
         return min(missing, batch)
+
+    def _soon_idle(self) -> int:
+        """How many workers will have ended their job, as far as it is foreseen, when a claim has come back."""
+        if self.typical is None or self.typical <= AHEAD or not self.looks_ahead():
+            return 0
+        now = monotonic()
+        return sum(0 <= w.ends_at - now <= AHEAD for w in self.busy() if not w.retiring)
 
     def trusted(self) -> bool:
         """Is what the cluster left to this host still its own?"""

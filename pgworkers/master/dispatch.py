@@ -53,10 +53,9 @@ class Dispatch(Handing):
         want_claim: Callable[[], None],
         stop: Callable[[Worker, Held, str], None],
     ) -> None:
-        super().__init__(facts, queues, ends)
+        super().__init__(facts, queues, ends, want_claim)
         self.tasks = tasks
         self._batch = settings.claim_batch
-        self._want_claim = want_claim
         self._stop = stop
 
     # -- what the claimer asks and brings ----------------------------------------------------------------------

@@ -10,17 +10,18 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import inf
 
 from pgworkers.clock import monotonic
 from pgworkers.events import JobStarted
 from pgworkers.facts import Facts
 from pgworkers.master import orders, verdict
 from pgworkers.master.crew import Worker
-from pgworkers.master.desk import AHEAD, PATIENCE, QueueDesk
+from pgworkers.master.desk import PATIENCE, QueueDesk
 from pgworkers.master.ends import Ends
 from pgworkers.master.held import Held
 from pgworkers.master.lookout import GRACE, Seen, Step, due
-from pgworkers.master.pace import Pace, fits, room
+from pgworkers.master.pace import AHEAD, Pace, fits, room
 from pgworkers.specs import QueueSpec
 from pgworkers.worker.messages import Report
 
@@ -29,7 +30,9 @@ LOOK_EVERY = 0.005
 
 
 class Handing:
-    def __init__(self, facts: Facts, queues: Mapping[str, QueueSpec], ends: Ends) -> None:
+    def __init__(
+        self, facts: Facts, queues: Mapping[str, QueueSpec], ends: Ends, want_claim: Callable[[], None]
+    ) -> None:
         self.desks = {name: QueueDesk(spec) for name, spec in queues.items()}
         self.held: dict[int, Held] = {}  # every job of this host that has no end yet
         self.claiming = True
@@ -38,6 +41,7 @@ class Handing:
         self._pace = Pace()
         self._facts = facts
         self._ends = ends
+        self._want_claim = want_claim
 
     def all_workers(self) -> list[Worker]:
         return [w for desk in self.desks.values() for w in desk.workers]
@@ -97,7 +101,15 @@ class Handing:
         if was_free:
             desk.occupied += 1
             worker.state = "busy"
+            self._foresee(worker)
         self._look_soon()
+
+    def _foresee(self, worker: Worker) -> None:
+        """The next job is claimed just before the end of this one, if that can be foreseen."""
+        expected = self._pace.foreseen(worker.orders[0].claimed.task) if len(worker.orders) == 1 else None
+        worker.ends_at = inf if expected is None else worker.since + expected
+        if expected is not None:
+            asyncio.get_running_loop().call_later(expected - AHEAD, self._want_claim)
 
     # -- taking back -------------------------------------------------------------------------------------------------
 

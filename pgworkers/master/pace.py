@@ -4,6 +4,9 @@ A worker that has just ended a job should find the next order waiting: asking th
 job itself. But whoever waits in front of one worker cannot be begun by another, so only a few milliseconds of work do,
 and only of tasks that are known to be short. An estimate rises faster than it falls: too little ahead costs
 microseconds, too much costs a job its place.
+
+Of longer jobs nothing waits in front of a worker, but where they are regular their end is foreseen, and the next one is
+claimed just before it: a claim takes milliseconds, in which the worker would have nothing to do.
 """
 
 from __future__ import annotations
@@ -18,21 +21,35 @@ LOOK = 0.005
 DEEPEST = tickets.MOST - 16
 #: No job takes less, however little its handler does.
 LEAST = 2e-5
+#: How long before its end the next job is claimed. A task whose estimates are wrong by more than half of it is not foreseen.
+AHEAD = 0.02
+#: The end of longer ones is not worth foreseeing: what a claim takes is nothing to them.
+LONGEST = 10.0
 
 
 class Pace:
     def __init__(self) -> None:
         self._typical: dict[str, float] = {}
+        self._wrong: dict[str, float] = {}  # by how much the estimate of longer jobs was, lately
 
     def of(self, task: str) -> float:
         """Seconds that a job of this task should take; inf: not known."""
         return self._typical.get(task, inf)
+
+    def foreseen(self, task: str) -> float | None:
+        """Seconds that a job of this task will take, when they are many enough to count and it has kept to them."""
+        expected = self._typical.get(task, 0.0)
+        known = AHEAD < expected <= LONGEST and self._wrong.get(task, inf) <= AHEAD / 2
+        return expected if known else None
 
     def learn(self, task: str, duration: float) -> None:
         before = self._typical.get(task)
         if before is None:
             self._typical[task] = max(LEAST, duration)
         else:
+            if before > AHEAD:
+                wrong = abs(duration - before)
+                self._wrong[task] = wrong + 0.7 * (self._wrong.get(task, wrong) - wrong)
             weight = 0.5 if duration > before else 0.1
             self._typical[task] = max(LEAST, before + weight * (duration - before))
 

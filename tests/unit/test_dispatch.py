@@ -9,12 +9,15 @@ from collections.abc import Callable
 
 import pytest
 
+from pgworkers.clock import monotonic
 from pgworkers.facts import Facts
 from pgworkers.job.claim import Claimed
+from pgworkers.master import desk
 from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.ends import Ends
 from pgworkers.master.line import Line
+from pgworkers.master.pace import AHEAD
 from pgworkers.process import frames, tickets
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec, TaskSpec
@@ -24,7 +27,7 @@ from pgworkers.worker.messages import Kind
 class Stage:
     """A dispatch with one worker of the queue "default", whose side we play."""
 
-    def __init__(self) -> None:
+    def __init__(self, want_claim: Callable[[], None] = lambda: None) -> None:
         settings, facts = Settings(), Facts()
         self.ends = Ends("host", Line("finish", "", settings, facts), facts, 100)
         self.dispatch = Dispatch(
@@ -33,7 +36,7 @@ class Stage:
             {"work": TaskSpec("work", "default")},
             {"default": QueueSpec("default")},
             self.ends,
-            lambda: None,
+            want_claim,
             lambda worker, held, reason: None,
         )
         self.desk = self.dispatch.desks["default"]
@@ -149,3 +152,53 @@ def test_a_lease_that_is_given_again_to_this_host_is_not_begun_twice() -> None:
         assert stage.released() == [], "it is held: giving it back would take it from the one who runs it"
 
     play(scene)
+
+
+def test_the_next_job_is_claimed_just_before_the_end_of_a_regular_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(desk, "monotonic", lambda: 100.0)
+
+    def scene(stage: Stage) -> None:
+        for _ in range(5):
+            stage.dispatch._pace.learn("work", 0.3)
+            stage.desk.learn(0.3)
+        stage.claims(1)
+        assert stage.worker.ends_at == pytest.approx(stage.worker.since + 0.3)
+        for ends_at, wanted in (
+            (100.1, 0),
+            (100.0 + AHEAD * 0.9, 1),
+            (99.9, 0),
+        ):  # long yet; soon; late: who knows when
+            stage.worker.ends_at = ends_at
+            assert stage.desk.wanted(100) == wanted
+        stage.worker.ends_at = 100.001
+        stage.claims(2)
+        assert [held.claimed.id for held in stage.desk.buffer] == [2], (
+            "it does not wait in front of the worker"
+        )
+        assert stage.desk.wanted(100) == 0, "one is enough"
+        stage.desk.buffer.clear()
+        stage.worker.retiring = True
+        assert stage.desk.wanted(100) == 0, "who leaves needs no next one"
+
+    play(scene)
+
+
+def test_the_claimer_is_woken_for_a_foreseen_end() -> None:
+    woken: list[float] = []
+
+    async def run() -> None:
+        stage = Stage(lambda: woken.append(monotonic()))
+        try:
+            for _ in range(5):
+                stage.dispatch._pace.learn("work", 0.1)
+            stage.claims(1)
+            woken.clear()
+            while not woken:
+                await asyncio.sleep(0.001)
+            assert woken[0] - stage.worker.since >= 0.1 - AHEAD
+        finally:
+            stage.close()
+
+    asyncio.run(run())

@@ -9,6 +9,7 @@ from pgworkers.errors import UsageError
 from pgworkers.facts import Facts
 from pgworkers.master.desk import ahead
 from pgworkers.master.http import bind
+from pgworkers.master.pace import Pace
 from pgworkers.master.renewal import Unbroken
 
 
@@ -18,6 +19,21 @@ def test_nothing_is_claimed_ahead_until_the_jobs_are_known_to_be_short() -> None
     assert ahead(4, 0.02, 100) == 4
     assert ahead(4, 0.0001, 100) == 100
     assert ahead(2, 0.0, 100) == 100
+
+
+def test_the_end_of_regular_jobs_is_foreseen() -> None:
+    pace = Pace()
+    assert pace.foreseen("work") is None, "nothing is known of it"
+    pace.learn("work", 0.1)
+    assert pace.foreseen("work") is None, "one is no rule"
+    pace.learn("work", 0.102)
+    assert pace.foreseen("work") == pytest.approx(0.101)
+    pace.learn("work", 0.4)
+    assert pace.foreseen("work") is None, "it does not keep to it"
+    for seconds in (0.01, 60.0):
+        for _ in range(3):
+            pace.learn(str(seconds), seconds)
+        assert pace.foreseen(str(seconds)) is None, "too short or too long to be worth it"
 
 
 class TestUnbroken:
