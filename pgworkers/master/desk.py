@@ -15,6 +15,8 @@ from pgworkers.specs import QueueSpec
 
 #: A buffered job that no worker took for this long goes back to the other hosts.
 PATIENCE = 0.05
+#: A claim of so many is not much cheaper, by the job, than one of many more.
+LARGE = 100
 #: So many full claims at most, however short the jobs are.
 CLAIMS = 2
 
@@ -27,6 +29,11 @@ def ahead(workers: int, typical: float | None, cap: int) -> int:
     if typical is None or typical > AHEAD:
         return 0
     return min(cap, int(workers * AHEAD / max(typical, 1e-5)))
+
+
+def worth_a_claim(stock: int) -> int:
+    """How many must be missing of a stock: half of a small one, less of a large one, for a large claim takes long."""
+    return min((stock + 1) // 2, max(stock // 4, LARGE))
 
 
 class QueueDesk:
@@ -74,7 +81,8 @@ class QueueDesk:
     def wanted(self, batch: int) -> int:
         """How many jobs to claim now, at most `batch`.
 
-        Nothing while more than half of what it may have in stock is left: few large claims are cheaper than many small ones.
+        Nothing while most of what it may have in stock is left: few large claims are cheaper than many small ones. But the
+        stock must last until the claim has come back.
         """
         idle = self.may_begin()
         # Where each job has a fresh process, most of the time one is being forked: it counts, too.
@@ -85,7 +93,7 @@ class QueueDesk:
         stock = stock or self._soon_idle()
         waiting = len(self.buffer) + self.running - self.occupied
         missing = idle + stock - waiting
-        if missing <= 0 or (waiting >= idle and 2 * missing < stock):
+        if missing <= 0 or (waiting >= idle and missing < worth_a_claim(stock)):
             return 0
         return min(missing, batch)
 

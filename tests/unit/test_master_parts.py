@@ -7,7 +7,7 @@ import pytest
 from pgworkers import events
 from pgworkers.errors import UsageError
 from pgworkers.facts import Facts
-from pgworkers.master.desk import ahead
+from pgworkers.master.desk import ahead, worth_a_claim
 from pgworkers.master.http import bind
 from pgworkers.master.pace import Pace
 from pgworkers.master.renewal import Unbroken
@@ -19,6 +19,10 @@ def test_nothing_is_claimed_ahead_until_the_jobs_are_known_to_be_short() -> None
     assert ahead(4, 0.02, 100) == 4
     assert ahead(4, 0.0001, 100) == 100
     assert ahead(2, 0.0, 100) == 100
+
+
+def test_a_claim_is_made_while_the_stock_lasts_until_its_answer() -> None:
+    assert [worth_a_claim(stock) for stock in (0, 1, 3, 4, 150, 300, 1000)] == [0, 1, 2, 2, 75, 100, 250]
 
 
 def test_the_end_of_regular_jobs_is_foreseen() -> None:
