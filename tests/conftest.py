@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,10 @@ import psycopg
 import pytest
 from support import leftovers
 from support.server import OwnServer, Server, migrated, run_server
+
+# A shell gives those it starts in the background no Ctrl-C, and they hand that on: tests that send one would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WATCHED = {"process", "tree", "fault"}  # the directories whose tests start processes
 #: Through a pooler these cannot be judged, each by what it looks at and not by what we do: they wait until a session of a
