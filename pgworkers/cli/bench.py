@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -67,28 +67,19 @@ def bench(ctx: click.Context, *, jobs: int, workers: int, tries: int) -> None:
       pgworkers bench --jobs 2000 -o json     a quick look, for a script
     """
     invocation = said(ctx)
-    with _stoppable() as go_on, place.database(invocation, create=True, check=False) as db:
+    with _stoppable(), place.database(invocation, create=True, check=False) as db:
         from pgworkers.cli.measuring import site
 
         output.note(
             invocation, f"measuring {_named(db)} in a schema of its own, about a minute; Ctrl-C ends it"
         )
         with site(db.conn, db.dsn, db.settings) as found:
-            figures = _measure(invocation, found, jobs, workers, tries, go_on)
+            figures = _measure(invocation, found, jobs, workers, tries)
     output.rows(invocation, figures, _COLUMNS, empty="", key="value")
 
 
-def _measure(
-    said: Invocation, site: Site, jobs: int, workers: int, tries: int, go_on: Callable[[], None]
-) -> list[Figure]:
+def _measure(said: Invocation, site: Site, jobs: int, workers: int, tries: int) -> list[Figure]:
     from pgworkers.cli import measuring
-
-    def stepping(done: Callable[[int], None]) -> Callable[[int], None]:
-        def step(count: int) -> None:
-            go_on()
-            done(count)
-
-        return step
 
     figures = _spread("round trip", measuring.round_trips(site, tries), "SELECT 1")
     figures += _spread("notify", measuring.notifications(site, tries), "from NOTIFY to the listener")
@@ -96,19 +87,19 @@ def _measure(
     with measuring.bound(site) as app:
         before = measuring.wal(site)
         with counted(said, "enqueue, one by one", ones) as done:
-            rate = measuring.singles(app, ones, stepping(done))
+            rate = measuring.singles(app, ones, done)
         figures.append(Figure("enqueue single", round(rate), "1/s", "one commit each"))
         output.note(said, f"enqueue {jobs:,} in bulk")
         rate = measuring.bulk(app, jobs)
         figures.append(Figure("enqueue bulk", round(rate), "1/s", f"{jobs:,} by COPY"))
         with measuring.host(site, workers) as host:
             with counted(said, f"drain with {workers} workers", ones + jobs) as done:
-                drained = measuring.drain(site, host, ones + jobs, stepping(done))
+                drained = measuring.drain(site, host, ones + jobs, done)
             bytes_each = (measuring.wal(site) - before) / (ones + jobs)
             rate = drained.count / max(drained.seconds, 1e-3)
             figures.append(Figure("drain", round(rate), "1/s", f"empty jobs, {workers} workers"))
             with counted(said, "pickup", tries) as done:
-                waits = measuring.pickups(site, app, tries, stepping(done))
+                waits = measuring.pickups(site, app, tries, done)
     figures += _spread("pickup", waits, "from enqueue to handler, idle host")
     figures.append(Figure("wal per job", round(bytes_each), "bytes", "enqueue, claim and finish"))
     return figures
@@ -130,32 +121,17 @@ def _named(db: Database) -> str:
 
 
 @contextmanager
-def _stoppable() -> Iterator[Callable[[], None]]:
-    """Ctrl-C ends it, and SIGTERM as Ctrl-C does: with the schema dropped.
-
-    Python drops an exception that comes up in a weakref's callback or a `__del__`, inside an import for instance, and the
-    wish with it: so whoever goes on asks, at each step, whether it may.
-    """
-    asked = False
+def _stoppable() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does: with the schema dropped."""
 
     def stop(_signum: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
         raise KeyboardInterrupt
 
-    def go_on() -> None:
-        if asked:
-            raise KeyboardInterrupt
-
-    heard = [
-        signum for signum in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(signum) is not signal.SIG_IGN
-    ]
-    before: list[Any] = [signal.signal(signum, stop) for signum in heard]
+    before: Any = signal.signal(signal.SIGTERM, stop)
     try:
-        yield go_on
+        yield
     finally:
-        for signum, handler in zip(heard, before, strict=True):
-            signal.signal(signum, handler)
+        signal.signal(signal.SIGTERM, before)
 
 
 _COLUMNS: list[Column] = [

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,6 @@ from psycopg.conninfo import make_conninfo
 from support.command import Command
 from support.tree import wait_for
 
-from pgworkers.cli import bench
-
 Db = psycopg.Connection[Any]
 SMALL = ("bench", "--jobs", "200", "--tries", "10", "-w", "1")
 
@@ -25,16 +20,6 @@ SMALL = ("bench", "--jobs", "200", "--tries", "10", "-w", "1")
 @pytest.fixture
 def cli(tmp_path: Path, dsn: str) -> Command:
     return Command(tmp_path, DATABASE_URL=dsn)
-
-
-@contextmanager
-def dropping_is_expected() -> Iterator[None]:
-    """What Python prints when it drops an exception is no failure of this test."""
-    before, sys.unraisablehook = sys.unraisablehook, lambda _dropped: None
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
 
 
 def schemas(db: Db) -> list[str]:
@@ -65,22 +50,6 @@ def test_ctrl_c_leaves_nothing(cli: Command, db: Db) -> None:
         process.kill()
     assert process.returncode == 130, said
     assert schemas(db) == []
-
-
-def test_a_wish_that_python_dropped_is_heard_at_the_next_step() -> None:
-    """A KeyboardInterrupt that comes up where exceptions are ignored (a `__del__`, a weakref's callback) is gone."""
-
-    class Dropping:
-        def __del__(self) -> None:
-            signal.raise_signal(signal.SIGINT)
-
-    with bench._stoppable() as go_on:
-        go_on()
-        with dropping_is_expected():
-            Dropping()
-        with pytest.raises(KeyboardInterrupt):
-            go_on()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_it_is_refused_politely_where_it_may_not_create(cli: Command, db: Db, dsn: str) -> None:
