@@ -84,14 +84,9 @@ def _until_empty(
     with counted(invocation, "done", first) as done:
         while left:
             if timeout is not None and time.monotonic() - began >= timeout:
-                jobs, go = (
-                    (plural(left, "job") + " is", "it goes")
-                    if left == 1
-                    else (plural(left, "job") + " are", "they go")
-                )
-                raise ResultTimeout(
-                    f"{jobs} left in {', '.join(map(plain, names))} after {show_seconds(timeout)}; {go} on"
-                )
+                be, goes = ("is", "it goes") if left == 1 else ("are", "they go")
+                where, waited = ", ".join(map(plain, names)), show_seconds(timeout)
+                raise ResultTimeout(f"{plural(left, 'job')} {be} left in {where} after {waited}; {goes} on")
             time.sleep(LOOK if timeout is None else min(LOOK, max(0.0, timeout - (time.monotonic() - began))))
             left = _left(db, names)
             first = max(first, left)

@@ -6,12 +6,13 @@ and tasks as data. Everything runs on one asyncio loop.
 
 - `main` boots, serves and leaves; `boot` is what happens before the loop; `host` puts the parts together.
 - `dispatch` decides who runs what, with a `desk` per queue; `handing` gives and takes back; `crew` is one channel.
-- `pace` says how much may wait in front of a worker, `lookout` when no longer (both pure); `orders` words them.
+- `pace` says how much may wait in front of a worker and which ends are foreseen, `lookout` when nothing may wait any longer
+  (both pure); `orders` words them.
 - `supervisors` starts, hears and buries (`child` is one of them, `orphans` what it left); `scaling` says how many workers.
 - `leadership` wins and loses the lock that `duties` need; `ticks` are the duty of schedules.
 - `reload` replaces the code, `requests` are what operators ask, `drain` is how a host ends, `signals` what it hears.
 - `claims`, `ends`, `renewal`, `duties` are the four users of the database, each with its own `line`; `overlooked` gives
-  back what was claimed without an answer, `aside` keeps ends whose row is locked.
+  back what was claimed without an answer, `aside` keeps ends whose row is locked or that the database refuses.
 - `verdict` turns a report or a death into what is written. Pure.
 - `http` answers scrapes, `view` knows what to say, `sights` what is measured for it;
   `minutes` and `settling` write statistics and settle batches.

@@ -17,10 +17,10 @@ def test_a_life_as_the_doctor_sees_it(forest: Forest) -> None:
     cli = Command(forest.directory, PGWORKERS_DSN=forest.dsn, ZOO_QUEUES="default:2", **FAST)
 
     def well() -> dict[str, str] | None:
-        """What it says if it has nothing to complain of: on a busy machine it may find the database slow, for a moment."""
+        """What it says if it has nothing to complain of; of a round trip that was slow for a moment it may, nothing else."""
         rows: list[dict[str, Any]] = cli("doctor", "-o", "json", code=None).json()
         bad = [row for row in rows if row["level"] in ("warn", "fail")]
-        print(bad)
+        assert {row["check"] for row in bad} <= {"database"}, bad
         return None if bad else {row["check"]: row["what"] for row in rows}
 
     healthy = wait_for(well, what="a host of which the doctor has nothing to say")
