@@ -1,24 +1,48 @@
 -- How much waits in each queue, at a bounded cost: no count goes beyond `most`, whatever the backlog; what is scheduled and
 -- what runs is bounded over all queues together. Queues: the declared ones, and those with ready jobs that nobody declared.
--- Indexes: job_ready (a loose scan for queues and priorities, then one range per queue), job_lane, job_scheduled, job_running.
--- The oldest ready job is sought among the first `look` of each of the lowest `look` priorities, where it is but for jobs
--- that became ready again out of the order of their ids. No guard: it only reads.
-WITH RECURSIVE strangers AS (
-    (SELECT j.queue FROM pgworkers.job j
-      WHERE j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL ORDER BY j.queue LIMIT 1)
+-- Indexes: job_ready (one range per queue; a loose scan for strangers in the gaps between the declared names), job_lane,
+-- job_scheduled, job_running. While a vacuum is held back, the ranges are full of entries of jobs that are gone: each is
+-- walked over once. Of more than `most` ready jobs, the oldest is sought among the first `look` of each of the lowest `look`
+-- priorities, where it is but for jobs that became ready again out of the order of their ids. No guard: it only reads.
+WITH RECURSIVE names AS (
+    SELECT name FROM pgworkers.queue
+    UNION
+    SELECT ''
+),
+gaps AS MATERIALIZED (
+    SELECT n.name AS above, lead(n.name) OVER (ORDER BY n.name) AS below FROM names n
+),
+strangers AS (
+    SELECT g.above AS queue, g.below, false AS found FROM gaps g
     UNION ALL
-    SELECT (SELECT j.queue FROM pgworkers.job j
-             WHERE j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL AND j.queue > s.queue
+    SELECT next.queue, s.below, true
+      FROM strangers s
+     CROSS JOIN LATERAL (
+           (SELECT j.queue FROM pgworkers.job j
+             WHERE j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL AND j.queue > s.queue AND j.queue < s.below
              ORDER BY j.queue LIMIT 1)
-      FROM strangers s WHERE s.queue IS NOT NULL
+           UNION ALL
+           (SELECT j.queue FROM pgworkers.job j
+             WHERE j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL AND j.queue > s.queue AND s.below IS NULL
+             ORDER BY j.queue LIMIT 1)) next
 ),
 queues AS MATERIALIZED (
     SELECT name FROM pgworkers.queue
     UNION
-    SELECT s.queue FROM (SELECT queue FROM strangers LIMIT 1000) s WHERE s.queue IS NOT NULL
+    (SELECT s.queue FROM strangers s WHERE s.found LIMIT 1000)
+),
+free AS MATERIALIZED (
+    SELECT q.name, counted.jobs, counted.run_at
+      FROM queues q
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS jobs, min(f.run_at) AS run_at
+             FROM (SELECT j.run_at FROM pgworkers.job j
+                    WHERE j.queue = q.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                    ORDER BY j.priority DESC, j.id
+                    LIMIT %(most)s::bigint) f) counted
 ),
 levels AS (
-    SELECT q.name, NULL::bigint AS priority, 0 AS seen FROM queues q
+    SELECT f.name, NULL::bigint AS priority, 0 AS seen FROM free f WHERE f.jobs >= %(most)s::bigint
     UNION ALL
     SELECT l.name, up.priority::bigint, l.seen + 1
       FROM levels l
@@ -53,25 +77,19 @@ running AS MATERIALIZED (
       FROM (SELECT j.queue FROM pgworkers.job j WHERE j.host IS NOT NULL ORDER BY j.host LIMIT %(most)s::bigint) r
      GROUP BY r.queue
 )
-SELECT q.name, free.jobs + held.jobs, coalesce(scheduled.jobs, 0), coalesce(running.jobs, 0),
-       greatest(extract(epoch FROM now() - least(oldest.run_at, held.run_at)), 0)::double precision,
+SELECT f.name, f.jobs + held.jobs, coalesce(scheduled.jobs, 0), coalesce(running.jobs, 0),
+       greatest(extract(epoch FROM now() - least(f.run_at, oldest.run_at, held.run_at)), 0)::double precision,
        coalesce(c.paused, false), coalesce(c.cluster_workers, CASE WHEN c.workers IS NULL THEN c.declared_cluster END),
        coalesce(c.throttled_until > now(), false)
-  FROM queues q
-  LEFT JOIN pgworkers.queue c ON c.name = q.name
- CROSS JOIN LATERAL (
-       SELECT count(*) AS jobs
-         FROM (SELECT FROM pgworkers.job j
-                WHERE j.queue = q.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
-                ORDER BY j.priority DESC, j.id
-                LIMIT %(most)s::bigint) f) free
+  FROM free f
+  LEFT JOIN pgworkers.queue c ON c.name = f.name
  CROSS JOIN LATERAL (
        SELECT count(*) AS jobs, min(h.run_at) AS run_at
          FROM (SELECT j.run_at FROM pgworkers.job j
-                WHERE j.queue = q.name AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                WHERE j.queue = f.name AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
                 ORDER BY pgworkers.lane(j.concurrency_key, j.task)
                 LIMIT %(most)s::bigint / 10) h) held
-  LEFT JOIN oldest ON oldest.name = q.name
-  LEFT JOIN scheduled ON scheduled.queue = q.name
-  LEFT JOIN running ON running.queue = q.name
- ORDER BY q.name
+  LEFT JOIN oldest ON oldest.name = f.name
+  LEFT JOIN scheduled ON scheduled.queue = f.name
+  LEFT JOIN running ON running.queue = f.name
+ ORDER BY f.name

@@ -14,9 +14,13 @@ _RENEW = Statement.beside(__file__, "renew")
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """What a host learns by renewing. `known` is False when its row is gone: it must register again."""
+    """What a host learns by renewing. `known` is False when its row is gone: it must register again.
+
+    `alone`: no other host lives.
+    """
 
     known: bool
+    alone: bool
     cancels: list[tuple[int, int]]
     lost: list[tuple[int, int]]
 
@@ -43,7 +47,7 @@ def renew(
 
 
 def _read(rows: list[tuple[Any, ...]]) -> Renewed:
-    known = any(fact for job_id, _, fact in rows if job_id is None)
-    cancels = [(job_id, lease) for job_id, lease, fact in rows if job_id is not None and fact]
-    lost = [(job_id, lease) for job_id, lease, fact in rows if job_id is not None and fact is None]
-    return Renewed(known, cancels, lost)
+    ((known, alone),) = [(fact, alone) for job_id, _, fact, alone in rows if job_id is None]
+    cancels = [(job_id, lease) for job_id, lease, fact, _ in rows if job_id is not None and fact]
+    lost = [(job_id, lease) for job_id, lease, fact, _ in rows if job_id is not None and fact is None]
+    return Renewed(known, alone, cancels, lost)

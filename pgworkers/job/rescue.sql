@@ -2,9 +2,32 @@
 -- from the asking host. Each costs a crash; out of crashes, out of attempts, past its deadline or because its task says so it
 -- is dead, wished away it is cancelled, else it is scheduled as its task says, or by exponential back-off. Bounded, skips
 -- what others have locked. `only` names the one job to try, and `refused` why it cannot be scheduled: then it is dead.
--- Index: job_running. Guard: the row is still held under the same host and lease, checked by the row lock. No unique key
--- can stand in the way: a running row keeps its own.
-WITH lost AS MATERIALIZED (
+-- Indexes: job_running, in the gaps between the ids of the living (of those there are as many entries as they have run jobs
+-- since the last vacuum, and nobody walks over them), then the primary key. Guard: the row is still held under the same host
+-- and lease, checked by the row lock. No unique key can stand in the way: a running row keeps its own.
+WITH living AS (
+    SELECT h.id FROM pgworkers.host h WHERE h.renewed_at >= now() - h.lease
+    UNION
+    SELECT %(host)s::uuid
+    UNION
+    SELECT unnest('{00000000-0000-0000-0000-000000000000,ffffffff-ffff-ffff-ffff-ffffffffffff}'::uuid[])
+),
+gaps AS MATERIALIZED (
+    SELECT l.id AS above, lead(l.id) OVER (ORDER BY l.id) AS below FROM living l
+),
+found AS MATERIALIZED (
+    SELECT held.*
+      FROM gaps g
+     CROSS JOIN LATERAL (
+           SELECT j.id, j.lease, j.host, j.queue, j.task, j.attempt, j.max_attempts, j.crashes, j.max_crashes, j.claimed_at,
+                  j.deadline_at, j.cancel_at, j.progress
+             FROM pgworkers.job j
+            WHERE j.host > g.above AND j.host < g.below AND (%(only)s::bigint IS NULL OR j.id = %(only)s::bigint)
+            ORDER BY j.host
+            LIMIT %(limit)s::bigint
+              FOR UPDATE SKIP LOCKED) held
+),
+lost AS MATERIALIZED (
     SELECT j.id, j.lease, j.crashes + 1 AS crashes, j.progress, j.attempt, j.host, j.queue, j.task, j.claimed_at,
            CASE WHEN j.cancel_at IS NOT NULL THEN 'cancelled'
                 WHEN j.crashes + 1 >= j.max_crashes OR j.attempt >= j.max_attempts OR j.deadline_at <= now()
@@ -14,14 +37,9 @@ WITH lost AS MATERIALIZED (
                 ELSE 'host lost: no heartbeat for ' || round(extract(epoch FROM now() - h.renewed_at)) || ' s' END
            || coalesce(', and it cannot run again: ' || %(refused)s::text, '') AS error,
            t.lost_delay
-      FROM pgworkers.job j
+      FROM (SELECT * FROM found ORDER BY id LIMIT %(limit)s::bigint) j
       LEFT JOIN pgworkers.host h ON h.id = j.host
       LEFT JOIN pgworkers.task t ON t.name = j.task
-     WHERE j.host IS NOT NULL AND j.host <> %(host)s::uuid AND (h.id IS NULL OR h.renewed_at < now() - h.lease)
-       AND (%(only)s::bigint IS NULL OR j.id = %(only)s::bigint)
-     ORDER BY j.id
-     LIMIT %(limit)s::bigint
-       FOR UPDATE OF j SKIP LOCKED
 ),
 moved AS (
     UPDATE pgworkers.job j

@@ -13,8 +13,10 @@ from pgworkers.master.held import Held
 from pgworkers.master.pace import AHEAD
 from pgworkers.specs import QueueSpec
 
-#: A buffered job that no worker took for this long goes back to the other hosts.
+#: A buffered job that no worker took for this long goes back to the other hosts,
 PATIENCE = 0.05
+#: and for this long, where there is no other that could take it: then only what is urgent could go before it.
+ALONE = 1.0
 #: A claim of so many is not much cheaper, by the job, than one of many more.
 LARGE = 100
 #: So many full claims at most, however short the jobs are.

@@ -39,8 +39,8 @@ DAYS_AHEAD = 3
 SOONEST = 0.02
 #: Seconds; a schedule that is due and cannot fire (another session holds its row) is not tried more often.
 BETWEEN_TICKS = 0.1
-#: A snapshot rests at least this many times as long as it took.
-SHARE = 20
+#: What only looks rests at least this many times as long as it took.
+SHARE = 50
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from pgworkers.events import JobStarted
 from pgworkers.facts import Facts
 from pgworkers.master import orders, verdict
 from pgworkers.master.crew import Worker
-from pgworkers.master.desk import PATIENCE, QueueDesk
+from pgworkers.master.desk import ALONE, PATIENCE, QueueDesk
 from pgworkers.master.ends import Ends
 from pgworkers.master.held import Held
 from pgworkers.master.lookout import GRACE, Seen, Step, due
@@ -36,6 +36,7 @@ class Handing:
         self.desks = {name: QueueDesk(spec) for name, spec in queues.items()}
         self.held: dict[int, Held] = {}  # every job of this host that has no end yet
         self.claiming = True
+        self.alone = False  # no other host lives, as far as this one knows
         self._watching = False
         self._looking = False
         self._pace = Pace()
@@ -149,14 +150,17 @@ class Handing:
     def _watch_buffers(self) -> None:
         if not self._watching and any(desk.buffer for desk in self.desks.values()):
             self._watching = True
-            asyncio.get_running_loop().call_later(PATIENCE, self._give_back_waiting)
+            asyncio.get_running_loop().call_later(self._patience(), self._give_back_waiting)
+
+    def _patience(self) -> float:
+        return ALONE if self.alone else PATIENCE
 
     def _give_back_waiting(self) -> None:
         """Release buffered jobs that no worker took in time; another host may have an idle one."""
         self._watching = False
         now = monotonic()
         for desk in self.desks.values():
-            if desk.buffer and now - desk.buffer[0].since > PATIENCE:
+            if desk.buffer and now - desk.buffer[0].since > self._patience():
                 self._release_buffer(desk, "no worker was free for them")
                 desk.typical = max(desk.typical or 0.0, AHEAD * 2)  # it was not short after all
         self._watch_buffers()

@@ -12,8 +12,10 @@ import asyncio
 
 import psycopg
 
+from pgworkers.clock import monotonic
 from pgworkers.job.mine import mine
 from pgworkers.master.dispatch import Dispatch
+from pgworkers.master.duties import SHARE
 from pgworkers.master.ends import Ends
 from pgworkers.master.line import Asker, LineDown
 from pgworkers.settings import Settings
@@ -28,11 +30,14 @@ class Overlooked:
         self._settings = settings
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(
-                max(self._settings.rescue, self._settings.lease / 3)
-            )  # none is younger than a lease
+        took = 0.0
+        while (
+            True
+        ):  # none is younger than a lease; and while a vacuum is held back, a slow look is made less often
+            await asyncio.sleep(max(self._settings.rescue, self._settings.lease / 3, SHARE * took))
+            began = monotonic()
             await self.give_back(self._settings.lease)
+            took = monotonic() - began
 
     async def give_back(self, age: float) -> int:
         """Give back what was claimed so long ago and is unknown here; how many."""

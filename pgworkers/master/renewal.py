@@ -129,6 +129,7 @@ class Renewal:
         self._due = sent + period(sent, self._born, self._watched, self._settings.renew)
         self.unbroken.renewed(sent)
         self._on_renewed(sent_boottime)
+        self._dispatch.alone = renewed.alone
         for job, _lease in renewed.cancels:
             self._dispatch.cancel(job)
         for key in renewed.lost:

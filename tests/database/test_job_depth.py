@@ -53,6 +53,27 @@ def test_the_oldest_ready_job_is_found_whatever_its_priority_and_lane(db: Db) ->
     assert 500 <= oldest < 560
 
 
+def test_queues_that_nobody_declared_are_found_before_between_and_after_the_declared(db: Db) -> None:
+    desk = Desk(db, "pgworkers")
+    desk.ask(queue.declare(["b", "d"]))
+    strangers = ("A", "a", "aa", "c", "c.1", "c.2", "e", "z", "é")
+    for name in strangers:
+        desk.put(queue=name)
+    desk.put(queue="d")
+    found = seen(db)
+    assert {name: one.ready for name, one in found.items()} == {**dict.fromkeys(strangers, 1), "b": 0, "d": 1}
+
+
+def test_the_oldest_is_found_behind_more_than_are_counted(db: Db) -> None:
+    desk = Desk(db, "pgworkers")
+    for priority in (7, 7, 7, -5):
+        desk.put(priority=priority)
+    db.execute("UPDATE pgworkers.job SET run_at = now() - interval '100 s' WHERE priority = -5")
+    counted = seen(db, most=2)["a"]
+    assert counted.ready == 2
+    assert 100 <= counted.oldest < 160
+
+
 def test_no_count_goes_beyond_the_cap_and_no_plan_reads_the_whole_table(dsn: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as db:
         db.execute(

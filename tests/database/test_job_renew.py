@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.desk import Desk
+from support.desk import Desk, until
 
 from pgworkers.job import cancel, host, show
 from pgworkers.job.renew import renew
@@ -56,3 +56,12 @@ def test_renewing_does_not_wait_for_a_row_lock_on_a_job(desk: Desk, other: Desk)
 def test_a_view_of_workers_that_is_no_json_never_costs_the_lease(desk: Desk) -> None:
     assert desk.ask(renew(desk.host, [], "odd\x00\nstate", "{")).known
     assert desk.ask(show.workers()) == []
+
+
+def test_it_learns_whether_other_hosts_live(desk: Desk) -> None:
+    assert desk.ask(renew(desk.host, [], "running", "[]")).alone
+    second = Desk(desk.conn, desk.schema)
+    second.register()
+    assert not desk.ask(renew(desk.host, [], "running", "[]")).alone
+    second.register(lease=0.05)
+    until(lambda: desk.ask(renew(desk.host, [], "running", "[]")).alone)

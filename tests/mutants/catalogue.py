@@ -72,7 +72,7 @@ MUTANTS = (
         "rescue-by-id-only",
         "sweep selects first, updates by id only",
         (
-            Edit("pgworkers/job/rescue.sql", r"\n\s+FOR UPDATE OF j SKIP LOCKED", ""),
+            Edit("pgworkers/job/rescue.sql", r"\n\s+FOR UPDATE SKIP LOCKED", ""),
             Edit("pgworkers/job/rescue.sql", r" AND j\.lease = l\.lease AND j\.state = 'running'", "", 2),
         ),
         (f"{PAIRS}::test_row_95_every_ordered_pair_is_one_of_its_two_orders[lost]",),

@@ -202,3 +202,23 @@ def test_the_claimer_is_woken_for_a_foreseen_end() -> None:
             stage.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_what_no_worker_takes_goes_to_the_other_hosts_if_there_are_any(
+    alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [monotonic()]
+    monkeypatch.setattr("pgworkers.master.handing.monotonic", lambda: now[0])
+
+    def scene(stage: Stage) -> None:
+        stage.dispatch.alone = alone
+        stage.claims(1, 2, 3)  # one worker, and nothing known of the task: two wait in the buffer
+        now[0] += desk.PATIENCE + 0.1
+        stage.dispatch._give_back_waiting()
+        assert stage.released() == ([] if alone else [2, 3])
+        now[0] += desk.ALONE
+        stage.dispatch._give_back_waiting()
+        assert stage.released() == [2, 3], "alone, too, they do not stay for ever: something urgent may come"
+
+    play(scene)
