@@ -14,8 +14,8 @@ and tasks as data. Everything runs on one asyncio loop.
 - `claims`, `ends`, `renewal`, `duties` are the four users of the database, each with its own `line`; `overlooked` gives
   back what was claimed without an answer, `aside` keeps ends whose row is locked or that the database refuses.
 - `verdict` turns a report or a death into what is written. Pure.
-- `http` answers scrapes, `view` knows what to say, `sights` what is measured for it;
-  `minutes` and `settling` write statistics and settle batches.
+- `http` answers scrapes, `view` knows what to say, `sights` what is measured for it; `pulse` is everything that is
+  looked at again and again; `minutes` and `settling` write statistics and settle batches.
 
 May import from every room below; nobody imports from here but `cli`.
 """

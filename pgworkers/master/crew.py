@@ -112,6 +112,11 @@ class Worker:
         if self._writes >= 0:
             tickets.write(self._writes, [tickets.CALL])
 
+    @property
+    def rest(self) -> int | None:
+        """A number for each time that it rests; None while it does not."""
+        return self.jobs if self.state == "idle" else None
+
     def unbegun(self) -> int:
         """How many of its orders it has not begun."""
         return tickets.left(self._reads) if self._reads >= 0 else 0

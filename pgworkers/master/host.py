@@ -34,22 +34,23 @@ from pgworkers.master.line import Line, LineDown
 from pgworkers.master.minutes import Minutes
 from pgworkers.master.options import RunOptions
 from pgworkers.master.overlooked import Overlooked
+from pgworkers.master.pulse import Pulse
 from pgworkers.master.reload import Reloads
 from pgworkers.master.renewal import Renewal
 from pgworkers.master.requests import Requests
 from pgworkers.master.scaling import Scaling, cooling, split_duty
-from pgworkers.master.service import Service
+from pgworkers.master.service import Service, serves
 from pgworkers.master.settling import Settling
 from pgworkers.master.supervisors import Supervisors
 from pgworkers.observe.statistics import Statistics
 from pgworkers.postgres.connect import sealed
+from pgworkers.postgres.embedded import EmbeddedServer
 from pgworkers.postgres.statements import Query
 from pgworkers.process import prctl, titles
 from pgworkers.process.measure import Usage
 from pgworkers.process.notify import Speaker
 from pgworkers.supervisor.messages import Boot
 
-TICK = 0.5
 #: An embedded server that has not answered for this long is looked after.
 SERVER_PATIENCE = 3.0
 ROLES = ("claim", "finish", "listen", "leadership")
@@ -77,6 +78,7 @@ class Host:
         self._leave = asyncio.Event()
         self._last_up = monotonic()  # of any connection
         self._parts: list[asyncio.Task[None]] = []
+        self._slow: asyncio.Task[None] | None = None
         self.lines = {role: Line(role, plan.direct or plan.dsn, settings, facts) for role in ROLES}
         self.ends = Ends(self.id, self.lines["finish"], facts, settings.finish_batch, cooling(settings))
         self.dispatch = Dispatch(
@@ -116,6 +118,8 @@ class Host:
             self.duties.add(look)
         self.supervisors = Supervisors(settings, facts, self.dispatch, self.boots(), plan.app.version)
         self.service = Service(speaker or Speaker())
+        self.pulse = Pulse(facts, self._calm, self.service.watchdog)
+        self.pulse.add(self._tick)
         facts.listen(self.service, HostChanged)
         self.reloads = Reloads(self)
         self.requests = Requests(self)
@@ -174,10 +178,8 @@ class Host:
             self.requests.run(),
             self.settling.run(),
             self.minutes.run(),
-            self.service.run(self),
             sights.watch_memory(self.dispatch, self.facts),
-            sights.watch_loop(self.facts),
-            self._tick(),
+            self.pulse.run(),
         ):
             self._start(part)
         if self.options.reload:
@@ -187,9 +189,10 @@ class Host:
             await self._leave.wait()
             await drain(self)
         finally:
-            for task in self._parts:
+            tasks = self._parts if self._slow is None else [*self._parts, self._slow]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._parts, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             for line in self.lines.values():
                 await line.close()
 
@@ -210,30 +213,43 @@ class Host:
         loop.call_exception_handler({"message": "a part of the master failed", "exception": error})
         self.leave(f"a part of the master failed: {error!r}")
 
-    async def _tick(self) -> None:
-        """Twice a second: the title, zombies that nobody waits for, the end of a burst."""
-        while True:
-            titles.show(view.title(self))
-            self.supervisors.reap()
-            self.supervisors.watch()
-            await self._restart_server()
-            if self.options.burst and not self.leaving and not self.dispatch.busy() and not len(self.ends):
-                await self._end_burst()
-            await asyncio.sleep(TICK)
-
-    async def _restart_server(self) -> None:
-        """The embedded server is ours to keep: when it died under us, start it again."""
-        server, now = self.plan.server, monotonic()
+    def _tick(self) -> None:
+        """With every pulse: the title, zombies that nobody waits for, the server, the end of a burst."""
+        titles.show(view.title(self))
+        self.supervisors.reap()
+        self.supervisors.watch()
+        self.service.tick(self)
         if any(line.up for line in self.lines.values()):
-            self._last_up = now
-        elif server is not None and now - self._last_up > SERVER_PATIENCE:
-            self._last_up = now
-            try:
-                await asyncio.to_thread(server.acquire)
-                # We are the subreaper of what we start: the server is our child now, but no stray.
-                self.supervisors.guests |= {pid for pid in [server.status().pid] if pid is not None}
-            except PgworkersError as error:
-                self.facts.tell(HostChanged(self.state, f"the embedded server does not start: {error}"))
+            self._last_up = monotonic()
+        if self._slow is not None and not self._slow.done():
+            return
+        if self.plan.server is not None and monotonic() - self._last_up > SERVER_PATIENCE:
+            self._last_up = monotonic()
+            self._beside(self._restart_server(self.plan.server))
+        elif self.options.burst and not self.leaving and not self.dispatch.busy() and not len(self.ends):
+            self._beside(self._end_burst())
+
+    def _beside(self, slow: Coroutine[Any, Any, None]) -> None:
+        """What may take seconds, while the pulse goes on."""
+        self._slow = asyncio.get_running_loop().create_task(slow)
+        self._slow.add_done_callback(self._slow_ended)
+
+    def _slow_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._part_ended(task)
+
+    def _calm(self) -> bool:
+        """Does nothing happen here that somebody may be waiting to see?"""
+        return not self.options.burst and serves(self) and not self.dispatch.busy()
+
+    async def _restart_server(self, server: EmbeddedServer) -> None:
+        """The embedded server is ours to keep: when it died under us, start it again."""
+        try:
+            await asyncio.to_thread(server.acquire)
+            # We are the subreaper of what we start: the server is our child now, but no stray.
+            self.supervisors.guests |= {pid for pid in [server.status().pid] if pid is not None}
+        except PgworkersError as error:
+            self.facts.tell(HostChanged(self.state, f"the embedded server does not start: {error}"))
 
     async def _end_burst(self) -> None:
         if self.supervisors.errors:

@@ -24,7 +24,6 @@ from pgworkers.observe.writer import LineWriter
 from pgworkers.process import notify
 from pgworkers.process.notify import Speaker
 
-LOG_TICK = 0.25
 #: New objects between two looks for cycles among them.
 GC_YOUNG = 20_000
 
@@ -83,9 +82,8 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker)
         http = Http(sock, partial(view.answer, host, view.Scrapes(metrics))) if sock is not None else None
         if http is not None:
             await http.start()
-        ticking = asyncio.get_running_loop().create_task(_watch(log, writer, facts))
+        host.pulse.add(partial(_sum_up, log, writer, facts))
         await host.serve()
-        ticking.cancel()
         if http is not None:
             await http.close()
         return 1 if host.failed else 0
@@ -101,12 +99,9 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker)
         writer.close()
 
 
-async def _watch(log: Log, writer: LineWriter, facts: Facts) -> None:
+def _sum_up(log: Log, writer: LineWriter, facts: Facts) -> None:
     """Sums are told in time, and so is how many lines could not be written."""
-    told = 0
-    while True:
-        await asyncio.sleep(LOG_TICK)
-        log.tick()
-        if writer.dropped > told:
-            lost, told = writer.dropped - told, writer.dropped
-            facts.tell(LinesDropped(lost, writer.why))
+    log.tick()
+    lost = writer.untold()
+    if lost:
+        facts.tell(LinesDropped(lost, writer.why))

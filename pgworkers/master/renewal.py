@@ -91,8 +91,8 @@ class Renewal:
                     await self.once()
                 conn = await self._line.connection()
                 self._hear(conn.pgconn)
-                pause = max(0.05, min(1.0, self._due - monotonic()))  # a notice may make it due earlier
-                await _readable(conn.fileno(), pause)
+                # A notice may make it due earlier, and wakes us.
+                await _readable(conn.fileno(), max(0.05, self._due - monotonic()))
             except LineDown:
                 await self._line.rest()
             except psycopg.Error as error:
@@ -111,6 +111,10 @@ class Renewal:
     def _noticed(self, said: str) -> None:
         self._facts.tell(Notified(said))
         self._on_notice(said)
+
+    @property
+    def watched(self) -> bool:
+        return monotonic() < self._watched
 
     def watch(self) -> None:
         """Somebody looks at the process view: for a while it is written every second."""

@@ -7,7 +7,6 @@ queue that cannot start its workers, never is a reason.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,6 @@ from pgworkers.process.notify import Speaker
 
 if TYPE_CHECKING:
     from pgworkers.master.host import Host
-
-STEP = 0.5
 
 
 class Service:
@@ -45,16 +42,15 @@ class Service:
         if not self._stopping:
             self._ready = self._speaker.tell(READY=1)
 
-    async def run(self, host: Host) -> None:
-        """A word each step: that the loop turns, and what changed."""
-        watchdog = self._speaker.watchdog
-        step = STEP if watchdog is None else min(STEP, watchdog / 3)
-        while True:
-            if self._speaker.heard:
-                self.tick(host)
-            await asyncio.sleep(step)
+    @property
+    def watchdog(self) -> float | None:
+        """Seconds within which the manager wants to hear that the loop turns."""
+        return self._speaker.watchdog
 
     def tick(self, host: Host) -> None:
+        """That the loop turns, and what changed; with every pulse."""
+        if not self._speaker.heard:
+            return
         words: dict[str, str | int] = {}
         if self._speaker.watchdog is not None:
             words["WATCHDOG"] = 1

@@ -1,7 +1,7 @@
 """What a host measures for its gauges, besides what happens by itself.
 
-The leader looks at schedules and tables, as duties; every host looks at the memory of its workers and at how punctual its
-own loop is. Each look is rare, bounded, and away from the loop where it could block.
+The leader looks at schedules and tables, as duties; every host looks at the memory of its workers. Each look is rare,
+bounded, and away from the loop where it could block.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from pgworkers.master.duties import Duty
 from pgworkers.master.line import Asker
 from pgworkers.observe.storage import storage
 from pgworkers.process import measure, tree
+from pgworkers.process.resting import Resting
 from pgworkers.schedule.times import times
 from pgworkers.settings import Settings
-from pgworkers.sightings import LoopWoke, MemorySeen, SchedulesSeen
+from pgworkers.sightings import MemorySeen, SchedulesSeen
 
 #: Schedules with gauges of their own.
 SCHEDULES = 500
@@ -28,7 +29,6 @@ CALENDAR = 3
 MEMORY_EVERY = 10.0
 #: A look at memory walks page tables: it rests at least this many times as long as it took.
 SHARE = 20
-PUNCTUAL = 0.25
 
 
 def duties(asker: Asker, facts: Facts, settings: Settings) -> list[Duty]:
@@ -58,27 +58,25 @@ def duties(asker: Asker, facts: Facts, settings: Settings) -> list[Duty]:
 
 async def watch_memory(dispatch: Dispatch, facts: Facts) -> None:
     """The memory of all workers, for as long as the host lives."""
+    resting = Resting()
+    weights: dict[int, int] = {}  # pid -> bytes
     while True:
         began = monotonic()
-        pids = {name: [worker.pid for worker in desk.workers] for name, desk in dispatch.desks.items()}
-        facts.tell(await asyncio.to_thread(_weigh, pids))
+        crews = {name: list(desk.workers) for name, desk in dispatch.desks.items()}
+        marks = {worker.pid: worker.rest for workers in crews.values() for worker in workers}
+        due = resting.due(marks, began)
+        if due:
+            weights.update(await asyncio.to_thread(_weigh, due))
+        weights = {pid: weights[pid] for pid in marks}
+        each = {name: [weights[worker.pid] for worker in workers] for name, workers in crews.items()}
+        facts.tell(
+            MemorySeen(
+                {queue: sum(sizes) for queue, sizes in each.items()},
+                {queue: max(sizes, default=0) for queue, sizes in each.items()},
+            )
+        )
         await asyncio.sleep(max(MEMORY_EVERY, (monotonic() - began) * SHARE))
 
 
-def _weigh(pids: dict[str, list[int]]) -> MemorySeen:
-    each = {
-        queue: [sum(map(measure.proportional, tree.family(pid))) for pid in found]
-        for queue, found in pids.items()
-    }
-    return MemorySeen(
-        {queue: sum(sizes) for queue, sizes in each.items()},
-        {queue: max(sizes, default=0) for queue, sizes in each.items()},
-    )
-
-
-async def watch_loop(facts: Facts) -> None:
-    """How late the loop wakes up: what blocks it delays every job."""
-    while True:
-        due = monotonic() + PUNCTUAL
-        await asyncio.sleep(PUNCTUAL)
-        facts.tell(LoopWoke(monotonic() - due))
+def _weigh(pids: list[int]) -> dict[int, int]:
+    return {pid: sum(map(measure.proportional, tree.family(pid))) for pid in pids}

@@ -33,7 +33,8 @@ def told(host: Host, usage: Usage) -> tuple[str, str, float, int]:
 def workers(host: Host, usage: Usage) -> str:
     """The rows of the view `worker`, as JSON."""
     now = monotonic()
-    used = usage.of([w.pid for w in host.dispatch.all_workers()], now)
+    watched = host.renewal.watched  # then what idles is looked at as well
+    used = usage.of({w.pid: None if watched else w.rest for w in host.dispatch.all_workers()}, now)
     rows = [
         {
             "queue": w.queue,

@@ -35,6 +35,7 @@ class LineWriter:
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._told = 0
+        self._seen = 0  # by whoever asks with `untold`
         self._flows = True  # the last turn was written
         self._torn = False  # the last thing written is half a line
         self._thread = threading.Thread(target=self._run, name="pgworkers-log", daemon=True)
@@ -50,6 +51,12 @@ class LineWriter:
             self._lines.append(line)
         if not self._wake.is_set():
             self._wake.set()
+
+    def untold(self) -> int:
+        """How many lines were dropped since the last time somebody asked."""
+        lost = self.dropped - self._seen
+        self._seen += lost
+        return lost
 
     def close(self, timeout: float = 1.0) -> None:
         """Write what is left, but never wait long for a reader that stands still."""

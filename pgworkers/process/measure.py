@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from time import process_time
 
 from pgworkers.process import tree
+from pgworkers.process.resting import Resting
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 RESET_EVERY = 0.01  #: seconds
@@ -115,22 +117,34 @@ class Usage:
     """CPU and memory of processes between two looks, with what they started: for people, once in a while."""
 
     def __init__(self) -> None:
+        self._resting = Resting()
         self._seen: dict[int, tuple[float, int]] = {}  # pid -> when, ticks
+        self._found: dict[int, tuple[float | None, int]] = {}
 
-    def of(self, pids: list[int], now: float) -> dict[int, tuple[float | None, int]]:
-        """Percent of a core since the last look (None at the first) and resident bytes, of each with its descendants."""
+    def of(self, marks: Mapping[int, int | None], now: float) -> dict[int, tuple[float | None, int]]:
+        """Percent of a core since the last look (None at the first) and resident bytes, of each with its descendants.
+
+        Of those who rest by their marks (`Resting`), as it was at the last look.
+        """
+        due = set(self._resting.due(marks, now))
         found: dict[int, tuple[float | None, int]] = {}
-        seen: dict[int, tuple[float, int]] = {}
-        for pid in pids:
-            stats = [one for one in map(tree.stat, tree.family(pid)) if one is not None]
-            if not stats:
-                continue
-            ticks = sum(one.ticks for one in stats)
-            before = self._seen.get(pid)
-            cpu = None
-            if before is not None and now > before[0]:
-                cpu = round(max(0.0, 100.0 * (ticks - before[1]) / _TICKS / (now - before[0])), 1)
-            seen[pid] = now, ticks
-            found[pid] = cpu, sum(resident(one.pid) for one in stats)
-        self._seen = seen
+        for pid in marks:
+            if pid not in due and pid in self._found:
+                found[pid] = self._found[pid]
+            elif (seen := self._look(pid, now)) is not None:
+                found[pid] = seen
+        self._found = found
+        self._seen = {pid: seen for pid, seen in self._seen.items() if pid in found}
         return found
+
+    def _look(self, pid: int, now: float) -> tuple[float | None, int] | None:
+        stats = [one for one in map(tree.stat, tree.family(pid)) if one is not None]
+        if not stats:
+            return None
+        ticks = sum(one.ticks for one in stats)
+        before = self._seen.get(pid)
+        cpu = None
+        if before is not None and now > before[0]:
+            cpu = round(max(0.0, 100.0 * (ticks - before[1]) / _TICKS / (now - before[0])), 1)
+        self._seen[pid] = now, ticks
+        return cpu, sum(resident(one.pid) for one in stats)

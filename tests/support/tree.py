@@ -80,13 +80,14 @@ class Master:
         return marked(f"TREE_MARK={self.marker}")
 
     def titles(self, contains: str) -> list[tuple[int, str]]:
+        """A command line is no title, whatever the directory is called that it names."""
         found = []
         for process in self.processes():
             try:
                 title = " ".join(process.cmdline())
             except psutil.Error:
                 continue
-            if contains in title:
+            if contains in title and title.startswith("pgworkers: "):
                 found.append((process.pid, title))
         return sorted(found)
 

@@ -1,0 +1,46 @@
+"""When a host looks around, and at whom: pure."""
+
+from __future__ import annotations
+
+from pgworkers.master.pulse import QUICK, SLOW, pause
+from pgworkers.process.resting import TRUSTED, Resting
+
+
+def test_the_pulse_is_slow_only_while_nothing_happens() -> None:
+    assert pause(True, None) == SLOW
+    assert pause(False, None) == QUICK < SLOW
+
+
+def test_a_watchdog_is_fed_three_times_within_its_patience_however_calm_it_is() -> None:
+    assert pause(True, 1.5) == 0.5
+    assert pause(True, 30.0) == SLOW
+    assert pause(False, 0.3) == 0.3 / 3
+
+
+def test_who_rests_is_looked_at_twice_and_then_trusted_for_a_while() -> None:
+    resting = Resting()
+    assert resting.due({7: 3}, 0.0) == [7]
+    assert resting.due({7: 3}, 5.0) == [7], "the first look may still speak of the work before"
+    assert resting.due({7: 3}, 10.0) == []
+    assert resting.due({7: 3}, 5.0 + TRUSTED) == [7], "a thread of its own may have grown"
+    assert resting.due({7: 3}, 10.0 + TRUSTED) == [], "and it is trusted again"
+
+
+def test_who_worked_between_two_looks_is_looked_at_again() -> None:
+    resting = Resting()
+    for now in (0.0, 5.0, 10.0):
+        resting.due({7: 3}, now)
+    assert resting.due({7: 4}, 15.0) == [7], "it rests again, after another job"
+    assert resting.due({7: 4}, 20.0) == [7]
+    assert resting.due({7: 4}, 25.0) == []
+    assert resting.due({7: None}, 30.0) == [7], "it works"
+    assert resting.due({7: None}, 35.0) == [7], "and is looked at each time while it does"
+
+
+def test_who_is_new_or_came_back_is_looked_at() -> None:
+    resting = Resting()
+    for now in (0.0, 5.0):
+        resting.due({7: 3}, now)
+    assert resting.due({7: 3, 8: 0}, 10.0) == [8]
+    assert resting.due({8: 0}, 15.0) == [8]
+    assert resting.due({7: 3}, 20.0) == [7], "what was said of those who left is forgotten"
