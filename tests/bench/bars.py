@@ -80,6 +80,13 @@ BARS = (
         "enqueue|8 enqueuers, notifications on|per_s",
         "enqueue|8 enqueuers, notifications off|per_s",
     ),
+    Bar(
+        "8 enqueuers, the host runs the jobs / sleeps",
+        "",
+        "",
+        "enqueue|8 enqueuers, notifications on|per_s",
+        "enqueue|8 enqueuers, notifications off, the host asleep|per_s",
+    ),
     Bar("CPU: 200 jobs of 50 ms, of bare forks", ">= 97", ">= 99", "cpu|pgworkers|eff", unit="%"),
     Bar(
         "PSS per extra idle worker, app imports numpy",

@@ -195,11 +195,13 @@ def _enqueue() -> list[Measure]:
         *both("awa", 1500, 20_000, rounds=1),
         *both("celery", 2000, 5000, rounds=1),
         *both("rq", 2000, 10_000, rounds=1),
-        _own(
-            "enqueue", "8 enqueuers, notifications on", "enqueuers", "--n", "600", "--mode", "on", seconds=6
-        ),
-        _own(
-            "enqueue", "8 enqueuers, notifications off", "enqueuers", "--n", "600", "--mode", "off", seconds=6
+        *(
+            _own("enqueue", f"8 enqueuers, {what}", "enqueuers", "--n", "600", "--mode", mode, seconds=6)
+            for mode, what in (
+                ("on", "notifications on"),
+                ("off", "notifications off"),
+                ("asleep", "notifications off, the host asleep"),
+            )
         ),
     ]
 
