@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from time import process_time
 
@@ -19,7 +18,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 def resident(pid: int) -> int:
     """Bytes in memory, shared pages counted in full; 0: no such process."""
     try:
-        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE
+        return int(tree.read(f"/proc/{pid}/statm").split()[1]) * _PAGE
     except (OSError, IndexError):
         return 0
 
@@ -27,7 +26,7 @@ def resident(pid: int) -> int:
 def proportional(pid: int) -> int:
     """Bytes in memory, shared pages divided by those who share them; falls back to `resident`."""
     try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_bytes().splitlines():
+        for line in tree.read(f"/proc/{pid}/smaps_rollup").splitlines():
             if line.startswith(b"Pss:"):
                 return int(line.split()[1]) * 1024
     except OSError:

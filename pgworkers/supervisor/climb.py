@@ -13,6 +13,7 @@ from pgworkers.supervisor import ladder, suspend, watch
 from pgworkers.supervisor.ladder import Climb, Rung, Seen
 from pgworkers.supervisor.member import DumpWish, Worker
 from pgworkers.supervisor.messages import Dump, Fact, Stack, Stalled, Stop
+from pgworkers.worker.heartbeat import REST
 
 _DUMP_STEP = 0.005
 _STOP_STEP = 0.001
@@ -184,13 +185,19 @@ def kill_group(worker: Worker, why: str) -> None:
 
 def feel(worker: Worker, settings: Settings, now: float) -> Stalled | None:
     """Has the worker just stalled, or come back?"""
+    slot = worker.slot
+    rests = slot.state == State.IDLE
+    patience = watch.patience(settings.heartbeat * (REST if rests else 1))
+    sign = slot.beat + slot.started  # to take up a job is a sign of life as well
+    if rests and worker.pulse.beats(now, sign, patience):
+        return None
     found = tree.stat(worker.pid)
     if found is None or found.state == "Z" or worker.suspended:
         return None
-    news = worker.pulse.feel(now, worker.slot.beat, found.ticks, watch.patience(settings.heartbeat))
+    news = worker.pulse.feel(now, sign, found.ticks, patience, rests=rests)
     if news is None:
         return None
-    running = worker.slot.running()
+    running = slot.running()
     return Stalled(worker.index, running.job, running.lease, news)
 
 

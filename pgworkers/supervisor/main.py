@@ -38,6 +38,9 @@ from pgworkers.worker import noting
 
 #: How often running jobs are looked at (memory, output); deadlines and deaths wake the loop by themselves.
 TICK = 0.2
+#: Seconds between two full rounds while some work; and while all idle, if the master's patience allows it.
+SECOND = 1.0
+CALM = 2.0
 #: How long a leaving supervisor waits for what it killed, and for the master to read the last facts.
 LEAVE_TIME = 1.0
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -96,11 +99,13 @@ class Supervisor:
         self._crew.note_ready()
         self._crew.echo()
         if now >= self._next_second:
-            self._next_second = now + 1.0
+            self._next_second = now + max(SECOND, min(CALM, self._settings.patience / 5))
             self._crew.each_second(now)
             if not self._control.waiting:  # a master that does not read gets no more to read
                 self._tell(Alive())
         self._crew.replenish(now, self._descriptors)
+        if not self._calm():
+            self._next_second = min(self._next_second, now + SECOND)
         self._show()
         self._control.flush()
 
@@ -119,9 +124,12 @@ class Supervisor:
             woken = self._selector.select(TICK)
 
     def _idles(self) -> bool:
-        """Nobody works and nothing waits: until the second is over, or somebody begins."""
+        """Nobody works and nothing waits: until the round is over, or somebody begins."""
+        return now_seconds() < self._next_second and self._calm()
+
+    def _calm(self) -> bool:
         crew = self._crew
-        if crew.dying or crew.echo_waits or self._control.waiting or now_seconds() >= self._next_second:
+        if crew.dying or crew.echo_waits or self._control.waiting:
             return False
         return len(crew) == crew.wanted and all(
             worker.slot.state == State.IDLE and not worker.climbs and not worker.dumps for worker in crew

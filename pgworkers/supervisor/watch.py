@@ -43,12 +43,22 @@ class Pulse:
     """
 
     beat: int = -1
-    ticks: int = -1
+    ticks: int = -1  # -1: not asked for since the last beat
     since: float = 0.0
     stalled: bool = False
 
-    def feel(self, now: float, beat: int, ticks: int, patience: float) -> bool | None:
+    def beats(self, now: float, beat: int, patience: float) -> bool:
+        """Of a worker that rests: is its beat not overdue? Then there is no need to ask for its CPU time."""
+        if beat != self.beat and not self.stalled:
+            self.beat, self.ticks, self.since = beat, -1, now
+        return not self.stalled and now - self.since < patience / 2
+
+    def feel(self, now: float, beat: int, ticks: int, patience: float, *, rests: bool = False) -> bool | None:
         """True: it has just stalled. False: it has just come back. None: nothing new."""
+        if self.ticks < 0 and beat == self.beat:
+            self.ticks = ticks
+            if not rests:
+                self.since = now  # it has rested until now, and may have beaten long ago
         if (beat, ticks) != (self.beat, self.ticks):
             self.beat, self.ticks, self.since = beat, ticks, now
             if self.stalled:

@@ -18,6 +18,9 @@ from pgworkers.worker.birth import Birth, hear_dumps_again, unheard
 from pgworkers.worker.messages import Kind, Progress
 from pgworkers.worker.outbox import Outbox
 
+#: Beats without a job after which a worker rests, and how many times longer its beats take then.
+TIRED = 3
+REST = 5
 _encode = msgspec.json.Encoder().encode
 _said: msgspec.json.Decoder[dict[str, float | str | None]] = msgspec.json.Decoder(
     dict[str, float | str | None]
@@ -34,6 +37,10 @@ class Heartbeat:
         self._extended = 0  # as the master was told last
         self._poll = select.poll()
         self._poll.register(birth.sock, select.POLLRDHUP)
+        self._idle = 0  # beats since the last job
+        self._resting = False
+        self._alarm = _thread.allocate_lock()  # ends a rest when it is let go
+        self._alarm.acquire()
         #: The running job; read and cleared under the outbox's lock, so that no progress of a job follows its report.
         self.attempt: Attempt | None = None
 
@@ -59,7 +66,27 @@ class Heartbeat:
                 titles.show(self._title())
             except Exception as error:  # a broken note must not stop the beat
                 self._complain(error)
-            time.sleep(self._birth.settings.heartbeat)
+            self._sleep(self._birth.settings.heartbeat)
+
+    def _sleep(self, period: float) -> None:
+        """Until the next beat. Whoever has had no job for a while beats less often, and is woken by the next one."""
+        self._idle = self._idle + 1 if self.attempt is None and self._slot.state == State.IDLE else 0
+        if self._idle <= TIRED:
+            time.sleep(period)
+            return
+        self._resting = True
+        if self.attempt is None:  # a job that begins after this line sees that we rest
+            self._alarm.acquire(timeout=REST * period)
+        self._resting = False
+
+    def wake(self) -> None:
+        """By the main thread, when a job begins: its title and its progress are not to wait."""
+        if self._resting:
+            self._resting = False
+            try:
+                self._alarm.release()
+            except RuntimeError:
+                pass  # it was about to wake up anyway
 
     def _check_parents(self) -> None:
         """No supervisor, or no master while a job runs: whatever this process does, nobody will hear of it."""

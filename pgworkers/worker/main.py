@@ -108,6 +108,7 @@ class Worker:
             self._refuse(frame, error)
             return False
         self._heartbeat.attempt = attempt
+        self._heartbeat.wake()
         attempt.run(self._window, self._loop)
         if os.getpid() != self._pid:
             os._exit(0)  # a child that the handler forked and that returned from it

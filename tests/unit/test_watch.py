@@ -48,3 +48,38 @@ def test_cpu_without_a_beat_is_busy_and_a_beat_without_cpu_is_asleep() -> None:
 
 def test_patience_is_longer_than_the_heartbeat() -> None:
     assert all(patience(beat) >= 3 * beat for beat in (0.05, 1.0, 60.0))
+
+
+def test_who_rests_is_alive_while_its_beat_is_not_overdue_and_nobody_asks_the_kernel() -> None:
+    pulse = Pulse()
+    assert pulse.beats(0.0, 1, patience=15.0)
+    assert pulse.beats(5.0, 2, patience=15.0)
+    assert pulse.beats(12.0, 2, patience=15.0)
+    assert not pulse.beats(12.5, 2, patience=15.0), "overdue: its CPU time says more"
+
+
+def test_who_rests_and_stands_still_stalls_after_its_longer_patience() -> None:
+    pulse = Pulse()
+    assert pulse.beats(0.0, 1, patience=15.0)
+    assert pulse.feel(8.0, 1, ticks=5, patience=15.0, rests=True) is None
+    assert pulse.feel(14.9, 1, ticks=5, patience=15.0, rests=True) is None
+    assert pulse.feel(15.0, 1, ticks=5, patience=15.0, rests=True) is True
+    assert not pulse.beats(16.0, 2, patience=15.0), "that it came back is to be told"
+    assert pulse.feel(16.0, 2, ticks=5, patience=15.0, rests=True) is False
+
+
+def test_who_rests_without_beats_and_uses_cpu_is_alive() -> None:
+    pulse = Pulse()
+    assert pulse.beats(0.0, 1, patience=15.0)
+    for second in range(8, 60):
+        assert pulse.feel(float(second), 1, ticks=second, patience=15.0, rests=True) is None
+
+
+def test_who_stops_resting_is_not_stalled_because_its_last_beat_is_old() -> None:
+    pulse = Pulse()
+    assert pulse.beats(0.0, 1, patience=15.0)
+    assert pulse.feel(5.0, 1, ticks=9, patience=3.0) is None, (
+        "it leaves: no beat since 5 s, as is usual at rest"
+    )
+    assert pulse.feel(7.9, 1, ticks=9, patience=3.0) is None
+    assert pulse.feel(8.0, 1, ticks=9, patience=3.0) is True

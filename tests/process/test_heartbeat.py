@@ -1,0 +1,70 @@
+"""A heartbeat thread that rests, and the job that wakes it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from support.tree import wait_for
+
+from pgworkers import App
+from pgworkers.process.scoreboard import Scoreboard, State
+from pgworkers.settings import Settings
+from pgworkers.specs import QueueSpec
+from pgworkers.worker import heartbeat
+from pgworkers.worker.birth import Birth
+from pgworkers.worker.heartbeat import TIRED, Heartbeat
+from pgworkers.worker.outbox import Outbox
+
+BEAT = 0.001
+
+
+@pytest.fixture
+def resting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Heartbeat, threading.Thread]]:
+    """A heartbeat after enough beats without a job, in a rest without end."""
+    monkeypatch.setattr(heartbeat, "REST", 1_000_000)
+    ours, theirs = socket.socketpair()
+    slot = Scoreboard(1)[0]
+    slot.state = State.IDLE
+    settings = Settings(heartbeat=BEAT)
+    birth = Birth(App(), settings, QueueSpec("default"), 0, slot, theirs, -1, -1, -1, os.getppid())
+    beats = Heartbeat(birth, Outbox(theirs))
+    with ours, theirs:
+        for _ in range(TIRED):
+            beats._sleep(BEAT)
+        assert not beats._resting, "whoever has just had a job beats as ever"
+        thread = threading.Thread(target=beats._sleep, args=(BEAT,), daemon=True)
+        thread.start()
+        wait_for(lambda: beats._resting)
+        yield beats, thread
+        beats.wake()
+        thread.join(60)
+
+
+def test_a_job_ends_the_rest_at_once(resting: tuple[Heartbeat, threading.Thread]) -> None:
+    beats, thread = resting
+    assert thread.is_alive()
+    beats.wake()
+    thread.join(60)
+    assert not thread.is_alive(), "the rest would have taken a quarter of an hour"
+
+
+def test_without_the_wake_it_would_rest_on(resting: tuple[Heartbeat, threading.Thread]) -> None:
+    _, thread = resting
+    thread.join(0.05)
+    assert thread.is_alive()
+
+
+def test_waking_one_that_does_not_rest_means_nothing(resting: tuple[Heartbeat, threading.Thread]) -> None:
+    beats, thread = resting
+    for _ in range(5):
+        beats.wake()
+    thread.join(60)
+    beats._resting = True  # as if it had timed out between our look and our word
+    beats.wake()
+    beats._resting = True
+    beats.wake()
+    assert not beats._resting
