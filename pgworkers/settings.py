@@ -66,7 +66,10 @@ class Settings:
     leader_retry: float = _duration(2.0, "How often a host that does not lead tries to.")
     prune: float = _duration(60.0, "How often finished jobs past their queue's retention are deleted.")
     promote: float = _duration(2.0, "How often the leader looks for what is due when nobody told it.")
-    depth: float = _duration(5.0, "How often the leader counts what waits in each queue, for the gauges.")
+    depth: float = _duration(
+        5.0,
+        "How often the leader counts what waits in each queue, for the gauges; a slow count rests 50 times as long.",
+    )
     poll: float = _duration(2.0, "How often a queue is looked at when no notification arrives.")
     upkeep: float = _duration(3600.0, "How often partitions are made ahead and old ones dropped.")
     statement_timeout: float = _duration(5.0, "The longest any control statement may take.")
