@@ -39,6 +39,8 @@ DAYS_AHEAD = 3
 SOONEST = 0.02
 #: Seconds; a schedule that is due and cannot fire (another session holds its row) is not tried more often.
 BETWEEN_TICKS = 0.1
+#: Where nothing is scheduled, expires or waits for its batch, a look is so many times rarer: what comes is notified.
+NOTHING = 2
 #: What only looks rests at least this many times as long as it took.
 SHARE = 50
 
@@ -163,7 +165,10 @@ class Duties:
             if name in self.all:
                 duty = self.all[name]
                 duty.due = inf if within is None else max(now + within, duty.done + duty.every)
-        return sum(within is not None for within in seen.values())
+        some = sum(within is not None for within in seen.values())
+        if not some:
+            self.all["look"].due = now + NOTHING * self.all["look"].every
+        return some
 
     async def _promote(self) -> int:
         total = 0
@@ -180,7 +185,10 @@ class Duties:
 
     async def _rescue(self) -> int:
         """Only a host that has itself renewed without a gap may call others lost: an outage must not be a mass rescue."""
-        return await rescue_all(self._asker, self._host, self._facts, self._may_rescue)
+        rescued = await rescue_all(self._asker, self._host, self._facts, self._may_rescue)
+        if rescued:
+            self.heard()  # they are scheduled now
+        return rescued
 
     async def _sweep(self) -> int:
         return await self._asker.ask(host.sweep()) if self._may_rescue() else 0

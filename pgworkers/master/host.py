@@ -104,6 +104,7 @@ class Host:
             registration=self.registration,
             on_notice=self._noticed,
             on_renewed=self._renewed,
+            settled=lambda: view.settled(self),
         )
         self.leadership = Leadership(self.id, self.lines["leadership"], facts, settings, self._unbroken)
         self.duties = Duties(
@@ -303,7 +304,7 @@ class Host:
             self.requests.poke()
         if kind == "watch":
             self.renewal.watch()
-        if kind in ("due", "queue"):
+        if kind in ("due", "queue", "reconnected"):
             self.duties.heard()
         if kind == "batch":
             self.settling.heard(what)

@@ -23,7 +23,7 @@ from pgworkers.master.line import Line, LineDown
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
-#: A young host renews every second, so that operators see its workers as they come up.
+#: A young host renews every second, so that operators see its workers as they come up, and no longer than it takes them.
 FRESH = 10.0
 #: So does one that somebody watches (`pgworkers top`), for so long after each word of theirs.
 WATCHED = 10.0
@@ -32,9 +32,10 @@ WATCHED = 10.0
 View = tuple[str, str, float, int]  # state, workers as JSON, load, cores
 
 
-def period(now: float, born: float, watched: float, renew: float) -> float:
-    """Seconds until the next renewal. Pure."""
-    return min(1.0, renew) if now - born < FRESH or now < watched else renew
+def period(now: float, born: float, watched: float, renew: float, *, settled: bool = False) -> float:
+    """Seconds until the next renewal; `settled`: all workers are up, and this one said so. Pure."""
+    fresh = now - born < FRESH and not settled
+    return min(1.0, renew) if fresh or now < watched else renew
 
 
 class Unbroken:
@@ -69,6 +70,7 @@ class Renewal:
         registration: Callable[[], Query[Any]],
         on_notice: Callable[[str], None],
         on_renewed: Callable[[float], None],
+        settled: Callable[[], bool] = lambda: False,
     ) -> None:
         self._host = host
         self._line = line
@@ -79,6 +81,7 @@ class Renewal:
         self._registration = registration
         self._on_notice = on_notice
         self._on_renewed = on_renewed  # with the time of its sending, on CLOCK_BOOTTIME
+        self._settled = settled  # have all workers come up?
         self._due = self._sent = self._watched = 0.0
         self._born = monotonic()
         self.unbroken = Unbroken(2 * settings.renew + settings.statement_timeout)
@@ -124,13 +127,14 @@ class Renewal:
     async def once(self) -> None:
         """Renew now, and act on what comes back."""
         sent, sent_boottime = monotonic(), boottime()
+        settled = self._settled()
         renewed = await self._line.ask(renew(self._host, self._dispatch.held_keys(), *self._view()))
         if not renewed.known:
             # The row was swept while this host was away. Its jobs are lost; the host begins anew under the same id.
             await self._line.ask(self._registration())
             self._on_notice("reconnected")
         self._sent = sent
-        self._due = sent + period(sent, self._born, self._watched, self._settings.renew)
+        self._due = sent + period(sent, self._born, self._watched, self._settings.renew, settled=settled)
         self.unbroken.renewed(sent)
         self._on_renewed(sent_boottime)
         self._dispatch.alone = renewed.alone

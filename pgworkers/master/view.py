@@ -81,6 +81,12 @@ def title(host: Host) -> str:
     return f"pgworkers: master {host.plan.app.name} [{state}] {busy}/{total} busy"
 
 
+def settled(host: Host) -> bool:
+    """Are as many workers up as are wanted?"""
+    up = [worker for worker in host.dispatch.all_workers() if worker.state in READY]
+    return len(up) >= sum(host.supervisors.target(queue) for queue in host.dispatch.desks)
+
+
 class Scrapes:
     """The text of /metrics. However many ask at once, it is made a few times a second."""
 

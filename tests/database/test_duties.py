@@ -10,10 +10,11 @@ import psycopg
 import pytest
 from support.leader import PATIENT
 
+from pgworkers.clock import monotonic
 from pgworkers.events import DutyDone, DutyFailed, Fact
 from pgworkers.facts import Facts
 from pgworkers.job.claim import Wants, claim
-from pgworkers.master.duties import Duties
+from pgworkers.master.duties import NOTHING, SOONEST, Duties
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.line import Line
 from pgworkers.master.rescuing import BATCH as RESCUE_BATCH
@@ -33,6 +34,33 @@ def perform(dsn: str, duty: str, *, may_rescue: bool) -> int:
             await line.close()
 
     return asyncio.run(once())
+
+
+@pytest.mark.parametrize("something", [False, True])
+def test_where_nothing_is_scheduled_looks_are_rarer_until_somebody_says_so(
+    db: Db, dsn: str, something: bool
+) -> None:
+    if something:
+        db.execute("SELECT pgworkers.enqueue('work', run_at => now() + interval '1 hour')")
+
+    async def story() -> tuple[float, float]:
+        line = Line("duty", dsn, PATIENT, Facts())
+        duties = Duties(str(uuid4()), line, Facts(), PATIENT, lambda: True)
+        look = duties.all["look"]
+        try:
+            look.done = began = monotonic()
+            look.due = began + look.every  # as the loop does before it performs
+            await duties.perform("look")
+            later = look.due - began
+            duties.heard()
+            return later, look.due - monotonic()
+        finally:
+            await line.close()
+
+    later, heard = asyncio.run(story())
+    every = PATIENT.promote
+    assert later == pytest.approx(every) if something else later >= NOTHING * every
+    assert heard <= SOONEST, "a notification makes it due at once"
 
 
 @pytest.mark.parametrize(("may_rescue", "left"), [(True, 0), (False, 2 * RESCUE_BATCH + 1)])

@@ -346,7 +346,8 @@ def test_times_are_short() -> None:
 def test_a_watched_host_writes_its_view_every_second_for_a_while() -> None:
     born, renew = 0.0, 5.0
     assert period(FRESH - 0.1, born, 0.0, renew) == 1.0
+    assert period(FRESH - 0.1, born, 0.0, renew, settled=True) == renew, "all of its workers were seen"
     assert period(100.0, born, 0.0, renew) == renew
-    assert period(100.0, born, 100.0 + WATCHED, renew) == 1.0
+    assert period(100.0, born, 100.0 + WATCHED, renew, settled=True) == 1.0
     assert period(100.0 + WATCHED, born, 100.0 + WATCHED, renew) == renew
     assert period(100.0, born, 101.0, 0.5) == 0.5
