@@ -63,7 +63,7 @@ class Rates:
 
     def give_back(self) -> None:
         """After a job: what it took ahead is for others. Not worth a job: a failure is only said."""
-        for rate in list(self._known.values()):
+        for rate in list(self._known.values()) if self._known else ():
             if not len(rate.stock):
                 continue
             try:

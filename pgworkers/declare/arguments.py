@@ -25,6 +25,7 @@ from pgworkers.errors import ArgumentError, UnfitArguments, UsageError
 from pgworkers.payload import NotJson, carries, decoder, encode
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL)
+_NONE: dict[str, Any] = {}
 _RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -141,6 +142,8 @@ class Arguments:
     def decode(self, text: bytes) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """JSON as a call; UnfitArguments when it does not fit (enqueued by SQL, or by an older deploy)."""
         try:
+            if self._by_place:
+                return msgspec.structs.astuple(self._struct.decode(text)), _NONE
             values = self._decode(text)
         except msgspec.ValidationError as exc:
             reason = _where(exc)
@@ -190,6 +193,12 @@ class Arguments:
         return self._rest is None and not any(
             p.kind in _POSITIONAL for p in self.signature.parameters.values()
         )
+
+    @cached_property
+    def _by_place(self) -> bool:
+        """Are all of them stored, and can they be given by place?"""
+        given = self.signature.parameters.values()
+        return self._plain is not None and all(p.default is Parameter.empty for p in given)
 
     @cached_property
     def _rest(self) -> Parameter | None:

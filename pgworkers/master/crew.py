@@ -14,8 +14,8 @@ from math import inf
 
 from pgworkers.clock import monotonic
 from pgworkers.master.held import Held
-from pgworkers.process import tickets
-from pgworkers.process.frames import Frame, Reader
+from pgworkers.process import shelf, tickets
+from pgworkers.process.frames import Frame, FrameError, Reader
 from pgworkers.supervisor.messages import Command
 
 _CHUNK = 1 << 18
@@ -30,7 +30,7 @@ class Worker:
         slot: int,
         pid: int,
         version: str,
-        channel: tuple[socket.socket, int, int],
+        channel: tuple[socket.socket, int, int, int],
         on_frames: Callable[[Worker, list[Frame]], None],
         on_end: Callable[[Worker], None],
         tell: Callable[[Command], None],
@@ -52,7 +52,7 @@ class Worker:
         self.ends_at = inf  # the present job, if it is foreseen
         self.jobs = 0
         self._sock: socket.socket | None = channel[0]
-        _, self._reads, self._writes = channel
+        _, self._reads, self._writes, self._shelf = channel
         self._reader = Reader()
         self._unsent = bytearray()
         self._deaf = False  # it reads no more; what it had reported is still to be read
@@ -149,10 +149,16 @@ class Worker:
 
     # -- the socket ------------------------------------------------------------------------------------------------------
 
-    def drain_frames(self) -> None:
-        """Read what a dead worker had still sent, so that a report beats the news of its death."""
+    def catch_up(self) -> None:
+        """Hear all that it has to say, sent or not: a report beats the news of a death, and any guess of ours."""
         while self._sock is not None and self._receive():
             pass
+        waiting = shelf.read(self._shelf) if self._shelf >= 0 else b""
+        if waiting:
+            try:
+                self._on_frames(self, Reader().feed(waiting))
+            except FrameError:
+                pass  # it died of writing where it should not: its jobs end as those of a crash
 
     def hang_up(self) -> None:
         """Close the socket and the pipe: an idle worker leaves, a busy one is left to its supervisor."""
@@ -169,9 +175,10 @@ class Worker:
     def bury(self) -> None:
         """It is dead: nothing of its channel is left."""
         self.hang_up()
-        if self._reads >= 0:
-            os.close(self._reads)
-            self._reads = -1
+        for fd in (self._reads, self._shelf):
+            if fd >= 0:
+                os.close(fd)
+        self._reads = self._shelf = -1
         self.become("gone")
 
     def leave(self) -> None:

@@ -143,7 +143,7 @@ class Dispatch(Handing):
     def died(self, worker: Worker, died: Died) -> Verdict | None:
         """A worker is gone. What it had reported counts; otherwise its death is the end of its job."""
         worker.become("gone")  # it gets nothing more, whatever is still read from it
-        worker.drain_frames()
+        worker.catch_up()
         desk = self.desks[worker.queue]
         if worker in desk.workers:
             desk.workers.remove(worker)
@@ -311,6 +311,7 @@ class Dispatch(Handing):
 
     def wish(self, worker: Worker, reason: str) -> None:
         """What the worker runs should stop."""
+        worker.catch_up()
         if worker.held is not None:
             self._wish(worker, worker.held, reason)
 

@@ -191,10 +191,13 @@ class Handing:
                         self._look_soon()
 
     def _look_at(self, desk: QueueDesk, worker: Worker, now: float) -> None:
-        head = worker.orders[0]
         ran = now - worker.since
         if ran < LOOK_EVERY:
             return
+        worker.catch_up()
+        if worker.since > now or not worker.orders:
+            return  # it was busy, not silent
+        head = worker.orders[0]
         unbegun = worker.unbegun()
         if unbegun < len(worker.orders):
             self._begun(head, worker.since)

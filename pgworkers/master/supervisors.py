@@ -236,13 +236,13 @@ class Supervisors:
             waiting.set_result((done, text))
 
     def _forked(self, supervisor: Supervisor, fact: Forked, fds: list[int]) -> None:
-        sock, reads, writes = fds
+        sock, reads, writes, shelf = fds
         worker = Worker(
             supervisor.queue,
             fact.slot,
             fact.pid,
             supervisor.version,
-            (socket.socket(fileno=sock), reads, writes),
+            (socket.socket(fileno=sock), reads, writes, shelf),
             self._dispatch.heard,
             self._dispatch.recover,
             supervisor.send,
@@ -290,7 +290,7 @@ class Supervisors:
         if killed:
             self._facts.tell(events.OrphansKilled(killed))
         for worker in supervisor.workers.values():
-            worker.drain_frames()
+            worker.catch_up()
             self._dispatch.recover(worker)
             if (self._leaving or not was_current) and worker.held is None:
                 worker.become("leaving")  # it was told to go with its supervisor

@@ -121,7 +121,6 @@ class Slot:
         self,
         job: int,
         lease: int,
-        *,
         started: int,
         deadline: int,
         memory: int,

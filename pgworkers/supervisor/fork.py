@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from pgworkers.app import App
-from pgworkers.process import faults, prctl, signals, tickets
+from pgworkers.process import faults, prctl, shelf, signals, tickets
 from pgworkers.process.scoreboard import Slot, State
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
@@ -37,7 +37,7 @@ class ForkRefused(RuntimeError):
 
 
 def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) -> tuple[Worker, list[int]]:
-    """Fork a worker. Returns it and what is the master's: its end of the socket, both ends of the ticket pipe.
+    """Fork a worker. Returns it and what is the master's: its end of the socket, both ends of the ticket pipe, the shelf.
 
     The caller sends them away, so that nobody but the master can write a ticket.
 
@@ -48,7 +48,7 @@ def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) ->
     if threads:
         raise ForkRefused(f"no worker was forked: this process has threads ({', '.join(threads)})")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    reads = writes = -1
+    reads = writes = page = -1
     capture = Capture(f"{nursery.queue.name}-{index}"[:200], nursery.settings.output_limit)
     slot.clear()
     slot.state = State.BOOTING
@@ -57,15 +57,16 @@ def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) ->
     sys.stderr and sys.stderr.flush()
     try:
         reads, writes = tickets.make()
+        page = shelf.make()
         with signals.all_blocked():  # until the child has handlers of its own
             pid = os.fork()
             if pid == 0:
                 not_ours = [*not_theirs, ours.fileno(), writes]
-                _child(nursery, index, slot, capture, theirs, reads, parent, not_ours)
+                _child(nursery, index, slot, capture, theirs, (reads, page), parent, not_ours)
     except OSError:
         ours.close()
         theirs.close()
-        for fd in {reads, writes} - {-1}:
+        for fd in {reads, writes, page} - {-1}:
             os.close(fd)
         capture.close()
         slot.clear()
@@ -75,7 +76,7 @@ def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) ->
         os.setpgid(pid, pid)  # the child does it too: whoever comes first
     except OSError:
         pass  # it has done so, or is dead
-    return Worker(index, pid, slot, capture), [ours.detach(), reads, writes]
+    return Worker(index, pid, slot, capture), [ours.detach(), reads, writes, page]
 
 
 def _child(
@@ -84,7 +85,7 @@ def _child(
     slot: Slot,
     capture: Capture,
     sock: socket.socket,
-    reads: int,
+    channel: tuple[int, int],
     parent: int,
     not_ours: list[int],
 ) -> NoReturn:
@@ -105,7 +106,8 @@ def _child(
             index=index,
             slot=slot,
             sock=sock,
-            tickets=reads,
+            tickets=channel[0],
+            shelf=shelf.Shelf(channel[1]),
             output=capture.output,
             dump=capture.dump,
             parent=parent,

@@ -25,7 +25,7 @@ from pgworkers.worker import outcome
 from pgworkers.worker.birth import Birth
 from pgworkers.worker.loop import Loop
 from pgworkers.worker.messages import Order, Report
-from pgworkers.worker.window import Ending, Window
+from pgworkers.worker.window import Carried, Ending, Window
 
 if TYPE_CHECKING:
     import psycopg
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 #: Verdicts that are no error of the span.
 GOOD = FREE | {Verdict.SUCCEEDED, Verdict.CANCELLED, Verdict.DISCARDED}
 _LONGEST = int(MAX_SECONDS * 1e9)
+_UNKNOWN = Ending(None, None)
+_REPORTING = int(State.REPORTING)
 _NEVER_AWAITED = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
 
 
@@ -70,22 +72,24 @@ class Feed:
 class Attempt:
     """The run of one order. `prepare`, then `run`, then `report`, each called once."""
 
+    # What most attempts never have is said here once: setting it for each of them costs as much as a handler's call.
+    ctx: Ctx | None = None
+    _ending = _UNKNOWN
+    _feed: Feed | None = None
+    _backends: Backends | None = None
+    _span: tracing.Consumer | None = None
+    _started = False
+    _too_late = False  # the deadline of the whole job passed while the order waited
+
     def __init__(self, birth: Birth, order: Order, job: int, lease: int, output_from: int) -> None:
         self._birth = birth
         self.order = order
         self._slot = birth.slot
         self.job = job
         self.lease = lease
-        self._began = time.monotonic()
+        self.began = time.monotonic()
         self._output_from = output_from
         self._task: Task[..., Any] | None = birth.app.tasks.get(order.task)
-        self._feed: Feed | None = None
-        self._ending = Ending(None, None)
-        self.ctx: Ctx | None = None
-        self._backends: Backends | None = None
-        self._started = False
-        self._too_late = False  # the deadline of the whole job passed while the order waited
-        self._span: tracing.Consumer | None = None
 
     def prepare(self, meter: Meter, fresh: bool) -> None:
         """The slot says whose job this is from here on; a death is now this job's. `fresh`: we were idle before it."""
@@ -95,28 +99,19 @@ class Attempt:
         if order.timeout is not None:
             own = now + int(min(max(0.0, order.timeout), MAX_SECONDS) * 1e9)
             deadline = min(deadline, own) if deadline else own
-        self._too_late = 0 < order.deadline <= now
-        cpu = int(meter.begin(self._began, fresh) * 1e6)
+        if 0 < order.deadline <= now:
+            self._too_late = True
+        cpu = int(meter.begin(self.began, fresh) * 1e6)
+        stall = int(order.stall_timeout * 1e9) if order.stall_timeout else 0
         self._slot.begin(
-            self.job,
-            self.lease,
-            started=now,
-            deadline=deadline,
-            memory=memory,
-            cpu=cpu,
-            output=self._output_from,
-            exclusive=int(order.exclusive),
-            stall=int((order.stall_timeout or 0.0) * 1e9),
+            self.job, self.lease, now, deadline, memory, cpu, self._output_from, int(order.exclusive), stall
         )
         faults.point("after_order")
-        if self._wants_context():
-            self._make_context()
-
-    def _wants_context(self) -> bool:
         try:
-            return self._task is not None and self._task.arguments.reserved is not None
+            if self._task is not None and self._task.arguments.reserved is not None:
+                self._make_context()
         except UsageError:
-            return False  # the call will say what is wrong with it
+            pass  # the call will say what is wrong with it
 
     def _make_context(self) -> None:
         order = self.order
@@ -137,7 +132,7 @@ class Attempt:
             connections=self,
         )
 
-    def run(self, window: Window, loop: Loop) -> None:
+    def run(self, window: Window) -> None:
         """The handler, unless somebody wants it stopped before it began."""
         if self._too_late or self._slot.wished(self.job, self.lease):
             return
@@ -146,7 +141,7 @@ class Attempt:
         if tracing.wanted():
             meta = msgspec.json.decode(order.meta) or {}
             self._span = tracing.attempting(order.task, order.queue, self.job, order.attempt, meta)
-        self._ending = window.run(self.job, self.lease, lambda: self._call(loop))
+        self._ending = window.run(self.job, self.lease, self._call)
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         return self._sessions().connect(**options)
@@ -171,11 +166,14 @@ class Attempt:
         task = self._task
         if task is None:
             raise AppNotLoaded(f"this worker's app has no task {self.order.task!r}; it was not run")
-        value = task.call(self.ctx, bytes(self.order.args))
-        if type(value) not in _NEVER_AWAITED and inspect.isawaitable(value):
-            self._slot.window = 2
-            value = loop.run(value)
-        return task.encode_result(value, self._birth.settings.result_limit)
+        try:
+            value = task.call(self.ctx, self.order.args)
+            if type(value) not in _NEVER_AWAITED and inspect.isawaitable(value):
+                self._slot.window = 2
+                value = loop.run(value)
+            return task.encode_result(value, self._birth.settings.result_limit)
+        except StopIteration as error:
+            raise Carried from error
 
     def report(self) -> Report:
         """What the master will hear. Reads texts of user code, so the ladder may still climb until it is done."""
@@ -231,15 +229,10 @@ class Attempt:
         data = memfd.between(birth.output, self._output_from, end, birth.settings.output_limit)
         return data.decode("utf-8", "replace") or None
 
-    def took(self) -> float:
-        """Seconds since it began."""
-        return time.monotonic() - self._began
-
     def finish(self, report: Report, meter: Meter, *, brief: bool) -> None:
         """After the children were swept: their CPU time counts, too. `brief`: it was too short to have any."""
-        report.duration = round(time.monotonic() - self._began, 6)
-        cpu, report.peak_rss = meter.end(brief=brief)
-        report.cpu = round(cpu, 6)
+        report.duration = time.monotonic() - self.began
+        report.cpu, report.peak_rss = meter.end(brief=brief)
         if report.outcome == "stopped" and self._slot.asked:
             report.stopped = round(max(0.0, (scoreboard.now() - self._slot.asked) / 1e9), 6)
         if self.ctx is not None:
@@ -255,12 +248,12 @@ class Attempt:
         """Let go of what the handler left: an exception holds every frame it went through, and all they had."""
         if self._ending.raised is not None:
             traceback.clear_frames(self._ending.raised.__traceback__)
-            self._ending = Ending(None, None)
+            self._ending = _UNKNOWN
             gc.collect()  # frames and exceptions like to hold each other; the app itself is frozen and costs nothing
 
     def release_slot(self) -> None:
         """No wish can undo what is done from here on."""
-        self._slot.state = State.REPORTING
+        self._slot.state = _REPORTING
 
 
 def _flush_streams() -> None:

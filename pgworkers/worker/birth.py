@@ -15,6 +15,7 @@ from typing import Any
 from pgworkers.app import App
 from pgworkers.process import limits, signals
 from pgworkers.process.scoreboard import Slot
+from pgworkers.process.shelf import Shelf
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
 
@@ -30,6 +31,7 @@ class Birth:
     slot: Slot
     sock: socket.socket
     tickets: int  # reading end of the pipe that says which order may begin
+    shelf: Shelf  # for reports that are not sent yet
     output: int  # descriptor of the capture file
     dump: int  # descriptor that stacks are written to
     parent: int

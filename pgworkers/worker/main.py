@@ -28,11 +28,12 @@ from pgworkers.worker.inbox import Inbox
 from pgworkers.worker.loop import Loop
 from pgworkers.worker.messages import NULL, Kind, Order, Report, done
 from pgworkers.worker.outbox import Outbox
-from pgworkers.worker.tidy import Tidy, stop_timers, sweep
+from pgworkers.worker.tidy import BRIEF, Tidy, stop_timers, sweep
 from pgworkers.worker.window import Window
 
 #: After a job that needed so many bytes more than there were before it, memory is given back.
 RELEASE = 16 << 20
+_DONE = int(Kind.DONE)  # with every job: to ask an enum takes longer
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Order).decode
 
@@ -56,7 +57,7 @@ class Worker:
     def __init__(self, birth: Birth) -> None:
         self._birth = birth
         self._slot = birth.slot
-        self._outbox = Outbox(birth.sock)
+        self._outbox = Outbox(birth.sock, birth.shelf)
         self._inbox = Inbox(birth.sock, birth.tickets, self._rest)
         self._loop = Loop()
         self._window = Window(birth.slot, self._loop, birth.dump)
@@ -66,6 +67,7 @@ class Worker:
         self._spared: set[int] = set()  # children that start hooks made
         self._pid = os.getpid()
         self._jobs_left = _jittered(birth.queue.max_jobs)
+        self._brief: set[str] = set()  # tasks whose last job was over at once
 
     def start(self) -> None:
         self._window.install()
@@ -107,9 +109,11 @@ class Worker:
         ) as error:  # too deep, too large, not what an order looks like: no attempt can do better
             self._refuse(frame, error)
             return False
+        if attempt.ctx is not None or order.task not in self._brief:
+            self._outbox.send_waiting()  # nobody knows how long this one takes
         self._heartbeat.attempt = attempt
         self._heartbeat.wake()
-        attempt.run(self._window, self._loop)
+        attempt.run(self._window)
         if os.getpid() != self._pid:
             os._exit(0)  # a child that the handler forked and that returned from it
         attempt.close_sessions()
@@ -117,14 +121,18 @@ class Worker:
         report = attempt.report()
         attempt.forget()
         attempt.release_slot()
-        self._put_back(report, attempt.took())
-        with self._outbox.lock:
+        now = time.monotonic()
+        self._put_back(report, now - attempt.began, now)
+        if attempt.ctx is None:  # the heartbeat says nothing of it
             self._heartbeat.attempt = None
+        else:
+            with self._outbox.lock:
+                self._heartbeat.attempt = None
         attempt.finish(report, self._meter, brief=self._tidy is not None and self._tidy.brief)
         said = attempt.ctx.take_metrics() if attempt.ctx is not None else None
         if said is not None:
             self._outbox.send(frames.encode(Kind.METRICS, frame.job, frame.lease, said))
-        self._send(frame, report)
+        self._send(frame, order.task, report)
         faults.point("after_report")
         self._slot.end()
         if self._meter.grew > RELEASE:
@@ -144,13 +152,22 @@ class Worker:
             return None
         return attempt.job, attempt.order.task, attempt.order.queue, attempt.order.attempt
 
-    def _send(self, frame: Frame, report: Report) -> None:
-        """In the short form, if it says it all."""
+    def _send(self, frame: Frame, task: str, report: Report) -> None:
+        """In the short form, if it says it all; and of very short jobs many at once."""
         plain = report.outcome == "done" and not report.last and report.progress is NULL
         if plain and report.checkpoint is NULL and report.children is NULL:
-            body = done(report.duration, report.cpu, report.peak_rss, bytes(report.result))
-            self._outbox.send(frames.encode(Kind.DONE, frame.job, frame.lease, body))
+            body = done(report.duration, report.cpu, report.peak_rss, report.result)
+            end = frames.encode(_DONE, frame.job, frame.lease, body)
+            if report.duration < BRIEF:
+                self._brief.add(task)
+            else:
+                self._brief.discard(task)
+            if self._tidy is not None and self._tidy.brief:
+                self._outbox.lay(end)
+            else:
+                self._outbox.send(end)
         else:
+            report.duration, report.cpu = round(report.duration, 6), round(report.cpu, 6)
             self._outbox.send(frames.encode(Kind.REPORT, frame.job, frame.lease, _encode(report)))
 
     def _refuse(self, frame: Frame, error: Exception) -> None:
@@ -161,14 +178,15 @@ class Worker:
         self._slot.end()
 
     def _rest(self) -> bool:
+        self._outbox.send_waiting()
         return self._tidy is None or self._tidy.rest()
 
-    def _put_back(self, report: Report, took: float) -> None:
+    def _put_back(self, report: Report, took: float, now: float) -> None:
         """Undo what the handler changed, and decide whether this process may have another job."""
         if self._tidy is None:
             stop_timers()
             sweep(self._spared)  # its children's CPU time is its own
-        fit = self._tidy is not None and self._tidy.restore(took, time.monotonic()) and not self._loop.stuck
+        fit = self._tidy is not None and self._tidy.restore(took, now) and not self._loop.stuck
         if self._jobs_left is not None:
             self._jobs_left -= 1
         report.last = not fit or self._jobs_left == 0 or self._too_large()

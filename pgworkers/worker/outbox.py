@@ -1,5 +1,7 @@
 """Frames to the master, from the main thread and from the heartbeat thread.
 
+What can wait lies on the shelf until something is sent: the kernel keeps it if we are killed.
+
 The main thread may wait for the master; the heartbeat never does: a beat that waits is no beat. What the
 socket did not take of a frame is kept and goes first next time.
 """
@@ -9,18 +11,35 @@ from __future__ import annotations
 import socket
 import threading
 
+from pgworkers.process.shelf import Shelf
+
 
 class Outbox:
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, shelf: Shelf) -> None:
         self._sock = sock
+        self._shelf = shelf
         self._rest = b""
         self.lock = threading.Lock()
 
     def send(self, frame: bytes) -> None:
-        """All of it, however long the master takes. Raises OSError when nobody reads any more."""
+        """All of it, after what waits on the shelf, however long the master takes.
+
+        Raises OSError when nobody reads any more.
+        """
         with self.lock:
             rest, self._rest = self._rest, b""
-            self._sock.sendall(rest + frame)
+            self._sock.sendall(rest + self._shelf.lying() + frame)
+        self._shelf.clear()
+
+    def lay(self, frame: bytes) -> None:
+        """From the main thread: to be sent with what comes next, and soon."""
+        if not self._shelf.lay(frame):
+            self.send(frame)
+
+    def send_waiting(self) -> None:
+        """What lies on the shelf."""
+        if self._shelf.used:
+            self.send(b"")
 
     def is_clear(self) -> bool:
         """With the lock held: would a frame be the next thing on the wire?"""

@@ -49,6 +49,8 @@ class Tidy:
         self._umask = os.umask(0o077)
         os.umask(self._umask)
         self._environ = dict(os.environb)
+        # the environment's own dictionary: comparing it decodes nothing
+        self._data: dict[bytes, bytes] = os.environb._data  # type: ignore[attr-defined]
         self._handlers = list(map(_c_signal.getsignal, _SIGNALS))
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         self._limits = list(map(getrlimit, _RLIMITS))
@@ -65,9 +67,8 @@ class Tidy:
 
     def restore(self, took: float, now: float) -> bool:
         """Put everything back after a job of so many seconds. False: this process is not fit for another job."""
-        noted = noting.take()
-        self.brief = took < BRIEF and now < self._next_look and not noted
-        if not self.brief:
+        brief = self.brief = not noting.take() and took < BRIEF and now < self._next_look
+        if not brief:
             fit = self._restore_everything()
             self._next_look = now + LOOK_EVERY
             noting.take()  # of what we did ourselves
@@ -112,7 +113,7 @@ class Tidy:
             return True  # the handler went into a directory and removed it
 
     def _restore_python(self) -> None:
-        if _environ() != self._environ:
+        if self._data != self._environ:
             for name in set(os.environb) - set(self._environ):
                 del os.environb[name]
             for name, value in self._environ.items():
@@ -175,11 +176,6 @@ def sweep(spared: set[int]) -> bool:
         if time.monotonic() > give_up:
             return False
         time.sleep(_STEP)
-
-
-def _environ() -> dict[bytes, bytes]:
-    """The environment's own dictionary: comparing it decodes nothing."""
-    return os.environb._data  # type: ignore[attr-defined,no-any-return]
 
 
 def _stdlib_servants() -> set[int]:

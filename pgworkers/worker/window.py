@@ -6,7 +6,8 @@ is open and the wish in the slot names the very job and lease inside it, and onc
 
 `run` calls the handler through `map`, whose C code puts the return value into the box with no bytecode between:
 either the handler was interrupted, or its result is there. A stop that comes a moment later finds the box
-full and changes nothing: a finished handler wins over a late cancel.
+full and changes nothing: a finished handler wins over a late cancel. What it calls must hand on a StopIteration
+as `Carried`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Ending(NamedTuple):
     raised: BaseException | None
 
 
-class _Carried(Exception):
+class Carried(Exception):
     """A StopIteration on its way through `map`, which would take it for its own end."""
 
 
@@ -37,6 +38,7 @@ class Window:
         self._slot = slot
         self._loop = loop
         self._dump = dump
+        self._loops = (loop,)
         self._job = 0
         self._lease = 0
         self._open = False
@@ -58,24 +60,17 @@ class Window:
         if not self._loop.interrupt():
             raise JobStopped(Reason(reason).word)
 
-    def run(self, job: int, lease: int, call: Callable[[], bytes]) -> Ending:
+    def run(self, job: int, lease: int, call: Callable[[Loop], bytes]) -> Ending:
         """Call the handler with the window open."""
         box: list[bytes] = []
         raised: BaseException | None = None
-
-        def carrying(_: None) -> bytes:
-            try:
-                return call()
-            except StopIteration as error:
-                raise _Carried from error
-
         try:
             try:
                 self._job, self._lease = job, lease
                 self._slot.window = 1
                 self._open = True
-                box.extend(map(carrying, (None,)))
-            except _Carried as carried:
+                box.extend(map(call, self._loops))
+            except Carried as carried:
                 raised = carried.__cause__
             except BaseException as error:
                 raised = error

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pgworkers.process import frames, tickets, tree
+from pgworkers.process import frames, shelf, tickets, tree
 from pgworkers.process.packets import Packets
 from pgworkers.process.titles import ROOM
 from pgworkers.settings import Settings
@@ -84,14 +84,25 @@ class Crewman:
     def __init__(self, slot: int, pid: int, channel: list[int]) -> None:
         self.slot = slot
         self.pid = pid
-        fd, self.reads, self.writes = channel
+        fd, self.reads, self.writes, self.shelf = channel
         self.sock = socket.socket(fileno=fd)
         self.sock.setblocking(False)
         self._reader = frames.Reader()
         self._frames: list[frames.Frame] = []
+        self._early: set[tuple[int, int]] = set()  # ends that were read from the shelf and will come again
+        self._sent: set[tuple[int, int]] = set()  # that have come, though they may lie there a moment longer
         self.closed = False
 
     def pump(self) -> None:
+        lying = shelf.read(self.shelf) if self.shelf >= 0 else b""
+        self._receive()
+        for frame in frames.Reader().feed(lying):
+            key = frame.job, frame.lease
+            if key not in self._early | self._sent:
+                self._early.add(key)
+                self._frames.append(as_report(frame))
+
+    def _receive(self) -> None:
         while not self.closed:
             try:
                 data = self.sock.recv(1 << 16)
@@ -102,7 +113,13 @@ class Crewman:
             if not data:
                 self.closed = True
                 return
-            self._frames += map(as_report, self._reader.feed(data))
+            for frame in self._reader.feed(data):
+                key = frame.job, frame.lease
+                self._sent.add(key)
+                if key in self._early:
+                    self._early.remove(key)
+                else:
+                    self._frames.append(as_report(frame))
 
     def take(self, kind: Kind, job: int = 0) -> frames.Frame | None:
         self.pump()
@@ -163,10 +180,10 @@ class Crewman:
     def close(self) -> None:
         """The whole channel: an idle worker leaves."""
         self.sock.close()
-        for fd in (self.reads, self.writes):
+        for fd in (self.reads, self.writes, self.shelf):
             if fd >= 0:
                 os.close(fd)
-        self.reads = self.writes = -1
+        self.reads = self.writes = self.shelf = -1
 
     def run(self, job: int, task: str, **how: Any) -> Report:
         self.order(job, task, **how)

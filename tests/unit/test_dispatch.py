@@ -12,16 +12,23 @@ import pytest
 from pgworkers.clock import monotonic
 from pgworkers.facts import Facts
 from pgworkers.job.claim import Claimed
+from pgworkers.job.state import Verdict
 from pgworkers.master import desk
 from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.ends import Ends
 from pgworkers.master.line import Line
 from pgworkers.master.pace import AHEAD
-from pgworkers.process import frames, tickets
+from pgworkers.process import frames, shelf, tickets
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec, TaskSpec
+from pgworkers.supervisor.messages import Died
+from pgworkers.worker import messages
 from pgworkers.worker.messages import Kind
+
+
+def done(job: int) -> bytes:
+    return frames.encode(Kind.DONE, job, 1, messages.done(0.0001, 0.0001, 1, b"null"))
 
 
 class Stage:
@@ -43,12 +50,14 @@ class Stage:
         ours, self.theirs = socket.socketpair()
         reads, writes = tickets.make()
         self.takes = os.dup(reads)
+        page = shelf.make()
+        self.shelf = shelf.Shelf(os.dup(page))
         self.worker = Worker(
             "default",
             0,
             os.getpid(),
             "v1",
-            (ours, reads, writes),
+            (ours, reads, writes, page),
             self.dispatch.heard,
             self.dispatch.recover,
             lambda command: None,
@@ -58,6 +67,10 @@ class Stage:
 
     def says(self, kind: Kind) -> None:
         self.dispatch.heard(self.worker, [frames.Frame(kind, 0, 0, b"")])
+
+    def lays(self, *ids: int) -> None:
+        for job in ids:
+            assert self.shelf.lay(done(job))
 
     def claims(self, *ids: int) -> None:
         self.dispatch.take(
@@ -220,5 +233,54 @@ def test_what_no_worker_takes_goes_to_the_other_hosts_if_there_are_any(
         now[0] += desk.ALONE
         stage.dispatch._give_back_waiting()
         assert stage.released() == [2, 3], "alone, too, they do not stay for ever: something urgent may come"
+
+    play(scene)
+
+
+def test_an_end_that_was_not_sent_is_heard_when_the_next_job_runs_long() -> None:
+    async def run() -> None:
+        stage = Stage()
+        try:
+            stage.dispatch._pace.learn("work", 0.0001)
+            stage.claims(1, 2, 3)
+            assert [tickets.wait(stage.takes)[0] for _ in range(2)] == [(1, 1), (2, 1)]
+            stage.lays(1)
+            while len(stage.worker.orders) == 3:  # it looks at who is silent
+                await asyncio.sleep(0.001)
+            assert [held.claimed.id for held in stage.worker.orders] in ([2, 3], [2]), "3 may be taken back"
+            jobs = stage.worker.jobs
+            stage.theirs.sendall(done(1))  # now it is sent as well
+            stage.worker.catch_up()
+            assert (jobs, stage.worker.jobs) == (1, 1), "it has ended once"
+        finally:
+            stage.close()
+
+    asyncio.run(run())
+
+
+def test_the_ends_that_a_dead_worker_had_not_sent_count() -> None:
+    def scene(stage: Stage) -> None:
+        stage.dispatch._pace.learn("work", 0.0001)
+        stage.claims(1, 2, 3, 4)
+        for job in (1, 2, 3):
+            assert tickets.wait(stage.takes) == ((job, 1), False)
+        stage.theirs.sendall(done(1)[:30])  # killed while it sent the first, and ran the third
+        stage.lays(1, 2)
+        stage.theirs.close()
+        died = Died(0, os.getpid(), 3, 1, "SIGKILL", 9, ready=True)
+        assert stage.dispatch.died(stage.worker, died) is Verdict.CRASH
+        assert stage.worker.jobs == 2, "two have ended, one was running"
+        assert [held.claimed.id for held in stage.desk.buffer] == [4], "the last was not begun"
+
+    play(scene)
+
+
+def test_nonsense_on_the_shelf_of_a_dead_worker_is_not_read() -> None:
+    def scene(stage: Stage) -> None:
+        stage.claims(1)
+        assert tickets.wait(stage.takes) == ((1, 1), False)
+        stage.shelf.lay(b"\xff" * 100)
+        assert stage.dispatch.died(stage.worker, Died(0, os.getpid(), 1, 1, "SIGSEGV", 11, ready=True))
+        assert stage.worker.state == "gone"
 
     play(scene)
