@@ -43,6 +43,8 @@ BETWEEN_TICKS = 0.1
 NOTHING = 2
 #: What only looks rests at least this many times as long as it took.
 SHARE = 50
+#: Seconds; but not longer, for it may have been slow because the database was away.
+STALE = 60.0
 
 
 @dataclass(slots=True)
@@ -220,7 +222,7 @@ class Duties:
         began = monotonic()
         seen = await self._asker.ask(depth.depth())
         duty, now = self.all["depth"], monotonic()
-        duty.due = max(duty.due, now + (now - began) * SHARE)
+        duty.due = max(duty.due, now + min((now - began) * SHARE, STALE))
         self._facts.tell(QueuesSeen(seen))
         return len(seen)
 

@@ -21,6 +21,15 @@ from pgworkers.master.line import Asker, LineDown
 from pgworkers.settings import Settings
 
 
+def pause(took: float, rescue: float, lease: float) -> float:
+    """Seconds until the next look, after one that took so long; pure.
+
+    While a vacuum is held back a look takes long, and is made less often. But how long it took is also how slow the
+    network was, and how long the database was away: so never less often than once in a lease.
+    """
+    return max(rescue, lease / 3, min(SHARE * took, lease))
+
+
 class Overlooked:
     def __init__(self, host: str, asker: Asker, dispatch: Dispatch, ends: Ends, settings: Settings) -> None:
         self._host = host
@@ -31,12 +40,10 @@ class Overlooked:
 
     async def run(self) -> None:
         took = 0.0
-        while (
-            True
-        ):  # none is younger than a lease; and while a vacuum is held back, a slow look is made less often
-            await asyncio.sleep(max(self._settings.rescue, self._settings.lease / 3, SHARE * took))
+        while True:
+            await asyncio.sleep(pause(took, self._settings.rescue, self._settings.lease))
             began = monotonic()
-            await self.give_back(self._settings.lease)
+            await self.give_back(self._settings.lease)  # none is younger than a lease
             took = monotonic() - began
 
     async def give_back(self, age: float) -> int:
