@@ -23,6 +23,9 @@ from pgworkers.settings import Settings
 
 #: At most one claim in so many takes the oldest jobs first.
 OUT_OF_TURN = 10
+#: After so many jobs, and so many seconds, that are handed over the loop has another turn.
+PIECE = 16
+TURN = 0.001
 
 
 class Claims:
@@ -80,9 +83,18 @@ class Claims:
                 continue
             if claimed:
                 self._facts.tell(ClaimedFact(len(claimed)))
-                self._dispatch.take(claimed)
+                await self._hand_over(claimed)
                 if self._more:
                     self._wake.set()  # the next claim finds out while these run
+
+    async def _hand_over(self, claimed: list[Claimed]) -> None:
+        """Each piece wakes workers who take the core from us, so whoever else waits for the loop has his turn in between."""
+        began = monotonic()
+        for start in range(0, len(claimed), PIECE):
+            if monotonic() - began > TURN:
+                await asyncio.sleep(0)
+                began = monotonic()
+            self._dispatch.take(claimed[start : start + PIECE])
 
     def _pause(self) -> float:
         now = monotonic()

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from typing import Any, cast
+
+from pgworkers.facts import Facts
 from pgworkers.job.claim import EVERYWHERE, HIGHEST, LOWEST, Claimed, Range
+from pgworkers.master.claims import PIECE, TURN, Claims
 from pgworkers.master.positions import LEVELS, SHARE, Positions
 from pgworkers.master.wakes import BUSY, LOOKS, QUIET, STEP, Wakes
+from pgworkers.settings import Settings
 
 
 def job(job_id: int, priority: int = 0, queue: str = "q") -> Claimed:
@@ -132,3 +139,32 @@ def test_a_slow_answer_does_not_keep_the_head_from_being_looked_at() -> None:
     assert positions.head_is_due(15.0)
     positions.took(3.0, 20.0, head=False, gates=True, jobs=0)
     assert positions.gates_are_due(25.0)
+
+
+def test_a_large_claim_is_handed_over_in_pieces_and_others_have_their_turn_in_between() -> None:
+    class Desk:
+        def __init__(self) -> None:
+            self.taken: list[int] = []
+
+        def take(self, claimed: list[int]) -> None:
+            assert len(claimed) <= PIECE
+            self.taken += claimed
+            time.sleep(2 * TURN)  # those who were woken have the core
+
+    async def story() -> tuple[list[int], list[int]]:
+        desk, seen = Desk(), list[int]()
+        claims = Claims("host", cast("Any", None), cast("Any", desk), Facts(), Settings())
+
+        async def other() -> None:
+            while len(desk.taken) < 5 * PIECE:
+                seen.append(len(desk.taken))
+                await asyncio.sleep(0)
+
+        waiting = asyncio.ensure_future(other())
+        await claims._hand_over(cast("Any", list(range(5 * PIECE))))
+        await waiting
+        return desk.taken, seen
+
+    taken, seen = asyncio.run(story())
+    assert taken == list(range(5 * PIECE)), "all of it, in its order"
+    assert {PIECE, 2 * PIECE, 3 * PIECE, 4 * PIECE} <= set(seen)
