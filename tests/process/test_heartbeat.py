@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from support.tree import wait_for
 
-from pgworkers import App
 from pgworkers.process.scoreboard import Scoreboard, State
-from pgworkers.settings import Settings
-from pgworkers.specs import QueueSpec
 from pgworkers.worker import heartbeat
-from pgworkers.worker.birth import Birth
 from pgworkers.worker.heartbeat import TIRED, Heartbeat
-from pgworkers.worker.outbox import Outbox
 
 BEAT = 0.001
 
@@ -26,13 +22,12 @@ BEAT = 0.001
 def resting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Heartbeat, threading.Thread]]:
     """A heartbeat after enough beats without a job, in a rest without end."""
     monkeypatch.setattr(heartbeat, "REST", 1_000_000)
-    ours, theirs = socket.socketpair()
     slot = Scoreboard(1)[0]
     slot.state = State.IDLE
-    settings = Settings(heartbeat=BEAT)
-    birth = Birth(App(), settings, QueueSpec("default"), 0, slot, theirs, -1, -1, -1, os.getppid())
-    beats = Heartbeat(birth, Outbox(theirs))
+    ours, theirs = socket.socketpair()
     with ours, theirs:
+        birth = cast("Any", SimpleNamespace(slot=slot, sock=theirs))  # a sleep needs no more of it
+        beats = Heartbeat(birth, cast("Any", None))
         for _ in range(TIRED):
             beats._sleep(BEAT)
         assert not beats._resting, "whoever has just had a job beats as ever"
