@@ -12,7 +12,7 @@ import asyncio
 import random
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -20,7 +20,7 @@ import msgspec
 from pgworkers.clock import monotonic
 from pgworkers.events import JobStarted, JobStopped, LeaseLost, StopWished, WorkerReady
 from pgworkers.facts import Facts
-from pgworkers.job.claim import Claimed, Wants
+from pgworkers.job.claim import Wants
 from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved
 from pgworkers.job.retry import Again
@@ -53,12 +53,11 @@ class Dispatch(Handing):
         want_claim: Callable[[], None],
         stop: Callable[[Worker, Held, str], None],
     ) -> None:
-        super().__init__(facts, queues, ends, want_claim)
-        self.tasks = tasks
+        super().__init__(facts, tasks, queues, ends, want_claim)
         self._batch = settings.claim_batch
         self._stop = stop
 
-    # -- what the claimer asks and brings ----------------------------------------------------------------------
+    # -- what the claimer asks ---------------------------------------------------------------------------------
 
     def wants(self) -> list[Wants]:
         """How many jobs of each queue this host could use now."""
@@ -66,25 +65,6 @@ class Dispatch(Handing):
             return []
         wanted = [(desk.name, desk.wanted(self._batch)) for desk in self.desks.values()]
         return [Wants(name, count) for name, count in wanted if count]
-
-    def take(self, claimed: Iterable[Claimed]) -> None:
-        fed: dict[str, QueueDesk] = {}
-        now = monotonic()
-        for job in claimed:
-            if (known := self.held.get(job.id)) is not None and known.claimed.lease == job.lease:
-                continue  # a failover lost the claim and this one gave its number again: it runs already
-            held = Held(job, self.tasks[job.task], now)
-            if job.cancelled:
-                self._end_unstarted(held, "cancel")
-            elif not self.claiming:
-                self._ends.release([held.key], "the host is draining")
-            else:
-                desk = fed[job.queue] = self.desks[job.queue]
-                desk.buffer.append(held)
-                self.held[job.id] = held
-        for desk in fed.values():
-            self.feed(desk)
-        self._watch_buffers()
 
     def give_back_all(self, why: str) -> None:
         """Everything that has not begun, wherever it waits."""
@@ -122,12 +102,6 @@ class Dispatch(Handing):
         self.reclaim(worker)
         if had and not worker.orders:
             self._go_on(desk, worker)
-
-    def adopt(self, tasks: dict[str, TaskSpec], queues: Mapping[str, QueueSpec]) -> None:
-        """A newer version of the app: other tasks, perhaps other queues."""
-        self.tasks = tasks
-        for name, spec in queues.items():
-            self.desks.setdefault(name, QueueDesk(spec)).spec = spec
 
     def joined(self, worker: Worker) -> None:
         self.desks[worker.queue].workers.append(worker)

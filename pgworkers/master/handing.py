@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from math import inf
 
 from pgworkers.clock import monotonic
 from pgworkers.events import JobStarted
 from pgworkers.facts import Facts
+from pgworkers.job.claim import Claimed
 from pgworkers.master import orders, verdict
 from pgworkers.master.crew import Worker
 from pgworkers.master.desk import ALONE, PATIENCE, QueueDesk
@@ -22,17 +24,24 @@ from pgworkers.master.ends import Ends
 from pgworkers.master.held import Held
 from pgworkers.master.lookout import GRACE, Seen, Step, due
 from pgworkers.master.pace import AHEAD, Pace, fits, room
-from pgworkers.specs import QueueSpec
+from pgworkers.specs import QueueSpec, TaskSpec
 from pgworkers.worker.messages import Report
 
 #: How often workers are looked at that have not reported for a while.
 LOOK_EVERY = 0.005
+UNKNOWN = "their task is not in this version of the app"
 
 
 class Handing:
     def __init__(
-        self, facts: Facts, queues: Mapping[str, QueueSpec], ends: Ends, want_claim: Callable[[], None]
+        self,
+        facts: Facts,
+        tasks: dict[str, TaskSpec],
+        queues: Mapping[str, QueueSpec],
+        ends: Ends,
+        want_claim: Callable[[], None],
     ) -> None:
+        self.tasks = tasks
         self.desks = {name: QueueDesk(spec) for name, spec in queues.items()}
         self.held: dict[int, Held] = {}  # every job of this host that has no end yet
         self.claiming = True
@@ -49,6 +58,41 @@ class Handing:
 
     def held_keys(self) -> list[tuple[int, int]]:
         return [held.key for held in self.held.values()]
+
+    def take(self, claimed: Iterable[Claimed]) -> None:
+        """What a claim has brought."""
+        fed: dict[str, QueueDesk] = {}
+        now = monotonic()
+        for job in claimed:
+            if (known := self.held.get(job.id)) is not None and known.claimed.lease == job.lease:
+                continue  # a failover lost the claim and this one gave its number again: it runs already
+            spec = self.tasks.get(job.task)
+            if spec is None:  # the code was replaced while the claim was on its way
+                self._ends.release([(job.id, job.lease)], UNKNOWN)
+                continue
+            held = Held(job, spec, now)
+            if job.cancelled:
+                self._end_unstarted(held, "cancel")
+            elif not self.claiming:
+                self._ends.release([held.key], "the host is draining")
+            else:
+                desk = fed[job.queue] = self.desks[job.queue]
+                desk.buffer.append(held)
+                self.held[job.id] = held
+        for desk in fed.values():
+            self.feed(desk)
+        self._watch_buffers()
+
+    def adopt(self, tasks: dict[str, TaskSpec], queues: Mapping[str, QueueSpec]) -> None:
+        """A newer version of the app: other tasks, perhaps other queues."""
+        self.tasks = tasks
+        for name, spec in queues.items():
+            self.desks.setdefault(name, QueueDesk(spec)).spec = spec
+        for desk in self.desks.values():
+            strange = [held for held in desk.buffer if held.claimed.task not in tasks]
+            if strange:
+                desk.buffer = deque(held for held in desk.buffer if held.claimed.task in tasks)
+                self._release(strange, UNKNOWN)
 
     # -- giving ------------------------------------------------------------------------------------------------------
 
@@ -121,6 +165,8 @@ class Handing:
         for held in self._take_back(desk, worker):
             if held.wish is not None:
                 self._end_wished(held)
+            elif held.claimed.task not in self.tasks:
+                self._release([held], UNKNOWN)
             else:
                 kept.append(held)
         desk.buffer.extendleft(reversed(kept))
@@ -167,10 +213,13 @@ class Handing:
 
     def _release_buffer(self, desk: QueueDesk, why: str) -> None:
         if desk.buffer:
-            for held in desk.buffer:
-                self._forget(held)
-            self._ends.release([held.key for held in desk.buffer], why)
+            self._release(list(desk.buffer), why)
             desk.buffer.clear()
+
+    def _release(self, jobs: list[Held], why: str) -> None:
+        for held in jobs:
+            self._forget(held)
+        self._ends.release([held.key for held in jobs], why)
 
     # -- looking after what has not reported -------------------------------------------------------------------------
 

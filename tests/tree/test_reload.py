@@ -83,6 +83,27 @@ def test_reloads_under_load_lose_and_repeat_nothing(forest: Forest) -> None:
     wait_for(lambda: len(master.worker_pids()) == 3 and len(master.supervisor_pids()) == 1)
 
 
+def test_a_version_without_a_task_leaves_its_jobs_to_others_and_goes_on(forest: Forest) -> None:
+    """Claims of the task are on their way, in the buffer and in front of workers when the code that knows it goes."""
+    old = forest.app.read_text()
+    change(forest, old + ADDED)
+    master = forest.start(queues="default:2")
+    doomed = forest.enqueue("newcomer", 2000)
+    wait_for(lambda: len(read(forest.ledger)) > 100)
+    change(forest, old)
+    master.signal(signal.SIGHUP)
+    wait_for(lambda: "reloaded: version" in master.log())
+    [job] = forest.enqueue("work")
+    forest.until(job, "succeeded")
+    change(forest, old + ADDED)
+    master.signal(signal.SIGHUP)
+    forest.until_all_ended()
+    assert audit(forest.db, forest.ledger, [*doomed, job]) == []
+    assert len([e for e in read(forest.ledger) if e.kind == "START"]) == 2001, "none was tried in vain"
+    tried = forest.db.execute("SELECT count(*) FROM pgworkers.history WHERE attempt <> 1").fetchone()
+    assert tried == (0,)
+
+
 def test_a_supervisor_that_dies_while_it_is_being_replaced_is_gone_for_good(forest: Forest) -> None:
     """It dies, and its successor begins, before the newer one has booted: neither may stay, nor be waited for."""
     master = forest.start(queues="default:2")

@@ -284,3 +284,25 @@ def test_nonsense_on_the_shelf_of_a_dead_worker_is_not_read() -> None:
         assert stage.worker.state == "gone"
 
     play(scene)
+
+
+def test_a_claim_that_comes_back_after_its_task_is_gone_is_given_back() -> None:
+    def scene(stage: Stage) -> None:
+        stage.dispatch.adopt({}, {"default": QueueSpec("default")})
+        stage.claims(1)
+        assert stage.released() == [1]
+        assert stage.dispatch.held_keys() == []
+
+    play(scene)
+
+
+def test_what_waits_is_given_back_when_its_task_is_gone() -> None:
+    def scene(stage: Stage) -> None:
+        stage.claims(1, 2)  # one has the worker, one waits in the buffer
+        stage.dispatch.adopt({}, {"default": QueueSpec("default")})
+        assert stage.released() == [2]
+        stage.dispatch.retire(stage.worker)  # it has not begun: nobody of the new version could run it
+        assert stage.released() == [1, 2]
+        assert not stage.desk.buffer
+
+    play(scene)
