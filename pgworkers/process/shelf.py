@@ -4,8 +4,9 @@ To send a frame wakes its reader, and costs more than a very short job. So what 
 of memory that writer and reader share, and sent later, in one piece. The page belongs to neither process: whoever kills the
 writer leaves everything that lies there, and the reader looks at it whenever the writer is silent or dead.
 
-One writer, one reader, no lock. A frame is written first and counted then; after what lay there was sent, the count becomes
-0 and the edition grows. A reader whose copy was overtaken by the next edition has nothing: those frames were sent.
+One writer, one reader, no lock. A frame is written first; then one word says how many bytes lie there and what their
+checksum is. A reader whose copy does not fit the word has nothing: the writer was at work (or its processor lets others see
+its writes in another order), and what lay there was sent or is seen by the next look. Of a dead writer all has arrived.
 Frames that were read here may come again through the socket, and the reader must know them by their keys.
 """
 
@@ -14,10 +15,10 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from zlib import crc32
 
 SIZE = 4096
-_HEAD = struct.Struct("=qq")  # edition, bytes that lie behind this head
-_EDITION, _COUNT = 0, 1
+_HEAD = struct.Struct("=Q")  # the word: bytes that lie behind it, and above those 16 bits their checksum
 ROOM = SIZE - _HEAD.size
 
 
@@ -34,23 +35,25 @@ def make() -> int:
 
 def read(fd: int) -> bytes:
     """By the reader: what lies there, and has perhaps been sent a moment ago."""
-    edition, count = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
+    (word,) = _HEAD.unpack(os.pread(fd, _HEAD.size, 0))
+    count = word & 0xFFFF
     if not 0 < count <= ROOM:
         return b""
     found = os.pread(fd, count, _HEAD.size)
-    return found if _HEAD.unpack(os.pread(fd, _HEAD.size, 0))[_EDITION] == edition else b""
+    return found if crc32(found) == word >> 16 else b""
 
 
 class Shelf:
     """The writer's side; the descriptor is its own from now on."""
 
-    __slots__ = ("_head", "_page", "used")
+    __slots__ = ("_head", "_page", "_sum", "used")
 
     def __init__(self, fd: int) -> None:
         page = memoryview(mmap.mmap(fd, SIZE))
         os.close(fd)
-        self._head = page[: _HEAD.size].cast("q")
+        self._head = page[: _HEAD.size].cast("Q")
         self._page = page[_HEAD.size :]
+        self._sum = 0
         self.used = 0  # bytes
 
     def lay(self, frame: bytes) -> bool:
@@ -60,7 +63,9 @@ class Shelf:
         if end > ROOM:
             return False
         self._page[begin:end] = frame
-        self._head[_COUNT] = self.used = end
+        self._sum = crc32(frame, self._sum)
+        self.used = end
+        self._head[0] = end | self._sum << 16
         return True
 
     def lying(self) -> bytes:
@@ -68,5 +73,4 @@ class Shelf:
 
     def clear(self) -> None:
         """It was sent."""
-        self._head[_COUNT] = self.used = 0
-        self._head[_EDITION] += 1
+        self._head[0] = self._sum = self.used = 0

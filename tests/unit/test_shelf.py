@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from pgworkers.process import shelf
-from pgworkers.process.shelf import SIZE, Shelf
+from pgworkers.process.shelf import ROOM, SIZE, Shelf
 from pgworkers.worker.outbox import Outbox
 
 
@@ -36,10 +36,10 @@ def test_what_lies_there_is_read_until_it_was_sent(page: int) -> None:
 
 def test_there_is_room_for_a_page(page: int) -> None:
     writer = Shelf(os.dup(page))
-    assert writer.lay(b"x" * (SIZE - 26))
+    assert writer.lay(b"x" * (ROOM - 10))
     assert not writer.lay(b"y" * 11)
     assert writer.lay(b"z" * 10)
-    assert shelf.read(page) == b"x" * (SIZE - 26) + b"z" * 10
+    assert shelf.read(page) == b"x" * (ROOM - 10) + b"z" * 10
 
 
 def test_a_reader_that_was_overtaken_has_nothing(page: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,14 +55,24 @@ def test_a_reader_that_was_overtaken_has_nothing(page: int, monkeypatch: pytest.
         return found
 
     monkeypatch.setattr(os, "pread", slow)
-    assert shelf.read(page) == b"", "half of it may be of the next edition"
+    assert shelf.read(page) == b"", "half of it may be newer"
     assert shelf.read(page) == b"newer"
 
 
-@pytest.mark.parametrize("count", [-1, SIZE, 1 << 62])
-def test_a_page_that_somebody_wrote_over_is_empty(page: int, count: int) -> None:
-    mmap.mmap(page, SIZE)[8:16] = count.to_bytes(8, "little", signed=True)
+@pytest.mark.parametrize("word", [-1, SIZE, 1, 1 << 62])
+def test_a_page_that_somebody_wrote_over_is_empty(page: int, word: int) -> None:
+    mmap.mmap(page, SIZE)[:8] = word.to_bytes(8, "little", signed=True)
     assert shelf.read(page) == b""
+
+
+def test_a_frame_that_has_not_arrived_yet_is_not_there(page: int) -> None:
+    """As a processor may show it that lets the word overtake the frame."""
+    Shelf(os.dup(page)).lay(b"one")
+    seen = mmap.mmap(page, SIZE)
+    seen[8:11] = b"\0\0\0"
+    assert shelf.read(page) == b""
+    seen[8:11] = b"one"
+    assert shelf.read(page) == b"one"
 
 
 def test_a_killed_writer_leaves_what_it_laid_down(page: int) -> None:
