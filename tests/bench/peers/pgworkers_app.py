@@ -23,6 +23,7 @@ app.queue("bench", workers=2, max_jobs=int(MAX_JOBS) if MAX_JOBS else None)
 others = [f"other{number}" for number in range(QUEUES)]
 for name in others:
     app.queue(name, workers=EACH)
+app.queue("parked", workers=1)  # no host is told to serve it
 
 
 @app.task(queue="bench", retries=0)
