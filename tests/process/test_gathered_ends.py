@@ -10,7 +10,7 @@ import pytest
 
 from pgworkers.process import frames, shelf, tickets
 from pgworkers.worker.messages import Kind
-from tests.process.play import Died, Play, until
+from tests.process.play import Crewman, Died, Play, until
 
 MANY = 200
 APP = """
@@ -38,12 +38,18 @@ def unknown() -> None:
 """
 
 
+def busy(play: Play, last: str) -> Crewman:
+    """A worker with many orders that are over at once, and one that is not."""
+    worker = play.worker()
+    for job in range(1, MANY):
+        worker.order(job, "usually_quick")
+    worker.order(MANY, "usually_quick", do=last)
+    return worker
+
+
 def test_a_killed_worker_loses_no_end(tmp_path: Path) -> None:
     with Play(tmp_path, APP) as play:
-        worker = play.worker()
-        for job in range(1, MANY):
-            worker.order(job, "usually_quick")
-        worker.order(MANY, "usually_quick", do="die")
+        worker = busy(play, last="die")
         assert play.fact(Died).job == MANY
         for job in range(1, MANY):
             assert worker.report(job).outcome == "done"
@@ -54,10 +60,7 @@ def test_a_killed_worker_loses_no_end(tmp_path: Path) -> None:
 def test_whoever_runs_long_keeps_no_end_to_himself(tmp_path: Path) -> None:
     """Also while it holds the main thread or the whole process is stopped: what lies there is read without it."""
     with Play(tmp_path, APP) as play:
-        worker = play.worker()
-        for job in range(1, MANY):
-            worker.order(job, "usually_quick")
-        worker.order(MANY, "usually_quick", do="wait")
+        worker = busy(play, last="wait")
         until("the long one", (tmp_path / "begun").exists)
         os.kill(worker.pid, signal.SIGSTOP)
         for job in range(1, MANY):
