@@ -9,9 +9,7 @@ so neither `statement_timeout` nor TCP would ever tell.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import socket
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
@@ -22,7 +20,8 @@ from pgworkers.errors import DatabaseUnreachable
 from pgworkers.events import DatabaseBack, DatabaseLost, StatementRun
 from pgworkers.facts import Facts
 from pgworkers.postgres.connect import aconnect
-from pgworkers.postgres.statements import Query, arun
+from pgworkers.postgres.exchange import Exchange, cut, shut
+from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
 T = TypeVar("T")
@@ -58,6 +57,7 @@ class Line:
         self._settings = settings
         self._facts = facts
         self._conn: psycopg.AsyncConnection[Any] | None = None
+        self._exchange: Exchange | None = None
         self._down_since: float | None = None
         self._pause = 0.0
         self._not_before = 0.0
@@ -76,13 +76,16 @@ class Line:
         With `session`, only on that very session: a connection that came back is another one. With `refusable`, what code in
         the database raises passes through, too: a trigger of the user's says nothing about the connection.
         """
-        conn = await self.connection()
-        if session is not None and session != self.session:
+        exchange = self._exchange
+        if exchange is None or exchange.closed:
+            await self.connection()
+            exchange = self._exchange
+        if exchange is None or (session is not None and session != self.session):
             raise LineDown("the session is gone")
         began = clock.monotonic()
         name = query.statement.name
         try:
-            answer = await self._bounded(arun(conn, self._settings.schema, query), conn)
+            answer = await exchange.ask(query, self._settings.statement_timeout + 1.0)
         except _TRANSIENT as error:
             self._facts.tell(StatementRun(name, clock.monotonic() - began, type(error).__name__))
             if refusable and raised(error):
@@ -121,7 +124,7 @@ class Line:
             self.lose(error)
             raise LineDown(str(error)) from error
         self._facts.tell(StatementRun("connect", clock.monotonic() - began, None))
-        self._conn = conn
+        self._conn, self._exchange = conn, Exchange(conn, self._settings.schema)
         self.session += 1
         self._answered()
         return conn
@@ -133,38 +136,6 @@ class Line:
             self._facts.tell(DatabaseBack(self.role, clock.monotonic() - self._down_since))
             self._down_since = None
 
-    async def _bounded(self, answer: Awaitable[T], conn: psycopg.AsyncConnection[Any]) -> T:
-        task = asyncio.ensure_future(answer)
-        limit = self._settings.statement_timeout + 1.0
-        try:
-            done, _ = await asyncio.wait({task}, timeout=limit)
-            if not done:
-                self.cut(conn)
-                await asyncio.wait({task}, timeout=1.0)
-                if not task.done():
-                    task.cancel()
-                elif not task.cancelled():
-                    task.exception()
-                raise psycopg.OperationalError(f"no answer within {clock.show_seconds(limit)}")
-            return task.result()
-        except asyncio.CancelledError:
-            # psycopg's own cancellation may wait for the server; a cut socket never does.
-            if not task.done():
-                self.cut(conn)
-                task.cancel()
-            raise
-
-    def cut(self, conn: psycopg.AsyncConnection[Any] | None = None) -> None:
-        """Shut the socket down: whoever waits on it gets an error at once."""
-        conn = conn or self._conn
-        if conn is None or conn.closed:
-            return
-        try:
-            with socket.socket(fileno=os.dup(conn.fileno())) as sock:
-                sock.shutdown(socket.SHUT_RDWR)
-        except (OSError, psycopg.Error):
-            pass
-
     def lose(self, error: BaseException) -> None:
         """Note the loss, drop a connection that cannot be used any more, and let the pause grow."""
         conn = self._conn
@@ -175,9 +146,8 @@ class Line:
             or isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
         )
         if unusable and conn is not None:
-            self._conn = None
-            self.cut(conn)
-            _drop(conn)
+            self._conn = self._exchange = None
+            cut(conn.pgconn)
         if unusable:
             self.up = False
         now = clock.monotonic()
@@ -195,26 +165,19 @@ class Line:
 
     async def close(self) -> None:
         self._closed = True
-        conn, self._conn = self._conn, None
+        conn, self._conn, self._exchange = self._conn, None, None
         self.up = False
         if conn is not None:
             try:
                 async with asyncio.timeout(1.0):
                     await conn.close()
             except (TimeoutError, psycopg.Error):
-                self.cut(conn)
+                shut(conn.pgconn)
 
 
 def raised(error: psycopg.Error) -> bool:
     """Did code in the database say so, and not the server?"""
     return (error.sqlstate or "").startswith(_RAISED)
-
-
-def _drop(conn: psycopg.AsyncConnection[Any]) -> None:
-    try:
-        conn.pgconn.finish()
-    except psycopg.Error:
-        pass
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """One statement, one `.sql` file: loading it, putting the configured schema in, running it.
 
 A verb returns a `Query`: the statement, its parameters and how its rows are read. It is written once and run by
-`run` on a blocking connection or by `arun` on an async one.
+`run` on a blocking connection, by `arun` on an async one, and by `exchange` on the sessions of a host.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _OURS = re.compile(
 )
 _COMMENT_LINES = re.compile(r"^\s*--[^\n]*\n", re.MULTILINE)
 _INDENTS = re.compile(r"\n +")
+_PARAMETER = re.compile(r"%\((\w+)\)s|%%")
 
 
 def rename(text: str, schema: str) -> str:
@@ -49,6 +50,7 @@ class Statement:
     name: str
     text: str
     _rendered: dict[str, bytes] = field(default_factory=dict, repr=False)
+    _numbered: dict[str, tuple[bytes, tuple[str, ...]]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def beside(cls, file: str, name: str) -> Statement:
@@ -63,6 +65,20 @@ class Statement:
             rendered = rename(text, schema).encode()
             self._rendered[schema] = rendered
         return rendered
+
+    def numbered(self, schema: str) -> tuple[bytes, tuple[str, ...]]:
+        """As the server takes it, with $1, $2 and so on; and the names of these parameters."""
+        numbered = self._numbered.get(schema)
+        if numbered is None:
+            names: dict[str, int] = {}
+
+            def put(match: re.Match[str]) -> str:
+                name = match[1]
+                return "%" if name is None else f"${names.setdefault(name, len(names) + 1)}"
+
+            text = _PARAMETER.sub(put, self.render(schema).decode())
+            numbered = self._numbered[schema] = text.encode(), tuple(names)
+        return numbered
 
 
 @dataclass(frozen=True, slots=True)

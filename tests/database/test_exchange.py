@@ -1,0 +1,175 @@
+"""Statements by libpq itself: the same answers as psycopg gives, and a session is heard to its end or given up."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgworkers.postgres.arrays import Bigints, Doubles, Integers, Texts
+from pgworkers.postgres.connect import aconnect
+from pgworkers.postgres.exchange import Exchange
+from pgworkers.postgres.statements import Query, Statement, arun
+from pgworkers.settings import Settings
+
+LONG = 30.0
+VALUES = Statement(
+    "values",
+    "SELECT %(text)s::text, %(number)s::integer, %(large)s::bigint, %(number)s::integer + 1, %(real)s::double precision,"
+    " %(yes)s::boolean, %(none)s::text, %(id)s::uuid, now() > 'epoch', '5 %%', '{\"a\": 1}'::jsonb, '1 h'::interval,"
+    " %(texts)s::text[], %(numbers)s::integer[], %(larges)s::bigint[], %(reals)s::double precision[], ''::text",
+)
+PARAMS = {
+    "text": "ä'\"\\$1 %s",
+    "number": 7,
+    "large": 1 << 40,
+    "real": 0.5,
+    "yes": True,
+    "none": None,
+    "id": "7b0ac1a6-6b7e-4e0e-9d8f-0123456789ab",
+    "texts": Texts(["a", None, "ü"]),
+    "numbers": Integers([1, -2]),
+    "larges": Bigints([]),
+    "reals": Doubles([0.25]),
+}
+
+
+def say(text: str, **params: Any) -> Query[list[tuple[Any, ...]]]:
+    return Query(Statement("said", text), params, list)
+
+
+@contextlib.asynccontextmanager
+async def session(
+    dsn: str, threshold: int | None = 0
+) -> AsyncIterator[tuple[Exchange, psycopg.AsyncConnection[Any]]]:
+    conn = await aconnect(Settings(dsn=dsn), dsn, "claim")
+    conn.prepare_threshold = threshold
+    try:
+        yield Exchange(conn, "pgworkers"), conn
+    finally:
+        await conn.close()
+
+
+def story(
+    dsn: str, told: Callable[[Exchange, psycopg.AsyncConnection[Any]], Coroutine[Any, Any, None]]
+) -> None:
+    async def work() -> None:
+        async with session(dsn) as (exchange, conn):
+            await told(exchange, conn)
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("threshold", [0, None], ids=["prepared", "pooled"])
+def test_values_go_and_come_as_with_a_cursor(emptied: str, threshold: int | None) -> None:
+    async def work() -> None:
+        async with session(emptied, threshold) as (exchange, conn):
+            query = Query(VALUES, PARAMS, list)
+            expected = await arun(conn, "pgworkers", query)
+            for _ in range(3):
+                assert await exchange.ask(query, LONG) == expected
+            other = Query(VALUES, PARAMS | {"number": 70_000, "text": None}, list)
+            assert await exchange.ask(other, LONG) == await arun(conn, "pgworkers", other)
+            (count,) = await exchange.ask(
+                say("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'pgworkers%%'"), LONG
+            )
+            assert count[0] == (0 if threshold is None else 3), "one for each kind of values, and this one"
+
+    asyncio.run(work())
+
+
+def test_what_the_server_refuses_is_raised_and_the_session_goes_on(emptied: str) -> None:
+    async def told(exchange: Exchange, _: psycopg.AsyncConnection[Any]) -> None:
+        for _ in range(2):
+            with pytest.raises(psycopg.errors.UndefinedTable):
+                await exchange.ask(say("SELECT * FROM public.nowhere"), LONG)
+            with pytest.raises(psycopg.errors.DivisionByZero) as caught:
+                await exchange.ask(say("SELECT 1 / %(n)s::integer", n=0), LONG)
+            assert caught.value.sqlstate == "22012"
+            assert caught.value.diag.message_primary == "division by zero"
+            assert await exchange.ask(say("SELECT 1"), LONG) == [(1,)]
+        assert await exchange.ask(say("SET work_mem = '5MB'"), LONG) == []
+
+    story(emptied, told)
+
+
+def test_whoever_asks_at_once_has_his_own_answer(emptied: str) -> None:
+    async def told(exchange: Exchange, _: psycopg.AsyncConnection[Any]) -> None:
+        asked = [exchange.ask(say("SELECT %(n)s::integer", n=n), LONG) for n in range(20)]
+        assert await asyncio.gather(*asked) == [[(n,)] for n in range(20)]
+
+    story(emptied, told)
+
+
+def test_what_the_socket_cannot_hold_goes_in_pieces(emptied: str) -> None:
+    async def told(exchange: Exchange, _: psycopg.AsyncConnection[Any]) -> None:
+        large = Texts([str(n % 10) * 1000 for n in range(20_000)])
+        ((count, back),) = await exchange.ask(
+            say("SELECT cardinality(%(t)s::text[]), %(t)s::text[]", t=large), LONG
+        )
+        assert (count, back) == (20_000, list(large))
+
+    story(emptied, told)
+
+
+def test_a_server_that_does_not_answer_is_given_up_and_so_is_the_session(emptied: str) -> None:
+    async def told(exchange: Exchange, conn: psycopg.AsyncConnection[Any]) -> None:
+        slow = asyncio.ensure_future(exchange.ask(say("SELECT pg_sleep(60)"), 0.05))
+        behind = asyncio.ensure_future(exchange.ask(say("SELECT 1"), LONG))
+        with pytest.raises(psycopg.OperationalError, match="no answer within"):
+            await slow
+        with pytest.raises(psycopg.OperationalError):
+            await behind
+        assert exchange.closed
+        assert conn.closed
+
+    story(emptied, told)
+
+
+def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_another(emptied: str) -> None:
+    async def told(exchange: Exchange, _: psycopg.AsyncConnection[Any]) -> None:
+        slow = asyncio.ensure_future(exchange.ask(say("SELECT pg_sleep(60)"), LONG))
+        waits = asyncio.ensure_future(exchange.ask(say("SELECT 1"), LONG))
+        await asyncio.sleep(0.01)
+        waits.cancel()  # it was not sent yet: nothing is lost
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        assert not exchange.closed
+        slow.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await slow
+        assert exchange.closed
+        with pytest.raises(psycopg.OperationalError):
+            await exchange.ask(say("SELECT 1"), LONG)
+
+    story(emptied, told)
+
+
+def test_a_session_that_is_ended_under_a_statement_says_so(emptied: str) -> None:
+    async def told(exchange: Exchange, conn: psycopg.AsyncConnection[Any]) -> None:
+        pid = conn.info.backend_pid
+        slow = asyncio.ensure_future(exchange.ask(say("SELECT pg_sleep(60)"), LONG))
+        await asyncio.sleep(0.01)
+        async with session(emptied) as (other, _):
+            await other.ask(say("SELECT pg_terminate_backend(%(pid)s::integer)", pid=pid), LONG)
+        with pytest.raises(psycopg.OperationalError):
+            await slow
+        assert exchange.closed
+
+    story(emptied, told)
+
+
+def test_notifications_that_come_with_an_answer_are_heard(emptied: str) -> None:
+    async def told(exchange: Exchange, conn: psycopg.AsyncConnection[Any]) -> None:
+        heard: list[str] = []
+        conn.add_notify_handler(lambda notice: heard.append(notice.payload))
+        await exchange.ask(say("LISTEN here"), LONG)
+        await exchange.ask(say("SELECT pg_notify('here', 'x')"), LONG)
+        await exchange.ask(say("SELECT 1"), LONG)
+        assert heard == ["x"]
+
+    story(emptied, told)
