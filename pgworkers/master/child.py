@@ -31,6 +31,7 @@ class Supervisor:
         self,
         boot: Boot,
         version: str,
+        term: int,
         on_fact: Callable[[Supervisor, Fact, list[int]], None],
         on_death: Callable[[Supervisor], None],
     ) -> None:
@@ -54,9 +55,9 @@ class Supervisor:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "pgworkers.supervisor"),
-                    *("--fd", str(theirs.fileno()), "--parent", str(os.getpid()), ROOM),
+                    *("--fd", str(theirs.fileno()), "--term", str(term), "--parent", str(os.getpid()), ROOM),
                 ],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), term],
                 stdin=subprocess.DEVNULL,
                 process_group=0,
                 env=environment.for_children(os.environ) | {MARKER: boot.host},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 import psycopg
 
@@ -29,12 +30,21 @@ TURN = 0.001
 
 
 class Claims:
-    def __init__(self, host: str, line: Line, dispatch: Dispatch, facts: Facts, settings: Settings) -> None:
+    def __init__(
+        self,
+        host: str,
+        line: Line,
+        dispatch: Dispatch,
+        facts: Facts,
+        settings: Settings,
+        may_begin: Callable[[], bool],
+    ) -> None:
         self._host = host
         self._line = line
         self._dispatch = dispatch
         self._facts = facts
         self._settings = settings
+        self._may_begin = may_begin  # else nobody here would begin what we claim: the leases have lapsed
         self._wake = asyncio.Event()
         self._wakes = Wakes()
         self._positions = Positions(settings.statement_timeout)
@@ -68,7 +78,7 @@ class Claims:
             self._wake.clear()
             try:
                 await self._tell()
-                wants = self._dispatch.wants()
+                wants = self._dispatch.wants() if self._may_begin() else []
                 if not wants:
                     self._hungry = self._partial = False
                     continue

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import uuid
 from collections.abc import Coroutine
 from dataclasses import asdict
 from functools import partial
@@ -18,7 +16,6 @@ from pgworkers.clock import monotonic
 from pgworkers.errors import PgworkersError
 from pgworkers.events import HostChanged, JobEnded, JobStarted
 from pgworkers.facts import Facts
-from pgworkers.job import host as host_rows
 from pgworkers.job.show import unfinished
 from pgworkers.master import sights, signals, view
 from pgworkers.master.boot import Plan
@@ -29,6 +26,7 @@ from pgworkers.master.drain import drain
 from pgworkers.master.duties import Duties
 from pgworkers.master.ends import Ends
 from pgworkers.master.held import Held
+from pgworkers.master.joining import join, registration
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.line import Line, LineDown
 from pgworkers.master.minutes import Minutes
@@ -45,20 +43,15 @@ from pgworkers.master.supervisors import Supervisors
 from pgworkers.observe.statistics import Statistics
 from pgworkers.postgres.connect import sealed
 from pgworkers.postgres.embedded import EmbeddedServer
-from pgworkers.postgres.statements import Query
 from pgworkers.process import prctl, titles
 from pgworkers.process.measure import Usage
 from pgworkers.process.notify import Speaker
+from pgworkers.process.term import OwnTerm
 from pgworkers.supervisor.messages import Boot
 
 #: An embedded server that has not answered for this long is looked after.
 SERVER_PATIENCE = 3.0
 ROLES = ("claim", "finish", "listen", "leadership")
-
-
-def new_boot_id() -> str:
-    """Who owns leases: a fresh one for each life of a master, never a hostname or pid."""
-    return str(uuid.uuid4())
 
 
 class Host:
@@ -74,6 +67,7 @@ class Host:
         self.state = "starting"
         self.why = ""
         self.failed = False
+        self.term = OwnTerm()
         self.hurry = asyncio.Event()  # leave without waiting for running jobs
         self._leave = asyncio.Event()
         self._last_up = monotonic()  # of any connection
@@ -91,7 +85,7 @@ class Host:
             stop=self._stop_job,
         )
         self.scaling = Scaling(self)
-        self.claims = Claims(self.id, self.lines["claim"], self.dispatch, facts, settings)
+        self.claims = Claims(self.id, self.lines["claim"], self.dispatch, facts, settings, self.term.holds)
         self.ends.on_written = self.claims.poke
         self.overlooked = Overlooked(self.id, self.lines["claim"], self.dispatch, self.ends, settings)
         self.renewal = Renewal(
@@ -101,9 +95,9 @@ class Host:
             facts,
             settings,
             view=partial(view.told, self, Usage()),
-            registration=self.registration,
+            registration=partial(registration, self),
             on_notice=self._noticed,
-            on_renewed=self._renewed,
+            on_renewed=self.renewed,
             settled=lambda: view.settled(self),
         )
         self.leadership = Leadership(self.id, self.lines["leadership"], facts, settings, self._unbroken)
@@ -117,7 +111,9 @@ class Host:
         self.duties.add(split_duty(self.leadership, settings.leader_retry))
         for look in sights.duties(self.leadership, facts, settings):
             self.duties.add(look)
-        self.supervisors = Supervisors(settings, facts, self.dispatch, self.boots(), plan.app.version)
+        self.supervisors = Supervisors(
+            settings, facts, self.dispatch, self.boots(), plan.app.version, self.term.fd
+        )
         self.service = Service(speaker or Speaker())
         self.pulse = Pulse(facts, self._calm, self.service.watchdog)
         self.pulse.add(self._tick)
@@ -164,7 +160,7 @@ class Host:
         """From the first process to the last."""
         signals.hear(self)
         prctl.inherit_orphans()
-        await self._register()
+        await join(self)
         await self.scaling.once()
         self.supervisors.start()
         for part in (
@@ -266,26 +262,6 @@ class Host:
         if left == 0 and not self.dispatch.busy():
             self.leave("burst: the queues are empty")
 
-    async def _register(self) -> None:
-        while True:
-            try:
-                await self.lines["listen"].ask(self.registration())
-                return
-            except LineDown:
-                await self.lines["listen"].rest()
-
-    def registration(self) -> Query[Any]:
-        return host_rows.register(
-            self.id,
-            socket.gethostname(),
-            os.getpid(),
-            self.settings.label,
-            self.plan.app.name,
-            self.plan.app.version,
-            list(self.plan.queues),
-            self.settings.lease,
-        )
-
     def _unbroken(self, period: float) -> bool:
         """Has this host renewed without a gap for so long? Only then may it call others lost."""
         return self.renewal.unbroken.for_at_least(period, monotonic())
@@ -311,10 +287,12 @@ class Host:
         if kind == "cancel" and what.isdigit():
             self.dispatch.cancel(int(what))
 
-    def _renewed(self, sent: float) -> None:
-        """Exclusive jobs are dead two thirds into the lease, counted from the sending of the last renewal that held."""
-        if any(task.exclusive for task in self.plan.app.tasks):
-            self.supervisors.fence(sent + self.settings.lease * 2 / 3)
+    def renewed(self, sent: float) -> None:
+        """The leases hold so long, counted from the sending: nothing begins beyond it, and nothing is claimed."""
+        lapsed = not self.term.holds()
+        self.term.move(sent + self.settings.lease)
+        if lapsed:
+            self.claims.poke()
 
     def _want_claim(self) -> None:
         self.claims.poke()

@@ -14,8 +14,9 @@ from pgworkers.errors import UsageError
 from pgworkers.events import LinesDropped
 from pgworkers.facts import Facts
 from pgworkers.master import boot, signals, view
-from pgworkers.master.host import Host, new_boot_id
+from pgworkers.master.host import Host
 from pgworkers.master.http import Http, bind
+from pgworkers.master.joining import new_boot_id
 from pgworkers.master.options import RunOptions
 from pgworkers.observe.log import Log
 from pgworkers.observe.metrics import Metrics

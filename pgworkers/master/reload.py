@@ -18,6 +18,7 @@ from pgworkers.errors import PgworkersError
 from pgworkers.events import HostChanged, ReloadRefused
 from pgworkers.job import queue as queues
 from pgworkers.master import boot, ticks
+from pgworkers.master.joining import registration
 from pgworkers.master.line import LineDown
 from pgworkers.supervisor.ask import describe
 
@@ -57,7 +58,7 @@ async def reload(host: Host) -> bool:
     for why in refused:
         host.facts.tell(ReloadRefused(why))
     try:
-        await host.lines["claim"].ask(host.registration())
+        await host.lines["claim"].ask(registration(host))
     except (LineDown, psycopg.Error):
         pass  # the next reload, or nobody, corrects the version on the host's row
     host.facts.tell(HostChanged(host.state, f"reloaded: version {app.version}"))

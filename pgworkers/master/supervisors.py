@@ -30,7 +30,6 @@ from pgworkers.supervisor.messages import (
     BootFailed,
     Died,
     Fact,
-    Fence,
     Forked,
     Resting,
     Scale,
@@ -45,13 +44,20 @@ class Supervisors:
     """All of them: one per queue, with a restart budget each, and those that newer code is replacing."""
 
     def __init__(
-        self, settings: Settings, facts: Facts, dispatch: Dispatch, boots: dict[str, Boot], version: str
+        self,
+        settings: Settings,
+        facts: Facts,
+        dispatch: Dispatch,
+        boots: dict[str, Boot],
+        version: str,
+        term: int,
     ) -> None:
         self._settings = settings
         self._facts = facts
         self._dispatch = dispatch
         self._boots = boots
         self._version = version
+        self._term = term  # descriptor of the page that says until when leases hold
         self._host = next(iter(boots.values())).host
         self._budgets: dict[str, Budget] = {}
         self._current: dict[str, Supervisor] = {}
@@ -62,7 +68,6 @@ class Supervisors:
         self.guests: set[int] = set()  # children that somebody else in this process waits for
         self.errors: dict[str, str] = {}  # why a queue has no workers
         self.answers: dict[int, asyncio.Future[tuple[bool, str]]] = {}  # who waits for one, by token
-        self._fence: Fence | None = None
 
     def start(self) -> None:
         for name in self._boots:
@@ -84,12 +89,6 @@ class Supervisors:
         ask, raise_ = (0.0, 0.0) if now else (self._settings.ask_grace, self._settings.raise_grace)
         worker.tell(Stop(worker.slot, *held.key, reason, ask, raise_))
 
-    def fence(self, until: float) -> None:
-        """Exclusive jobs may run until then (CLOCK_BOOTTIME); the next renewal moves it on."""
-        self._fence = Fence(until)
-        for supervisor in self._all():
-            supervisor.send(self._fence)
-
     async def replace(self, boots: dict[str, Boot], version: str) -> list[str]:
         """Newer code: a new supervisor for each queue, one by one; the old one leaves when its jobs are done.
 
@@ -103,7 +102,7 @@ class Supervisors:
         for queue, boot in boots.items():
             if self._leaving:
                 break  # a drain began meanwhile: what it hangs up on must not be replaced
-            fresh = Supervisor(boot, version, self._heard, self._died)
+            fresh = Supervisor(boot, version, self._term, self._heard, self._died)
             self._facts.tell(events.SupervisorStarted(queue, fresh.pid))
             self._retiring.append(fresh)  # not the one to restart, until it has proved itself
             while not (fresh.booted or fresh.failure or fresh.process.returncode is not None):
@@ -170,7 +169,7 @@ class Supervisors:
     def _start(self, queue: str) -> None:
         if self._leaving or queue in self._current or queue not in self._boots:
             return
-        supervisor = Supervisor(self._boots[queue], self._version, self._heard, self._died)
+        supervisor = Supervisor(self._boots[queue], self._version, self._term, self._heard, self._died)
         self._current[queue] = supervisor
         self._facts.tell(events.SupervisorStarted(queue, supervisor.pid))
 
@@ -193,8 +192,6 @@ class Supervisors:
         match fact:
             case Booted():
                 supervisor.booted = True
-                if self._fence is not None:
-                    supervisor.send(self._fence)
                 self._budget(supervisor.queue).ready()
                 self.errors.pop(supervisor.queue, None)
                 self._facts.tell(events.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))

@@ -1,4 +1,4 @@
-"""`python -m pgworkers.supervisor --fd N --parent PID [--room=...]`: exec'd by the master, not for people."""
+"""`python -m pgworkers.supervisor --fd N --term N --parent PID [--room=...]`: exec'd by the master, not for people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pgworkers.supervisor.main import main
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="pgworkers.supervisor")
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--term", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--room", help="ignored: makes the command line long enough for titles")
     given = parser.parse_args()
-    sys.exit(main(given.fd, given.parent))
+    sys.exit(main(given.fd, given.term, given.parent))

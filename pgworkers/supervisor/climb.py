@@ -41,8 +41,8 @@ def _reason(word: str) -> int:
 def check_limits(worker: Worker, settings: Settings, now: float, fence: float) -> None:
     """Deadline and memory limit travel in the slot: they hold without master and database.
 
-    So does the fence of exclusive jobs: the master moves it on with each renewal, and it holds while the master
-    is away.
+    So does the fence of exclusive jobs, two thirds into the term (process/term) of the last renewal that held: they must be
+    dead before the lease could be somebody else's.
     """
     running = worker.slot.running()
     key = (running.job, running.lease)

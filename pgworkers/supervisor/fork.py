@@ -14,6 +14,7 @@ from typing import NoReturn
 from pgworkers.app import App
 from pgworkers.process import faults, prctl, shelf, signals, tickets
 from pgworkers.process.scoreboard import Slot, State
+from pgworkers.process.term import Term
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
 from pgworkers.supervisor.boot import running_threads
@@ -30,6 +31,7 @@ class Nursery:
     app: App
     settings: Settings
     queue: QueueSpec
+    term: Term
 
 
 class ForkRefused(RuntimeError):
@@ -105,6 +107,7 @@ def _child(
             queue=nursery.queue,
             index=index,
             slot=slot,
+            term=nursery.term,
             sock=sock,
             tickets=channel[0],
             shelf=shelf.Shelf(channel[1]),

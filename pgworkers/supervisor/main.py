@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import math
 import os
 import selectors
 import signal
@@ -16,6 +15,7 @@ import msgspec
 from pgworkers.process import prctl, scoreboard, signals, titles
 from pgworkers.process.packets import MAX_PACKET, Packets
 from pgworkers.process.scoreboard import State
+from pgworkers.process.term import Term
 from pgworkers.supervisor import climb, fork, suspend
 from pgworkers.supervisor.boot import load_app
 from pgworkers.supervisor.crew import Crew
@@ -28,7 +28,6 @@ from pgworkers.supervisor.messages import (
     Dump,
     Exit,
     Fact,
-    Fence,
     Scale,
     Stack,
     Stop,
@@ -60,11 +59,11 @@ class Supervisor:
         self._parent = parent
         self._crew = Crew(nursery, wanted, self._tell)
         self._settings = nursery.settings
+        self._term = nursery.term
         self._name = nursery.queue.name
         self._version = f" ({version[:40]})" if version else ""
         self._next_second = 0.0
         self._leaving = False
-        self._fence = math.inf
         self._notes = signals.Notes((signal.SIGCHLD, signal.SIGTERM), _IGNORED)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._notes.reader, selectors.EVENT_READ)
@@ -91,8 +90,9 @@ class Supervisor:
             return
         now = now_seconds()
         self._crew.bury(now)
+        fence = self._term.until / 1e9 - self._settings.lease / 3
         for worker in self._crew:
-            climb.check_limits(worker, self._settings, now, self._fence)
+            climb.check_limits(worker, self._settings, now, fence)
             climb.step(worker, now)
             for fact in climb.finish_dumps(worker, now) if worker.dumps else ():
                 self._tell(fact)
@@ -160,8 +160,6 @@ class Supervisor:
                     self._tell(answer)
             case Suspend(slot=slot):
                 self._tell(suspend.obey(self._crew.get(slot), command, now))
-            case Fence(until=until):
-                self._fence = until
             case Exit() | Boot():
                 self._leaving = True
 
@@ -203,7 +201,7 @@ class Supervisor:
         return clean
 
 
-def main(fd: int, parent: int) -> int:
+def main(fd: int, term: int, parent: int) -> int:
     """Everything from exec to exit."""
     if sys.stderr is not None:
         faulthandler.enable()
@@ -213,6 +211,7 @@ def main(fd: int, parent: int) -> int:
     if not prctl.die_with_parent(signal.SIGKILL, parent):
         return 0
     os.set_inheritable(fd, False)
+    promised = Term(term)
     sock = socket.socket(fileno=fd)
     sock.setblocking(True)
     data = sock.recv(MAX_PACKET)
@@ -228,7 +227,7 @@ def main(fd: int, parent: int) -> int:
         control.send(msgspec.json.encode(loaded))
         return 6
     control.send(msgspec.json.encode(loaded.fact))
-    nursery = fork.Nursery(loaded.app, loaded.settings, boot.queue)
+    nursery = fork.Nursery(loaded.app, loaded.settings, boot.queue, promised)
     supervisor = Supervisor(control, parent, nursery, boot.workers, boot.version)
     # from here on there are handlers: the signal wakes the loop, which ends its workers first
     if not prctl.die_with_parent(signal.SIGTERM, parent):

@@ -58,12 +58,6 @@ class Suspend(msgspec.Struct, tag="suspend", tag_field="is"):
     suspend: bool
 
 
-class Fence(msgspec.Struct, tag="fence", tag_field="is"):
-    """Exclusive jobs must not run beyond this time (seconds of CLOCK_BOOTTIME): the lease could be somebody else's then."""
-
-    until: float
-
-
 class Exit(msgspec.Struct, tag="exit", tag_field="is"):
     """Kill every worker group, sweep, leave."""
 
@@ -140,5 +134,5 @@ class Resting(msgspec.Struct, tag="resting", tag_field="is"):
     deaths: int
 
 
-Command = Boot | Scale | Stop | Dump | Suspend | Fence | Exit
+Command = Boot | Scale | Stop | Dump | Suspend | Exit
 Fact = Booted | BootFailed | Forked | Died | Stalled | Stack | Suspended | Alive | Resting

@@ -133,8 +133,10 @@ class Attempt:
         )
 
     def run(self, window: Window) -> None:
-        """The handler, unless somebody wants it stopped before it began."""
+        """The handler, unless somebody wants it stopped before it began, or could by now have given it to another host."""
         if self._too_late or self._slot.wished(self.job, self.lease):
+            return
+        if scoreboard.now() >= self._birth.term.until:
             return
         self._started = True
         order = self.order

@@ -16,6 +16,7 @@ from pgworkers.app import App
 from pgworkers.process import limits, signals
 from pgworkers.process.scoreboard import Slot
 from pgworkers.process.shelf import Shelf
+from pgworkers.process.term import Term
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
 
@@ -29,6 +30,7 @@ class Birth:
     queue: QueueSpec
     index: int
     slot: Slot
+    term: Term
     sock: socket.socket
     tickets: int  # reading end of the pipe that says which order may begin
     shelf: Shelf  # for reports that are not sent yet

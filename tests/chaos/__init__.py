@@ -1,6 +1,6 @@
 """The chaos soak: three masters, a Postgres that is crashed, a proxy before each, a nemesis that draws faults from a seed.
 
-`scripts/chaos --minutes 2 --seed 7` runs it; pytest never does. The rooms:
+`scripts/chaos --minutes 2 --seed 7` runs it, `.ci/run` with each change; pytest never does. The rooms:
 
 - `world`    the server (a disk of its own that can be filled), one proxy per host and one for the enqueuer, the hosts;
 - `app`      the tasks that only the soak needs, beside the zoo's;

@@ -125,8 +125,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/host.py",
-                r"if any\(task\.exclusive for task in self\.plan\.app\.tasks\):",
-                "if False:",
+                r"self\.term\.move\(sent \+ self\.settings\.lease\)",
+                "self.term.move(sent + 1e6)",
             ),
         ),
         ("tests/tree/test_inside.py::test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers",),
@@ -142,6 +142,21 @@ MUTANTS = (
             ),
         ),
         (f"{FAULT}/test_drains.py::test_row_40_the_fence_counts_from_the_sending",),
+    ),
+    Mutant(
+        "begin-beyond-the-term",
+        "a worker begins what a host that stood still had claimed",
+        (
+            Edit(
+                "pgworkers/worker/attempt.py",
+                r"if scoreboard\.now\(\) >= self\._birth\.term\.until:",
+                "if False:",
+            ),
+        ),
+        (
+            "tests/tree/test_terms.py::test_a_host_that_stood_still_begins_nothing_that_was_cancelled_meanwhile",
+            "tests/process/test_tickets.py::test_nothing_begins_beyond_the_term_of_its_lease",
+        ),
     ),
     Mutant(
         "release-before-death",

@@ -18,6 +18,7 @@ import msgspec
 
 from pgworkers.process import frames, shelf, tickets, tree
 from pgworkers.process.packets import Packets
+from pgworkers.process.term import OwnTerm
 from pgworkers.process.titles import ROOM
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
@@ -201,6 +202,7 @@ class Play:
         environ: dict[str, str] | None = None,
         stderr: Any = None,
         queue: dict[str, Any] | None = None,
+        term: float = 3600.0,
         **settings: Any,
     ) -> None:
         config = directory / "app.py"
@@ -209,13 +211,16 @@ class Play:
         values = {"heartbeat": 0.05, "ask_grace": 600.0, "raise_grace": 600.0, **settings}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = directory / "stderr"
+        self.term = OwnTerm()
+        self.term.move(time.clock_gettime(time.CLOCK_BOOTTIME) + term)
         with theirs, self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "pgworkers.supervisor"),
-                    *("--fd", str(theirs.fileno()), "--parent", str(os.getpid()), ROOM),
+                    *("--fd", str(theirs.fileno()), "--term", str(self.term.fd)),
+                    *("--parent", str(os.getpid()), ROOM),
                 ],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), self.term.fd],
                 process_group=0,
                 stdin=subprocess.DEVNULL,
                 stderr=log if stderr is None else stderr,
@@ -334,6 +339,7 @@ class Play:
             self.send(Exit())
             until("the supervisor's end", lambda: (self.pump(), self.process.poll() is not None)[1])
         self.control.sock.close()
+        os.close(self.term.fd)
         for crewman in self.everyone:
             crewman.close()
         if self.process.poll() is None:

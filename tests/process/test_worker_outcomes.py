@@ -254,7 +254,9 @@ def test_a_worker_has_exactly_the_descriptors_it_needs(tmp_path: Path) -> None:
             assert [names.pop(fd) for fd in (0, 1, 2)] == ["/dev/null", output, output]
             left = sorted(name.partition(":[")[0] for name in names.values())
             shelf = "/memfd:pgworkers-shelf (deleted)"
-            assert left == sorted([output, dump, shelf, "socket", "pipe", f"/proc/{worker.pid}/clear_refs"])
+            term = "/memfd:pgworkers-term (deleted)"
+            refs = f"/proc/{worker.pid}/clear_refs"
+            assert left == sorted([output, dump, shelf, term, "socket", "pipe", refs])
             pipe = next(int(fd) for fd, name in names.items() if name.startswith("pipe:"))
             flags = Path(f"/proc/{worker.pid}/fdinfo/{pipe}").read_text().split("flags:")[1].split()[0]
             assert int(flags, 8) & os.O_ACCMODE == os.O_RDONLY, "only the master can write a ticket"

@@ -153,7 +153,7 @@ def test_a_large_claim_is_handed_over_in_pieces_and_others_have_their_turn_in_be
 
     async def story() -> tuple[list[int], list[int]]:
         desk, seen = Desk(), list[int]()
-        claims = Claims("host", cast("Any", None), cast("Any", desk), Facts(), Settings())
+        claims = Claims("host", cast("Any", None), cast("Any", desk), Facts(), Settings(), lambda: True)
 
         async def other() -> None:
             while len(desk.taken) < 5 * PIECE:
