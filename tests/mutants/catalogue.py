@@ -240,7 +240,7 @@ MUTANTS = (
         "worker identity = hostname",
         (
             Edit(
-                "pgworkers/master/host.py",
+                "pgworkers/master/joining.py",
                 r"return str\(uuid\.uuid4\(\)\)",
                 "return str(uuid.uuid5(uuid.NAMESPACE_DNS, socket.gethostname()))",
             ),
