@@ -2,22 +2,11 @@
 -- from the asking host. Each costs a crash; out of crashes, out of attempts, past its deadline or because its task says so it
 -- is dead, wished away it is cancelled, else it is scheduled as its task says, or by exponential back-off. Bounded, skips
 -- what others have locked. `only` names the one job to try, and `refused` why it cannot be scheduled: then it is dead.
--- Indexes: job_running, in the gaps between the ids of the living (of those there are as many entries as they have run jobs
--- since the last vacuum, and nobody walks over them), then the primary key. Guard: the row is still held under the same host
+-- Indexes: job_running, in the gaps between the ids of the living, then the primary key. Guard: the row is still held under the same host
 -- and lease, checked by the row lock. No unique key can stand in the way: a running row keeps its own.
-WITH living AS (
-    SELECT h.id FROM pgworkers.host h WHERE h.renewed_at >= now() - h.lease
-    UNION
-    SELECT %(host)s::uuid
-    UNION
-    SELECT unnest('{00000000-0000-0000-0000-000000000000,ffffffff-ffff-ffff-ffff-ffffffffffff}'::uuid[])
-),
-gaps AS MATERIALIZED (
-    SELECT l.id AS above, lead(l.id) OVER (ORDER BY l.id) AS below FROM living l
-),
-found AS MATERIALIZED (
+WITH found AS MATERIALIZED (
     SELECT held.*
-      FROM gaps g
+      FROM pgworkers.gaps(%(host)s::uuid) g
      CROSS JOIN LATERAL (
            SELECT j.id, j.lease, j.host, j.queue, j.task, j.attempt, j.max_attempts, j.crashes, j.max_crashes, j.claimed_at,
                   j.deadline_at, j.cancel_at, j.progress

@@ -222,6 +222,18 @@ SELECT id, state, queue, task, args, priority, attempt, max_attempts, crashes, l
 CREATE FUNCTION pgworkers.never() RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT timestamptz '9999-01-01 00:00:00+00' $$;
 
+-- Between which ids lie the hosts that are lost: whoever looks for their jobs passes by those of the living. (In job_running
+-- there are as many entries of a host as it has run jobs since the last vacuum.) `asking` lives, whatever its row says.
+CREATE FUNCTION pgworkers.gaps(asking uuid) RETURNS TABLE (above uuid, below uuid)
+LANGUAGE sql STABLE AS $$
+SELECT l.id, lead(l.id) OVER (ORDER BY l.id)
+  FROM (SELECT h.id FROM pgworkers.host h WHERE h.renewed_at >= now() - h.lease
+        UNION
+        SELECT asking
+        UNION
+        SELECT unnest('{00000000-0000-0000-0000-000000000000,ffffffff-ffff-ffff-ffff-ffffffffffff}'::uuid[])) l
+$$;
+
 -- Refuse what a job cannot be, with a sentence instead of a violated constraint. `enqueue` asks only
 -- when there is more than a few small arguments.
 CREATE FUNCTION pgworkers.refuse_unfit(args jsonb, meta jsonb, delay interval, timeout interval, memory bigint,
