@@ -12,6 +12,7 @@ from pgworkers.postgres.arrays import Texts
 from pgworkers.postgres.statements import Query, Statement
 
 _FINISH = Statement.beside(__file__, "finish")
+_SUCCEEDED = State.SUCCEEDED
 
 
 class End(Postmortem, frozen=True, kw_only=True, gc=False):
@@ -26,7 +27,7 @@ def finish(host: str, ends: Sequence[End]) -> Query[dict[tuple[int, int], str]]:
     """End these jobs. Answers for each (id, lease): "written", "already", "lost", or "again": it changed meanwhile, send it
     again."""
     rows: list[End] = in_order(ends)
-    succeeded = all(end.state is State.SUCCEEDED for end in rows)
+    succeeded = [end.state for end in rows].count(_SUCCEEDED) == len(rows)
     params = columns(rows) | {
         "host": host,
         "states": None if succeeded else Texts([str(end.state) for end in rows]),
@@ -35,7 +36,7 @@ def finish(host: str, ends: Sequence[End]) -> Query[dict[tuple[int, int], str]]:
     }
 
     def read(found: list[tuple[Any, ...]]) -> dict[tuple[int, int], str]:
-        return dict.fromkeys([(end.id, end.lease) for end in rows], "written") | answers(found)
+        return dict.fromkeys(zip(params["ids"], params["leases"], strict=True), "written") | answers(found)
 
     return Query(_FINISH, params, read)
 

@@ -21,6 +21,7 @@ from pgworkers.postgres.arrays import Bigints, Doubles, Integers, Texts
 TEXT_LIMIT = 256 << 10
 LINE_LIMIT = 300
 MOST = (1 << 63) - 1
+_SUCCEEDED = Verdict.SUCCEEDED  # for every job: to ask an enum takes longer than all the rest
 
 
 class Postmortem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -47,27 +48,53 @@ class Postmortem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 def columns(ended: Sequence[Postmortem]) -> dict[str, Any]:
     """The arrays common to finish and retry. Rows must come in the order of their ids: that is the lock order."""
-    failed = any(end.verdict is not Verdict.SUCCEEDED for end in ended)
+    verdicts = [end.verdict for end in ended]
+    failed = verdicts.count(_SUCCEEDED) < len(verdicts)
     return {
         "ids": Bigints([end.id for end in ended]),
         "leases": Integers([end.lease for end in ended]),
-        "verdicts": Texts([str(end.verdict) for end in ended]) if failed else None,
-        "durations": Doubles([number(end.duration) for end in ended]),
-        "cpus": Doubles([number(end.cpu) for end in ended]),
-        "peaks": Bigints([min(max(end.peak_rss, 0), MOST) for end in ended]),
+        "durations": Doubles(numbers([end.duration for end in ended])),
+        "cpus": Doubles(numbers([end.cpu for end in ended])),
+        "peaks": Bigints(_sizes([end.peak_rss for end in ended])),
         "progresses": column([end.progress for end in ended], clean.json_text),
         "checkpoints": column([end.checkpoint for end in ended], clean.json_text),
-        "crashes": [end.crash for end in ended] if failed else None,
-        "lines": column([_line(end) for end in ended] if failed else []),
+    } | (_examined(ended) if failed else _NOT_EXAMINED)
+
+
+def _examined(ended: Sequence[Postmortem]) -> dict[str, Any]:
+    """What is written only of attempts that did not succeed."""
+    return {
+        "verdicts": Texts([str(end.verdict) for end in ended]),
+        "crashes": [end.crash for end in ended],
+        "lines": column([_line(end) for end in ended]),
         "errors": column([end.error for end in ended], text),
         "tracebacks": column([end.traceback for end in ended], text),
         "stacks": column([end.stack for end in ended], text),
         "exit_statuses": column([end.exit_status for end in ended], text),
         "outputs": column([end.output for end in ended], text),
         "rungs": column([end.rungs for end in ended], clean.json_text),
-        "workers": column([end.worker for end in ended], text) if failed else None,
-        "versions": column([end.version for end in ended], text) if failed else None,
+        "workers": column([end.worker for end in ended], text),
+        "versions": column([end.version for end in ended], text),
     }
+
+
+#: Of a batch in which all succeeded.
+_NOT_EXAMINED: dict[str, Any] = dict.fromkeys(
+    (
+        *(
+            "verdicts",
+            "crashes",
+            "lines",
+            "errors",
+            "tracebacks",
+            "stacks",
+            "exit_statuses",
+            "outputs",
+            "rungs",
+        ),
+        *("workers", "versions"),
+    )
+)
 
 
 def column(values: list[str | None], cleaned: Callable[[str], str | None] | None = None) -> Texts | None:
@@ -75,7 +102,8 @@ def column(values: list[str | None], cleaned: Callable[[str], str | None] | None
     if values.count(None) == len(values):
         return None
     if cleaned is not None:
-        values = [None if value is None else cleaned(value) for value in values]
+        known = {value: None if value is None else cleaned(value) for value in set(values)}
+        values = [known[value] for value in values]
     return Texts(values)
 
 
@@ -83,16 +111,27 @@ def text(value: str) -> str:
     return clean.text(value, TEXT_LIMIT)
 
 
-def number(value: float) -> float:
-    """A duration as the arithmetic of Postgres can take it: never negative, never NaN or infinite."""
-    return value if 0.0 <= value < math.inf else 0.0
+def numbers(values: list[float]) -> list[float]:
+    """Durations as the arithmetic of Postgres can take them: never negative, never NaN or infinite."""
+    if values and min(values) >= 0.0 and sum(values) < math.inf:  # one NaN makes a NaN of the sum
+        return values
+    return [value if 0.0 <= value < math.inf else 0.0 for value in values]
+
+
+def _sizes(values: list[int]) -> list[int]:
+    if values and min(values) >= 0 and max(values) <= MOST:
+        return values
+    return [min(max(value, 0), MOST) for value in values]
 
 
 def in_order(ended: Sequence[Any]) -> list[Any]:
     """One row per lease, by id: the order in which rows are locked, in every statement."""
+    if len({end.id for end in ended}) == len(ended):
+        return sorted(ended, key=_id)
     return sorted({(end.id, end.lease): end for end in ended}.values(), key=_key)
 
 
+_id = attrgetter("id")
 _key = attrgetter("id", "lease")
 
 

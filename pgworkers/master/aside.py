@@ -75,6 +75,11 @@ class Refused(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def known(self) -> bool:
+        """Was any of what is not written yet refused before?"""
+        return bool(self._pauses)
+
     def keys(self) -> list[tuple[int, int]]:
         return list(self._waiting)
 
@@ -93,5 +98,4 @@ class Refused(Generic[K, V]):
 
     def forget(self, key: tuple[int, int]) -> None:
         """It is written, or is no longer ours."""
-        if self._pauses:
-            self._pauses.pop(key, None)
+        self._pauses.pop(key, None)

@@ -121,18 +121,24 @@ class Worker:
         """How many of its orders it has not begun."""
         return tickets.left(self._reads) if self._reads >= 0 else 0
 
-    def ended(self, job: int, lease: int) -> Held | None:
-        """It has reported this job: the next one, if there is one, begins. None: not what it had."""
+    def ended(self, frames: list[Frame]) -> list[tuple[Held, Frame]]:
+        """It has reported these, one after the other: the next one, if there is one, begins. Only what it had counts."""
         orders = self.orders
-        if not orders or orders[0].key != (job, lease):
-            return None
-        held = orders.popleft()
-        self.since = now = monotonic()
-        self.jobs += 1
-        if orders:
-            orders[0].began = now
-            self.load -= held.expected
-        return held
+        found: list[tuple[Held, Frame]] = []
+        for frame in frames:
+            if not orders:
+                break
+            claimed = orders[0].claimed
+            if claimed.id == frame.job and claimed.lease == frame.lease:
+                held = orders.popleft()
+                self.load -= held.expected
+                found.append((held, frame))
+        if found:
+            self.since = now = monotonic()
+            self.jobs += len(found)
+            if orders:
+                orders[0].began = now
+        return found
 
     def _admit(self, given: list[Held]) -> bool:
         if self._writes < 0 or self._deaf:

@@ -54,9 +54,13 @@ class QueueDesk:
         self.trusted_until = inf
         self.typical: float | None = None  # a moving average of recent durations, seconds
 
-    def learn(self, duration: float) -> None:
-        """From when a worker could begin a job to its report: on a busy machine more than the handler took."""
-        self.typical = duration if self.typical is None else 0.9 * self.typical + 0.1 * duration
+    def learn(self, duration: float, count: int = 1) -> None:
+        """From when a worker could begin a job to its report: on a busy machine more than the handler took.
+
+        Of several that were reported together, what each took on average.
+        """
+        before = duration if self.typical is None else self.typical
+        self.typical = duration + 0.9**count * (before - duration)
 
     def count(self) -> int:
         """Workers that stay."""

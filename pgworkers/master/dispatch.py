@@ -40,6 +40,7 @@ from pgworkers.worker.messages import Kind, Progress, Report, read_done
 
 _report = msgspec.json.Decoder(Report).decode
 _progress = msgspec.json.Decoder(Progress).decode
+_DONE = int(Kind.DONE)  # with every job: to ask an enum takes longer
 
 
 class Dispatch(Handing):
@@ -126,7 +127,7 @@ class Dispatch(Handing):
         ended = None
         while worker.orders:
             held = worker.orders.popleft()
-            self._had(desk, worker, held)
+            self._had(desk, worker, [held])
             if (died.job, died.lease) != held.key and died.signal == signal.SIGKILL:
                 # Its order was taken, and its handler never began. Only a kill from outside is not its doing.
                 self._ends.release([held.key], f"its worker ended by {died.status} before the job began")
@@ -144,30 +145,33 @@ class Dispatch(Handing):
 
     def heard(self, worker: Worker, frames: list[Frame]) -> None:
         desk = self.desks[worker.queue]
-        begun: list[JobStarted] = []
+        done: list[Frame] = []
         for frame in frames:
-            match frame.kind:
-                case Kind.DONE | Kind.REPORT as kind:
-                    held = worker.ended(frame.job, frame.lease)
-                    if held is None:
-                        continue  # of a lease that this worker no longer has
-                    self._had(desk, worker, held)
-                    if kind == Kind.DONE:
-                        self._done(desk, worker, held, frame.body, begun)
-                    else:
-                        self._reported(desk, worker, held, _report(frame.body))
-                case Kind.READY:
-                    if worker.state == "booting":
-                        took = monotonic() - worker.since
-                        self._facts.tell(WorkerReady(worker.queue, worker.slot, worker.pid, took))
-                    worker.become("ready")
-                case Kind.PROGRESS:
-                    self._progressed(worker, frame)
-                case Kind.METRICS:
-                    if (known := self.held.get(frame.job)) is not None:
-                        self._facts.tell(HandlerMeasured(known.claimed.task, frame.body))
-        self._facts.tell_all(begun)
+            if frame.kind == _DONE:
+                done.append(frame)
+            else:
+                self._done(desk, worker, done)
+                done = []
+                self._said(desk, worker, frame)
+        self._done(desk, worker, done)
         self._go_on(desk, worker)
+
+    def _said(self, desk: QueueDesk, worker: Worker, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.REPORT:
+                for held, _ in worker.ended([frame]):
+                    self._had(desk, worker, [held])
+                    self._reported(desk, worker, held, _report(frame.body))
+            case Kind.READY:
+                if worker.state == "booting":
+                    took = monotonic() - worker.since
+                    self._facts.tell(WorkerReady(worker.queue, worker.slot, worker.pid, took))
+                worker.become("ready")
+            case Kind.PROGRESS:
+                self._progressed(worker, frame)
+            case Kind.METRICS:
+                if (known := self.held.get(frame.job)) is not None:
+                    self._facts.tell(HandlerMeasured(known.claimed.task, frame.body))
 
     def _go_on(self, desk: QueueDesk, worker: Worker) -> None:
         """It has reported what it had to: more, or rest, or leave."""
@@ -189,11 +193,12 @@ class Dispatch(Handing):
         desk.idle.append(worker)
         self.feed(desk)
 
-    def _had(self, desk: QueueDesk, worker: Worker, held: Held) -> None:
-        """Its order is out of the worker's hands."""
-        desk.running -= 1
+    def _had(self, desk: QueueDesk, worker: Worker, jobs: list[Held]) -> None:
+        """Their orders are out of the worker's hands."""
+        desk.running -= len(jobs)
         desk.occupied -= not worker.orders
-        self._forget(held)
+        for held in jobs:
+            self._forget(held)
         if desk.cap != sys.maxsize:  # its end may be what another, idle worker waits for
             asyncio.get_running_loop().call_soon(self.feed, desk)
             self._want_claim()
@@ -207,21 +212,30 @@ class Dispatch(Handing):
             if progress is not None or checkpoint is not None:
                 self._ends.save(Saved(frame.job, frame.lease, progress, checkpoint))
 
-    def _done(
-        self, desk: QueueDesk, worker: Worker, held: Held, body: bytes, begun: list[JobStarted]
-    ) -> None:
-        duration, cpu, peak, result = read_done(body)
-        self._learn(desk, worker, held, duration)
-        if not held.told:
-            begun.append(self._start_of(held, worker.since - duration))
-        end = verdict.success(held, duration, cpu, peak, result, worker.label, worker.version)
-        self._write(desk, worker, held, end)
+    def _done(self, desk: QueueDesk, worker: Worker, frames: list[Frame]) -> None:
+        """Jobs that went well and had nothing more to say, in their order: of very short ones many at once."""
+        ended = worker.ended(frames)
+        if not ended:
+            return
+        self._had(desk, worker, [held for held, _ in ended])
+        begun: list[JobStarted] = []
+        ends: list[tuple[Held, End | Again]] = []
+        took: dict[str, list[float]] = {}
+        for held, frame in ended:
+            duration, cpu, peak, result = read_done(frame.body)
+            took.setdefault(held.claimed.task, []).append(duration)
+            if not held.told:
+                begun.append(self._start_of(held, worker.since - duration))
+            ends.append((held, verdict.success(frame.job, frame.lease, duration, cpu, peak, result)))
+        self._learn(desk, worker, ended[0][0], took)
+        self._facts.tell_all(begun)
+        self._write(desk, worker, ends)
 
     def _reported(self, desk: QueueDesk, worker: Worker, held: Held, report: Report) -> None:
         if report.reason is not None:
             self._facts.tell(JobStopped(*held.key, worker.queue, report.reason, report.stopped))
         if report.started:
-            self._learn(desk, worker, held, report.duration)
+            self._learn(desk, worker, held, {held.claimed.task: [report.duration]})
             self._begun(held, worker.since - report.duration)
         self._settle(desk, worker, held, verdict.of_report(report, held))
         if report.last:
@@ -234,17 +248,17 @@ class Dispatch(Handing):
             return
         if ending.verdict is Verdict.THROTTLED and held.wish != "lease":
             self._ends.throttle(worker.queue, ending.after)
-        self._write(
-            desk, worker, held, verdict.settle(held, ending, random.random(), worker.label, worker.version)
-        )
+        end = verdict.settle(held, ending, random.random(), worker.label, worker.version)
+        self._write(desk, worker, [(held, end)])
 
-    def _write(self, desk: QueueDesk, worker: Worker, held: Held, end: End | Again) -> None:
-        if held.wish == "lease":
-            return  # the database said so: not ours to write
-        if not desk.spec.batch and worker.state != "gone":
+    def _write(self, desk: QueueDesk, worker: Worker, ends: list[tuple[Held, End | Again]]) -> None:
+        ours = [
+            pair for pair in ends if pair[0].wish != "lease"
+        ]  # else the database said so: not ours to write
+        if ours and not desk.spec.batch and worker.state != "gone":
             worker.settling = True
-            held.then = partial(self._settled, desk, worker)
-        self._ends.put(held, end)
+            ours[-1][0].then = partial(self._settled, desk, worker)
+        self._ends.put_all(ours)
 
     def _settled(self, desk: QueueDesk, worker: Worker) -> None:
         """The end is written, on a queue where nothing begins before that."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psycopg
 from msgspec.structs import replace
@@ -32,6 +32,8 @@ from pgworkers.master.line import Line, LineDown, raised
 Pending = tuple[Held, End | Again]
 #: Verdicts as plain text: whoever counts by them hashes no enum.
 _WORDS = {verdict: verdict.value for verdict in Verdict}
+_SUCCEEDED = Verdict.SUCCEEDED
+_WRITTEN = {"written"}
 
 #: After a batch of so many ends the next one waits for so many seconds, unless it is full.
 MANY = 16
@@ -82,6 +84,15 @@ class Ends:
             )
         self._pending.append((held, end))
         self._poke()
+
+    def put_all(self, ends: Sequence[Pending]) -> None:
+        """Ends that came together, in their order."""
+        if self._saves:
+            for held, end in ends:
+                self.put(held, end)
+        elif ends:
+            self._pending.extend(ends)
+            self._poke()
 
     def release(self, keys: list[tuple[int, int]], why: str) -> None:
         self._releases += keys
@@ -159,10 +170,13 @@ class Ends:
             del self._throttles[queue]
         if not self._sending:
             room = CHILDREN
-            while self._pending and len(self._sending) < self._batch and room > 0:
-                self._sending.append(self._pending.popleft())
-                room -= _children(self._sending[-1][1])
-            self._together = len(self._sending)
+            pending, sending = self._pending, self._sending
+            while pending and len(sending) < self._batch and room > 0:
+                sending.append(pending.popleft())
+                end = sending[-1][1]
+                if isinstance(end, End) and end.children is not None:
+                    room -= len(end.children)
+            self._together = len(sending)
         if self._sending:
             try:
                 await self._write(self._sending)
@@ -204,7 +218,7 @@ class Ends:
             await self._write(batch[:middle])
             await self._write(batch[middle:])
             return
-        self._written([(held, end, answers.get(held.key, "lost")) for held, end in batch])
+        self._written(batch, answers)
 
     async def _write_alone(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
         """It was refused by itself: without its texts, unless code in the database said no; else later."""
@@ -236,22 +250,32 @@ class Ends:
             answers = await self._line.ask(finish(self._host, [bare]), refusable=True)
         else:
             answers = await self._line.ask(retry(self._host, [bare]), refusable=True)
-        self._written([(held, bare, answers.get(held.key, "lost"))])
+        self._written([(held, bare)], answers)
 
-    def _written(self, answered: list[tuple[Held, End | Again, str]]) -> None:
-        told: list[JobEnded] = []
-        for held, end, answer in answered:
+    def _written(self, batch: list[Pending], answers: dict[tuple[int, int], str]) -> None:
+        if len(answers) < len(batch) or set(answers.values()) != _WRITTEN or self._refused.known:
+            batch = self._answered(batch, answers)
+        for held, _ in batch:
+            if held.then is not None:
+                held.then()
+        self._facts.tell_all([_ended(held.claimed, end) for held, end in batch])
+
+    def _answered(self, batch: list[Pending], answers: dict[tuple[int, int], str]) -> list[Pending]:
+        """One by one: those whose end stands in the database."""
+        found: list[Pending] = []
+        for held, end in batch:
+            answer = answers.get(held.key, "lost")
             if answer == "again":  # it changed under the statement: the first of the next one
                 self._pending.appendleft((held, end))
                 continue
             self._refused.forget(held.key)
+            if answer != "lost":
+                found.append((held, end))
+                continue
             if held.then is not None:
                 held.then()
-            if answer == "lost":
-                self._facts.tell(FinishRejected(*held.named))
-            else:
-                told.append(_ended(held.claimed, end))
-        self._facts.tell_all(told)
+            self._facts.tell(FinishRejected(*held.named))
+        return found
 
 
 def _ended(job: Claimed, end: End | Again) -> JobEnded:
@@ -267,7 +291,7 @@ def _ended(job: Claimed, end: End | Again) -> JobEnded:
         job.args,
         job.attempt,
         job.max_attempts,
-        _WORDS[end.verdict],
+        "succeeded" if end.verdict is _SUCCEEDED else _WORDS[end.verdict],
         state,
         end.duration,
         end.cpu,
@@ -275,7 +299,3 @@ def _ended(job: Claimed, end: End | Again) -> JobEnded:
         end.error,
         again_in,
     )
-
-
-def _children(end: End | Again) -> int:
-    return len(end.children or "") if isinstance(end, End) else 0

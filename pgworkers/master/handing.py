@@ -262,10 +262,12 @@ class Handing:
 
     # -- what becomes of a job ---------------------------------------------------------------------------------------
 
-    def _learn(self, desk: QueueDesk, worker: Worker, held: Held, duration: float) -> None:
-        """How long it took, now that it is reported."""
-        desk.learn(worker.since - (held.began or held.since))
-        self._pace.learn(held.claimed.task, duration)
+    def _learn(self, desk: QueueDesk, worker: Worker, first: Held, took: dict[str, list[float]]) -> None:
+        """How long jobs took, by task, now that they are reported; `first` was the first of them."""
+        count = sum(map(len, took.values()))
+        desk.learn((worker.since - (first.began or first.since)) / count, count)
+        for task, durations in took.items():
+            self._pace.learn(task, *durations)
 
     def _begun(self, held: Held, at: float) -> None:
         """Tell, once, that its handler has the process."""

@@ -42,16 +42,21 @@ class Pace:
         known = AHEAD < expected <= LONGEST and self._wrong.get(task, inf) <= AHEAD / 2
         return expected if known else None
 
-    def learn(self, task: str, duration: float) -> None:
-        before = self._typical.get(task)
-        if before is None:
-            self._typical[task] = max(LEAST, duration)
-        else:
-            if before > AHEAD:
-                wrong = abs(duration - before)
-                self._wrong[task] = wrong + 0.7 * (self._wrong.get(task, wrong) - wrong)
-            weight = 0.5 if duration > before else 0.1
-            self._typical[task] = max(LEAST, before + weight * (duration - before))
+    def learn(self, task: str, *durations: float) -> None:
+        """In the order in which they were over."""
+        typical = self._typical.get(task)
+        for duration in durations:
+            if typical is None:
+                typical = duration
+            else:
+                if typical > AHEAD:
+                    wrong = abs(duration - typical)
+                    self._wrong[task] = wrong + 0.7 * (self._wrong.get(task, wrong) - wrong)
+                typical += (0.5 if duration > typical else 0.1) * (duration - typical)
+            if typical < LEAST:  # noqa: PLR1730 (a call of max costs as much as all the rest)
+                typical = LEAST
+        if typical is not None:
+            self._typical[task] = typical
 
 
 def fits(load: float, orders: int, expected: float) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.events import Fact, HostChanged, JobEnded, WorkerDied
+from pgworkers.facts import Hearing, each
 from pgworkers.flow import slots
 from pgworkers.job import queue as queues
 from pgworkers.job.queue import Cooling, QueueConfig
@@ -75,7 +76,7 @@ class Scaling:
         self._taken: dict[str, int] = {}  # and as last acknowledged
         self._calm_at: dict[str, float] = {}  # when a success forgives the throttles of a queue
         self._calmed: set[str] = set()
-        host.facts.listen(self._hear, JobEnded, WorkerDied, HostChanged)
+        host.facts.listen(self, JobEnded, WorkerDied, HostChanged)
 
     def poke(self) -> None:
         self._wake.set()
@@ -190,20 +191,26 @@ class Scaling:
 
     # -- what others tell -------------------------------------------------------------------------------------------------
 
-    def _hear(self, fact: Fact) -> None:
+    def __call__(self, fact: Fact) -> None:
         match fact:
-            case JobEnded() | WorkerDied() if fact.queue in self._taken and self._beyond(fact.queue):
+            case WorkerDied() if fact.queue in self._taken and self._beyond(fact.queue):
                 self.poke()  # one less runs beyond the grant
             case HostChanged(state="draining"):
                 self.poke()  # the others may have what this host no longer needs
-        if (
-            isinstance(fact, JobEnded)
-            and fact.queue in self._calm_at
-            and fact.verdict == Verdict.SUCCEEDED
-            and monotonic() >= self._calm_at.get(fact.queue, inf)
-        ):
-            self._calmed.add(fact.queue)
-            self.poke()
+
+    def hears(self, kind: type) -> Hearing | None:
+        return self._ended if kind is JobEnded else each(self)
+
+    def _ended(self, facts: Iterator[JobEnded]) -> None:
+        if not self._taken and not self._calm_at:
+            return  # nothing is shared out and nothing cools down: any number of jobs may end
+        for fact in facts:
+            if fact.queue in self._taken and self._beyond(fact.queue):
+                self.poke()
+            calm_at = self._calm_at.get(fact.queue)
+            if calm_at is not None and fact.verdict == Verdict.SUCCEEDED and monotonic() >= calm_at:
+                self._calmed.add(fact.queue)
+                self.poke()
 
     # -- throttles ----------------------------------------------------------------------------------------------------------
 

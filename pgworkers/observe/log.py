@@ -7,13 +7,13 @@ anybody reads are counted instead of listed: what is told per job must never be 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any
 
 from pgworkers import events
 from pgworkers.clock import monotonic
-from pgworkers.facts import Listener
+from pgworkers.facts import Hearing, each
 from pgworkers.observe import lines
 from pgworkers.observe.escape import escape, json_line
 from pgworkers.sightings import SIGHTINGS
@@ -152,22 +152,29 @@ class Log:
         else:
             self._write(message if fact == "said" else f"{self._time()} {message}")
 
-    def hears(self, kind: type) -> Listener | None:
-        return None if kind in SILENT else self
+    def hears(self, kind: type) -> Hearing | None:
+        if kind is events.JobEnded:
+            return self._ended
+        return None if kind in SILENT else each(self)
 
     def __call__(self, fact: events.Fact) -> None:
         if type(fact) in SILENT:
             return
         if isinstance(fact, events.JobEnded):
-            if fact.state == "succeeded":
-                if not self._quiet and self._may("done", fact.task):
-                    self._tell(fact, lines.tell(fact))
-            elif self._may("not done", f"{fact.task} {fact.verdict}"):
-                self._tell(fact, lines.tell(fact))
+            self._ended(iter((fact,)))
             return
         told = lines.tell(fact)
         if told is not None and self._may(type(fact).__name__, ""):
             self._tell(fact, told)
+
+    def _ended(self, facts: Iterator[events.JobEnded]) -> None:
+        quiet = self._quiet
+        for fact in facts:
+            if fact.state == "succeeded":
+                if not quiet and self._may("done", fact.task):
+                    self._tell(fact, lines.tell(fact))
+            elif self._may("not done", f"{fact.task} {fact.verdict}"):
+                self._tell(fact, lines.tell(fact))
 
     def _tell(self, fact: events.Fact, told: lines.Told | None) -> None:
         if told is None:

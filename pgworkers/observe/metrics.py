@@ -7,7 +7,7 @@ from the start. What the leader saw of the whole cluster goes as soon as it no l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from time import time as _now
 from typing import Any
 
@@ -15,6 +15,7 @@ import psycopg
 
 from pgworkers import events, sightings
 from pgworkers.clock import monotonic
+from pgworkers.facts import Hearing, each
 from pgworkers.observe import catalog, exposition
 from pgworkers.observe.handlers import UserMetrics
 from pgworkers.observe.itself import ITSELF
@@ -57,8 +58,6 @@ class Metrics:
         self._peaks_since = monotonic()
         self._classes: dict[str, str] = {}
         self._on: dict[type[Any], Callable[[Any], None]] = {
-            events.JobStarted: self._started,
-            events.JobEnded: self._ended,
             events.StatementRun: self._statement,
             events.Claimed: self._claimed,
             events.Notified: lambda fact: self.count("notifications_total"),
@@ -128,12 +127,17 @@ class Metrics:
                 f["schedule_ticks_total"].at(schedule, result)
 
     def __call__(self, fact: events.Fact) -> None:
-        on = self.hears(type(fact))
-        if on is not None:
-            on(fact)
+        hear = self.hears(type(fact))
+        if hear is not None:
+            hear(iter((fact,)))
 
-    def hears(self, kind: type) -> Callable[[Any], None] | None:
-        return self._on.get(kind)
+    def hears(self, kind: type) -> Hearing | None:
+        if kind is events.JobStarted:
+            return self._started
+        if kind is events.JobEnded:
+            return self._ended
+        on = self._on.get(kind)
+        return None if on is None else each(on)
 
     def count(self, name: str, *labels: str, n: float = 1) -> None:
         self.families[name].at(*labels).value += n
@@ -161,27 +165,30 @@ class Metrics:
                 self._jobs[queue, task] = job
         return job
 
-    def _started(self, fact: events.JobStarted) -> None:
-        job = self._jobs.get((fact.queue, fact.task)) or self._job(fact.queue, fact.task)
-        job.started.value += 1
-        waited = fact.waited
-        job.wait.observe(waited if waited > 0 else 0.0)
+    def _started(self, facts: Iterator[events.JobStarted]) -> None:
+        jobs = self._jobs
+        for fact in facts:
+            job = jobs.get((fact.queue, fact.task)) or self._job(fact.queue, fact.task)
+            job.started.value += 1
+            waited = fact.waited
+            job.wait.observe(waited if waited > 0 else 0.0)
 
-    def _ended(self, fact: events.JobEnded) -> None:
-        job = self._jobs.get((fact.queue, fact.task)) or self._job(fact.queue, fact.task)
-        duration, cpu, verdict = fact.duration, fact.cpu, fact.verdict
-        if not duration > 0:
-            duration = 0.0
-        now = _now()
-        job.duration.observe(duration, (fact.job, duration, now))
-        end = job.verdicts[verdict]
-        end.value += 1
-        if verdict != "succeeded":
-            end.exemplar = (fact.job, 1.0, now)
-        if cpu > 0:
-            job.cpu.value += cpu
-        if fact.peak_rss > job.recent:  # noqa: PLR1730 (a call of max costs as much as all the rest)
-            job.recent = fact.peak_rss
+    def _ended(self, facts: Iterator[events.JobEnded]) -> None:
+        jobs, now = self._jobs, _now()
+        for fact in facts:
+            job = jobs.get((fact.queue, fact.task)) or self._job(fact.queue, fact.task)
+            duration, cpu, verdict = fact.duration, fact.cpu, fact.verdict
+            if not duration > 0:
+                duration = 0.0
+            job.duration.observe(duration, (fact.job, duration, now))
+            end = job.verdicts[verdict]
+            end.value += 1
+            if verdict != "succeeded":
+                end.exemplar = (fact.job, 1.0, now)
+            if cpu > 0:
+                job.cpu.value += cpu
+            if fact.peak_rss > job.recent:  # noqa: PLR1730 (a call of max costs as much as all the rest)
+                job.recent = fact.peak_rss
 
     def _turn_peaks(self) -> None:
         now = monotonic()

@@ -7,14 +7,14 @@ wall clock: it says how long ago something was, and the database says which minu
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 
 from pgworkers import events
 from pgworkers.clock import monotonic
-from pgworkers.facts import Listener
+from pgworkers.facts import Hearing
 from pgworkers.postgres.statements import Query, Statement
 
 _WRITE = Statement.beside(__file__, "statistics_write")
@@ -47,15 +47,16 @@ class Tally:
     histogram: list[int] = field(default_factory=list)
 
     def put(self, value: float, cpu: float) -> None:
-        if not 0.0 < value < math.inf:
+        if not 0.0 < value < inf:
             value = 0.0
         place = bucket(value) if value >= LEAST else 0
-        if place >= len(self.histogram):
-            self.histogram += [0] * (place + 1 - len(self.histogram))
-        self.histogram[place] += 1
+        histogram = self.histogram
+        if place >= len(histogram):
+            histogram += [0] * (place + 1 - len(histogram))
+        histogram[place] += 1
         self.count += 1
         self.seconds += value
-        if 0.0 < cpu < math.inf:
+        if 0.0 < cpu < inf:
             self.cpu += cpu
 
     def add(self, other: Tally) -> None:
@@ -82,20 +83,32 @@ class Statistics:
         self._sent: Pockets = {}
 
     def __call__(self, fact: events.Fact) -> None:
-        on = self.hears(type(fact))
-        if on is not None:
-            on(fact)
+        hear = self.hears(type(fact))
+        if hear is not None:
+            hear(iter((fact,)))
 
-    def hears(self, kind: type) -> Listener | None:
+    def hears(self, kind: type) -> Hearing | None:
         if kind is events.JobStarted:
             return self._started
         return self._ended if kind is events.JobEnded else None
 
-    def _started(self, fact: events.JobStarted) -> None:
-        self._put((fact.queue, fact.task, STARTED), fact.waited, 0.0)
+    def _started(self, facts: Iterator[events.JobStarted]) -> None:
+        pocket = self._this_minute()
+        for fact in facts:
+            key = fact.queue, fact.task, STARTED
+            tally = pocket.get(key)
+            if tally is None:
+                tally = pocket[key] = Tally()
+            tally.put(fact.waited, 0.0)
 
-    def _ended(self, fact: events.JobEnded) -> None:
-        self._put((fact.queue, fact.task, fact.verdict), fact.duration, fact.cpu)
+    def _ended(self, facts: Iterator[events.JobEnded]) -> None:
+        pocket = self._this_minute()
+        for fact in facts:
+            key = fact.queue, fact.task, fact.verdict
+            tally = pocket.get(key)
+            if tally is None:
+                tally = pocket[key] = Tally()
+            tally.put(fact.duration, fact.cpu)
 
     def take(self) -> Query[int] | None:
         """Write all that was not written yet; None: nothing happened. The answer is the number of rows.
@@ -131,15 +144,12 @@ class Statistics:
         """The query that `take` gave last was answered."""
         self._sent = {}
 
-    def _put(self, key: Key, value: float, cpu: float) -> None:
+    def _this_minute(self) -> dict[Key, Tally]:
         now = self._now()
         if not now < self._until:
             minute = int(now // MINUTE)
             self._pocket, self._until = self._pockets.setdefault(minute, {}), (minute + 1) * MINUTE
-        tally = self._pocket.get(key)
-        if tally is None:
-            tally = self._pocket[key] = Tally()
-        tally.put(value, cpu)
+        return self._pocket
 
 
 def prune(older: float, limit: int) -> Query[int]:

@@ -59,6 +59,13 @@ class _DoublesDumper(_Fixed):
     element = (701, 8, "d")
 
 
+def _element(value: str | None) -> bytes:
+    if value is None:
+        return b"\xff\xff\xff\xff"
+    data = value.encode()
+    return pack("!i", len(data)) + data
+
+
 class _TextsDumper(Dumper):
     format = Format.BINARY
     oid = 1009
@@ -66,14 +73,9 @@ class _TextsDumper(Dumper):
     def dump(self, obj: Any) -> bytes:
         if not obj:
             return pack("!iiI", 0, 0, 25)
-        parts = [pack("!iiIii", 1, int(None in obj), 25, len(obj), 1)]
-        for value in obj:
-            if value is None:
-                parts.append(b"\xff\xff\xff\xff")
-            else:
-                data = value.encode()
-                parts.append(pack("!i", len(data)))
-                parts.append(data)
+        known = {value: _element(value) for value in set(obj)}  # most are the same: a queue, a task, `null`
+        parts = [pack("!iiIii", 1, int(None in known), 25, len(obj), 1)]
+        parts += [known[value] for value in obj]
         return b"".join(parts)
 
 

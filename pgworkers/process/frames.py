@@ -13,6 +13,7 @@ _HEADER = struct.Struct("<IBxxxqi")
 HEADER_SIZE = _HEADER.size
 _pack = _HEADER.pack
 _unpack_from = _HEADER.unpack_from
+_new = tuple.__new__  # twice as fast as the constructor of a named tuple
 #: Larger bodies are a broken stream, not a job: payload and result limits are far below.
 MAX_BODY = 256 << 20
 
@@ -71,7 +72,7 @@ class Reader:
                 self._need = HEADER_SIZE + length
                 break
             at = begin + length
-            frames.append(Frame(kind, job, lease, data[begin:at]))
+            frames.append(_new(Frame, (kind, job, lease, data[begin:at])))
         if at < have:
             self._buffer += data[at:] if at else data
         return frames
