@@ -143,7 +143,7 @@ class Worker:
     def _admit(self, given: list[Held]) -> bool:
         if self._writes < 0 or self._deaf:
             return False
-        tickets.write(self._writes, [held.key for held in given])
+        tickets.write(self._writes, [held.claimed[:2] for held in given])
         if not self.orders:
             given[0].began = self.since = monotonic()
             self.load = 0.0

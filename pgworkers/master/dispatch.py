@@ -197,8 +197,7 @@ class Dispatch(Handing):
         """Their orders are out of the worker's hands."""
         desk.running -= len(jobs)
         desk.occupied -= not worker.orders
-        for held in jobs:
-            self._forget(held)
+        self._forget(jobs)
         if desk.cap != sys.maxsize:  # its end may be what another, idle worker waits for
             asyncio.get_running_loop().call_soon(self.feed, desk)
             self._want_claim()
@@ -218,15 +217,18 @@ class Dispatch(Handing):
         if not ended:
             return
         self._had(desk, worker, [held for held, _ in ended])
+        now = worker.since
         begun: list[JobStarted] = []
         ends: list[tuple[Held, End | Again]] = []
         took: dict[str, list[float]] = {}
-        for held, frame in ended:
-            duration, cpu, peak, result = read_done(frame.body)
-            took.setdefault(held.claimed.task, []).append(duration)
+        for held, (_, job, lease, body) in ended:
+            duration, cpu, peak, result = read_done(body)
+            if (durations := took.get(held.claimed.task)) is None:
+                durations = took[held.claimed.task] = []
+            durations.append(duration)
             if not held.told:
-                begun.append(self._start_of(held, worker.since - duration))
-            ends.append((held, verdict.success(frame.job, frame.lease, duration, cpu, peak, result)))
+                begun.append(self._start_of(held, now - duration))
+            ends.append((held, verdict.success(job, lease, duration, cpu, peak, result)))
         self._learn(desk, worker, ended[0][0], took)
         self._facts.tell_all(begun)
         self._write(desk, worker, ends)
@@ -289,7 +291,7 @@ class Dispatch(Handing):
             return
         worker = held.worker
         if self.withdraw(held):
-            self._forget(held)
+            self._forget([held])
             self._facts.tell(LeaseLost(*held.named, running=False))
             if worker is not None:
                 self._go_on(self.desks[worker.queue], worker)

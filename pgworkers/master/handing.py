@@ -64,7 +64,8 @@ class Handing:
         fed: dict[str, QueueDesk] = {}
         now = monotonic()
         for job in claimed:
-            if (known := self.held.get(job.id)) is not None and known.claimed.lease == job.lease:
+            known = self.held.get(job.id)
+            if known is not None and known.claimed.lease == job.lease:
                 continue  # a failover lost the claim and this one gave its number again: it runs already
             spec = self.tasks.get(job.task)
             if spec is None:  # the code was replaced while the claim was on its way
@@ -120,19 +121,20 @@ class Handing:
         given: list[Held] = []
         data: list[bytes] = []
         load, count = worker.load if worker.orders else 0.0, len(worker.orders)
-        deep = desk.looks_ahead()
-        while desk.buffer and len(given) < most:
-            held = desk.buffer[0]
-            held.expected = self._pace.of(held.claimed.task)
-            if count and not (deep and not held.spec.exclusive and fits(load, count, held.expected)):
+        deep, buffer, frame = desk.looks_ahead(), desk.buffer, orders.frame
+        while buffer and len(given) < most:
+            held = buffer[0]
+            job = held.claimed
+            held.expected = expected = self._pace.of(job.task)
+            if count and not (deep and not held.spec.exclusive and fits(load, count, expected)):
                 break
-            desk.buffer.popleft()
-            if held.past_deadline():
+            buffer.popleft()
+            if job.remaining is not None and held.past_deadline():
                 self._end_unstarted(held, "deadline")
                 continue
             given.append(held)
-            data.append(orders.frame(held))
-            load += held.expected
+            data.append(frame(held))
+            load += expected
             count += 1
         if given:
             self._give(desk, worker, given, partial(worker.give, given, b"".join(data)))
@@ -217,8 +219,7 @@ class Handing:
             desk.buffer.clear()
 
     def _release(self, jobs: list[Held], why: str) -> None:
-        for held in jobs:
-            self._forget(held)
+        self._forget(jobs)
         self._ends.release([held.key for held in jobs], why)
 
     # -- looking after what has not reported -------------------------------------------------------------------------
@@ -283,7 +284,7 @@ class Handing:
         return JobStarted(job.id, job.lease, job.queue, job.task, job.attempt, waited)
 
     def _end_unstarted(self, held: Held, reason: str) -> None:
-        self._forget(held)
+        self._forget([held])
         ending = verdict.of_report(Report("stopped", 0.0, 0.0, 0, reason=reason, started=False), held)
         held.wish = reason if reason == "cancel" else held.wish
         self._ends.put(held, verdict.settle(held, ending, random.random(), "", ""))
@@ -293,11 +294,14 @@ class Handing:
         if held.wish == "cancel":
             self._end_unstarted(held, "cancel")
             return
-        self._forget(held)
+        self._forget([held])
         if held.wish != "lease":  # else not ours to write
             self._ends.release([held.key], "stopped before it began")
 
-    def _forget(self, held: Held) -> None:
-        """It is no longer this host's, or its end is on its way."""
-        if self.held.get(held.claimed.id) is held:
-            del self.held[held.claimed.id]
+    def _forget(self, jobs: list[Held]) -> None:
+        """They are no longer this host's, or their ends are on their way."""
+        known = self.held
+        for held in jobs:
+            job = held.claimed.id
+            if known.get(job) is held:
+                del known[job]

@@ -8,6 +8,8 @@ from the start. What the leader saw of the whole cluster goes as soon as it no l
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
 from time import time as _now
 from typing import Any
 
@@ -23,6 +25,7 @@ from pgworkers.observe.series import MOST, Cell, Family
 
 #: The largest peak is that of the last one to two windows.
 WINDOW = 300.0
+_of_task, _of_end = attrgetter("queue", "task"), attrgetter("queue", "task", "verdict")
 
 
 class _Job:
@@ -166,29 +169,24 @@ class Metrics:
         return job
 
     def _started(self, facts: Iterator[events.JobStarted]) -> None:
-        jobs = self._jobs
-        for fact in facts:
-            job = jobs.get((fact.queue, fact.task)) or self._job(fact.queue, fact.task)
-            job.started.value += 1
-            waited = fact.waited
-            job.wait.observe(waited if waited > 0 else 0.0)
+        for key, group in groupby(facts, _of_task):
+            waits = [fact.waited for fact in group]
+            job = self._jobs.get(key) or self._job(*key)
+            job.started.value += len(waits)
+            job.wait.observe_all(waits)
 
     def _ended(self, facts: Iterator[events.JobEnded]) -> None:
-        jobs, now = self._jobs, _now()
-        for fact in facts:
-            job = jobs.get((fact.queue, fact.task)) or self._job(fact.queue, fact.task)
-            duration, cpu, verdict = fact.duration, fact.cpu, fact.verdict
-            if not duration > 0:
-                duration = 0.0
-            job.duration.observe(duration, (fact.job, duration, now))
+        now = _now()
+        for (queue, task, verdict), group in groupby(facts, _of_end):
+            alike = list(group)
+            job = self._jobs.get((queue, task)) or self._job(queue, task)
+            job.duration.observe_all([fact.duration for fact in alike], [fact.job for fact in alike], now)
             end = job.verdicts[verdict]
-            end.value += 1
+            end.value += len(alike)
             if verdict != "succeeded":
-                end.exemplar = (fact.job, 1.0, now)
-            if cpu > 0:
-                job.cpu.value += cpu
-            if fact.peak_rss > job.recent:  # noqa: PLR1730 (a call of max costs as much as all the rest)
-                job.recent = fact.peak_rss
+                end.exemplar = (alike[-1].job, 1.0, now)
+            job.cpu.value += sum([fact.cpu for fact in alike if fact.cpu > 0])
+            job.recent = max(job.recent, *[fact.peak_rss for fact in alike])
 
     def _turn_peaks(self) -> None:
         now = monotonic()

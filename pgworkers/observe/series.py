@@ -6,7 +6,7 @@ A family whose labels are names holds at most so many of them; further ones are 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import isnan
 
@@ -50,6 +50,22 @@ class Histogram:
         self.total += value
         if exemplar is not None:
             self.exemplars[at] = exemplar
+
+    def observe_all(self, values: list[float], jobs: Sequence[int] = (), now: float = 0.0) -> None:
+        """Times of jobs, in their order, and which jobs (they stand for their buckets). What is below 0 counts as 0."""
+        if not min(values) >= 0.0:
+            values = [value if value > 0.0 else 0.0 for value in values]
+        bounds, counts = self.bounds, self.counts
+        places = [bisect_left(bounds, value) for value in values]
+        for at in places:
+            counts[at] += 1
+        self.total += sum(values)
+        if jobs:
+            last = dict(
+                zip(places, range(len(places)), strict=True)
+            )  # which of them is the last in its bucket
+            for at, nth in last.items():
+                self.exemplars[at] = (jobs[nth], values[nth], now)
 
     def add(self, counts: list[int], total: float) -> None:
         """What somebody else observed, with the same bounds."""

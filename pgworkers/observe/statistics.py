@@ -8,9 +8,11 @@ wall clock: it says how long ago something was, and the database says which minu
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import inf
+from operator import attrgetter
 
 from pgworkers import events
 from pgworkers.clock import monotonic
@@ -27,14 +29,13 @@ POCKETS = 120
 BUCKETS = 120
 LEAST = 0.001  #: seconds; all that took less are in the first bucket
 STARTED = "started"
+_of_task, _of_end = attrgetter("queue", "task"), attrgetter("queue", "task", "verdict")
 _BOUNDS = [LEAST * 2 ** (at / 4) for at in range(BUCKETS - 1)]
 
 
 def bucket(value: float) -> int:
     """The place of a time in a histogram: 0 is below 1 ms, then a quarter of an octave each."""
-    if not value >= LEAST:  # also NaN
-        return 0
-    return bisect_right(_BOUNDS, value)
+    return bisect_right(_BOUNDS, value) if value >= LEAST else 0  # also NaN
 
 
 @dataclass(slots=True)
@@ -46,18 +47,19 @@ class Tally:
     cpu: float = 0.0
     histogram: list[int] = field(default_factory=list)
 
-    def put(self, value: float, cpu: float) -> None:
-        if not 0.0 < value < inf:
-            value = 0.0
-        place = bucket(value) if value >= LEAST else 0
+    def put(self, values: list[float], cpus: Iterable[float] = ()) -> None:
+        """Times, and CPU times. What is no time counts as 0."""
+        if not (min(values) >= 0.0 and sum(values) < inf):  # one NaN makes a NaN of the sum
+            values = [value if 0.0 < value < inf else 0.0 for value in values]
         histogram = self.histogram
-        if place >= len(histogram):
-            histogram += [0] * (place + 1 - len(histogram))
-        histogram[place] += 1
-        self.count += 1
-        self.seconds += value
-        if 0.0 < cpu < inf:
-            self.cpu += cpu
+        for value in values:
+            place = bucket(value) if value >= LEAST else 0
+            if place >= len(histogram):
+                histogram += [0] * (place + 1 - len(histogram))
+            histogram[place] += 1
+        self.count += len(values)
+        self.seconds += sum(values)
+        self.cpu += sum([cpu for cpu in cpus if 0.0 < cpu < inf])
 
     def add(self, other: Tally) -> None:
         longer = max(len(self.histogram), len(other.histogram))
@@ -94,21 +96,14 @@ class Statistics:
 
     def _started(self, facts: Iterator[events.JobStarted]) -> None:
         pocket = self._this_minute()
-        for fact in facts:
-            key = fact.queue, fact.task, STARTED
-            tally = pocket.get(key)
-            if tally is None:
-                tally = pocket[key] = Tally()
-            tally.put(fact.waited, 0.0)
+        for (queue, task), alike in groupby(facts, _of_task):
+            _tally(pocket, (queue, task, STARTED)).put([fact.waited for fact in alike])
 
     def _ended(self, facts: Iterator[events.JobEnded]) -> None:
         pocket = self._this_minute()
-        for fact in facts:
-            key = fact.queue, fact.task, fact.verdict
-            tally = pocket.get(key)
-            if tally is None:
-                tally = pocket[key] = Tally()
-            tally.put(fact.duration, fact.cpu)
+        for key, group in groupby(facts, _of_end):
+            alike = list(group)
+            _tally(pocket, key).put([fact.duration for fact in alike], [fact.cpu for fact in alike])
 
     def take(self) -> Query[int] | None:
         """Write all that was not written yet; None: nothing happened. The answer is the number of rows.
@@ -150,6 +145,13 @@ class Statistics:
             minute = int(now // MINUTE)
             self._pocket, self._until = self._pockets.setdefault(minute, {}), (minute + 1) * MINUTE
         return self._pocket
+
+
+def _tally(pocket: dict[Key, Tally], key: Key) -> Tally:
+    tally = pocket.get(key)
+    if tally is None:
+        tally = pocket[key] = Tally()
+    return tally
 
 
 def prune(older: float, limit: int) -> Query[int]:

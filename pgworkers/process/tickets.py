@@ -17,6 +17,7 @@ import select
 import struct
 import termios
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 _TICKET = struct.Struct("<qq")
 SIZE = _TICKET.size
@@ -27,7 +28,6 @@ Key = tuple[int, int]  # job and lease
 #: No order: whoever reads it says READY again.
 CALL: Key = (0, 0)
 
-_pack = _TICKET.pack
 _unpack = _TICKET.unpack
 
 
@@ -38,7 +38,8 @@ def make() -> tuple[int, int]:
 
 def write(fd: int, keys: Iterable[Key]) -> None:
     """All of them or none (OSError)."""
-    os.write(fd, b"".join([_pack(job, lease) for job, lease in keys]))
+    flat = [*chain.from_iterable(keys)]
+    os.write(fd, struct.pack(f"<{len(flat)}q", *flat))
 
 
 def wait(fd: int, rest: Callable[[], bool] = lambda: True) -> tuple[Key | None, bool]:
