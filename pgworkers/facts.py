@@ -48,15 +48,14 @@ class Facts:
             hearings = self._of[kind] = self._hearing(kind)
         for hear in hearings:
             left = iter(facts)
-            while True:
-                before = length_hint(left)
+            while before := length_hint(left):
                 try:
                     hear(left)
                     break
                 except Exception:
                     logging.getLogger("pgworkers").exception("a listener failed at %s", kind.__name__)
                     if length_hint(left) == before:
-                        next(left, None)  # it failed before it took one
+                        next(left)  # it failed before it took one
 
     def _hearing(self, kind: type) -> list[Hearing]:
         found: list[Hearing] = []

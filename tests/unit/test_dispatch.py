@@ -7,16 +7,18 @@ import os
 import socket
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from pgworkers.clock import monotonic
 from pgworkers.facts import Facts
 from pgworkers.job.claim import Claimed
 from pgworkers.job.state import Verdict
-from pgworkers.master import desk
+from pgworkers.master import desk, orders
 from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.ends import Ends
+from pgworkers.master.held import Held
 from pgworkers.master.line import Line
 from pgworkers.master.pace import AHEAD
 from pgworkers.process import frames, shelf, tickets
@@ -256,6 +258,63 @@ def test_an_end_that_was_not_sent_is_heard_when_the_next_job_runs_long() -> None
             stage.close()
 
     asyncio.run(run())
+
+
+def test_of_ends_that_come_together_only_those_of_its_orders_count() -> None:
+    def scene(stage: Stage) -> None:
+        stage.dispatch._pace.learn("work", 0.0001)
+        stage.claims(1, 2, 3, 4)
+        for job in (1, 2, 3):
+            assert tickets.wait(stage.takes) == ((job, 1), False)
+        other_lease = frames.encode(Kind.DONE, 2, 7, messages.done(0.0001, 0.0001, 1, b"null"))
+        stage.theirs.sendall(done(1) + other_lease + done(1) + done(2) + done(9))
+        stage.worker.catch_up()
+        assert stage.worker.jobs == 2
+        assert stage.ends.keys() == [(1, 1), (2, 1)]
+        assert [held.claimed.id for held in stage.worker.orders] == [3, 4]
+        assert stage.dispatch.held_keys() == [(3, 1), (4, 1)]
+        assert (stage.desk.running, stage.desk.occupied) == (2, 1)
+
+    play(scene)
+
+
+def test_an_order_says_the_same_whether_or_not_one_like_it_was_sent_before() -> None:
+    def scene(stage: Stage) -> None:
+        spec = TaskSpec("odd", "default", timeout=2.5, stall_timeout=1.0)
+        plain = Claimed(
+            1, 1, "default", "odd", '{"a": "é"}', 1, 0, 9, 3, None, None, None, None, None, [], 0.0, False
+        )
+        for job in (
+            plain,
+            plain._replace(id=2, args="{}"),
+            plain._replace(attempt=2, errors=["ValueError: x"]),
+            plain._replace(queue="other"),
+            plain._replace(timeout=1.0, memory=1 << 30),
+            plain._replace(checkpoint='{"page": 3}', meta='{"k": 1}'),
+            plain._replace(crashes=1),
+        ):
+            held = Held(job, spec)
+            known = [orders.frame(held) for _ in range(2)]
+            (frame,) = frames.Reader().feed(known[0])
+            assert known[1] == known[0]
+            assert frame[:3] == (Kind.ORDER, job.id, job.lease)
+            order = msgspec.json.decode(frame.body, type=messages.Order)
+            assert (order.task, order.queue, bytes(order.args)) == ("odd", job.queue, job.args.encode())
+            assert (order.attempt, order.crashes, order.errors) == (job.attempt, job.crashes, job.errors)
+            assert (order.timeout, order.memory) == (job.timeout or 2.5, job.memory)
+            assert bytes(order.checkpoint) == (job.checkpoint or "null").encode()
+            assert bytes(order.meta) == (job.meta or "null").encode()
+            assert (order.exclusive, order.stall_timeout, order.deadline) == (False, 1.0, 0)
+        again = orders.frame(Held(plain, TaskSpec("odd", "default", timeout=9.0)))
+        (frame,) = frames.Reader().feed(again)
+        assert msgspec.json.decode(frame.body, type=messages.Order).timeout == 9.0, (
+            "the task was declared anew"
+        )
+        late = orders.frame(Held(plain._replace(remaining=60.0), spec))
+        (frame,) = frames.Reader().feed(late)
+        assert msgspec.json.decode(frame.body, type=messages.Order).deadline > 0
+
+    play(scene)
 
 
 def test_the_ends_that_a_dead_worker_had_not_sent_count() -> None:

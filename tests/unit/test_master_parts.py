@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from pgworkers import events
 from pgworkers.errors import UsageError
-from pgworkers.facts import Facts
-from pgworkers.master.desk import ahead, worth_a_claim
+from pgworkers.facts import Facts, Hearing
+from pgworkers.master.desk import QueueDesk, ahead, worth_a_claim
 from pgworkers.master.http import bind
 from pgworkers.master.pace import Pace
 from pgworkers.master.renewal import Unbroken
+from pgworkers.specs import QueueSpec
 
 
 def test_nothing_is_claimed_ahead_until_the_jobs_are_known_to_be_short() -> None:
@@ -86,3 +89,49 @@ def test_a_listener_that_fails_does_not_break_the_others(caplog: pytest.LogCaptu
     facts.tell(events.Claimed(3))
     assert heard == [events.Claimed(3)]
     assert "broken listener" in caplog.text
+
+
+def test_a_listener_that_fails_at_one_of_many_hears_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[int] = []
+    facts = Facts()
+
+    def picky(fact: events.Claimed) -> None:
+        if fact.count == 2:
+            raise ValueError("not two")
+        heard.append(fact.count)
+
+    facts.listen(picky)
+    facts.tell_all([events.Claimed(1), events.Claimed(2), events.Claimed(3)])
+    assert heard == [1, 3]
+    assert caplog.text.count("ValueError: not two") == 1
+
+
+def test_a_listener_that_fails_before_it_took_any_ends_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    class Deaf:
+        def __call__(self, fact: events.Fact) -> None: ...
+
+        def hears(self, kind: type) -> Hearing:
+            return self.hear
+
+        def hear(self, facts: Iterator[events.Fact]) -> None:
+            raise ValueError("deaf")
+
+    facts = Facts()
+    facts.listen(Deaf())
+    facts.tell_all([events.Claimed(1), events.Claimed(2)])
+    assert "ValueError: deaf" in caplog.text
+
+
+def test_of_jobs_that_are_reported_together_the_desk_learns_the_mean() -> None:
+    one_by_one, together = QueueDesk(QueueSpec("a")), QueueDesk(QueueSpec("a"))
+    for desk in (one_by_one, together):
+        desk.learn(0.01)
+    for _ in range(20):
+        one_by_one.learn(0.002)
+    together.learn(0.002, 20)
+    assert together.typical == pytest.approx(one_by_one.typical)
+    pace, other = Pace(), Pace()
+    pace.learn("work", 0.1, 0.3, 0.0, 0.1)
+    for duration in (0.1, 0.3, 0.0, 0.1):
+        other.learn("work", duration)
+    assert pace.of("work") == other.of("work")
