@@ -144,6 +144,45 @@ BEGIN
               FOR UPDATE SKIP LOCKED) locked;
 END $$;
 
+-- What a claim takes where there are limits: of the free jobs that it has found and locked, and of those that admit() lets pass, the
+-- first `counts` of each queue. A job of a limited task that still stands among the free ones is moved behind its limit
+-- instead, and claimed by the next claim.
+CREATE FUNCTION pgworkers.choose(free tid[], queues text[], counts integer[], tasks text[], gates boolean, look integer)
+RETURNS tid[]
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    name   text;
+    passed tid[];
+BEGIN
+    FOR name IN
+        UPDATE pgworkers.job j SET gated = true
+         WHERE j.ctid = ANY (choose.free) AND j.state = 'ready'
+           AND j.task = ANY (ARRAY(SELECT t.name FROM pgworkers.task t WHERE t.concurrency IS NOT NULL
+                                   UNION ALL SELECT c.name FROM pgworkers.concurrency c WHERE c.kind = 'task'))
+        RETURNING j.queue
+    LOOP
+        PERFORM pg_notify('pgworkers', 'ready:' || name);
+    END LOOP;
+    IF choose.gates THEN
+        SELECT array_agg(a.at) INTO passed
+          FROM (SELECT array_agg(w.queue) AS queues, array_agg(w.count) AS counts
+                  FROM unnest(choose.queues, choose.counts) AS w (queue, count)
+                 WHERE w.count > 0 AND NOT EXISTS (SELECT FROM pgworkers.queue q
+                                                    WHERE q.name = w.queue AND (q.paused OR q.throttled_until > now()))) open
+         CROSS JOIN LATERAL pgworkers.admit(open.queues, open.counts, choose.tasks, false, choose.look) a
+         WHERE open.queues IS NOT NULL;
+    END IF;
+    RETURN ARRAY(
+        SELECT c.at
+          FROM (SELECT j.ctid AS at, j.queue, row_number() OVER (PARTITION BY j.queue ORDER BY j.priority DESC, j.id) AS nth
+                  FROM pgworkers.job j
+                 WHERE j.ctid = ANY (choose.free || passed) AND j.state = 'ready') c
+          JOIN unnest(choose.queues, choose.counts) AS w (queue, count) ON w.queue = c.queue
+         WHERE c.nth <= w.count);
+END $$;
+
 -- == Workers ======================================================================================================
 ALTER TABLE pgworkers.queue
     ADD COLUMN declared_cluster integer CHECK (declared_cluster >= 1),  -- cluster_workers, as the last deploy said
