@@ -31,6 +31,8 @@ FIELDS = {
     "worst_ms": "worst ms",
     "mixed_ms": "worst ms, mixed jobs",
     "behind_ms": "worst ms, behind a long job",
+    "commit_max_ms": "longest commit of a probe ms",
+    "sleep_max_ms": "longest oversleep of a probe ms",
     "lag_ms": "loop lag p99 ms",
     "lag_max_ms": "loop lag max ms",
     "master_us_per_job": "master us/job",

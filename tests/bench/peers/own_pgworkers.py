@@ -167,33 +167,69 @@ async def enqueuers(a):
     return dict(mode=a.mode, n=8 * a.n, per_s=round(8 * a.n / took), notifications=heard[0], ran=ran)
 
 
+class Probe:
+    """The longest that one commit of a single row took meanwhile, and that a thread slept too long: what no queue could do better."""
+
+    def __init__(self):
+        self.commit = self.sleep = 0.0
+        self._over = threading.Event()
+        with psycopg.connect(dsn(DB), autocommit=True) as conn:
+            conn.execute("create table if not exists probe (at timestamptz)")
+        self._threads = [threading.Thread(target=t, daemon=True) for t in (self._commits, self._sleeps)]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _commits(self):
+        with psycopg.connect(dsn(DB), autocommit=True) as conn:
+            while not self._over.wait(0.02):
+                began = time.perf_counter()
+                conn.execute("insert into probe values (now())")
+                self.commit = max(self.commit, (time.perf_counter() - began) * 1e3)
+
+    def _sleeps(self):
+        while not self._over.is_set():
+            began = time.perf_counter()
+            time.sleep(0.005)
+            self.sleep = max(self.sleep, (time.perf_counter() - began) * 1e3 - 5.0)
+
+
 async def fairness(a):
     """How long a worker stands idle while a job of its queue waits: long and short jobs of one task, mixed."""
     own = Own(a)
     w = await start(own)
     try:
-        module = own.module
-        module.app.enqueue_many(module.nap.prepare(i, 0) for i in range(10_000, 12_000))
-        await wait_for(2000, w, 60)
-        rec_reset()
-        count = 2000  # the task's jobs were short until now; every fiftieth takes 300 ms
-        module.app.enqueue_many(module.nap.prepare(i, 300 if i % 50 == 25 else 0) for i in range(count))
-        await wait_for(count, w, 60)
-        mixed = idle_while_waiting(rec_read())
-        rec_reset()
-        behind = []  # one worker has a long job, short ones arrive one by one
-        for turn in range(5):
-            module.nap.enqueue(20_000 + turn, 1000)
-            await asyncio.sleep(0.2)
-            for i in range(10):
-                at = time.time_ns()
-                module.nap.enqueue(turn * 10 + i, 0)
-                behind.append((turn * 10 + i, at))
-                await asyncio.sleep(0.06)
-            await asyncio.sleep(0.5)
-        await wait_for(55, w, 30)
-        began = {x[0] & 0xFFFFFFFF: x[1] for x in rec_read()}
-        waits = [(began[i] - at) / 1e6 for i, at in behind if i in began]
+        with Probe() as probe:
+            module = own.module
+            module.app.enqueue_many(module.nap.prepare(i, 0) for i in range(10_000, 12_000))
+            await wait_for(2000, w, 60)
+            rec_reset()
+            count = 2000  # the task's jobs were short until now; every fiftieth takes 300 ms
+            module.app.enqueue_many(module.nap.prepare(i, 300 if i % 50 == 25 else 0) for i in range(count))
+            await wait_for(count, w, 60)
+            mixed = idle_while_waiting(rec_read())
+            rec_reset()
+            behind = []  # one worker has a long job, short ones arrive one by one
+            for turn in range(5):
+                module.nap.enqueue(20_000 + turn, 1000)
+                await asyncio.sleep(0.2)
+                for i in range(10):
+                    module.nap.enqueue(turn * 10 + i, 0)
+                    behind.append(
+                        (turn * 10 + i, time.time_ns())
+                    )  # from now on it waits, if it has not begun
+                    await asyncio.sleep(0.06)
+                await asyncio.sleep(0.5)
+            await wait_for(55, w, 30)
+            began = {x[0] & 0xFFFFFFFF: x[1] for x in rec_read()}
+            waits = [max(0.0, (began[i] - at) / 1e6) for i, at in behind if i in began]
     finally:
         w.stop()
     own.close()
@@ -202,6 +238,8 @@ async def fairness(a):
         behind_ms=round(max(waits), 1),
         behind_p50=round(pct(waits, 50), 2),
         worst_ms=round(max(mixed, *waits), 1),
+        commit_max_ms=round(probe.commit, 1),
+        sleep_max_ms=round(probe.sleep, 1),
         n=len(waits),
     )
 
