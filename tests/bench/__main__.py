@@ -125,8 +125,9 @@ def _measures(given: argparse.Namespace, place: Place) -> list[Measure]:
     if given.only:
         measures = [measure for measure in measures if measure.peer in only]
     place.prepare(sorted({measure.peer for measure in measures} | ({"rq"} & set(NEEDS_REDIS))))
-    numpy = place.numpy() if any("numpy" in measure.name for measure in measures) else None
-    if numpy is None:
+    wanted = any("numpy" in measure.name for measure in measures)
+    numpy = place.numpy() if wanted else None
+    if wanted and numpy is None:
         place.missing["numpy"] = "pip could not install numpy"
     return [
         _with(measure, {"PYTHONPATH": str(numpy)}) if numpy and "numpy" in measure.name else measure
