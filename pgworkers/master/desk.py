@@ -76,6 +76,16 @@ class QueueDesk:
             return len(self.idle)
         return min(len(self.idle), max(0, self.cap - self.running)) if self.trusted() else 0
 
+    def wake(self, most: int) -> list[Worker]:
+        """So many idle workers at most, for jobs that may begin now: who rested last comes first."""
+        most = min(most, self.may_begin())
+        found: list[Worker] = []
+        while self.idle and len(found) < most:
+            worker = self.idle.pop()
+            if worker.open:
+                found.append(worker)
+        return found
+
     def looks_ahead(self) -> bool:
         """May orders wait in front of a busy worker?
 

@@ -23,7 +23,7 @@ from pgworkers.master.desk import ALONE, PATIENCE, QueueDesk
 from pgworkers.master.ends import Ends
 from pgworkers.master.held import Held
 from pgworkers.master.lookout import GRACE, Seen, Step, due
-from pgworkers.master.pace import AHEAD, Pace, fits, room
+from pgworkers.master.pace import AHEAD, GRAIN, Pace, fits, room, worth_waking
 from pgworkers.specs import QueueSpec, TaskSpec
 from pgworkers.worker.messages import Report
 
@@ -98,15 +98,25 @@ class Handing:
     # -- giving ------------------------------------------------------------------------------------------------------
 
     def feed(self, desk: QueueDesk) -> None:
-        """Share the buffer out among the workers that can have more, the idle ones first."""
-        if not desk.buffer:
+        """Share the buffer out among the workers that can have more, the idle ones first.
+
+        Of very short jobs, whoever is woken gets as many as that is worth, and whoever has not as many yet comes first.
+        """
+        buffer = desk.buffer
+        if not buffer:
             return
-        able = [desk.idle.pop() for _ in range(desk.may_begin())]
-        if len(desk.buffer) > len(able) and desk.looks_ahead():
-            able += [worker for worker in desk.busy() if self._may_have_more(worker)]
+        grain = worth_waking(self._pace.of(buffer[0].claimed.task))
+        busy: list[Worker] = []
+        if (grain > 1 or len(buffer) > desk.may_begin()) and desk.looks_ahead():
+            busy = [worker for worker in desk.busy() if self._may_have_more(worker)]
+        if grain > 1:
+            for worker in busy:
+                if worker.load < GRAIN:
+                    self._fill(desk, worker, grain)
+        able = desk.wake(-(-len(buffer) // grain)) + busy
         for number, worker in enumerate(able):
             if worker.open:
-                self._fill(desk, worker, -(-len(desk.buffer) // (len(able) - number)))
+                self._fill(desk, worker, max(grain, -(-len(buffer) // (len(able) - number))))
                 if worker.open and not worker.orders:
                     desk.idle.append(worker)
 

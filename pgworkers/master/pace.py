@@ -3,7 +3,8 @@
 A worker that has just ended a job should find the next order waiting: asking the master for it costs more than a short
 job itself. But whoever waits in front of one worker cannot be begun by another, so only a few milliseconds of work do,
 and only of tasks that are known to be short. An estimate rises faster than it falls: too little ahead costs
-microseconds, too much costs a job its place.
+microseconds, too much costs a job its place. But one job that lost its core for a while says little about the others, so
+it rises step by step: not before the fourth long job in a row is a task of microseconds one of milliseconds.
 
 Of longer jobs nothing waits in front of a worker, but where they are regular their end is foreseen, and the next one is
 claimed just before it: a claim takes milliseconds, in which the worker would have nothing to do.
@@ -19,8 +20,12 @@ from pgworkers.process import tickets
 LOOK = 0.005
 #: Orders that one worker may have: their tickets, and a call, fit into its pipe however small that is.
 DEEPEST = tickets.MOST - 16
+#: Seconds of work that a worker is woken for, if there is as much: waking it costs as much as several of the shortest jobs.
+GRAIN = 0.0005
 #: No job takes less, however little its handler does.
 LEAST = 2e-5
+#: So many times what it was may an estimate be after one more job.
+STEEPEST = 4
 #: How long before its end the next job is claimed. A task whose estimates are wrong by more than half of it is not foreseen.
 AHEAD = 0.02
 #: The end of longer ones is not worth foreseeing: what a claim takes is nothing to them.
@@ -52,11 +57,19 @@ class Pace:
                 if typical > AHEAD:
                     wrong = abs(duration - typical)
                     self._wrong[task] = wrong + 0.7 * (self._wrong.get(task, wrong) - wrong)
-                typical += (0.5 if duration > typical else 0.1) * (duration - typical)
+                if duration > typical:
+                    typical = min(typical + 0.5 * (duration - typical), STEEPEST * typical)
+                else:
+                    typical += 0.1 * (duration - typical)
             if typical < LEAST:  # noqa: PLR1730 (a call of max costs as much as all the rest)
                 typical = LEAST
         if typical is not None:
             self._typical[task] = typical
+
+
+def worth_waking(expected: float) -> int:
+    """How many jobs of `expected` seconds a worker should be woken for, if there are as many."""
+    return max(1, int(GRAIN / expected))
 
 
 def fits(load: float, orders: int, expected: float) -> bool:

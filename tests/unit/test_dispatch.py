@@ -14,7 +14,7 @@ from pgworkers.clock import monotonic
 from pgworkers.facts import Facts
 from pgworkers.job.claim import Claimed
 from pgworkers.job.state import Verdict
-from pgworkers.master import desk, orders
+from pgworkers.master import desk, handing, orders
 from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.ends import Ends
@@ -49,23 +49,27 @@ class Stage:
             lambda worker, held, reason: None,
         )
         self.desk = self.dispatch.desks["default"]
-        ours, self.theirs = socket.socketpair()
-        reads, writes = tickets.make()
-        self.takes = os.dup(reads)
+        self.crew: list[tuple[Worker, socket.socket]] = []
         page = shelf.make()
         self.shelf = shelf.Shelf(os.dup(page))
-        self.worker = Worker(
-            "default",
-            0,
-            os.getpid(),
-            "v1",
-            (ours, reads, writes, page),
-            self.dispatch.heard,
-            self.dispatch.recover,
-            lambda command: None,
-        )
-        self.dispatch.joined(self.worker)
-        self.says(Kind.READY)
+        self.worker, self.theirs, self.takes = self.hire(page)
+
+    def hire(self, page: int) -> tuple[Worker, socket.socket, int]:
+        """A worker that is ready; the other ends of its socket and of its pipe."""
+        ours, theirs = socket.socketpair()
+        reads, writes = tickets.make()
+        heard, recover = self.dispatch.heard, self.dispatch.recover
+        slot = len(self.crew)
+        channel = ours, reads, writes, page
+        worker = Worker("default", slot, os.getpid(), "v1", channel, heard, recover, lambda command: None)
+        self.crew.append((worker, theirs))
+        self.dispatch.joined(worker)
+        self.dispatch.heard(worker, [frames.Frame(Kind.READY, 0, 0, b"")])
+        return worker, theirs, os.dup(reads)
+
+    def orders(self) -> list[int]:
+        """How many each worker has, the most first."""
+        return sorted((len(worker.orders) for worker, _ in self.crew), reverse=True)
 
     def says(self, kind: Kind) -> None:
         self.dispatch.heard(self.worker, [frames.Frame(kind, 0, 0, b"")])
@@ -84,8 +88,9 @@ class Stage:
         return sorted(job for job, _ in self.ends._releases)
 
     def close(self) -> None:
-        self.worker.bury()
-        self.theirs.close()
+        for worker, theirs in self.crew:
+            worker.bury()
+            theirs.close()
         os.close(self.takes)
 
 
@@ -258,6 +263,44 @@ def test_an_end_that_was_not_sent_is_heard_when_the_next_job_runs_long() -> None
             stage.close()
 
     asyncio.run(run())
+
+
+def test_a_worker_is_woken_for_as_many_short_jobs_as_that_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handing, "monotonic", lambda: 0.0)  # nobody is late, however slow this machine is
+
+    def scene(stage: Stage) -> None:
+        for _ in range(3):
+            os.close(stage.hire(shelf.make())[2])
+        stage.claims(1, 2, 3)
+        assert stage.orders() == [1, 1, 1, 0], "nobody knows how long they take"
+        for number, (worker, theirs) in enumerate(reversed(stage.crew[1:]), 1):
+            theirs.sendall(done(number))
+            worker.catch_up()
+        assert len(stage.desk.idle) == 4
+        stage.dispatch._pace._typical["work"] = 0.0005 / 24
+        stage.claims(*range(10, 20))
+        assert stage.orders() == [10, 0, 0, 0]
+        stage.claims(*range(20, 30))
+        assert stage.orders() == [20, 0, 0, 0], "it is awake"
+        stage.claims(*range(30, 60))
+        assert stage.orders() == [44, 6, 0, 0], "and has enough"
+        stage.claims(*range(60, 200))
+        assert len(stage.desk.idle) == 0, "there is enough for all"
+        assert sum(stage.orders()) == 190
+
+    play(scene)
+
+
+def test_short_jobs_are_handed_to_others_when_an_idle_worker_is_gone() -> None:
+    def scene(stage: Stage) -> None:
+        worker, _, takes = stage.hire(shelf.make())
+        os.close(takes)
+        stage.dispatch._pace.learn("work", 0.00002)
+        worker.hang_up()  # and nobody has heard of it yet
+        stage.claims(1, 2)
+        assert [held.claimed.id for held in stage.worker.orders] == [1, 2]
+
+    play(scene)
 
 
 def test_of_ends_that_come_together_only_those_of_its_orders_count() -> None:

@@ -43,6 +43,17 @@ def test_the_end_of_regular_jobs_is_foreseen() -> None:
         assert pace.foreseen(str(seconds)) is None, "too short or too long to be worth it"
 
 
+def test_one_long_job_says_little_about_the_next_and_some_do() -> None:
+    pace = Pace()
+    pace.learn("work", *[0.00005] * 50)
+    pace.learn("work", 0.02)
+    assert pace.of("work") <= 0.0002, "it may have lost its core"
+    pace.learn("work", *[0.00005] * 20)
+    assert pace.of("work") < 0.0001
+    pace.learn("work", *[0.02] * 6)
+    assert pace.of("work") > 0.005
+
+
 class TestUnbroken:
     def test_a_host_may_call_others_lost_only_after_a_lease_without_a_gap(self) -> None:
         unbroken = Unbroken(gap=2.0)
