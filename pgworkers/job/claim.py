@@ -27,11 +27,12 @@ class Wants:
 
 
 class Range(NamedTuple):
-    """Where in a queue to look: these priorities, from this id on."""
+    """Where in a queue to look: these priorities, from this id on, and up to that one."""
 
     low: int
     high: int
     first: int
+    last: int = (1 << 63) - 1
 
 
 EVERYWHERE = (Range(LOWEST, HIGHEST, -(1 << 63)),)
@@ -95,6 +96,7 @@ def claim(
         "lows": Integers([place.low for _, place in ranges]),
         "highs": Integers([place.high for _, place in ranges]),
         "firsts": Bigints([place.first for _, place in ranges]),
+        "lasts": Bigints([place.last for _, place in ranges]),
         "gates": gates,
     }
     return Query(_CLAIM, params, _read)

@@ -1,6 +1,6 @@
 -- Take the right to run up to `count` ready jobs of each queue. Walks the index job_ready in order, in the ranges of priorities and
--- ids that the host names for each queue, one after the other until it has enough: everything, or only what lies behind the
--- place where it last found work (master/positions).
+-- ids that the host names for each queue, one after the other until it has enough: everything, or what lies behind the
+-- place where it last found work, and a step before it (master/positions).
 -- Jobs behind a concurrency limit are in job_lane instead. Whether there are any is one probe per queue (if `gates`) and whether a task is limited
 -- one look at two small indexes; only then pgworkers.choose() decides between both kinds. What a claim does not need must not be part of
 -- its plan: each node costs some microseconds, also when it is never reached (docs/adr/2002).
@@ -18,13 +18,13 @@ WITH free AS MATERIALIZED (
             LIMIT 1) q ON true
      CROSS JOIN LATERAL (
            SELECT found.at
-             FROM unnest(%(whose)s::integer[], %(lows)s::integer[], %(highs)s::integer[], %(firsts)s::bigint[])
-                  AS r (whose, low, high, first)
+             FROM unnest(%(whose)s::integer[], %(lows)s::integer[], %(highs)s::integer[], %(firsts)s::bigint[],
+                         %(lasts)s::bigint[]) AS r (whose, low, high, first, last)
             CROSS JOIN LATERAL (
                   SELECT j.ctid AS at
                     FROM pgworkers.job j
                    WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
-                     AND j.priority BETWEEN r.low AND r.high AND j.id >= r.first
+                     AND j.priority BETWEEN r.low AND r.high AND j.id BETWEEN r.first AND r.last
                      AND j.task = ANY (%(tasks)s::text[]) AND (j.expires_at IS NULL OR j.expires_at > now())
                    ORDER BY j.priority DESC, j.id
                    LIMIT w.count

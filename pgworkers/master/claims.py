@@ -18,12 +18,10 @@ from pgworkers.job.asleep import asleep
 from pgworkers.job.claim import Claimed, Wants, claim
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.line import Line, LineDown
-from pgworkers.master.positions import Positions
+from pgworkers.master.positions import OUT_OF_TURN, Positions
 from pgworkers.master.wakes import Wakes
 from pgworkers.settings import Settings
 
-#: At most one claim in so many takes the oldest jobs first.
-OUT_OF_TURN = 10
 #: After so many jobs, and so many seconds, that are handed over the loop has another turn.
 PIECE = 16
 TURN = 0.001
@@ -120,23 +118,30 @@ class Claims:
 
     async def _claim(self, wants: list[Wants]) -> list[Claimed]:
         began = monotonic()
-        head, gates = self._positions.head_is_due(began), self._positions.gates_are_due(began)
-        places = None if head else self._positions.places(want.queue for want in wants)
-        aged = self._aged() if head else None
+        positions = self._positions
+        head, gates = positions.head_is_due(began), positions.gates_are_due(began)
+        aged = self._aged(began) if head else None
+        room = {want.queue: want.count for want in wants}
+        places = None if aged is not None else positions.places(room, head=head)
         tasks = list(self._dispatch.tasks)
         claimed = await self._line.ask(claim(self._host, wants, tasks, aged, places=places, gates=gates))
         now = monotonic()
-        self._positions.took(now - began, now, head=head, gates=gates, jobs=len(claimed))
-        self._positions.found(claimed)
-        self._wakes.looked((want.queue for want in wants), {job.queue for job in claimed}, now)
+        whole = head and (aged is not None or positions.stepped(claimed, room, now))
+        positions.found(claimed)
+        positions.took(now - began, now, head=head, gates=gates, jobs=len(claimed), aged=aged is not None)
         found = Counter(job.queue for job in claimed)
-        self._more = any(found[want.queue] >= want.count for want in wants)
-        self._hungry = len(claimed) < sum(want.count for want in wants)
-        self._partial = self._hungry and not (head and gates)
+        self._wakes.looked(room, found, now)
+        self._more = any(found[queue] >= count for queue, count in room.items())
+        self._hungry = len(claimed) < sum(room.values())
+        self._partial = self._hungry and not (whole and gates)
         self._in_turn = 0 if aged is not None else self._in_turn + 1
         return claimed
 
-    def _aged(self) -> float | None:
+    def _aged(self, now: float) -> float | None:
         """Low priority never starves: now and then the oldest go first."""
-        due = self._settings.ageing > 0 and self._in_turn >= OUT_OF_TURN - 1
+        due = (
+            self._settings.ageing > 0
+            and self._in_turn >= OUT_OF_TURN - 1
+            and self._positions.aged_is_due(now)
+        )
         return self._settings.ageing if due else None

@@ -85,18 +85,20 @@ class Looking:
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
         self.positions = Positions(60.0)
+        self.whole = True
 
     def look(self, count: int, *, head: bool) -> list[int]:
-        places = None if head else self.positions.places(["a"])
+        places = self.positions.places(["a"], head=head)
         query = claim.claim(self.desk.host, [Wants("a", count)], ["t"], places=places)
         claimed = self.desk.ask(query)
+        self.whole = head and self.positions.stepped(claimed, {"a": count}, 0.0)
         self.positions.found(claimed)
         for job in claimed:
             self.desk.end(job)
         return [job.id for job in claimed]
 
     def pages(self, *, head: bool) -> int:
-        places = None if head else self.positions.places(["a"])
+        places = self.positions.places(["a"], head=head)
         query = claim.claim(self.desk.host, [Wants("a", 10)], ["t"], places=places)
         with self.desk.conn.transaction(force_rollback=True):
             cursor = self.desk.conn.execute(
@@ -167,6 +169,33 @@ def test_what_comes_up_before_the_place_is_found_from_the_head(looking: Looking,
         late.commit()
     assert looking.look(10, head=False) == []
     assert looking.look(10, head=True) == [again - 1]
+
+
+def test_steps_find_what_comes_up_before_the_place_and_none_of_them_reads_all(
+    looking: Looking, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pgworkers.master.positions.LEAST", 500)
+    desk = looking.desk
+    with psycopg.connect(dsn) as late:
+        late.execute("INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, 30)")
+        last = desk.put()
+        assert looking.look(200, head=False)[-1] == last
+        late.commit()
+    desk.conn.execute("INSERT INTO pgworkers.job (id, queue, task) VALUES (7, 'a', 't')")
+    from_head = looking.pages(head=True)
+    looking.positions.took(1.0, 0.0, head=True, gates=True, jobs=0)  # it was slow
+    found, read, looks = list[int](), list[int](), 0
+    looking.whole = False
+    while not looking.whole:
+        read.append(looking.pages(head=True))
+        found += looking.look(10, head=True)
+        looks += 1
+        assert looks < 20
+    assert sorted(found) == [7, *range(last - 30, last)]
+    assert max(read) < from_head
+    assert looking.look(5, head=False) == []
+    assert desk.put() == last + 1
+    assert looking.look(5, head=False) == [last + 1], "the place has not moved"
 
 
 def test_a_backlog_that_commits_late_is_followed(looking: Looking, dsn: str) -> None:

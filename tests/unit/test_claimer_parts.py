@@ -9,9 +9,11 @@ from typing import Any, cast
 from pgworkers.facts import Facts
 from pgworkers.job.claim import EVERYWHERE, HIGHEST, LOWEST, Claimed, Range
 from pgworkers.master.claims import PIECE, TURN, Claims
-from pgworkers.master.positions import LEVELS, SHARE, Positions
+from pgworkers.master.positions import LEAST, LEVELS, SHARE, Positions
 from pgworkers.master.wakes import BUSY, LOOKS, QUIET, STEP, Wakes
 from pgworkers.settings import Settings
+
+LAST = EVERYWHERE[0].last
 
 
 def job(job_id: int, priority: int = 0, queue: str = "q") -> Claimed:
@@ -130,6 +132,98 @@ def test_heads_take_a_twentieth_of_the_time() -> None:
     positions.took(0.1, 12.0, head=False, gates=True, jobs=1)
     assert not positions.gates_are_due(13.9)
     assert positions.gates_are_due(14.0)
+
+
+def steps(positions: Positions, queue: str = "q") -> list[tuple[int, int]]:
+    """The ids that the next look goes through before the places, by priority."""
+    return [
+        (place.first, place.last)
+        for place in positions.places([queue], head=True)[queue]
+        if place.last < LAST
+    ]
+
+
+def test_a_look_from_the_head_that_became_slow_is_made_in_steps() -> None:
+    positions = Positions(60.0)
+    place = 10 * LEAST
+    positions.found([job(place - 1)])
+    assert positions.places(["q"], head=True) == {}, "everywhere"
+    positions.took(1.0, 0.0, head=True, gates=True, jobs=1)
+    assert steps(positions) == [(place - LEAST, place - 1)]
+    assert [r for r in positions.places(["q"])["q"] if r.last < LAST] == [], (
+        "and the claims between them have none"
+    )
+    below, now = place, 1.0
+    for _ in range(3):
+        assert steps(positions) == [(below - LEAST, below - 1)]
+        assert not positions.stepped([], {"q": 5}, now)
+        positions.took(1.0, now, head=True, gates=True, jobs=0)
+        below -= LEAST
+    positions.found([job(place + 7)])
+    assert steps(positions) == [(below - LEAST, below - 1)], (
+        "what is found at the place does not move the step"
+    )
+    depth = LEAST
+    while not positions.stepped([], {"q": 5}, now):
+        positions.took(0.001, now, head=True, gates=True, jobs=0)
+        below, depth = below - depth, 2 * depth
+        assert steps(positions) == [(below - depth if below > depth else EVERYWHERE[0].first, below - 1)]
+    assert not positions._rounds, "the round is over"
+    for _ in range(4):
+        positions.took(0.001, now, head=True, gates=True, jobs=0)
+    assert positions.places(["q"], head=True) == {}, "quick steps have become a look from the head again"
+
+
+def test_a_step_with_more_jobs_than_room_is_made_again_and_moves_no_place() -> None:
+    positions = Positions(60.0)
+    positions.found([job(5 * LEAST), job(3 * LEAST, 4)])
+    positions.took(1.0, 0.0, head=True, gates=True, jobs=1)
+    here = steps(positions)
+    assert here == [(4 * LEAST + 1, 5 * LEAST)], "nothing of the other priority is there"
+    late = [job(4 * LEAST + n) for n in range(2, 4)]
+    assert not positions.stepped(late, {"q": 2}, 1.0)
+    positions.found(late)
+    assert steps(positions) == here
+    assert Range(0, 0, 5 * LEAST + 1) in positions.places(["q"])["q"]
+    assert not positions.stepped(late[:1], {"q": 2}, 1.0)
+    assert steps(positions) == [(3 * LEAST + 1, 3 * LEAST), (3 * LEAST + 1, 4 * LEAST)][1:]
+    assert not positions.stepped([job(6 * LEAST), job(7 * LEAST)], {"q": 2}, 1.0)
+    assert steps(positions) == [(2 * LEAST + 1, 3 * LEAST), (2 * LEAST + 1, 3 * LEAST)], (
+        "all that there was room for came from the place: it goes on"
+    )
+
+
+def test_a_round_that_takes_long_makes_haste() -> None:
+    positions = Positions(5.0)
+    positions.found([job(1 << 40)])
+    positions.took(1.0, 0.0, head=True, gates=True, jobs=1)
+    assert not positions.stepped([], {"q": 1}, 1.0)
+    positions.took(1.0, 1.0, head=True, gates=True, jobs=0)
+    assert not positions.head_is_due(5.9)
+    asked = 0
+    while not positions.stepped([], {"q": 1}, 6.1):
+        positions.took(1.0, 6.1, head=True, gates=True, jobs=0)
+        assert positions.head_is_due(6.1)
+        asked += 1
+    assert asked < 40, "slow or not, its steps become longer"
+
+
+def test_a_database_that_is_far_away_is_not_slow() -> None:
+    positions = Positions(5.0)
+    positions.found([job(1 << 30)])
+    positions.took(0.05, 1.0, head=False, gates=True, jobs=0)
+    positions.took(0.05, 1.0, head=True, gates=True, jobs=0)
+    assert positions.places(["q"], head=True) == {}
+
+
+def test_the_oldest_first_is_rarer_when_it_is_slow() -> None:
+    positions = Positions(60.0)
+    positions.took(0.005, 1.0, head=True, gates=True, jobs=0, aged=True)
+    assert positions.aged_is_due(1.1)
+    positions.took(0.1, 2.0, head=True, gates=True, jobs=0, aged=True)
+    assert positions.head_is_due(4.0)
+    assert not positions.aged_is_due(21.9)
+    assert positions.aged_is_due(22.0)
 
 
 def test_a_slow_answer_does_not_keep_the_head_from_being_looked_at() -> None:
