@@ -126,9 +126,9 @@ class Positions:
             self._gates_at = now + pause if seconds > SLOW + SLOW_PER_JOB * jobs else 0.0
         if aged:
             self._aged_at = now + (OUT_OF_TURN * pause if slow else 0.0)
-        elif head:
+        if head and (slow or not aged):
             self._deepen(slow and not self._late)
-        else:
+        if not head:
             self._plain = seconds
 
     def _deepen(self, slow: bool) -> None:

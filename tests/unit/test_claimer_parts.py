@@ -224,6 +224,8 @@ def test_the_oldest_first_is_rarer_when_it_is_slow() -> None:
     assert positions.head_is_due(4.0)
     assert not positions.aged_is_due(21.9)
     assert positions.aged_is_due(22.0)
+    positions.found([job(1 << 30)])
+    assert steps(positions), "and the next looks are made in steps"
 
 
 def test_a_slow_answer_does_not_keep_the_head_from_being_looked_at() -> None:
