@@ -184,6 +184,8 @@ def _quietly(force: Any) -> None:
 def _api() -> Any:
     """`opentelemetry.trace`, if somebody imported it (to its end)."""
     found = sys.modules.get("opentelemetry.trace")
+    if found is None:
+        return None
     return found if hasattr(found, "get_tracer") and hasattr(found, "use_span") else None
 
 

@@ -139,7 +139,7 @@ class Slot:
         view[_EXCLUSIVE] = exclusive
         view[_STALL] = stall
         view[_PROGRESS] = -1
-        view[_STATE] = _RUNNING
+        view[STATE] = _RUNNING
         view[_JOB] = job
         view[_LEASE] = lease
 
@@ -152,7 +152,7 @@ class Slot:
         view[_MEMORY] = 0
         view[_EXTENDED] = 0
         view[_JOBS] += 1
-        view[_STATE] = _IDLE
+        view[STATE] = _IDLE
 
     def running(self) -> Running:
         """By the supervisor: job 0 means none."""
@@ -200,7 +200,8 @@ def _index(name: str) -> int:
     return found
 
 
-_STATE, _JOB, _LEASE, _JOBS = _index("state"), _index("job"), _index("lease"), _index("jobs")
+_JOB, _LEASE, _JOBS = _index("job"), _index("lease"), _index("jobs")
+STATE, WINDOW = _index("state"), _index("window")
 _STARTED, _DEADLINE, _MEMORY = _index("started"), _index("deadline"), _index("memory")
 _PROGRESS, _CPU, _OUTPUT = _index("progress"), _index("cpu_before"), _index("output_from")
 _EXCLUSIVE, _STALL, _EXTENDED = _index("exclusive"), _index("stall"), _index("extended")
@@ -223,6 +224,9 @@ class Scoreboard:
         return len(self.slots)
 
 
+_clock, _BOOTTIME = time.clock_gettime_ns, time.CLOCK_BOOTTIME
+
+
 def now() -> int:
     """The clock of the scoreboard."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return _clock(_BOOTTIME)

@@ -19,7 +19,7 @@ from pgworkers.job.state import FREE, Verdict
 from pgworkers.observe import tracing
 from pgworkers.process import faults, memfd, scoreboard
 from pgworkers.process.measure import Meter
-from pgworkers.process.scoreboard import Reason, Slot, State
+from pgworkers.process.scoreboard import STATE, Reason, Slot, State
 from pgworkers.task import Task
 from pgworkers.worker import outcome
 from pgworkers.worker.birth import Birth
@@ -106,7 +106,8 @@ class Attempt:
         self._slot.begin(
             self.job, self.lease, now, deadline, memory, cpu, self._output_from, int(order.exclusive), stall
         )
-        faults.point("after_order")
+        if faults.ARMED:
+            faults.point("after_order")
         try:
             if self._task is not None and self._task.arguments.reserved is not None:
                 self._make_context()
@@ -255,12 +256,15 @@ class Attempt:
 
     def release_slot(self) -> None:
         """No wish can undo what is done from here on."""
-        self._slot.state = _REPORTING
+        self._slot.view[STATE] = _REPORTING
 
 
 def _flush_streams() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            pass  # the handler closed or replaced it
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError, AttributeError):
+        pass  # the handler closed or replaced it
+    try:
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass

@@ -117,7 +117,8 @@ class Worker:
         if os.getpid() != self._pid:
             os._exit(0)  # a child that the handler forked and that returned from it
         attempt.close_sessions()
-        faults.point("before_report")
+        if faults.ARMED:
+            faults.point("before_report")
         report = attempt.report()
         attempt.forget()
         attempt.release_slot()
@@ -133,7 +134,8 @@ class Worker:
         if said is not None:
             self._outbox.send(frames.encode(Kind.METRICS, frame.job, frame.lease, said))
         self._send(frame, order.task, report)
-        faults.point("after_report")
+        if faults.ARMED:
+            faults.point("after_report")
         self._slot.end()
         if self._meter.grew > RELEASE:
             memory.release()

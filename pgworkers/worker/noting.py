@@ -20,6 +20,7 @@ from typing import Any
 _CHANGING: dict[ModuleType, tuple[str, ...]] = {
     os: (
         *("chdir", "fchdir", "chroot", "umask", "nice", "setpriority", "sched_setaffinity", "close", "closerange", "dup2"),
+        *("putenv", "unsetenv"),  # by which os.environ changes the environment
         *("setuid", "seteuid", "setreuid", "setresuid", "setgid", "setegid", "setregid", "setresgid"),
     ),
     resource: ("setrlimit", "prlimit"),

@@ -4,8 +4,9 @@ A snapshot of the process is taken once, after the start hooks; after each job t
 answers whether all of it could be undone.
 
 A look at everything costs two dozen system calls. After a job of less than `BRIEF` seconds that changed nothing from Python
-(`noting`) only what is read for nothing is looked at, and everything a millisecond later, or as soon as the worker rests.
-In that time nothing can have been forked, and C code that changed the process is seen by the jobs of one millisecond.
+(`noting`) only what is read for nothing and is not noted is looked at, and everything a millisecond later, or as soon as the
+worker rests. In that time nothing can have been forked, and C code that changed the process is seen by the jobs of one
+millisecond.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Tidy:
             noting.take()  # of what we did ourselves
             return fit
         try:
-            self._restore_python()
+            self._restore_recursion()
             sys.stdin, sys.stdout, sys.stderr = self._std
             self.output_end = os.lseek(self._output, 0, os.SEEK_END)
         except (OSError, ValueError):
@@ -87,7 +88,8 @@ class Tidy:
 
     def _restore_everything(self) -> bool:
         try:
-            self._restore_python()
+            self._restore_environment()
+            self._restore_recursion()
             if _c_locale.setlocale(locale.LC_ALL) != self._locale:
                 locale.setlocale(locale.LC_ALL, self._locale)
             self._restore_signals()
@@ -112,13 +114,15 @@ class Tidy:
         except FileNotFoundError:
             return True  # the handler went into a directory and removed it
 
-    def _restore_python(self) -> None:
+    def _restore_environment(self) -> None:
         if self._data != self._environ:
             for name in set(os.environb) - set(self._environ):
                 del os.environb[name]
             for name, value in self._environ.items():
                 if os.environb.get(name) != value:
                     os.environb[name] = value
+
+    def _restore_recursion(self) -> None:
         if sys.getrecursionlimit() != self._recursion:
             sys.setrecursionlimit(self._recursion)
 

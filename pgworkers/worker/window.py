@@ -18,7 +18,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from pgworkers.errors import JobStopped
-from pgworkers.process.scoreboard import Reason, Slot
+from pgworkers.process.scoreboard import WINDOW, Reason, Slot
 from pgworkers.worker.loop import Loop
 
 
@@ -63,11 +63,12 @@ class Window:
     def run(self, job: int, lease: int, call: Callable[[Loop], bytes]) -> Ending:
         """Call the handler with the window open."""
         box: list[bytes] = []
+        view = self._slot.view
         raised: BaseException | None = None
         try:
             try:
                 self._job, self._lease = job, lease
-                self._slot.window = 1
+                view[WINDOW] = 1
                 self._open = True
                 box.extend(map(call, self._loops))
             except Carried as carried:
@@ -78,7 +79,7 @@ class Window:
                 self._open = False
         except JobStopped as late:  # it struck while we were leaving the inner block
             raised = raised or late
-        self._slot.window = 0
+        view[WINDOW] = 0
         try:
             if box:
                 return Ending(box[0], None)

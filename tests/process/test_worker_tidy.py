@@ -132,6 +132,28 @@ def test_what_c_code_changes_in_a_row_of_brief_jobs_is_put_back_before_the_worke
         assert bytes(worker.run(50, "where").result) == before
 
 
+def test_what_brief_jobs_in_a_row_do_to_the_environment_no_other_sees(tmp_path: Path) -> None:
+    source = """
+    @app.task
+    def change(n: int) -> None:
+        if n % 4 == 0: os.environ["NEW"] = "1"
+        if n % 4 == 1: os.environ.pop("PATH")
+        if n % 4 == 2: os.environ.update(HOME="/nowhere")
+        if n % 4 == 3: os.environb.clear()
+    @app.task
+    def seen() -> list: return [os.environ.get(name) for name in ("NEW", "PATH", "HOME")]
+    """
+    with Play(tmp_path, source) as play:
+        worker = play.worker()
+        before = bytes(worker.run(1, "seen").result)
+        for job in range(2, 82, 2):
+            worker.order(job, "change", n=job // 2)
+            worker.order(job + 1, "seen")
+        for job in range(2, 82, 2):
+            assert worker.report(job).outcome == "done"
+            assert bytes(worker.report(job + 1).result) == before, job
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change its user")
 def test_a_process_that_cannot_be_repaired_has_done_its_last_job(tmp_path: Path) -> None:
     source = """
