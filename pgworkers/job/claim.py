@@ -87,7 +87,7 @@ def claim(
         "look": LOOK,
     }
     if aged is not None:
-        return Query(_AGED, params | {"aged": aged}, _read)
+        return Query(_AGED, params | {"aged": aged}, _read, binary=True)
     ranges = [
         (nth, place) for nth, queue in enumerate(counts, 1) for place in (places or {}).get(queue, EVERYWHERE)
     ]
@@ -99,7 +99,7 @@ def claim(
         "lasts": Bigints([place.last for _, place in ranges]),
         "gates": gates,
     }
-    return Query(_CLAIM, params, _read)
+    return Query(_CLAIM, params, _read, binary=True)
 
 
 _by_id, _by_priority = attrgetter("id"), attrgetter("priority")

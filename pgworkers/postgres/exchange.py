@@ -57,6 +57,7 @@ class Exchange:
         text, names = query.statement.numbered(self._schema)
         params = values.dump_sequence([query.params[name] for name in names], [PyFormat.AUTO] * len(names))
         types, formats = values.types or (), values.formats or ()
+        binary = int(query.binary)
         name = self._prepared.get((query.statement, types))
         if name is None and self._prepares:
             name = b"pgworkers_%d" % len(self._prepared)
@@ -64,9 +65,11 @@ class Exchange:
             self._prepared[query.statement, types] = name
         if name is None:
             return self._read(
-                await self._sent(limit, self._pgconn.send_query_params, text, params, types, formats)
+                await self._sent(limit, self._pgconn.send_query_params, text, params, types, formats, binary)
             )
-        return self._read(await self._sent(limit, self._pgconn.send_query_prepared, name, params, formats))
+        return self._read(
+            await self._sent(limit, self._pgconn.send_query_prepared, name, params, formats, binary)
+        )
 
     async def _sent(self, limit: float, send: Callable[..., None], *what: Any) -> PGresult:
         """The answer to what is sent. What can be done after the sending is done while the server works."""

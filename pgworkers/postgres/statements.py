@@ -88,17 +88,19 @@ class Query(Generic[T]):
     statement: Statement
     params: Mapping[str, Any]
     read: Callable[[list[tuple[Any, ...]]], T]
+    #: Many rows of numbers, texts and arrays: in the binary format neither side makes texts of numbers.
+    binary: bool = False
 
 
 def run(conn: psycopg.Connection[Any], schema: str, query: Query[T]) -> T:
     """Run a query on a blocking connection."""
-    with conn.cursor(row_factory=tuple_row) as cursor:
+    with conn.cursor(row_factory=tuple_row, binary=query.binary) as cursor:
         cursor.execute(query.statement.render(schema), query.params)
         return query.read(cursor.fetchall())
 
 
 async def arun(conn: psycopg.AsyncConnection[Any], schema: str, query: Query[T]) -> T:
     """Run a query on an async connection."""
-    async with conn.cursor(row_factory=tuple_row) as cursor:
+    async with conn.cursor(row_factory=tuple_row, binary=query.binary) as cursor:
         await cursor.execute(query.statement.render(schema), query.params)
         return query.read(await cursor.fetchall())
