@@ -17,20 +17,25 @@ from pgworkers.specs import QueueSpec
 PATIENCE = 0.05
 #: and for this long, where there is no other that could take it: then only what is urgent could go before it.
 ALONE = 1.0
+#: There, so many seconds of jobs that take less than that wait.
+DEEP = 0.1
+VERY_SHORT = 0.001
 #: A claim of so many is not much cheaper, by the job, than one of many more.
 LARGE = 100
 #: So many full claims at most, however short the jobs are.
 CLAIMS = 2
 
 
-def ahead(workers: int, typical: float | None, cap: int) -> int:
+def ahead(workers: int, typical: float | None, cap: int, *, alone: bool = False) -> int:
     """How many jobs to claim beyond the idle workers: none until the queue's jobs are known to be short.
 
-    Up to AHEAD seconds of work per worker wait in the buffer.
+    Up to AHEAD seconds of work per worker wait in the buffer; of very short jobs more, where no other host could take them:
+    on a busy machine they take longer, and so would every claim and every commit be for fewer of them.
     """
     if typical is None or typical > AHEAD:
         return 0
-    return min(cap, int(workers * AHEAD / max(typical, 1e-5)))
+    deep = DEEP if alone and typical < VERY_SHORT else AHEAD
+    return min(cap, int(workers * deep / max(typical, 1e-5)))
 
 
 def worth_a_claim(stock: int) -> int:
@@ -94,7 +99,7 @@ class QueueDesk:
         spec = self.spec
         return spec.batch and spec.max_jobs != 1 and self.cap == sys.maxsize and not self.too_many()
 
-    def wanted(self, batch: int) -> int:
+    def wanted(self, batch: int, *, alone: bool = False) -> int:
         """How many jobs to claim now, at most `batch`.
 
         Nothing while most of what it may have in stock is left: few large claims are cheaper than many small ones. But the
@@ -105,7 +110,8 @@ class QueueDesk:
         alive = min(
             len(self.workers) if self.spec.max_jobs == 1 else len(self.idle) + self.occupied, self.cap
         )
-        stock = ahead(alive, self.typical, CLAIMS * batch) if alive and self.trusted() else 0
+        useful = alive > 0 and self.trusted()
+        stock = ahead(alive, self.typical, CLAIMS * batch, alone=alone) if useful else 0
         stock = stock or self._soon_idle()
         waiting = len(self.buffer) + self.running - self.occupied
         missing = idle + stock - waiting

@@ -64,7 +64,7 @@ class Dispatch(Handing):
         """How many jobs of each queue this host could use now."""
         if not self.claiming:
             return []
-        wanted = [(desk.name, desk.wanted(self._batch)) for desk in self.desks.values()]
+        wanted = [(desk.name, desk.wanted(self._batch, alone=self.alone)) for desk in self.desks.values()]
         return [Wants(name, count) for name, count in wanted if count]
 
     def give_back_all(self, why: str) -> None:
@@ -180,7 +180,7 @@ class Dispatch(Handing):
                 self._fill(desk, worker, len(desk.buffer))
         elif worker.state not in ("leaving", "gone", "silent") and not worker.settling:
             self._idle(desk, worker)
-        if desk.wanted(self._batch):
+        if desk.wanted(self._batch, alone=self.alone):
             self._want_claim()
 
     def _idle(self, desk: QueueDesk, worker: Worker) -> None:
