@@ -93,9 +93,11 @@ __all__ = sorted([*_PLACES, "__version__"])  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module, metadata
+    from importlib import import_module
 
     if name == "__version__":
+        from importlib import metadata  # not above: it weighs more than all the rest
+
         return metadata.version("pgworkers")
     if name not in _PLACES:
         raise AttributeError(f"module 'pgworkers' has no attribute {name!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pgworkers.clock import show_seconds
@@ -81,7 +80,9 @@ class Batch:
             done, more = await self._client.arun(batch.cancel_jobs(self.id, CANCEL_AT_ONCE))
             total += done
             if more and not done:
-                await asyncio.sleep(PAUSE)
+                from asyncio import sleep
+
+                await sleep(PAUSE)
         return total
 
     def _found(self, found: T | None) -> T:

@@ -7,7 +7,6 @@ saw.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -139,7 +138,9 @@ class Job(Generic[R]):
 
 def _in_loop() -> bool:
     try:
-        asyncio.get_running_loop()
+        from asyncio import get_running_loop
+
+        get_running_loop()
     except RuntimeError:
         return False
     return True

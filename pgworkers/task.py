@@ -154,6 +154,13 @@ class Task(Generic[P, R]):
         except NameError:
             pass
 
+    def warm(self) -> None:
+        """Make now what the first job would make. What cannot be made yet the first job will say."""
+        try:
+            self.arguments.prepare()
+        except Exception:
+            pass
+
     def where(self) -> str:
         code = getattr(inspect.unwrap(self.fn), "__code__", None)
         return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(self.fn)

@@ -7,7 +7,6 @@ round trip, finds out whether the server hung up in the meantime.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import threading
@@ -17,6 +16,8 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import asyncio
+
     import psycopg
     from psycopg.pq.abc import PGconn
 
@@ -70,7 +71,9 @@ class Seats:
 class _LoopSeat:
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.lock = asyncio.Lock()
+        from asyncio import Lock
+
+        self.lock = Lock()
         self.conn: psycopg.AsyncConnection[Any] | None = None
         self.until_shutdown = self._until_shutdown()
 
@@ -116,13 +119,17 @@ class AsyncSeats:
                     seat.finish()
 
     async def close(self) -> None:
-        seat = self._seats.pop(asyncio.get_running_loop(), None)
+        from asyncio import get_running_loop
+
+        seat = self._seats.pop(get_running_loop(), None)
         if seat is not None and seat.pid == os.getpid():
             async with seat.lock:
                 await seat.until_shutdown.aclose()
 
     async def _mine(self) -> _LoopSeat:
-        loop = asyncio.get_running_loop()
+        from asyncio import get_running_loop
+
+        loop = get_running_loop()
         seat = self._seats.get(loop)
         if seat is not None and seat.pid != os.getpid():
             _inherited.append(seat)

@@ -10,7 +10,6 @@ outcome is unknown.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +21,8 @@ from pgworkers.client.seats import AsyncSeats, Seats
 from pgworkers.errors import OutcomeUnknown, UsageError
 
 if TYPE_CHECKING:
+    import asyncio
+
     import psycopg
 
     from pgworkers.client.batches import Made
@@ -216,9 +217,11 @@ class Client:
 
     def async_watch(self) -> AsyncWatch:
         """Where the coroutines of the running event loop wait for jobs."""
+        from asyncio import get_running_loop
+
         from pgworkers.client.waiting import AsyncWatch
 
-        loop = asyncio.get_running_loop()
+        loop = get_running_loop()
         return self._watches.setdefault(loop, AsyncWatch(self))
 
     # Connections.
@@ -229,9 +232,11 @@ class Client:
         return connect.connect(self.settings, self.address.dsn(), role)
 
     async def aconnect(self, role: str) -> psycopg.AsyncConnection[Any]:
+        from asyncio import to_thread
+
         from pgworkers.postgres import connect
 
-        dsn = await asyncio.to_thread(self.address.dsn)  # an embedded server takes a while to start
+        dsn = await to_thread(self.address.dsn)  # an embedded server takes a while to start
         return await connect.aconnect(self.settings, dsn, role)
 
     def close(self) -> None:

@@ -160,6 +160,12 @@ class Arguments:
             "The handler was not run; was the job enqueued by SQL or by another version of the app?"
         )
 
+    def prepare(self) -> None:
+        """Make now what the first job would make: in a supervisor, whose workers share it."""
+        _ = self._by_place, self._by_name, self._struct
+        if self._rest is not None:
+            _ = self._extra
+
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name. `Signature.bind` takes as long as all the rest, so what is plain goes past it."""
         names = self._plain

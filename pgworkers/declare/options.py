@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -80,7 +79,9 @@ def refuse_unknown(given: Mapping[str, Any], declared: type[Any], *, what: str) 
     known = list(declared.__annotations__)
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ";"
             raise UsageError(f"{what} has no option {name!r}{hint} It has {', '.join(known)}")
 

@@ -6,7 +6,6 @@ until the reserved token is due, in steps, so that a handler notices that it sho
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -76,7 +75,9 @@ class Rate:
         try:
             while (wait := due - monotonic()) > 0:
                 self.stop_point()
-                await asyncio.sleep(min(wait, STEP))
+                from asyncio import sleep
+
+                await sleep(min(wait, STEP))
         except BaseException:
             self.stock.put([due])
             raise

@@ -260,6 +260,9 @@ class Dispatch(Handing):
         if ours and not desk.spec.batch and worker.state != "gone":
             worker.settling = True
             ours[-1][0].then = partial(self._settled, desk, worker)
+        elif desk.spec.max_jobs == 1:  # a process each: a statement each would be the dearer half of the rest
+            for held, _ in ours:
+                held.patient = True
         self._ends.put_all(ours)
 
     def _settled(self, desk: QueueDesk, worker: Worker) -> None:

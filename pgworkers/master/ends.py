@@ -11,10 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 
 import psycopg
 from msgspec.structs import replace
 
+from pgworkers.clock import monotonic
 from pgworkers.events import EndRefused, FinishRejected, JobEnded, JobsReleased
 from pgworkers.facts import Facts
 from pgworkers.job.backend import end_backends
@@ -38,6 +40,8 @@ _WRITTEN = {"written"}
 #: After a batch of so many ends the next one waits for so many seconds, unless it is full.
 MANY = 16
 GATHER = 0.004
+#: Of jobs that have a process each: a batch begins no sooner than so many seconds after the one before it.
+STEP = 0.008
 #: So many characters of jobs that begin with an end go into one batch, and the end that reaches it: thousands of rows.
 CHILDREN = 256 << 10
 
@@ -60,6 +64,7 @@ class Ends:
         self._throttles: dict[str, float | None] = {}
         self._silences: list[tuple[int, int]] = []
         self._together = 0  # in the last batch
+        self._began = -inf  # when it was sent
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
@@ -150,6 +155,11 @@ class Ends:
         if self._together >= MANY and not self._sending and len(self._pending) < self._batch:
             self._together = 0  # once: whoever is the last waits for nobody
             await asyncio.sleep(GATHER)
+        elif self._pending and all(held.patient for held, _ in self._pending):
+            rest = self._began + STEP - monotonic()
+            if rest > 0:
+                await asyncio.sleep(rest)
+        self._began = monotonic()
 
     def _has_something(self) -> bool:
         waiting = self._pending or self._sending or self._releases or self._saves

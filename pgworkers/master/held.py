@@ -26,6 +26,7 @@ class Held(msgspec.Struct, eq=False):
     told: bool = False  # it has begun, and the fact was told
     wish: str | None = None  # why it must end: cancel, drain, lease, kill
     stalled: bool = False
+    patient: bool = False  # its end may wait a few milliseconds for others
     then: Callable[[], None] | None = None  # called when its end is written
     stood: float = 0.0  # seconds it was suspended
     extended: float = 0.0  # seconds its handler asked for beyond its timeout

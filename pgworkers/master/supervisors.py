@@ -233,13 +233,13 @@ class Supervisors:
             waiting.set_result((done, text))
 
     def _forked(self, supervisor: Supervisor, fact: Forked, fds: list[int]) -> None:
-        sock, reads, writes, shelf = fds
+        sock, reads, writes, *shelf = fds
         worker = Worker(
             supervisor.queue,
             fact.slot,
             fact.pid,
             supervisor.version,
-            (socket.socket(fileno=sock), reads, writes, shelf),
+            (socket.socket(fileno=sock), reads, writes, shelf[0] if shelf else -1),
             self._dispatch.heard,
             self._dispatch.recover,
             supervisor.send,

@@ -60,17 +60,20 @@ def know() -> None:
     logging.setLogRecordFactory(Record)
 
 
-def bind(find: Callable[[], tuple[int, str, str, int] | None], style: str, level: str) -> None:
-    """In a worker, after its start hooks: where records find their job, and a screen for them if the app has none."""
+def bind(find: Callable[[], tuple[int, str, str, int] | None]) -> None:
+    """In a worker: where records find their job."""
     global _find
-    host = socket.gethostname()
-    nowhere = Bearings(host=host)
 
     def found() -> Bearings:
         job = find()
-        return nowhere if job is None else Bearings(*job, host)
+        host = socket.gethostname()
+        return Bearings(host=host) if job is None else Bearings(*job, host)
 
     _find = found
+
+
+def dress(style: str, level: str) -> None:
+    """A screen for records, if the app has none: when it is imported, or after its start hooks where it has any."""
     root = logging.getLogger()
     if not root.handlers:
         screen = Screen()

@@ -55,11 +55,14 @@ class Meter:
     a moment before it. Of the shortest the peak is not asked at all: it is that of the job before.
     """
 
-    def __init__(self) -> None:
-        try:
-            self._reset = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
-        except OSError:
-            self._reset = -1  # not allowed: the peak is then that of the whole life
+    def __init__(self, *, alone: bool = False) -> None:
+        """`alone`: there is one job in the life of this process, and nothing before it."""
+        self._reset = -1  # the peak is that of the whole life
+        if not alone:
+            try:
+                self._reset = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+            except OSError:
+                pass  # not allowed
         self._cpu = 0.0
         self._waited = 0.0  # of that, by children
         self._last = 0  # what the kernel said last; kB

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from array import array
 from collections import deque
 from collections.abc import Sequence
 
@@ -49,7 +50,9 @@ class Packets:
         while self._queue and not self.broken:
             data, fds = self._queue[0]
             try:
-                socket.send_fds(self.sock, [data], fds, socket.MSG_NOSIGNAL)
+                # not `socket.send_fds`, which imports something at every call
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
+                self.sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
             except OSError as error:

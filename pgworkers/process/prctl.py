@@ -11,11 +11,11 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
 
 
 def _prctl(option: int, argument: int) -> None:
-    zero = ctypes.c_ulong(0)
-    if _libc.prctl(ctypes.c_int(option), ctypes.c_ulong(argument), zero, zero, zero) != 0:
+    if _libc.prctl(option, argument, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
 
@@ -25,7 +25,7 @@ def die_with_parent(signum: signal.Signals, parent: int) -> bool:
 
     The kernel ties the request to the calling thread's life in fork order, so only the main thread may ask.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.get_native_id() != os.getpid():
         raise RuntimeError("die_with_parent must be called in the main thread")
     _prctl(_PR_SET_PDEATHSIG, signum)
     return os.getppid() == parent

@@ -7,8 +7,7 @@ import importlib
 import os
 import signal
 import socket
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,25 +48,37 @@ class Notes:
         return [self.reader.fileno(), self.writer.fileno()]
 
 
-@contextmanager
-def all_blocked() -> Iterator[None]:
-    """No signal handler runs here: around fork, where the child still has its parent's handlers."""
-    before = _c.pthread_sigmask(_c.SIG_BLOCK, _NUMBERS)
-    try:
-        yield
-    finally:
-        _c.pthread_sigmask(_c.SIG_SETMASK, before)
+class Blocked:
+    """No signal handler runs here, but that of `heard`: around fork, where the child still has its parent's handlers, and
+    where a thread begins, which is born with the mask of its maker."""
+
+    def __init__(self, heard: int = 0) -> None:
+        self._numbers = [signum for signum in _NUMBERS if signum != heard]
+        self._before: Any = ()
+
+    def __enter__(self) -> None:
+        self._before = _c.pthread_sigmask(_c.SIG_BLOCK, self._numbers)
+
+    def __exit__(self, *_: object) -> None:
+        _c.pthread_sigmask(_c.SIG_SETMASK, self._before)
 
 
-def reset(keep_ignored: Iterable[int] = (signal.SIGPIPE,)) -> None:
-    """Every signal back to what a fresh Python has, none blocked. SIGPIPE stays ignored, as Python does."""
-    signal.set_wakeup_fd(-1)
-    kept = set(map(int, keep_ignored))
+def changed() -> list[tuple[int, Any]]:
+    """Which signals are not as in a fresh Python, with what they are there: SIGPIPE is ignored."""
+    found = []
     for signum in _NUMBERS:
-        wanted = _c.SIG_IGN if signum in kept else _c.SIG_DFL
+        wanted = _c.SIG_IGN if signum == _c.SIGPIPE else _c.SIG_DFL
+        if signum not in (_c.SIGKILL, _c.SIGSTOP) and _c.getsignal(signum) != wanted:
+            found.append((signum, wanted))
+    return found
+
+
+def reset(those: Iterable[tuple[int, Any]]) -> None:
+    """What was `changed` back to what a fresh Python has, and no signal blocked."""
+    _c.set_wakeup_fd(-1)
+    for signum, wanted in those:
         try:
-            if signum not in (_c.SIGKILL, _c.SIGSTOP) and _c.getsignal(signum) != wanted:
-                _c.signal(signum, wanted)
+            _c.signal(signum, wanted)
         except (OSError, ValueError):
             continue  # a real-time signal that the C library keeps for itself
     _c.pthread_sigmask(_c.SIG_SETMASK, ())

@@ -77,6 +77,14 @@ def children(pid: int) -> list[int]:
     return found
 
 
+def children_of_thread() -> list[int]:
+    """Children of the calling thread: in a process that has no other, one look instead of two."""
+    try:
+        return [int(pid) for pid in read("/proc/thread-self/children").split()]
+    except FileNotFoundError:
+        return children(os.getpid())
+
+
 def _children_by_scan(pid: int) -> list[int]:
     stats = (stat(other) for other in pids())
     return [s.pid for s in stats if s is not None and s.ppid == pid]
@@ -90,16 +98,18 @@ def family(pid: int) -> list[int]:
     return found
 
 
-def kill_strays(spared: set[int], dead_groups: Collection[int] = ()) -> tuple[int, int]:
+def kill_strays(
+    spared: set[int], dead_groups: Collection[int] = (), *, alone: bool = False
+) -> tuple[int, int]:
     """SIGKILL every child of this process that is not spared, and reap those that are dead.
 
     Returns (killed now, found). When a stray is dead its own children become ours, so only a call that
     found nothing says that nothing is left: repeat until then. Members of `dead_groups`, whose group was
     killed before, are not counted as killed. Only direct children are signalled: nobody else can have their
-    pid while we have not reaped them.
+    pid while we have not reaped them. `alone`: this process has one thread.
     """
     killed = found = 0
-    for child in children(os.getpid()):
+    for child in children_of_thread() if alone else children(os.getpid()):
         if child in spared:
             continue
         found += 1

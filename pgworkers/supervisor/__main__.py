@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pgworkers.supervisor.main import main
+from pgworkers.supervisor import hooks
 
 if __name__ == "__main__":
+    hooks.begin()  # before main imports what registers something
+    from pgworkers.supervisor.main import main
+
     parser = argparse.ArgumentParser(prog="pgworkers.supervisor")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--term", type=int, required=True)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,6 +25,7 @@ from pgworkers.supervisor.ask import starts_threads
 from pgworkers.supervisor.messages import Boot, Booted, BootFailed
 from pgworkers.supervisor.scrub import scrub
 from pgworkers.worker.birth import dress_streams
+from pgworkers.worker.rehearsal import rehearse
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ def settings_of(boot: Boot) -> Settings:
     return Settings(**boot.settings)  # type: ignore[arg-type]
 
 
-def load_app(boot: Boot) -> Loaded | BootFailed:
+def load_app(boot: Boot, parent: int) -> Loaded | BootFailed:
     """Import the app and the queue's preload modules, and see that a fork is safe."""
     settings = settings_of(boot)
     started = time.monotonic()
@@ -57,6 +59,12 @@ def load_app(boot: Boot) -> Loaded | BootFailed:
                 importlib.import_module(name)
             app.bind(settings.dsn, settings)  # here and not in each worker: what it makes is shared
             dress_streams(make=False)
+            if not app.start_hooks:
+                records.dress(settings.log, settings.log_level)
+            for task in app.tasks.values():
+                task.warm()
+            if any(task.is_async for task in app.tasks.values()):
+                importlib.import_module("asyncio")  # once for all workers; without such tasks for none
     except _TookTooLong as error:
         return BootFailed(
             f"importing {boot.config} took longer than {show_seconds(settings.boot)}; no worker was started. "
@@ -74,6 +82,8 @@ def load_app(boot: Boot) -> Loaded | BootFailed:
     threads = running_threads()
     if threads:
         return BootFailed(f"{starts_threads(boot.config, threads)}; no worker was started")
+    with suppress(OSError):  # no descriptor left for it, for instance: workers are as good without
+        rehearse(settings, boot.queue, parent)
     gc.collect()
     gc.freeze()  # what is here now is shared with all workers: do not touch it
     return Loaded(app, settings, Booted(round(time.monotonic() - started, 3), len(sys.modules)))
@@ -98,6 +108,8 @@ def traceback_of(error: BaseException) -> str:
 
 def running_threads() -> list[str]:
     """Names of all threads but the main one: Python's, and those that libraries started behind its back."""
+    if os.stat("/proc/self/task").st_nlink == 3:  # itself, its parent and one thread: before every fork
+        return []
     named = {thread.native_id: thread.name for thread in threading.enumerate()}
     named.pop(os.getpid(), None)
     for task in os.listdir("/proc/self/task"):

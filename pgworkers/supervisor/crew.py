@@ -93,6 +93,8 @@ class Crew:
         """Fork what is missing, as the budget allows. `not_theirs()`: descriptors a child must not have."""
         if now < self._next_start:
             return
+        if self._budget.deaths:
+            self.note_ready()
         while len(self._workers) < self.wanted:
             if self._budget.deaths and any(not worker.ready for worker in self):
                 return  # starts fail: try one at a time

@@ -8,8 +8,9 @@ import socket
 import sys
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import dataclass, field
+from os import close  # as it was before `noting`
+from typing import Any, NoReturn
 
 from pgworkers.app import App
 from pgworkers.process import faults, prctl, shelf, signals, tickets
@@ -17,6 +18,7 @@ from pgworkers.process.scoreboard import Slot, State
 from pgworkers.process.term import Term
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
+from pgworkers.supervisor import hooks
 from pgworkers.supervisor.boot import running_threads
 from pgworkers.supervisor.capture import Capture
 from pgworkers.supervisor.member import Worker
@@ -32,6 +34,14 @@ class Nursery:
     settings: Settings
     queue: QueueSpec
     term: Term
+    signals: list[tuple[int, Any]] = field(default_factory=list)  # that this process hears
+
+    def hears(self) -> None:
+        """It has its handlers now: note what a worker must put back."""
+        self.signals = signals.changed()
+
+
+_BLOCKED = signals.Blocked()
 
 
 class ForkRefused(RuntimeError):
@@ -39,7 +49,8 @@ class ForkRefused(RuntimeError):
 
 
 def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) -> tuple[Worker, list[int]]:
-    """Fork a worker. Returns it and what is the master's: its end of the socket, both ends of the ticket pipe, the shelf.
+    """Fork a worker. Returns it and what is the master's: its end of the socket, both ends of the ticket pipe, and
+    the shelf, if it can have one job after another.
 
     The caller sends them away, so that nobody but the master can write a ticket.
 
@@ -59,9 +70,10 @@ def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) ->
     sys.stderr and sys.stderr.flush()
     try:
         reads, writes = tickets.make()
-        page = shelf.make()
-        with signals.all_blocked():  # until the child has handlers of its own
-            pid = os.fork()
+        if nursery.queue.max_jobs != 1:
+            page = shelf.make()
+        with _BLOCKED:  # until the child has handlers of its own
+            pid = _fork()
             if pid == 0:
                 not_ours = [*not_theirs, ours.fileno(), writes]
                 _child(nursery, index, slot, capture, theirs, (reads, page), parent, not_ours)
@@ -78,7 +90,21 @@ def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) ->
         os.setpgid(pid, pid)  # the child does it too: whoever comes first
     except OSError:
         pass  # it has done so, or is dead
-    return Worker(index, pid, slot, capture), [ours.detach(), reads, writes, page]
+    return Worker(index, pid, slot, capture), [ours.detach(), reads, writes, *([page] if page >= 0 else [])]
+
+
+def _fork() -> int:
+    hooks.before()
+    try:
+        pid = os.fork()
+    except OSError:
+        hooks.in_parent()
+        raise
+    if pid:
+        hooks.in_parent()
+    else:
+        hooks.in_child()
+    return pid
 
 
 def _child(
@@ -100,7 +126,7 @@ def _child(
         os.setpgid(0, 0)
         prctl.inherit_orphans()
         for fd in not_ours:
-            os.close(fd)
+            close(fd)
         birth = Birth(
             app=nursery.app,
             settings=nursery.settings,
@@ -110,10 +136,11 @@ def _child(
             term=nursery.term,
             sock=sock,
             tickets=channel[0],
-            shelf=shelf.Shelf(channel[1]),
+            shelf=shelf.Shelf(channel[1]) if channel[1] >= 0 else None,
             output=capture.output,
             dump=capture.dump,
             parent=parent,
+            signals=nursery.signals,
         )
         status = live(birth)
     except BaseException:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import selectors
+import select
 import signal
 import socket
 import sys
@@ -56,6 +56,7 @@ class Supervisor:
         self, control: Packets, parent: int, nursery: fork.Nursery, wanted: int, version: str
     ) -> None:
         self._control = control
+        self._fd = control.sock.fileno()
         self._parent = parent
         self._crew = Crew(nursery, wanted, self._tell)
         self._settings = nursery.settings
@@ -65,9 +66,13 @@ class Supervisor:
         self._next_second = 0.0
         self._leaving = False
         self._notes = signals.Notes((signal.SIGCHLD, signal.SIGTERM), _IGNORED)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._notes.reader, selectors.EVENT_READ)
-        self._selector.register(control.sock, selectors.EVENT_READ)
+        nursery.hears()
+        self._poll = select.poll()
+        self._poll.register(self._notes.reader, select.POLLIN)
+        self._poll.register(control.sock, select.POLLIN)
+        self._spoken = True  # may the master have said something?
+        self._writes = False  # do we wait until the master takes what we have for it?
+        self._round_at = 0.0  # when all workers are looked at next
 
     def run(self) -> int:
         try:
@@ -81,15 +86,23 @@ class Supervisor:
         return 0 if clean else 1
 
     def tick(self) -> None:
-        """One round: take what came, look at every worker, fork what is missing."""
-        self._notes.take()  # only a wake-up: everything is looked at in each round
+        """One round: take what came, bury the dead, fork what is missing, and look at every worker if it is time to."""
+        self._notes.take()  # only a wake-up: what it says is looked for
         if os.getppid() != self._parent:
             self._leaving = True
-        self._obey()
+        told = self._spoken and self._obey()
         if self._leaving:
             return
         now = now_seconds()
         self._crew.bury(now)
+        if told or now >= self._round_at:
+            self._look(now)
+        self._crew.replenish(now, self._descriptors)
+        self._control.flush()
+
+    def _look(self, now: float) -> None:
+        """At every worker: its limits, its ladder, its output."""
+        self._round_at = now + TICK
         fence = self._term.until / 1e9 - self._settings.lease / 3
         for worker in self._crew:
             climb.check_limits(worker, self._settings, now, fence)
@@ -103,25 +116,28 @@ class Supervisor:
             self._crew.each_second(now)
             if not self._control.waiting:  # a master that does not read gets no more to read
                 self._tell(Alive())
-        self._crew.replenish(now, self._descriptors)
         if not self._calm():
             self._next_second = min(self._next_second, now + SECOND)
         self._show()
-        self._control.flush()
 
     def _wait(self) -> None:
         """Until a signal, a packet or a rung that is due; never longer than a tick."""
         now = now_seconds()
-        due = [look for worker in self._crew if (look := climb.next_look(worker)) is not None]
+        for worker in self._crew:
+            look = climb.next_look(worker)
+            if look is not None and look < self._round_at:
+                self._round_at = look
         if self._crew.dying or self._crew.echo_waits:
-            due.append(now + 0.01)
-        events = selectors.EVENT_READ
-        if self._control.waiting:
-            events |= selectors.EVENT_WRITE
-        self._selector.modify(self._control.sock, events)
-        woken = self._selector.select(max(0.0, min([now + TICK, *due]) - now))
+            self._round_at = min(self._round_at, now + 0.01)
+        if self._writes != bool(self._control.waiting):
+            self._writes = not self._writes
+            self._poll.modify(
+                self._control.sock, select.POLLIN | select.POLLOUT if self._writes else select.POLLIN
+            )
+        woken = self._poll.poll(max(0.0, self._round_at - now) * 1000)
         while not woken and self._idles():  # a look at the scoreboard is all that this moment needs
-            woken = self._selector.select(TICK)
+            woken = self._poll.poll(TICK * 1000)
+        self._spoken = self._fd in dict(woken)
 
     def _idles(self) -> bool:
         """Nobody works and nothing waits: until the round is over, or somebody begins."""
@@ -135,13 +151,15 @@ class Supervisor:
             worker.slot.state == State.IDLE and not worker.climbs and not worker.dumps for worker in crew
         )
 
-    def _obey(self) -> None:
+    def _obey(self) -> bool:
+        """True: there was something to do."""
         packets = self._control.receive()
         if packets is None:
             self._leaving = True  # the master is gone, or does not want us any more
-            return
+            return True
         for data, _ in packets:
             self._do(_decoder.decode(data))
+        return bool(packets)
 
     def _do(self, command: Command) -> None:
         now = now_seconds()
@@ -174,9 +192,7 @@ class Supervisor:
 
     def _descriptors(self) -> list[int]:
         """Ours, not to be inherited."""
-        selector = self._selector.fileno() if isinstance(self._selector, selectors.EpollSelector) else None
-        own = [self._control.sock.fileno(), *self._control.descriptors, *self._notes.descriptors]
-        return [*own, selector] if selector is not None else own
+        return [self._control.sock.fileno(), *self._control.descriptors, *self._notes.descriptors]
 
     def _show(self) -> None:
         workers = list(self._crew)
@@ -222,7 +238,7 @@ def main(fd: int, term: int, parent: int) -> int:
     prctl.inherit_orphans()
     control = Packets(sock)
     noting.begin()
-    loaded = load_app(boot)
+    loaded = load_app(boot, parent)
     if isinstance(loaded, BootFailed):
         control.send(msgspec.json.encode(loaded))
         return 6

@@ -1,8 +1,8 @@
 """What the master and a supervisor say to each other over their control socket (SOCK_SEQPACKET, one JSON a
 packet).
 
-Orders go down, facts come up; a fact is in the past tense. `Forked` carries four descriptors: the master's
-end of the new worker's socketpair, the reading and the writing end of its ticket pipe, and its shelf.
+Orders go down, facts come up; a fact is in the past tense. `Forked` carries three or four descriptors: the master's
+end of the new worker's socketpair, the reading and the writing end of its ticket pipe, and its shelf if it has one.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def sweep(spared: set[int], dead_groups: Collection[int]) -> tuple[int, bool]:
     """Kill what dead workers left behind: every child of ours that is not spared. (killed, nothing is left)"""
     total = 0
     for _ in range(_ROUNDS):
-        killed, found = tree.kill_strays(spared, dead_groups)
+        killed, found = tree.kill_strays(spared, dead_groups, alone=True)
         total += killed
         if found == 0:
             return total, True

@@ -4,6 +4,7 @@ It is forked by its supervisor with the app already imported, and lives until th
 its queue's `max_jobs` or `max_rss` is reached, or somebody kills it.
 
 - `birth`     the first steps after the fork: streams, signals, stack dumps, limits
+- `rehearsal` a life on stage, in the supervisor, so that no worker has to learn what all of them need
 - `main`      start hooks, READY, then order after order
 - `inbox`     a ticket, then the order that it names
 - `attempt`   one order: slot, window, handler, report

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import io
 import os
 import signal
 import socket
 import sys
-from dataclasses import dataclass
+from os import close, dup2  # as they were before `noting`
 from types import FrameType
 from typing import Any
+
+import msgspec
 
 from pgworkers.app import App
 from pgworkers.process import limits, signals
@@ -20,9 +23,10 @@ from pgworkers.process.term import Term
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
 
+_c_signal: Any = importlib.import_module("_signal")  # `signal` makes enums of what it answers
 
-@dataclass(frozen=True, slots=True)
-class Birth:
+
+class Birth(msgspec.Struct, frozen=True):
     """All that a worker is given."""
 
     app: App
@@ -33,18 +37,19 @@ class Birth:
     term: Term
     sock: socket.socket
     tickets: int  # reading end of the pipe that says which order may begin
-    shelf: Shelf  # for reports that are not sent yet
+    shelf: Shelf | None  # for reports that are not sent yet; a worker that has one job needs none
     output: int  # descriptor of the capture file
     dump: int  # descriptor that stacks are written to
     parent: int
+    signals: list[tuple[int, Any]]  # that the supervisor hears, and what they are without it
 
 
 def settle(birth: Birth) -> None:
     """Streams, signals, dumps, limits, random numbers."""
     point_streams(birth.output)
     dress_streams()
-    signals.reset()
-    signal.signal(signal.SIGUSR2, unheard)
+    signals.reset(birth.signals)
+    _c_signal.signal(signal.SIGUSR2, unheard)
     watch_faults(birth.dump)
     limits.raise_oom_score()
     limits.set_cores(birth.index, birth.queue.cores, birth.queue.pin)
@@ -55,11 +60,11 @@ def settle(birth: Birth) -> None:
 def point_streams(output: int) -> None:
     """stdin empty, stdout and stderr into the capture file, also for the processes a handler starts."""
     empty = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(empty, 0)
+    dup2(empty, 0)
     if empty != 0:
-        os.close(empty)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+        close(empty)
+    dup2(output, 1)
+    dup2(output, 2)
 
 
 def _is_dressed(stream: Any) -> bool:

@@ -11,16 +11,19 @@ import time
 import msgspec
 
 from pgworkers.clock import show_seconds
-from pgworkers.process import frames, scoreboard, titles
+from pgworkers.process import frames, scoreboard, signals, titles
 from pgworkers.process.scoreboard import State
 from pgworkers.worker.attempt import Attempt
 from pgworkers.worker.birth import Birth, hear_dumps_again, unheard
 from pgworkers.worker.messages import Kind, Progress
 from pgworkers.worker.outbox import Outbox
 
+#: Seconds before the first beat of a worker that has one job only: most are gone by then.
+YOUTH = 0.1
 #: Beats without a job after which a worker rests, and how many times longer its beats take then.
 TIRED = 3
 REST = 5
+_BLOCKED = signals.Blocked(heard=signal.SIGUSR2)
 _encode = msgspec.json.Encoder().encode
 _said: msgspec.json.Decoder[dict[str, float | str | None]] = msgspec.json.Decoder(
     dict[str, float | str | None]
@@ -46,14 +49,12 @@ class Heartbeat:
 
     def start(self) -> None:
         """With all signals but SIGUSR2 blocked in it: they belong to the main thread."""
-        mine = signal.valid_signals() - {signal.SIGUSR2}
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, mine)
-        try:
+        with _BLOCKED:
             _thread.start_new_thread(self.run, ())
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def run(self) -> None:
+        if self._birth.queue.max_jobs == 1:
+            time.sleep(YOUTH)
         while True:
             self._slot.beat += 1
             try:

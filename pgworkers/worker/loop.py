@@ -1,11 +1,16 @@
-"""The event loop of `async def` handlers: one for the worker's whole life, so that clients can be kept in it."""
+"""The event loop of `async def` handlers: one for the worker's whole life, so that clients can be kept in it.
+
+`asyncio` is loaded where it is used: it weighs as much as all of a worker's own code.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Awaitable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
 
 #: How long tasks that a handler left behind get to react to their cancellation.
 CLEAN_TIME = 1.0
@@ -19,6 +24,8 @@ class Loop:
 
     def run(self, awaitable: Awaitable[Any], *, keep: bool = False) -> Any:
         """Run a coroutine to its end, then cancel what it left on the loop; `keep` what a start hook began."""
+        import asyncio
+
         if self._runner is None:
             self._runner = asyncio.Runner()
         loop = self._runner.get_loop()
@@ -39,6 +46,8 @@ class Loop:
         main = self._main
         if main is None:
             return False
+        import asyncio
+
         loop = main.get_loop()
         current = asyncio.tasks.current_task(loop) if loop.is_running() else None
         if current is not main:
@@ -49,6 +58,8 @@ class Loop:
         """Where each task waits, in faulthandler's words: its own dump only sees the loop that waits for them."""
         if self._main is None:
             return
+        import asyncio
+
         for task in asyncio.all_tasks(self._main.get_loop()):
             lines = [f"Task {task.get_name()} (most recent call first):", *reversed(_frames(task.get_coro()))]
             # one write, and a block of its own wherever it lands
@@ -57,6 +68,8 @@ class Loop:
     def _cancel(self, loop: asyncio.AbstractEventLoop, left: set[asyncio.Task[Any]]) -> None:
         if not left:
             return
+        import asyncio
+
         for task in left:
             task.cancel()
         _, pending = loop.run_until_complete(asyncio.wait(left, timeout=CLEAN_TIME))

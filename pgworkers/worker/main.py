@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import os
 import random
@@ -10,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 import msgspec
@@ -62,23 +61,26 @@ class Worker:
         self._loop = Loop()
         self._window = Window(birth.slot, self._loop, birth.dump)
         self._heartbeat = Heartbeat(birth, self._outbox)
-        self._meter = Meter()
         self._tidy: Tidy | None = None
-        self._spared: set[int] = set()  # children that start hooks made
+        self.spared: set[int] = set()  # children that start hooks made
         self._pid = os.getpid()
         self._jobs_left = _jittered(birth.queue.max_jobs)
+        self._meter = Meter(alone=self._jobs_left == 1 and not birth.app.start_hooks)
         self._brief: set[str] = set()  # tasks whose last job was over at once
 
     def start(self) -> None:
         self._window.install()
         os.register_at_fork(after_in_child=self._in_forked_child)
         self._heartbeat.start()
-        self._run_hooks(self._birth.app.start_hooks)
-        records.bind(self._bearings, self._birth.settings.log, self._birth.settings.log_level)
+        hooks = self._birth.app.start_hooks
+        self._run_hooks(hooks)
+        records.bind(self._bearings)
+        if hooks:  # without any the supervisor has done it
+            records.dress(self._birth.settings.log, self._birth.settings.log_level)
         if self._jobs_left != 1:
             self._tidy = Tidy(self._birth.output, self._birth.dump)
         elif self._birth.app.start_hooks:  # nobody comes after the first job: what it leaves goes with us
-            self._spared = set(tree.children(self._pid))
+            self.spared = set(tree.children(self._pid))
         faults.point("before_ready")
         _flush()
 
@@ -187,7 +189,7 @@ class Worker:
         """Undo what the handler changed, and decide whether this process may have another job."""
         if self._tidy is None:
             stop_timers()
-            sweep(self._spared)  # its children's CPU time is its own
+            sweep(self.spared)  # its children's CPU time is its own
         fit = self._tidy is not None and self._tidy.restore(took, now) and not self._loop.stuck
         if self._jobs_left is not None:
             self._jobs_left -= 1
@@ -217,7 +219,7 @@ class Worker:
     def _run_hooks(self, hooks: Iterable[Callable[[], Any]]) -> None:
         for hook in hooks:
             value = hook()
-            if asyncio.iscoroutine(value):
+            if isinstance(value, Coroutine):
                 self._loop.run(value, keep=True)
 
     def _in_forked_child(self) -> None:

@@ -15,7 +15,7 @@ from pgworkers.process.shelf import Shelf
 
 
 class Outbox:
-    def __init__(self, sock: socket.socket, shelf: Shelf) -> None:
+    def __init__(self, sock: socket.socket, shelf: Shelf | None) -> None:
         self._sock = sock
         self._shelf = shelf
         self._rest = b""
@@ -26,19 +26,21 @@ class Outbox:
 
         Raises OSError when nobody reads any more.
         """
+        shelf = self._shelf
         with self.lock:
             rest, self._rest = self._rest, b""
-            self._sock.sendall(rest + self._shelf.lying() + frame)
-        self._shelf.clear()
+            self._sock.sendall(rest + frame if shelf is None else rest + shelf.lying() + frame)
+        if shelf is not None:
+            shelf.clear()
 
     def lay(self, frame: bytes) -> None:
         """From the main thread: to be sent with what comes next, and soon."""
-        if not self._shelf.lay(frame):
+        if self._shelf is None or not self._shelf.lay(frame):
             self.send(frame)
 
     def send_waiting(self) -> None:
         """What lies on the shelf."""
-        if self._shelf.used:
+        if self._shelf is not None and self._shelf.used:
             self.send(b"")
 
     def is_clear(self) -> bool:

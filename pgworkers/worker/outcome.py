@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import sys
 import traceback
 from dataclasses import dataclass
 
@@ -53,7 +53,10 @@ def of(error: BaseException, *, stop_wished: bool, stop_seen: bool, limit: int) 
 def is_stop(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return any(is_stop(inner) for inner in error.exceptions)
-    return isinstance(error, (errors.JobStopped, asyncio.CancelledError))
+    loops = sys.modules.get("asyncio")  # without it nobody has raised its exception
+    return isinstance(error, errors.JobStopped) or (
+        loops is not None and isinstance(error, loops.CancelledError)
+    )
 
 
 def _comes_from_stop(error: BaseException) -> bool:

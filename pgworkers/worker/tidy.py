@@ -33,7 +33,7 @@ _SIGNALS = [
     int(s) for s in sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP} - set(range(32, 65)))
 ]
 _RLIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
-_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _KILL_TIME = 2.0
 BRIEF = 0.0001
 LOOK_EVERY = 0.001
@@ -160,7 +160,7 @@ class Tidy:
 
 def stop_timers() -> None:
     """Nobody is there any more to hear them."""
-    for timer in _TIMERS:
+    for timer in TIMERS:
         if _c_signal.getitimer(timer)[0]:
             signal.setitimer(timer, 0)
 

@@ -12,14 +12,17 @@ as `Carried`.
 
 from __future__ import annotations
 
+import importlib
 import signal
 from collections.abc import Callable
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pgworkers.errors import JobStopped
 from pgworkers.process.scoreboard import WINDOW, Reason, Slot
 from pgworkers.worker.loop import Loop
+
+_c_signal: Any = importlib.import_module("_signal")  # `signal` makes enums of what it answers
 
 
 class Ending(NamedTuple):
@@ -44,7 +47,7 @@ class Window:
         self._open = False
 
     def install(self) -> None:
-        signal.signal(signal.SIGUSR1, self.on_signal)
+        _c_signal.signal(signal.SIGUSR1, self.on_signal)
 
     def on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         wanted = self._slot.tell

@@ -85,7 +85,8 @@ class Crewman:
     def __init__(self, slot: int, pid: int, channel: list[int]) -> None:
         self.slot = slot
         self.pid = pid
-        fd, self.reads, self.writes, self.shelf = channel
+        fd, self.reads, self.writes, *page = channel
+        self.shelf = page[0] if page else -1  # a worker of one job has none
         self.sock = socket.socket(fileno=fd)
         self.sock.setblocking(False)
         self._reader = frames.Reader()

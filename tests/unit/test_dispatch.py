@@ -408,3 +408,37 @@ def test_what_waits_is_given_back_when_its_task_is_gone() -> None:
         assert not stage.desk.buffer
 
     play(scene)
+
+
+@pytest.mark.parametrize(
+    ("spec", "waits"),
+    [
+        (QueueSpec("default", max_jobs=1), True),
+        (QueueSpec("default", max_jobs=1, batch=False), False),
+        (QueueSpec("default"), False),
+    ],
+)
+def test_ends_of_jobs_that_have_a_process_each_wait_for_one_another(
+    spec: QueueSpec, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+
+    async def run() -> None:
+        stage = Stage()
+        stage.desk.spec = spec
+        try:
+            stage.claims(1)
+            stage.dispatch.heard(stage.worker, frames.Reader().feed(done(1)))
+            await stage.ends._gather()
+            assert not rests, "one that comes alone is written at once"
+            await stage.ends._gather()
+            assert bool(rests) == waits
+        finally:
+            stage.close()
+
+    monkeypatch.setattr("pgworkers.master.ends.STEP", 3600.0)  # however slow the machine is
+    monkeypatch.setattr("pgworkers.master.ends.asyncio.sleep", rest)
+    asyncio.run(run())

@@ -339,7 +339,8 @@ class TestRecords:
         self, bare: Callable[[], None], capsys: pytest.CaptureFixture[str]
     ) -> None:
         bare()
-        records.bind(lambda: JOB, "text", "info")
+        records.bind(lambda: JOB)
+        records.dress("text", "info")
         logging.getLogger("shop.pdf").info("page %d\nforged", 7)
         Ctx(job=1042, task="render", queue="reports", attempt=2).log.info("drawn")
         first, second = capsys.readouterr().err.splitlines()
@@ -353,7 +354,8 @@ class TestRecords:
         self, bare: Callable[[], None], capsys: pytest.CaptureFixture[str]
     ) -> None:
         bare()
-        records.bind(lambda: JOB, "json", "info")
+        records.bind(lambda: JOB)
+        records.dress("json", "info")
         ctx = Ctx(job=1042, task="render", queue="reports", attempt=2)
         ctx.log.info("drawn", extra={"page": 7, "host": "mine", "bad": object(), "nan": float("nan")})
         told = json.loads(capsys.readouterr().err)
@@ -368,7 +370,8 @@ class TestRecords:
         self, bare: Callable[[], None], capsys: pytest.CaptureFixture[str], text: str, style: str
     ) -> None:
         bare()
-        records.bind(lambda: JOB, style, "info")
+        records.bind(lambda: JOB)
+        records.dress(style, "info")
         logging.warning(text)
         try:
             raise ValueError(f"{text}\n12:00:00 #1 forged")
@@ -388,7 +391,8 @@ class TestRecords:
         bare()
         logging.basicConfig(format="%(levelname)s %(job)s %(task)s %(queue)s %(attempt)s %(message)s")
         logging.warning("at import")
-        records.bind(lambda: JOB, "text", "info")
+        records.bind(lambda: JOB)
+        records.dress("text", "info")
         logging.warning("in a job", extra={"host": "mine"})
         lines = capsys.readouterr().err.splitlines()
         assert lines == ["WARNING None None None None at import", "WARNING 1042 render reports 2 in a job"]
@@ -398,7 +402,8 @@ class TestRecords:
     ) -> None:
         bare()
         logging.basicConfig(level=logging.DEBUG)
-        records.bind(lambda: JOB, "text", "info")
+        records.bind(lambda: JOB)
+        records.dress("text", "info")
         logging.debug("deep")
         assert "#1042 render DEBUG root: deep [reports, attempt 2," in capsys.readouterr().err
 
@@ -406,7 +411,8 @@ class TestRecords:
         self, bare: Callable[[], None], capsys: pytest.CaptureFixture[str]
     ) -> None:
         bare()
-        records.bind(lambda: None, "text", "info")
+        records.bind(lambda: None)
+        records.dress("text", "info")
         logging.warning("a hook")
         assert capsys.readouterr().err.rstrip().endswith(f"WARNING root: a hook [{os.uname().nodename}]")
 

@@ -1,0 +1,126 @@
+"""A fresh process for each job: what it brings along from its supervisor, and what is its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from play import Died, Play, until
+
+from pgworkers.supervisor import hooks
+
+ONE = {"max_jobs": 1}
+
+TASKS = """
+told = []
+os.register_at_fork(before=lambda: told.append("first before"), after_in_child=lambda: told.append("first in child"))
+os.register_at_fork(
+    before=lambda: told.append("second before"),
+    after_in_parent=lambda: told.append("in parent"),
+    after_in_child=lambda: told.append("second in child"),
+)
+os.register_at_fork(after_in_child=lambda: 1 / 0)
+
+@app.task
+def hear():
+    return told
+
+@app.task
+def draw():
+    return [random.random(), threading.main_thread().native_id, os.getpid()]
+
+@app.task
+def fork_with_a_thread():
+    rest = threading.Event()
+    threading.Thread(target=rest.wait, daemon=True).start()
+    told.clear()
+    reads, writes = os.pipe()
+    if os.fork() == 0:
+        os.write(writes, repr((threading.active_count(), told)).encode())
+        os._exit(0)
+    os.wait()
+    rest.set()
+    return os.read(reads, 1000).decode()
+
+@app.task
+def nap():
+    time.sleep(600)
+
+@app.task
+def nothing():
+    pass
+"""
+
+
+def links(pid: int) -> list[str]:
+    found = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+        except FileNotFoundError:
+            pass  # closed meanwhile
+    return found
+
+
+def test_what_a_module_wants_done_around_a_fork_is_done(tmp_path: Path) -> None:
+    with Play(tmp_path, TASKS, queue=ONE) as play:
+        first = play.worker()
+        heard = first.run(1, "hear")
+        assert bytes(heard.result) == b'["second before","first before","first in child","second in child"]'
+        play.fact(Died, lambda died: died.pid == first.pid)
+        second = play.worker(other_than=first.pid)
+        # the supervisor's own lasts from one fork to the next; the child's does not
+        assert bytes(second.run(2, "hear").result) == (
+            b'["second before","first before","in parent",'
+            b'"second before","first before","first in child","second in child"]'
+        )
+        assert "ZeroDivisionError" in until("what the third hook said", play.log.read_text)
+
+
+def test_no_two_workers_draw_the_same_numbers_and_each_knows_its_thread(tmp_path: Path) -> None:
+    with Play(tmp_path, TASKS, queue=ONE) as play:
+        drawn = []
+        before = 0
+        for job in (1, 2, 3):
+            worker = play.worker(other_than=before)
+            before = worker.pid
+            number, thread, pid = eval(bytes(worker.run(job, "draw").result))
+            assert thread == pid == worker.pid
+            drawn.append(number)
+        assert len(set(drawn)) == 3
+
+
+@pytest.mark.parametrize("jobs", [1, None])
+def test_a_fork_of_the_handler_does_all_that_is_wanted(tmp_path: Path, jobs: int | None) -> None:
+    """It may have threads, and then what our own fork left out is needed."""
+    with Play(tmp_path, TASKS, queue={"max_jobs": jobs}) as play:
+        report = play.worker().run(1, "fork_with_a_thread")
+        said = "(1, ['second before', 'first before', 'first in child', 'second in child'])"
+        assert bytes(report.result) == f'"{said}"'.encode(), report.error
+
+
+def test_nothing_is_left_of_the_rehearsal(tmp_path: Path) -> None:
+    with Play(tmp_path, TASKS, queue=ONE) as play:
+        worker = play.worker()
+        for pid in (play.process.pid, worker.pid):
+            assert not [link for link in links(pid) if "rehearsal" in link]
+        assert len([link for link in links(worker.pid) if link.startswith("socket:")]) == 1
+        assert worker.run(1, "nothing").outcome == "done"
+
+
+def test_a_job_that_takes_its_time_has_a_heartbeat(tmp_path: Path) -> None:
+    """The first beat of a process that has one job only comes a moment late; then it is as any other."""
+    with Play(tmp_path, TASKS, queue=ONE) as play:
+        worker = play.worker()
+        worker.order(7, "nap")
+        title = Path(f"/proc/{worker.pid}/cmdline")
+        until("a title that names the job", lambda: b"#7 nap" in title.read_bytes())
+
+
+def test_who_registers_wrongly_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "register_at_fork", os.register_at_fork)
+    hooks.begin()
+    for wrong in ({}, {"before": 3}, {"foo": print}):
+        with pytest.raises(TypeError):
+            os.register_at_fork(**wrong)  # type: ignore[arg-type]
