@@ -57,7 +57,7 @@ def bench(ctx: click.Context, *, jobs: int, workers: int, tries: int) -> None:
       enqueue single       one commit each: mostly the server's fsync
       enqueue bulk         app.enqueue_many, streamed by COPY
       drain                claim, run and finish of empty jobs: what pgworkers itself costs
-      pickup               from a committed enqueue to the start of the handler, nothing else to do
+      pickup               from the call of an enqueue to the start of its handler, nothing else to do
       wal per job          bytes of write-ahead log from enqueue to end, and what others wrote meanwhile
 
     \b
