@@ -67,6 +67,18 @@ class Facts:
         return found
 
 
+class ByKind:
+    """A listener that does something else with each kind, and hears of many at a time."""
+
+    def hears(self, kind: type) -> Hearing | None:
+        raise NotImplementedError
+
+    def __call__(self, fact: Fact) -> None:
+        hear = self.hears(type(fact))
+        if hear is not None:
+            hear(iter((fact,)))
+
+
 def each(listener: Listener) -> Hearing:
     """Somebody who hears one fact at a time."""
 

@@ -4,7 +4,8 @@ It holds the database connections of the host (claim, finish, listen, leadership
 HTTP port; it execs supervisors and never imports the user's code: a short-lived `describe` child tells it the app's queues
 and tasks as data. Everything runs on one asyncio loop.
 
-- `main` boots, serves and leaves; `boot` is what happens before the loop; `host` puts the parts together.
+- `main` boots, serves and leaves; `boot` is what happens before the loop; `host` puts the parts together, `joining` makes it
+  known.
 - `dispatch` decides who runs what, with a `desk` per queue; `handing` gives and takes back; `crew` is one channel.
 - `pace` says how much may wait in front of a worker and which ends are foreseen, `lookout` when nothing may wait any longer
   (both pure); `orders` words them.

@@ -17,7 +17,7 @@ import psycopg
 
 from pgworkers import events, sightings
 from pgworkers.clock import monotonic
-from pgworkers.facts import Hearing, each
+from pgworkers.facts import ByKind, Hearing, each
 from pgworkers.observe import catalog, exposition
 from pgworkers.observe.handlers import UserMetrics
 from pgworkers.observe.itself import ITSELF
@@ -44,7 +44,7 @@ class _Job:
         self.verdicts = {verdict: finished.at(queue, task, verdict) for verdict in catalog.VERDICTS}
 
 
-class Metrics:
+class Metrics(ByKind):
     """Listens to facts; answers scrapes."""
 
     def __init__(self, *, most: int = MOST) -> None:
@@ -128,11 +128,6 @@ class Metrics:
         for schedule in schedules:
             for result in catalog.TICK_RESULTS:
                 f["schedule_ticks_total"].at(schedule, result)
-
-    def __call__(self, fact: events.Fact) -> None:
-        hear = self.hears(type(fact))
-        if hear is not None:
-            hear(iter((fact,)))
 
     def hears(self, kind: type) -> Hearing | None:
         if kind is events.JobStarted:

@@ -16,7 +16,7 @@ from operator import attrgetter
 
 from pgworkers import events
 from pgworkers.clock import monotonic
-from pgworkers.facts import Hearing
+from pgworkers.facts import ByKind, Hearing
 from pgworkers.postgres.statements import Query, Statement
 
 _WRITE = Statement.beside(__file__, "statistics_write")
@@ -74,7 +74,7 @@ Key = tuple[str, str, str]  # queue, task, verdict
 Pockets = dict[int, dict[Key, Tally]]  # by minute of the monotonic clock
 
 
-class Statistics:
+class Statistics(ByKind):
     """A listener to facts. Once a minute and at the end: `take`, run the query, then `written`."""
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
@@ -83,11 +83,6 @@ class Statistics:
         self._pocket: dict[Key, Tally] = {}  # the one of this minute,
         self._until = 0.0  # which ends then
         self._sent: Pockets = {}
-
-    def __call__(self, fact: events.Fact) -> None:
-        hear = self.hears(type(fact))
-        if hear is not None:
-            hear(iter((fact,)))
 
     def hears(self, kind: type) -> Hearing | None:
         if kind is events.JobStarted:
