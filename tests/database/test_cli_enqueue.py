@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.command import Command, Said
+from support.command import Command, Forked, Said
 
 Db = psycopg.Connection[Any]
 
@@ -36,7 +36,7 @@ def gather(*parts: int) -> int:
 @pytest.fixture
 def cli(tmp_path: Path, dsn: str) -> Command:
     (tmp_path / "app.py").write_text(APP)
-    return Command(tmp_path, DATABASE_URL=dsn)
+    return Forked(tmp_path, DATABASE_URL=dsn)
 
 
 def jobs(db: Db) -> list[dict[str, Any]]:

@@ -14,14 +14,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.command import Command
+from support.command import Command, Forked
 
 Db = psycopg.Connection[Any]
 
 
 @pytest.fixture
 def cli(tmp_path: Path, dsn: str) -> Command:
-    return Command(tmp_path, DATABASE_URL=dsn)
+    return Forked(tmp_path, DATABASE_URL=dsn)
 
 
 def add(db: Db, task: str = "render", args: str = '{"report_id": 7}', **more: Any) -> int:

@@ -116,8 +116,15 @@ def test_what_the_socket_cannot_hold_goes_in_pieces(emptied: str) -> None:
     story(emptied, told)
 
 
+def end(dsn: str, pid: int) -> None:
+    """A session that nobody reads any more: the server would notice it at its statement timeout."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+
 def test_a_server_that_does_not_answer_is_given_up_and_so_is_the_session(emptied: str) -> None:
     async def told(exchange: Exchange, conn: psycopg.AsyncConnection[Any]) -> None:
+        pid = conn.info.backend_pid
         slow = asyncio.ensure_future(exchange.ask(say("SELECT pg_sleep(60)"), 0.05))
         behind = asyncio.ensure_future(exchange.ask(say("SELECT 1"), LONG))
         with pytest.raises(psycopg.OperationalError, match="no answer within"):
@@ -126,12 +133,14 @@ def test_a_server_that_does_not_answer_is_given_up_and_so_is_the_session(emptied
             await behind
         assert exchange.closed
         assert conn.closed
+        end(emptied, pid)
 
     story(emptied, told)
 
 
 def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_another(emptied: str) -> None:
-    async def told(exchange: Exchange, _: psycopg.AsyncConnection[Any]) -> None:
+    async def told(exchange: Exchange, conn: psycopg.AsyncConnection[Any]) -> None:
+        pid = conn.info.backend_pid
         slow = asyncio.ensure_future(exchange.ask(say("SELECT pg_sleep(60)"), LONG))
         waits = asyncio.ensure_future(exchange.ask(say("SELECT 1"), LONG))
         await asyncio.sleep(0.01)
@@ -145,6 +154,7 @@ def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_another(empti
         assert exchange.closed
         with pytest.raises(psycopg.OperationalError):
             await exchange.ask(say("SELECT 1"), LONG)
+        end(emptied, pid)
 
     story(emptied, told)
 

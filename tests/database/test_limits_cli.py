@@ -7,14 +7,14 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.command import Command
+from support.command import Command, Forked
 
 Db = psycopg.Connection[Any]
 
 
 @pytest.fixture
 def cli(tmp_path: Path, dsn: str) -> Command:
-    return Command(tmp_path, DATABASE_URL=dsn)
+    return Forked(tmp_path, DATABASE_URL=dsn)
 
 
 def row(db: Db) -> tuple[int | None, int | None]:

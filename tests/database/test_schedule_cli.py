@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.command import Command
+from support.command import Command, Forked
 from support.leader import Leader
 
 from pgworkers.specs import ScheduleSpec
@@ -19,7 +19,7 @@ Db = psycopg.Connection[Any]
 
 @pytest.fixture
 def cli(tmp_path: Path, dsn: str) -> Command:
-    return Command(tmp_path, DATABASE_URL=dsn)
+    return Forked(tmp_path, DATABASE_URL=dsn)
 
 
 @pytest.fixture

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from support import leftovers, nursery
+from support.nursery import CODE
 
 LIMIT = 60.0
 
@@ -44,18 +52,25 @@ class Command:
 
     def __call__(self, *words: str, given: str | bytes = b"", code: int | None = 0, **variables: str) -> Said:
         """Run to the end; `code` is the exit code that is expected, None for any."""
-        ended = subprocess.run(
+        given = given.encode() if isinstance(given, str) else given
+        ended, out, err = self.start(words, given, {**self.environ, **variables})
+        said = Said(ended, out.decode(), err.decode())
+        assert code is None or said.code == code, f"{words} ended with {said.code}: {said.out}{said.err}"
+        return said
+
+    def start(
+        self, words: Sequence[str], given: bytes, environ: Mapping[str, str]
+    ) -> tuple[int, bytes, bytes]:
+        done = subprocess.run(
             self.argv(*words),
             cwd=self.cwd,
-            env={**self.environ, **variables},
-            input=given.encode() if isinstance(given, str) else given,
+            env=environ,
+            input=given,
             capture_output=True,
             timeout=LIMIT,
             check=False,
         )
-        said = Said(ended.returncode, ended.stdout.decode(), ended.stderr.decode())
-        assert code is None or said.code == code, f"{words} ended with {said.code}: {said.out}{said.err}"
-        return said
+        return done.returncode, done.stdout, done.stderr
 
     def fails(self, *words: str, code: int, given: str | bytes = b"", **variables: str) -> str:
         """Run to a failure and give its one line: exactly one, and no traceback."""
@@ -64,3 +79,72 @@ class Command:
         assert len(lines) == 1, said.err
         assert "Traceback" not in said.err + said.out
         return lines[0].removeprefix("pgworkers: error: ")
+
+
+class Nursery:
+    """The side of the tests: one for each pytest process, started when it is first asked."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, nursery.__file__, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,  # not the terminal of who runs the tests
+                pass_fds=[theirs.fileno()],
+            )
+        leftovers.SPARED.add(self._process.pid)
+        atexit.register(self.close)
+
+    def run(
+        self,
+        words: Sequence[str],
+        *,
+        cwd: str,
+        environ: Mapping[str, str],
+        given: bytes,
+        limit: float,
+    ) -> tuple[int, bytes, bytes]:
+        """Exit code (negative: the signal), stdout, stderr."""
+        files = [os.memfd_create(name) for name in ("in", "out", "err")]
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            os.write(files[0], given)
+            os.lseek(files[0], 0, os.SEEK_SET)
+            order = json.dumps([list(words), cwd, dict(environ)]).encode()
+            with theirs:
+                socket.send_fds(self._socket, [order], [*files, theirs.fileno()])
+            ours.settimeout(limit)
+            pid = CODE.unpack(ours.recv(CODE.size))[0]
+            try:
+                code = CODE.unpack(ours.recv(CODE.size))[0]
+            except TimeoutError:
+                os.kill(pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(list(words), limit) from None
+            return code, _all(files[1]), _all(files[2])
+        finally:
+            ours.close()
+            for file in files:
+                os.close(file)
+
+    def close(self) -> None:
+        self._socket.close()  # it leaves
+        self._process.communicate(timeout=30)
+
+
+def _all(file: int) -> bytes:
+    return os.pread(file, os.fstat(file).st_size, 0)
+
+
+class Forked(Command):
+    """The same, without the time that Python and the imports take: see `nursery`."""
+
+    def start(
+        self, words: Sequence[str], given: bytes, environ: Mapping[str, str]
+    ) -> tuple[int, bytes, bytes]:
+        return _nursery().run(words, cwd=str(self.cwd), environ=environ, given=given, limit=LIMIT)
+
+
+@functools.cache
+def _nursery() -> Nursery:
+    return Nursery()

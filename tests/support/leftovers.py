@@ -17,24 +17,48 @@ MARK = "PGWORKERS_TEST_RUN"
 RUN_SERVER = "server"  # the directory of the server that all tests share
 STEP = 0.02
 PATIENCE = 30.0  # how long a process that is just ending may still be seen
+SPARED: set[int] = set()  # what the run itself has started
+
+
+def look(pid: int, file: str) -> bytes:
+    """/proc/PID/file; nothing of what ended meanwhile or is not ours to see. The short way: it is asked all the time."""
+    try:
+        descriptor = os.open(f"/proc/{pid}/{file}", os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        pieces = []
+        while piece := os.read(descriptor, 1 << 16):
+            pieces.append(piece)
+        return b"".join(pieces)
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def processes() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def with_variable(name: str, value: str) -> list[int]:
+    """Every process that has this variable in its environment."""
+    wanted = f"\0{name}={value}\0".encode()
+    return [pid for pid in processes() if wanted in b"\0%b\0" % look(pid, "environ")]
 
 
 def marked(run: str, root: Path) -> dict[int, str]:
     """Living processes with the mark in their environment, and servers whose data lies below `root`."""
     found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+    wanted, below = f"\0{MARK}={run}\0".encode(), b"%b/" % os.fsencode(root)
+    of_the_run = b"%b/" % os.fsencode(root / RUN_SERVER)  # it belongs to the run, not to a test
+    for pid in processes():
+        command = look(pid, "cmdline")
+        if pid == os.getpid() or pid in SPARED or not command or of_the_run in command:
             continue
-        try:
-            command = (entry / "cmdline").read_bytes()
-            environ = (entry / "environ").read_bytes() if _readable(entry / "environ") else b""
-        except OSError:
-            continue  # it ended meanwhile
-        is_server = b"postgres\0" in command and b"%b/" % os.fsencode(root) in command
-        if b"%b/" % os.fsencode(root / RUN_SERVER) in command:
-            continue  # it belongs to the run, not to a test
-        if command and (f"{MARK}={run}".encode() in environ.split(b"\0") or is_server):
-            found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace").strip()
+        is_server = b"postgres\0" in command and below in command
+        if is_server or wanted in b"\0%b\0" % look(pid, "environ"):
+            found[pid] = command.replace(b"\0", b" ").decode(errors="replace").strip()
     return found
 
 
@@ -86,23 +110,8 @@ def sweep(directory: Path) -> None:
 def _poolers(root: Path) -> list[int]:
     """Every PgBouncer whose configuration lies below `root`."""
     found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-        except OSError:
-            continue  # it ended meanwhile
-        if (
-            words
-            and words[0].endswith(b"pgbouncer")
-            and any(w.startswith(b"%b/" % os.fsencode(root)) for w in words)
-        ):
-            found.append(int(entry.name))
+    for pid in processes():
+        words = look(pid, "cmdline").split(b"\0")
+        if words[0].endswith(b"pgbouncer") and any(w.startswith(b"%b/" % os.fsencode(root)) for w in words):
+            found.append(pid)
     return found
-
-
-def _readable(path: Path) -> bool:
-    try:
-        with path.open("rb"):
-            return True
-    except PermissionError:
-        return False

@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 
 import psutil
 import psycopg
+from support import leftovers
 
 T = TypeVar("T")
+STEP, LONGEST_STEP = 0.02, 0.1
 ZOO = Path(__file__).with_name("zoo.py")
 
 #: Short timings, the test profile of FAULTS.md.
@@ -45,12 +47,15 @@ def wait_for(fact: Callable[[], T], *, timeout: float = 60.0, what: str = "") ->
     """Poll until the fact is true; what it returned. The time is patience, not a bound: it passes only when all is lost."""
     until = time.monotonic() + timeout
     while True:
+        asked = time.monotonic()
         value = fact()
         if value:
             return value
-        if time.monotonic() > until:
+        now = time.monotonic()
+        if now > until:
             raise AssertionError(f"not within {timeout} s: {what or fact}; last: {value!r}")
-        time.sleep(0.02)
+        # Who asks must not take the cores from those it waits for: at most half of the time is spent on asking.
+        time.sleep(min(max(STEP, now - asked), LONGEST_STEP))
 
 
 class Master:
@@ -77,18 +82,23 @@ class Master:
 
     def processes(self) -> list[psutil.Process]:
         """Every living process of this master's tree, found by its marker in /proc."""
-        return marked(f"TREE_MARK={self.marker}")
-
-    def titles(self, contains: str) -> list[tuple[int, str]]:
-        """A command line is no title, whatever the directory is called that it names."""
         found = []
-        for process in self.processes():
+        for pid in leftovers.with_variable("TREE_MARK", self.marker):
             try:
-                title = " ".join(process.cmdline())
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
             except psutil.Error:
                 continue
-            if contains in title and title.startswith("pgworkers: "):
-                found.append((process.pid, title))
+        return found
+
+    def titles(self, *contains: str) -> list[tuple[int, str]]:
+        """Those with one of these words. A command line is no title, whatever the directory is called that it names."""
+        found = []
+        for pid in leftovers.with_variable("TREE_MARK", self.marker):
+            title = " ".join(leftovers.look(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0"))
+            if title.startswith("pgworkers: ") and any(word in title for word in contains):
+                found.append((pid, title))
         return sorted(found)
 
     def worker_pids(self, queue: str = "") -> list[int]:
@@ -96,22 +106,6 @@ class Master:
 
     def supervisor_pids(self, queue: str = "") -> list[int]:
         return [pid for pid, _ in self.titles(f"pgworkers: queue {queue}")]
-
-
-def marked(marker: str) -> list[psutil.Process]:
-    found = []
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            environ = Path(entry.path, "environ").read_bytes()
-            if marker.encode() in environ.split(b"\0"):
-                process = psutil.Process(int(entry.name))
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        except (OSError, psutil.Error):
-            continue
-    return found
 
 
 class Forest:
@@ -187,10 +181,7 @@ class Forest:
         if wait:
             wanted = sum(int(part.split(":")[1]) for part in queues.split(","))
             wait_for(
-                lambda: (
-                    process.poll() is not None
-                    or len(master.titles("idle")) + len(master.titles("#")) >= wanted
-                ),
+                lambda: process.poll() is not None or len(master.titles("idle", "#")) >= wanted,
                 timeout=60,
                 what=f"workers of {log}",
             )
