@@ -23,13 +23,13 @@ from pgworkers.context import Ctx
 from pgworkers.declare.arguments import Arguments
 from pgworkers.declare.options import Options, Using, options, refuse_unknown
 from pgworkers.errors import ResultError, UsageError
+from pgworkers.handle import Job
 from pgworkers.job.new import NewJob, Prepared
 from pgworkers.observe import tracing
 from pgworkers.specs import TaskSpec
 
 if TYPE_CHECKING:
     from pgworkers.client.session import Client
-    from pgworkers.handle import Job
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -207,8 +207,6 @@ class Task(Generic[P, R]):
         )
 
     def _enqueue(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:
-        from pgworkers.handle import Job
-
         with tracing.enqueueing(self.name) as span:
             new = self._new(how, args, kwargs)
             made = self._client.enqueue(new, how.conn)
@@ -216,8 +214,6 @@ class Task(Generic[P, R]):
         return Job(made.id, self._client, decode=self.decode_result, created=made.created)
 
     async def _aenqueue(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:
-        from pgworkers.handle import Job
-
         with tracing.enqueueing(self.name) as span:
             new = self._new(how, args, kwargs)
             made = await self._client.aenqueue(new, how.conn)

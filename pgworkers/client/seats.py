@@ -8,18 +8,19 @@ round trip, finds out whether the server hung up in the meantime.
 from __future__ import annotations
 
 import os
-import select
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     import asyncio
 
-    import psycopg
-    from psycopg.pq.abc import PGconn
+    from pgworkers.postgres.blocking import Blocking
+    from pgworkers.postgres.exchange import Exchange
+    from pgworkers.postgres.statements import Query
+
+T = TypeVar("T")
 
 #: Connections inherited by fork belong to the parent: kept, so that nothing closes or collects them here.
 _inherited: list[object] = []
@@ -28,28 +29,26 @@ _inherited: list[object] = []
 class Seats:
     """The blocking connection of this process."""
 
-    def __init__(self, connect: Callable[[], psycopg.Connection[Any]]) -> None:
+    def __init__(self, connect: Callable[[], Blocking]) -> None:
         self._connect = connect
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._conn: psycopg.Connection[Any] | None = None
+        self._seat: Blocking | None = None
 
-    @contextmanager
-    def take(self) -> Iterator[psycopg.Connection[Any]]:
+    def ask(self, query: Query[T]) -> T:
         self._after_fork()
         with self._lock:
-            if self._conn is not None and not alive(self._conn.pgconn):
+            seat = self._seat
+            if seat is None or not seat.quiet:
                 self._drop()
-            if self._conn is None:
-                self._conn = self._connect()
-            conn = self._conn
+                seat = self._seat = self._connect()
             try:
-                yield conn
+                return seat.ask(query)
             except BaseException as exc:
-                mark(exc, conn)
+                _mark(exc, seat)
                 raise
             finally:
-                if not idle(conn.pgconn):
+                if not seat.idle:
                     self._drop()
 
     def close(self) -> None:
@@ -58,14 +57,14 @@ class Seats:
             self._drop()
 
     def _drop(self) -> None:
-        conn, self._conn = self._conn, None
-        if conn is not None:
-            conn.close()
+        seat, self._seat = self._seat, None
+        if seat is not None:
+            seat.conn.close()
 
     def _after_fork(self) -> None:
         if self._pid != os.getpid():
-            _inherited.append(self._conn)
-            self._conn, self._lock, self._pid = None, threading.Lock(), os.getpid()
+            _inherited.append(self._seat)
+            self._seat, self._lock, self._pid = None, threading.Lock(), os.getpid()
 
 
 class _LoopSeat:
@@ -74,7 +73,7 @@ class _LoopSeat:
         from asyncio import Lock
 
         self.lock = Lock()
-        self.conn: psycopg.AsyncConnection[Any] | None = None
+        self.exchange: Exchange | None = None
         self.until_shutdown = self._until_shutdown()
 
     async def _until_shutdown(self) -> AsyncGenerator[None, None]:
@@ -86,36 +85,34 @@ class _LoopSeat:
 
     def finish(self) -> None:
         """Close without awaiting: the loop may be closed already."""
-        conn, self.conn = self.conn, None
-        if conn is not None and self.pid == os.getpid():
-            conn.pgconn.finish()
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None and self.pid == os.getpid():
+            exchange.conn.pgconn.finish()
 
 
 class AsyncSeats:
     """The connection of each running event loop."""
 
-    def __init__(self, connect: Callable[[], Awaitable[psycopg.AsyncConnection[Any]]]) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[Exchange]]) -> None:
         self._connect = connect
         self._seats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopSeat] = (
             weakref.WeakKeyDictionary()
         )
 
-    @asynccontextmanager
-    async def take(self) -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+    async def ask(self, query: Query[T]) -> T:
         seat = await self._mine()
         async with seat.lock:
-            if seat.conn is not None and not alive(seat.conn.pgconn):
+            exchange = seat.exchange
+            if exchange is None or not exchange.quiet:
                 seat.finish()
-            if seat.conn is None:
-                seat.conn = await self._connect()
-            conn = seat.conn
+                exchange = seat.exchange = await self._connect()
             try:
-                yield conn
+                return await exchange.ask(query, None)
             except BaseException as exc:
-                mark(exc, conn)
+                _mark(exc, exchange)
                 raise
             finally:
-                if not idle(conn.pgconn):
+                if not exchange.idle:
                     seat.finish()
 
     async def close(self) -> None:
@@ -147,34 +144,12 @@ class AsyncSeats:
                 del self._seats[loop]
 
 
-def alive(pgconn: PGconn) -> bool:
-    """Is it as it was left? Sends nothing, and waits for nothing.
-
-    A server has nothing to say to an idle session but that it ends it, so anything to read means: take a new one. (The
-    end of the stream may follow the last message a moment later; waiting for it would lose the race.)
-    """
-    from psycopg import OperationalError
-    from psycopg.pq import ConnStatus
-
-    try:
-        if pgconn.status != ConnStatus.OK:
-            return False
-        poll = select.poll()
-        poll.register(pgconn.socket, select.POLLIN)
-        return not poll.poll(0)
-    except OperationalError:
-        return False
-
-
-def idle(pgconn: PGconn) -> bool:
-    from psycopg.pq import ConnStatus, TransactionStatus
-
-    return pgconn.status == ConnStatus.OK and pgconn.transaction_status == TransactionStatus.IDLE
-
-
-def mark(exc: BaseException, conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+def _mark(exc: BaseException, seat: Blocking | Exchange) -> None:
     """Note on the exception that the connection broke under it."""
-    from psycopg.pq import ConnStatus
-
-    if conn.pgconn.status != ConnStatus.OK:
+    if seat.closed:
         exc.connection_lost = True  # type: ignore[attr-defined]
+
+
+def lost(exc: Exception) -> bool:
+    """Did the connection break under the statement?"""
+    return getattr(exc, "connection_lost", False)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from pgworkers.client.address import Address
-from pgworkers.client.seats import AsyncSeats, Seats
+from pgworkers.client.seats import AsyncSeats, Seats, lost
 from pgworkers.errors import OutcomeUnknown, UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pgworkers.client.waiting import AsyncWatch, Watch
     from pgworkers.job.enqueue import Enqueued
     from pgworkers.job.new import NewJob, OnFailed
+    from pgworkers.postgres.blocking import Blocking
+    from pgworkers.postgres.exchange import Exchange
     from pgworkers.postgres.statements import Query
     from pgworkers.settings import Settings
 
@@ -40,8 +42,8 @@ class Client:
 
     def __init__(self, address: Address) -> None:
         self.address = address
-        self._seats = Seats(lambda: self.connect("client"))
-        self._async_seats = AsyncSeats(lambda: self.aconnect("client"))
+        self._seats = Seats(self._take_seat)
+        self._async_seats = AsyncSeats(self._atake_seat)
         self._watch: dict[int, Watch] = {}  # by pid: a fork leaves its parent's behind
         self._watches: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncWatch] = WeakKeyDictionary()
 
@@ -52,10 +54,13 @@ class Client:
     # Writing: sent at most once.
 
     def enqueue(self, new: NewJob, conn: Any = None) -> Enqueued:
-        from pgworkers.job import enqueue as verb
+        from pgworkers.job.enqueue import enqueue
 
         if conn is None:
-            return self._run(verb.enqueue(new, alone=True), repeatable=False)
+            try:
+                return self._seats.ask(enqueue(new, alone=True))
+            except Exception as exc:
+                raise self._explained(exc, lost=lost(exc)) from exc
         from pgworkers.postgres.statements import run
 
         theirs = _blocking(conn)
@@ -64,23 +69,26 @@ class Client:
         )
         try:
             with guard:
-                return run(theirs, self.settings.schema, verb.enqueue(new))
+                return run(theirs, self.settings.schema, enqueue(new))
         except Exception as exc:
             raise self._explained(exc) from exc
 
     async def aenqueue(self, new: NewJob, conn: Any = None) -> Enqueued:
-        from pgworkers.job import enqueue as verb
+        from pgworkers.job.enqueue import enqueue
 
         if conn is None:
-            return await self._arun(verb.enqueue(new, alone=True), repeatable=False)
+            try:
+                return await self._async_seats.ask(enqueue(new, alone=True))
+            except Exception as exc:
+                raise self._explained(exc, lost=lost(exc)) from exc
         from pgworkers.postgres.statements import arun
 
         theirs = _async(conn)
         try:
             if not _needs_savepoint(theirs, new):
-                return await arun(theirs, self.settings.schema, verb.enqueue(new))
+                return await arun(theirs, self.settings.schema, enqueue(new))
             async with theirs.transaction():
-                return await arun(theirs, self.settings.schema, verb.enqueue(new))
+                return await arun(theirs, self.settings.schema, enqueue(new))
         except Exception as exc:
             raise self._explained(exc) from exc
 
@@ -174,38 +182,24 @@ class Client:
     # Reading, and wishes that may be repeated.
 
     def run(self, query: Query[T]) -> T:
-        return self._run(query, repeatable=True)
-
-    async def arun(self, query: Query[T]) -> T:
-        return await self._arun(query, repeatable=True)
-
-    def _run(self, query: Query[T], *, repeatable: bool) -> T:
-        from pgworkers.postgres.statements import run
-
         try:
-            with self._seats.take() as conn:
-                return run(conn, self.settings.schema, query)
+            return self._seats.ask(query)
         except Exception as exc:
-            if not (repeatable and _lost(exc)):
-                raise self._explained(exc, lost=_lost(exc)) from exc
+            if not lost(exc):
+                raise self._explained(exc) from exc
         try:
-            with self._seats.take() as conn:
-                return run(conn, self.settings.schema, query)
+            return self._seats.ask(query)
         except Exception as exc:
             raise self._explained(exc) from exc
 
-    async def _arun(self, query: Query[T], *, repeatable: bool) -> T:
-        from pgworkers.postgres.statements import arun
-
+    async def arun(self, query: Query[T]) -> T:
         try:
-            async with self._async_seats.take() as conn:
-                return await arun(conn, self.settings.schema, query)
+            return await self._async_seats.ask(query)
         except Exception as exc:
-            if not (repeatable and _lost(exc)):
-                raise self._explained(exc, lost=_lost(exc)) from exc
+            if not lost(exc):
+                raise self._explained(exc) from exc
         try:
-            async with self._async_seats.take() as conn:
-                return await arun(conn, self.settings.schema, query)
+            return await self._async_seats.ask(query)
         except Exception as exc:
             raise self._explained(exc) from exc
 
@@ -239,6 +233,16 @@ class Client:
         dsn = await to_thread(self.address.dsn)  # an embedded server takes a while to start
         return await connect.aconnect(self.settings, dsn, role)
 
+    def _take_seat(self) -> Blocking:
+        from pgworkers.postgres.blocking import Blocking
+
+        return Blocking(self.connect("client"), self.settings.schema)
+
+    async def _atake_seat(self) -> Exchange:
+        from pgworkers.postgres.exchange import Exchange
+
+        return Exchange(await self.aconnect("client"), self.settings.schema, withdraws=True)
+
     def close(self) -> None:
         """Close this process's connection and let the embedded server go."""
         self._seats.close()
@@ -260,11 +264,6 @@ class Client:
                 "and nothing was sent again. Look before you enqueue again; with unique= repeating is safe"
             )
         return translate(exc) if isinstance(exc, Error) else exc
-
-
-def _lost(exc: Exception) -> bool:
-    """Did the connection break under the statement? (`Seats.take` has marked it.)"""
-    return getattr(exc, "connection_lost", False)
 
 
 def _needs_savepoint(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], new: NewJob) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 import psycopg.errors
@@ -20,8 +19,7 @@ _NOW = Statement.beside(__file__, "enqueue_now")
 SMALL = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Enqueued:
+class Enqueued(NamedTuple):
     """The job's id, and whether it is new: a unique key may have led to one that was there."""
 
     id: int

@@ -20,8 +20,9 @@ from pgworkers.errors import DatabaseUnreachable
 from pgworkers.events import DatabaseBack, DatabaseLost, StatementRun
 from pgworkers.facts import Facts
 from pgworkers.postgres.connect import aconnect
-from pgworkers.postgres.exchange import Exchange, cut, shut
+from pgworkers.postgres.exchange import Exchange
 from pgworkers.postgres.statements import Query
+from pgworkers.postgres.wording import cut, shut
 from pgworkers.settings import Settings
 
 T = TypeVar("T")

@@ -1,10 +1,9 @@
-"""Statements on a session of a host, one after the other, by libpq itself.
+"""Statements on a session of ours in an event loop, one after the other, by libpq itself. (`blocking`: without a loop.)
 
 A psycopg cursor is made for any statement on any connection, by any number of tasks. Of a short statement that is most
 of its time: for a claim after a rest 0.9 ms of this process where the same words on the wire take 0.3, and a claim is
-what a job waits for (docs/adr/2001). The sessions of a host are all alike: autocommit, one answer to each statement,
-the same few statements for ever, each prepared at its first use. So the bytes are sent and waited for here; how
-values are written and read stays psycopg's.
+what a job waits for (docs/adr/2001). Our own sessions, those of a host and of whoever enqueues, are all alike: autocommit,
+one answer to each statement, the same few statements for ever. So the bytes are sent and waited for here.
 
 An exchange that was not heard to its end (no answer in time, a task that was cancelled) leaves a session whose next answer
 would be to the wrong question: its socket is cut and it is finished.
@@ -13,65 +12,42 @@ would be to the wrong question: its socket is cut and it is finished.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import psycopg
-from psycopg import errors
-from psycopg.adapt import PyFormat, Transformer
-from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from pgworkers.clock import show_seconds
-from pgworkers.postgres.statements import Query, Statement
+from pgworkers.postgres.statements import Query
+from pgworkers.postgres.wording import WITHDRAWAL, Wording, cut, shut
 
 T = TypeVar("T")
 
-Types = tuple[int, ...]
 
-
-class Exchange:
+class Exchange(Wording):
     """The statements of one connection. It is used by nothing else while one is on its way."""
 
-    def __init__(self, conn: psycopg.AsyncConnection[Any], schema: str) -> None:
-        self._pgconn: PGconn = conn.pgconn
-        self._schema = schema
-        self._values = Transformer(conn)
-        self._prepares = conn.prepare_threshold is not None  # a pooler keeps nothing for us
-        self._prepared: dict[tuple[Statement, Types], bytes] = {}
+    def __init__(self, conn: psycopg.AsyncConnection[Any], schema: str, *, withdraws: bool = False) -> None:
+        """`withdraws`: a statement whose task was cancelled is cancelled on the server, too, which may take a while."""
+        super().__init__(conn, schema)
+        self.conn = conn
+        self._withdraws = withdraws
         self._turn = asyncio.Lock()
 
-    @property
-    def closed(self) -> bool:
-        return self._pgconn.status == ConnStatus.BAD
-
-    async def ask(self, query: Query[T], limit: float) -> T:
+    async def ask(self, query: Query[T], limit: float | None) -> T:
         """Run a query. `limit`: so many seconds until its session is given up."""
         async with self._turn:
-            return query.read(await self._rows(query, limit))
+            turns = self._turns(query)
+            send, what = next(turns)
+            while True:
+                answer = await self._sent(limit, send, what)
+                try:
+                    send, what = turns.send(answer)
+                except StopIteration as end:
+                    return query.read(end.value)
 
-    async def _rows(self, query: Query[Any], limit: float) -> list[tuple[Any, ...]]:
-        values = self._values
-        text, names = query.statement.numbered(self._schema)
-        params = values.dump_sequence([query.params[name] for name in names], [PyFormat.AUTO] * len(names))
-        types, formats = values.types or (), values.formats or ()
-        binary = int(query.binary)
-        name = self._prepared.get((query.statement, types))
-        if name is None and self._prepares:
-            name = b"pgworkers_%d" % len(self._prepared)
-            self._read(await self._sent(limit, self._pgconn.send_prepare, name, text, types))
-            self._prepared[query.statement, types] = name
-        if name is None:
-            return self._read(
-                await self._sent(limit, self._pgconn.send_query_params, text, params, types, formats, binary)
-            )
-        return self._read(
-            await self._sent(limit, self._pgconn.send_query_prepared, name, params, formats, binary)
-        )
-
-    async def _sent(self, limit: float, send: Callable[..., None], *what: Any) -> PGresult:
+    async def _sent(self, limit: float | None, send: Callable[..., None], what: tuple[Any, ...]) -> PGresult:
         """The answer to what is sent. What can be done after the sending is done while the server works."""
         expired = False
         try:
@@ -82,46 +58,34 @@ class Exchange:
             finally:
                 expired = waiting.end()
         except BaseException as error:
-            cut(self._pgconn)
-            if expired and isinstance(error, psycopg.Error):
+            try:
+                if self._withdraws and isinstance(error, asyncio.CancelledError):
+                    await self.conn.cancel_safe(timeout=WITHDRAWAL)
+            except psycopg.Error:
+                pass  # it may be over, or the server out of reach
+            finally:
+                cut(self._pgconn)
+            if expired and limit is not None and isinstance(error, psycopg.Error):
                 raise psycopg.OperationalError(f"no answer within {show_seconds(limit)}") from None
             raise
-
-    def _read(self, result: PGresult) -> list[tuple[Any, ...]]:
-        self._hear()
-        if result.status == ExecStatus.COMMAND_OK:
-            return []
-        if result.status != ExecStatus.TUPLES_OK:
-            raise errors.error_from_result(result)
-        self._values.set_pgresult(result)
-        try:
-            return self._values.load_rows(0, result.ntuples, tuple)
-        finally:
-            self._values.set_pgresult(None)
-
-    def _hear(self) -> None:
-        """Notifications that came with the answer."""
-        handler = self._pgconn.notify_handler
-        if handler is not None:
-            while (notice := self._pgconn.notifies()) is not None:
-                handler(notice)
 
 
 class Waiting:
     """For the answers to what was sent. The time limit cuts the socket, which wakes whoever waits."""
 
-    def __init__(self, pgconn: PGconn, limit: float) -> None:
+    def __init__(self, pgconn: PGconn, limit: float | None) -> None:
         self._expired = False
         self._pgconn = pgconn
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(limit, self._expire)
+        self._timer = None if limit is None else self._loop.call_later(limit, self._expire)
         self._fd = pgconn.socket
         self._came: asyncio.Future[None] | None = None
         self._loop.add_reader(self._fd, self._wake)
 
     def end(self) -> bool:
         """True: it took too long."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._loop.remove_reader(self._fd)
         return self._expired
 
@@ -165,21 +129,3 @@ class Waiting:
     def _expire(self) -> None:
         self._expired = True
         shut(self._pgconn)
-
-
-def shut(pgconn: PGconn) -> None:
-    """Shut the socket down: whoever waits on it gets an error at once."""
-    try:
-        with socket.socket(fileno=os.dup(pgconn.socket)) as sock:
-            sock.shutdown(socket.SHUT_RDWR)
-    except (OSError, psycopg.Error):
-        pass
-
-
-def cut(pgconn: PGconn) -> None:
-    """End the session without a word: to close it with one may wait for the server."""
-    shut(pgconn)
-    try:
-        pgconn.finish()
-    except psycopg.Error:
-        pass
