@@ -59,7 +59,7 @@ class Supervisor:
                 ],
                 pass_fds=[theirs.fileno(), term],
                 stdin=subprocess.DEVNULL,
-                process_group=0,
+                start_new_session=True,  # cores are then shared out by queue: no crowd of workers starves us
                 env=environment.for_children(os.environ) | {MARKER: boot.host},
             )
         self.pid = self.process.pid

@@ -15,6 +15,8 @@ from pgworkers.errors import UsageError
 PATIENCE = 2.0
 MAX_CLIENTS = 64
 MAX_HEAD = 8192
+#: So many are let in between two turns of the loop.
+AT_ONCE = 16
 
 #: path, Accept -> status, content type, body
 Answer = tuple[int, str, bytes]
@@ -49,45 +51,48 @@ def bind(address: str) -> socket.socket:
 
 
 class Http:
+    """Without asyncio's streams: their accept, their task and their reader take five turns of the loop for one request, and
+    turns of a busy loop are what a client waits for."""
+
     def __init__(self, sock: socket.socket, handler: Handler) -> None:
         self.address = "{}:{}".format(*sock.getsockname()[:2])
+        self.clients = 0
         self._sock = sock
         self._handler = handler
-        self._clients = 0
-        self._server: asyncio.Server | None = None
+        self._pause: asyncio.TimerHandle | None = None
 
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._client, sock=self._sock, limit=MAX_HEAD)
+    def start(self) -> None:
+        self._sock.setblocking(False)
+        self._listen()
 
-    async def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+    def close(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+        asyncio.get_running_loop().remove_reader(self._sock)
+        self._sock.close()
 
-    async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._clients >= MAX_CLIENTS:
-            writer.transport.abort()
-            return
-        self._clients += 1
-        # `drain` then means that the kernel has it all: what a client does not read in time is not kept for it.
-        writer.transport.set_write_buffer_limits(0)
-        try:
-            async with asyncio.timeout(PATIENCE):
-                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-                status, kind, body = self._answer(head)
-                writer.write(
-                    f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-                    "Connection: close\r\n\r\n".encode()
-                )
-                if not head[0].startswith("HEAD "):
-                    writer.write(body)
-                await writer.drain()
-        except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            writer.transport.abort()
-        finally:
-            self._clients -= 1
-            writer.close()
+    def _listen(self) -> None:
+        asyncio.get_running_loop().add_reader(self._sock, self._accept)
 
-    def _answer(self, head: list[str]) -> Answer:
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                sock, _ = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except (
+                OSError
+            ):  # no descriptors, no memory: whoever knocks waits, and the loop is not kept busy by it
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._sock)
+                self._pause = loop.call_later(1.0, self._listen)
+                return
+            if self.clients >= MAX_CLIENTS:
+                sock.close()
+            else:
+                Client(sock, self)
+
+    def answer(self, head: list[str]) -> Answer:
         parts = head[0].split(" ")
         if len(parts) != 3:
             return 400, "text/plain", b"not a request\n"
@@ -104,3 +109,67 @@ class Http:
         return self._handler(
             target.path + ("?" + target.query if target.query else ""), headers.get("accept", "")
         )
+
+
+class Client:
+    """One connection, one request. Most have sent it before they are accepted, and are answered in the same turn."""
+
+    def __init__(self, sock: socket.socket, server: Http) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._head = b""
+        self._rest = memoryview(b"")  # of the answer
+        server.clients += 1
+        self._patience = self._loop.call_later(PATIENCE, self._leave)
+        self._loop.add_reader(sock, self._read)
+        self._read()
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(MAX_HEAD)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        self._head += data
+        head, end, _ = self._head.partition(b"\r\n\r\n")
+        if end and len(head) < MAX_HEAD:
+            self._loop.remove_reader(self._sock)
+            self._say(head.decode("latin-1").split("\r\n"))
+        elif not data or len(self._head) > MAX_HEAD:
+            self._leave()
+
+    def _say(self, head: list[str]) -> None:
+        try:
+            status, kind, body = self._server.answer(head)
+        except BaseException:
+            self._leave()
+            raise
+        said = (
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+            "Connection: close\r\n\r\n"
+        ).encode()
+        self._rest = memoryview(said if head[0].startswith("HEAD ") else said + body)
+        self._write()
+
+    def _write(self) -> None:
+        """What a client does not read in time is not kept for it."""
+        try:
+            self._rest = self._rest[self._sock.send(self._rest) :]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self._rest = self._rest[:0]
+        if self._rest:
+            self._loop.add_writer(self._sock, self._write)
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._patience.cancel()
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._sock.close()
+        self._server.clients -= 1

@@ -82,11 +82,11 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker)
         host = Host(plan, options, facts, boot_id, speaker)
         http = Http(sock, partial(view.answer, host, view.Scrapes(metrics))) if sock is not None else None
         if http is not None:
-            await http.start()
+            http.start()
         host.pulse.add(partial(_sum_up, log, writer, facts))
         await host.serve()
         if http is not None:
-            await http.close()
+            http.close()
         return 1 if host.failed else 0
 
     # What boot left stays for good; what a job leaves goes by its counts. Cycles are rare here: look for them seldom.

@@ -222,7 +222,7 @@ class Play:
                     *("--parent", str(os.getpid()), ROOM),
                 ],
                 pass_fds=[theirs.fileno(), self.term.fd],
-                process_group=0,
+                start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stderr=log if stderr is None else stderr,
                 cwd=directory,

@@ -19,6 +19,8 @@ def look(what: str):
     return eval(what)
 """
 
+AUTOGROUP = Path("/proc/self/autogroup")
+
 
 def refused(play: Play) -> BootFailed:
     failed = play.fact(BootFailed)
@@ -82,6 +84,10 @@ def test_what_every_worker_inherits(tmp_path: Path) -> None:
         one, two = play.worker(0), play.worker(1)
         assert bytes(one.run(1, "look", what="[SEEN, 'wave' in sys.modules]").result) == b'["3",true]'
         assert bytes(one.run(2, "look", what="os.getpriority(os.PRIO_PROCESS, 0)").result) == b"5"
+        if AUTOGROUP.exists():  # there nice counts within a session only
+            group = Path(f"/proc/{one.pid}/autogroup").read_text().split()
+            assert group != AUTOGROUP.read_text().split()
+            assert group[1:] == ["nice", "5"]
         draws = [bytes(w.run(3, "look", what="random.random()").result) for w in (one, two)]
         assert draws[0] != draws[1]
         assert bytes(one.run(4, "look", what="os.getpgrp() == os.getpid()").result) == b"true"
