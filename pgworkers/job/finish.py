@@ -24,21 +24,35 @@ class End(Postmortem, frozen=True, kw_only=True, gc=False):
 
 
 def finish(host: str, ends: Sequence[End]) -> Query[dict[tuple[int, int], str]]:
-    """End these jobs. Answers for each (id, lease): "written", "already", "lost", or "again": it changed meanwhile, send it
-    again."""
+    """End these jobs. Answers for each (id, lease): "written", "already", "lost", or "again": two ends of one job cannot be
+    told apart in one statement, send it again."""
     rows: list[End] = in_order(ends)
-    succeeded = [end.state for end in rows].count(_SUCCEEDED) == len(rows)
-    params = columns(rows) | {
+    once = list({end.id: end for end in rows}.values())
+    succeeded = [end.state for end in once].count(_SUCCEEDED) == len(once)
+    result, results = _results([end.result for end in once])
+    params = columns(once) | {
         "host": host,
-        "states": None if succeeded else Texts([str(end.state) for end in rows]),
-        "results": column([end.result for end in rows], _result),
-        "children": _children(rows),
+        "states": None if succeeded else Texts([str(end.state) for end in once]),
+        "result": result,
+        "results": results,
+        "children": _children(once),
     }
 
     def read(found: list[tuple[Any, ...]]) -> dict[tuple[int, int], str]:
-        return dict.fromkeys(zip(params["ids"], params["leases"], strict=True), "written") | answers(found)
+        answered = (
+            dict.fromkeys([(end.id, end.lease) for end in rows], "again") if len(once) < len(rows) else {}
+        )
+        written = dict.fromkeys(zip(params["ids"], params["leases"], strict=True), "written")
+        return answered | written | answers(found)
 
     return Query(_FINISH, params, read)
+
+
+def _results(values: list[str | None]) -> tuple[str | None, Texts | None]:
+    """The result that all of them have, else one for each: most jobs return None, as their neighbours do."""
+    if values and values[0] is not None and values.count(values[0]) == len(values):
+        return _result(values[0]), None
+    return None, column(values, _result)
 
 
 def _children(ends: Sequence[End]) -> str | None:

@@ -1,84 +1,71 @@
 -- End a batch of running jobs: each row leaves `job` for `history` in this one statement, with a post-mortem in `attempt`
--- unless it succeeded. Guard: id, lease, host and state = 'running', checked by the DELETE under the row lock, locks taken in id order.
--- Index: the primary key, once for each row of the materialised input (LATERAL with a LIMIT cannot become another join), then by
--- ctid; no partial index can match the guard (the running ones are indexed by `host IS NOT NULL`), so statistics cannot lead
--- the planner into an index full of dead entries.
--- A row that was found and changed before its lock was taken (a cancel wish) may be passed by: the answer is 'again', and it is sent again.
+-- unless it succeeded. Guard: id, lease, host and state = 'running', checked by the DELETE under the row lock and again on a row
+-- that changed while it waited for that (a cancel wish), locks taken in id order.
+-- Index: the primary key, by an array of ids, no join: there is no other way to read these rows. No partial index can match the
+-- guard (the running ones are indexed by `host IS NOT NULL`), so statistics cannot lead the planner into an index full of dead entries.
+-- What is said of a job stands in the other arrays at the place of its id, which is found by halving: `ids` must ascend, each
+-- once. Twenty arrays unnested, kept and joined were a third of the statement (docs/adr/2341).
 -- Jobs that were enqueued with these ends (`children`) begin to exist in this statement, for the ends that it writes.
--- A column that no row has anything in is NULL
--- instead of an array: most batches are successes without a result. Only what was not written is answered row by row.
-WITH ended AS MATERIALIZED (
-    SELECT e.*
-      FROM unnest(%(ids)s::bigint[], %(leases)s::integer[], %(states)s::text[], %(verdicts)s::text[], %(results)s::text[],
-                  %(durations)s::double precision[], %(cpus)s::double precision[], %(peaks)s::bigint[], %(progresses)s::text[],
-                  %(checkpoints)s::text[], %(crashes)s::boolean[], %(lines)s::text[], %(errors)s::text[], %(tracebacks)s::text[],
-                  %(stacks)s::text[], %(exit_statuses)s::text[], %(outputs)s::text[], %(rungs)s::text[], %(workers)s::text[],
-                  %(versions)s::text[])
-           AS e (id, lease, state, verdict, result, duration, cpu, peak, progress, checkpoint, crash, line, error, traceback,
-                 stack, exit_status, output, rungs, worker, version)
-),
-held AS MATERIALIZED (
-    SELECT e.*, found.at
-      FROM ended e
-     CROSS JOIN LATERAL (
-           SELECT j.ctid AS at
-             FROM pgworkers.job j
-            WHERE j.id = e.id AND j.lease = e.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
-            LIMIT 1) found
-),
-gone AS (
+-- A column that no row has anything in is NULL instead of an array: most batches are successes, and all with the same
+-- `result`. Only what was not written is answered row by row.
+WITH gone AS (
     DELETE FROM pgworkers.job j
-     USING held e
-     WHERE j.ctid = e.at AND j.lease = e.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
-    RETURNING j.id, coalesce(e.state::pgworkers.job_state, 'succeeded') AS state, coalesce(e.verdict, 'succeeded') AS verdict,
-              j.priority, j.queue, j.task, j.args, j.lease, j.host, j.attempt,
-              j.crashes + coalesce(e.crash::integer, 0) AS crashes, j.max_attempts, j.max_crashes, j.created_at, j.run_at,
-              j.claimed_at, e.duration, e.cpu, e.peak, j.deadline_at, j.timeout, j.memory, j.unique_key, j.concurrency_key,
-              coalesce(e.checkpoint::jsonb, j.checkpoint) AS checkpoint, coalesce(e.progress::jsonb, j.progress) AS progress,
-              e.result::jsonb AS result,
-              CASE WHEN e.line IS NULL THEN j.errors
-                   ELSE (j.errors || e.line)[greatest(cardinality(j.errors) - 8, 1):] END AS errors, j.meta,
-              j.batch_id, j.linked, e.error, e.traceback, e.stack, e.exit_status, e.output, e.rungs, e.worker, e.version
+     WHERE j.id = ANY (%(ids)s::bigint[]) AND j.lease = (%(leases)s::integer[])[width_bucket(j.id, %(ids)s::bigint[])]
+       AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
+    RETURNING j.*, width_bucket(j.id, %(ids)s::bigint[]) AS nth
 ),
 kept AS (
     INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
                                    max_attempts, max_crashes, created_at, run_at, started_at, duration, cpu_seconds,
                                    peak_rss, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint,
                                    progress, result, errors, meta, batch_id, linked)
-    SELECT id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes, max_attempts, max_crashes,
-           created_at, run_at, claimed_at, duration, cpu, peak, deadline_at, timeout, memory, unique_key, concurrency_key,
-           checkpoint, progress, result, errors, meta, batch_id, linked
+    SELECT id, coalesce((%(states)s::text[])[nth]::pgworkers.job_state, 'succeeded'),
+           coalesce((%(verdicts)s::text[])[nth], 'succeeded'), priority, queue, task, args, lease, host, attempt,
+           crashes + coalesce((%(crashes)s::boolean[])[nth]::integer, 0), max_attempts, max_crashes, created_at, run_at,
+           claimed_at, (%(durations)s::double precision[])[nth], (%(cpus)s::double precision[])[nth],
+           (%(peaks)s::bigint[])[nth], deadline_at, timeout, memory, unique_key, concurrency_key,
+           coalesce((%(checkpoints)s::text[])[nth]::jsonb, checkpoint),
+           coalesce((%(progresses)s::text[])[nth]::jsonb, progress),
+           coalesce(%(result)s::jsonb, (%(results)s::text[])[nth]::jsonb),
+           CASE WHEN (%(lines)s::text[])[nth] IS NULL THEN errors
+                ELSE (errors || (%(lines)s::text[])[nth])[greatest(cardinality(errors) - 8, 1):] END, meta, batch_id, linked
       FROM gone
 ),
 examined AS (
     INSERT INTO pgworkers.attempt (job_id, attempt, lease, host, queue, task, verdict, started_at, duration, cpu_seconds,
                                    peak_rss, error, traceback, stack, exit_status, output, progress, rungs, worker,
                                    version)
-    SELECT g.id, g.attempt, g.lease, g.host, g.queue, g.task, g.verdict, g.claimed_at, g.duration, g.cpu, g.peak, g.error,
-           g.traceback, g.stack, g.exit_status, g.output, g.progress, g.rungs::jsonb, g.worker, g.version
-      FROM gone g
-     WHERE g.verdict <> 'succeeded'
+    SELECT id, attempt, lease, host, queue, task, (%(verdicts)s::text[])[nth], claimed_at,
+           (%(durations)s::double precision[])[nth], (%(cpus)s::double precision[])[nth], (%(peaks)s::bigint[])[nth],
+           (%(errors)s::text[])[nth], (%(tracebacks)s::text[])[nth], (%(stacks)s::text[])[nth],
+           (%(exit_statuses)s::text[])[nth], (%(outputs)s::text[])[nth],
+           coalesce((%(progresses)s::text[])[nth]::jsonb, progress), (%(rungs)s::text[])[nth]::jsonb,
+           (%(workers)s::text[])[nth], (%(versions)s::text[])[nth]
+      FROM gone
+     WHERE %(verdicts)s::text[] IS NOT NULL AND (%(verdicts)s::text[])[nth] <> 'succeeded'
+),
+written AS MATERIALIZED (
+    SELECT count(*) AS count, array_to_string(array_agg(id), ' ') AS ids, bool_or(linked) AS linked FROM gone
 ),
 told AS MATERIALIZED (
-    SELECT pg_notify('pgworkers_done', CASE WHEN octet_length(ids) > 7000 THEN '*' ELSE ids END)
-      FROM (SELECT string_agg(id::text, ' ') AS ids FROM gone) g
-     WHERE ids IS NOT NULL
-    UNION ALL
-    SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true, array_agg(id) FILTER (WHERE state = 'succeeded'))
-      FROM gone WHERE linked HAVING count(*) > 0
-    UNION ALL
-    SELECT pgworkers.bear(%(children)s::jsonb, array_agg(id || ':' || lease))
-      FROM gone WHERE %(children)s::jsonb IS NOT NULL HAVING count(*) > 0
+    SELECT pg_notify('pgworkers_done', CASE WHEN octet_length(ids) > 7000 THEN '*' ELSE ids END),
+           CASE WHEN linked THEN
+                (SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true, array_agg(id) FILTER (
+                            WHERE coalesce((%(states)s::text[])[nth], 'succeeded') = 'succeeded'))
+                   FROM gone WHERE linked) END,
+           CASE WHEN %(children)s::jsonb IS NOT NULL THEN
+                (SELECT pgworkers.bear(%(children)s::jsonb, array_agg(id || ':' || lease)) FROM gone) END
+      FROM written
+     WHERE count > 0
 )
 SELECT NULL::bigint, NULL::integer, NULL::text, (SELECT count(*) FROM told)
 UNION ALL
 SELECT e.id, e.lease,
-       CASE WHEN (e.id, e.lease) IN (SELECT id, lease FROM held) THEN 'again'
-            WHEN EXISTS (SELECT FROM pgworkers.history h
+       CASE WHEN EXISTS (SELECT FROM pgworkers.history h
                           WHERE h.id = e.id AND h.lease = e.lease AND h.host = %(host)s::uuid
                             AND h.verdict = coalesce(e.verdict, 'succeeded'))
             THEN 'already'
             ELSE 'lost' END,
        NULL
-  FROM ended e
- WHERE (SELECT count(*) FROM gone) < cardinality(%(ids)s::bigint[]) AND (e.id, e.lease) NOT IN (SELECT id, lease FROM gone)
+  FROM unnest(%(ids)s::bigint[], %(leases)s::integer[], %(verdicts)s::text[]) AS e (id, lease, verdict)
+ WHERE (SELECT count FROM written) < cardinality(%(ids)s::bigint[]) AND (e.id, e.lease) NOT IN (SELECT id, lease FROM gone)

@@ -1,5 +1,5 @@
 -- What running handlers said about themselves. NULL leaves a column as it is. Guard: id, lease, host and state = 'running'
--- under the row lock, in id order. Index: the primary key, by nested loops over the materialised input (see finish.sql).
+-- under the row lock, in id order. Index: the primary key, by nested loops over the materialised input (docs/adr/0103).
 WITH sent AS MATERIALIZED (
     SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(progresses)s::text[] AS progresses,
            %(checkpoints)s::text[] AS checkpoints

@@ -1,6 +1,6 @@
 -- Give back claimed jobs that were not started: running -> ready at once, the attempt returned, no post-mortem. A job that
 -- was wished away meanwhile becomes cancelled instead. Guard: id, lease, host and state = 'running' under the row lock, in id
--- order. Index: the primary key, by nested loops over the materialised input (see finish.sql).
+-- order. Index: the primary key, by nested loops over the materialised input (docs/adr/0103).
 WITH sent AS MATERIALIZED (
     SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases
 ),

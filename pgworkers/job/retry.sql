@@ -1,7 +1,7 @@
 -- End an attempt but not the job: running -> scheduled, or ready when there is nothing to wait for. A job that was wished
 -- away meanwhile becomes cancelled instead: after an acknowledged cancel nothing starts.
 -- Guard: id, lease, host and state = 'running', checked under the row lock, locks taken in id order. Index: the primary key, by
--- nested loops over the materialised input; finish.sql says why, and why the arrays pass through a CTE.
+-- nested loops over the materialised input (no partial index can match the guard, docs/adr/0103).
 WITH sent (a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t) AS MATERIALIZED (
     SELECT %(ids)s::bigint[], %(leases)s::integer[], %(verdicts)s::text[], %(afters)s::float8[], %(frees)s::boolean[],
            %(durations)s::float8[], %(cpus)s::float8[], %(peaks)s::bigint[], %(progresses)s::text[],

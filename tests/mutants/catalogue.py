@@ -45,7 +45,13 @@ MUTANTS = (
     Mutant(
         "finish-without-lease",
         "finalise without the lease token in WHERE",
-        (Edit("pgworkers/job/finish.sql", r"\bj\.lease = \w+\.lease\b", "true", 2),),
+        (
+            Edit(
+                "pgworkers/job/finish.sql",
+                r"\bj\.lease = \(%\(leases\)s::integer\[\]\)\[[^]]+\[\]\)\]",
+                "true",
+            ),
+        ),
         (f"{GUARDS}::test_a_lease_that_is_over_writes_nothing[finish]",),
     ),
     Mutant(
@@ -56,7 +62,6 @@ MUTANTS = (
                 "pgworkers/job/finish.sql",
                 r"\bj\.host IS NOT DISTINCT FROM %\(host\)s::uuid AND j\.state = 'running'",
                 "true",
-                2,
             ),
         ),
         (f"{GUARDS}::test_a_job_that_waits_is_not_written_by_its_last_lease[finish]",),
@@ -65,7 +70,7 @@ MUTANTS = (
     Mutant(
         "finish-without-host",
         "a lease number that a failover lost and gave again is still another host's",
-        (Edit("pgworkers/job/finish.sql", r"\bj\.host IS NOT DISTINCT FROM %\(host\)s::uuid", "true", 2),),
+        (Edit("pgworkers/job/finish.sql", r"\bj\.host IS NOT DISTINCT FROM %\(host\)s::uuid", "true"),),
         (f"{GUARDS}::test_a_lease_of_another_host_writes_nothing_even_with_the_same_number[finish]",),
     ),
     Mutant(
@@ -330,8 +335,11 @@ MUTANTS = (
         "jobs that come with an end exist only if that very statement wrote it",
         (
             Edit(
-                "pgworkers/job/finish.sql", r"FROM gone WHERE %\(children\)s", "FROM ended WHERE %(children)s"
+                "pgworkers/job/finish.sql",
+                r"lease\)\) FROM gone\)",
+                "lease)) FROM unnest(%(ids)s::bigint[], %(leases)s::integer[]) AS e (id, lease))",
             ),
+            Edit("pgworkers/job/finish.sql", r"WHERE count > 0", "WHERE true"),
         ),
         ("tests/database/test_job_children.py::test_an_end_that_is_sent_again_has_no_second_children",),
     ),
