@@ -59,6 +59,7 @@ class Claimed(NamedTuple):
     waited: float  # seconds it was ready
     cancelled: bool
     priority: int = 0
+    limited: bool = False  # behind a concurrency limit: another may wait for its place
 
 
 def claim(

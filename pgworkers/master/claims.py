@@ -47,18 +47,26 @@ class Claims:
         self._wakes = Wakes()
         self._positions = Positions(settings.statement_timeout)
         self._in_turn = OUT_OF_TURN - 1  # claims since the last one out of turn
-        self._hungry = False  # the last claim did not bring all that there was room for,
-        self._partial = False  # and had not looked everywhere
+        self._hungry = False  # the last claim did not bring all that there was room for
         self._more = False  # a queue gave all that there was room for: it may have more
         self.polls = 0
 
     def poke(self) -> None:
-        """There may be work, or room for it."""
+        """There may be work in any queue that was known to have none."""
+        self._wakes.stir()
         self._wake.set()
 
+    def room(self, queue: str) -> None:
+        """There may be room for more jobs of this queue."""
+        if not self._wakes.dry(queue, monotonic()):
+            self._wake.set()
+
     def heard(self, queue: str) -> None:
-        """A notification: there are jobs in this queue."""
-        self._wakes.heard(queue, monotonic())
+        """A notification: there are jobs in this queue; without a name, in any."""
+        if queue:
+            self._wakes.heard(queue, monotonic())
+        else:
+            self._wakes.stir()
         self._wake.set()
 
     def forgotten(self) -> None:
@@ -76,9 +84,9 @@ class Claims:
             self._wake.clear()
             try:
                 await self._tell()
-                wants = self._dispatch.wants() if self._may_begin() else []
+                wants = self._wants()
                 if not wants:
-                    self._hungry = self._partial = False
+                    self._hungry = False
                     continue
                 self.polls += 1
                 claimed = await self._claim(wants)
@@ -105,9 +113,14 @@ class Claims:
             self._dispatch.take(claimed[start : start + PIECE])
 
     def _pause(self) -> float:
-        now = monotonic()
-        pause = self._wakes.pause(now, self._settings.poll, self._hungry)
-        return min(pause, max(0.0, self._positions.whole_at() - now)) if self._partial else pause
+        return self._wakes.pause(monotonic(), self._settings.poll, self._hungry)
+
+    def _wants(self) -> list[Wants]:
+        """What there is room for, of queues that may have something."""
+        if not self._may_begin():
+            return []
+        now, dry = monotonic(), self._wakes.dry
+        return [want for want in self._dispatch.wants() if not dry(want.queue, now)]
 
     async def _tell(self) -> None:
         """Before the claim, so that whatever is enqueued unheard until then is found by it."""
@@ -124,16 +137,19 @@ class Claims:
         room = {want.queue: want.count for want in wants}
         places = None if aged is not None else positions.places(room, head=head)
         tasks = list(self._dispatch.tasks)
+        self._wakes.sent()
         claimed = await self._line.ask(claim(self._host, wants, tasks, aged, places=places, gates=gates))
         now = monotonic()
         whole = head and (aged is not None or positions.stepped(claimed, room, now))
         positions.found(claimed)
         positions.took(now - began, now, head=head, gates=gates, jobs=len(claimed), aged=aged is not None)
         found = Counter(job.queue for job in claimed)
-        self._wakes.looked(room, found, now)
+        again = now + self._settings.poll if whole and gates else positions.whole_at()
+        self._wakes.looked(room, found, now, again)
+        if self._wakes.to_tell(self._dispatch.desks) is not None:
+            self._wake.set()  # it falls asleep, and until the database knows that nobody looks
         self._more = any(found[queue] >= count for queue, count in room.items())
         self._hungry = len(claimed) < sum(room.values())
-        self._partial = self._hungry and not (whole and gates)
         self._in_turn = 0 if aged is not None else self._in_turn + 1
         return claimed
 

@@ -17,9 +17,8 @@ from pgworkers.specs import QueueSpec
 PATIENCE = 0.05
 #: and for this long, where there is no other that could take it: then only what is urgent could go before it.
 ALONE = 1.0
-#: There, so many seconds of jobs that take less than that wait.
+#: There, so many seconds of jobs wait for each worker, if one takes no longer than that.
 DEEP = 0.1
-VERY_SHORT = 0.001
 #: A claim of so many is not much cheaper, by the job, than one of many more.
 LARGE = 100
 #: So many full claims at most, however short the jobs are.
@@ -29,12 +28,12 @@ CLAIMS = 2
 def ahead(workers: int, typical: float | None, cap: int, *, alone: bool = False) -> int:
     """How many jobs to claim beyond the idle workers: none until the queue's jobs are known to be short.
 
-    Up to AHEAD seconds of work per worker wait in the buffer; of very short jobs more, where no other host could take them:
-    on a busy machine they take longer, and so would every claim and every commit be for fewer of them.
+    Up to AHEAD seconds of work per worker wait in the buffer, and more where no other host could take it: then few
+    claims are for many jobs, and no worker waits for one. What is urgent waits behind it for no longer than that.
     """
-    if typical is None or typical > AHEAD:
+    deep = DEEP if alone else AHEAD
+    if typical is None or typical > deep:
         return 0
-    deep = DEEP if alone and typical < VERY_SHORT else AHEAD
     return min(cap, int(workers * deep / max(typical, 1e-5)))
 
 
@@ -58,6 +57,14 @@ class QueueDesk:
         self.cap = sys.maxsize  # jobs at once, where the cluster counts; see scaling
         self.trusted_until = inf
         self.typical: float | None = None  # a moving average of recent durations, seconds
+
+    def put(self, held: Held) -> None:
+        """Into the buffer: what is urgent goes before what was claimed earlier."""
+        buffer, priority = self.buffer, held.claimed.priority
+        if not buffer or buffer[-1].claimed.priority >= priority:
+            buffer.append(held)
+            return
+        buffer.insert(next(nth for nth, one in enumerate(buffer) if one.claimed.priority < priority), held)
 
     def learn(self, duration: float, count: int = 1) -> None:
         """From when a worker could begin a job to its report: on a busy machine more than the handler took.

@@ -51,7 +51,7 @@ class Dispatch(Handing):
         tasks: dict[str, TaskSpec],
         queues: Mapping[str, QueueSpec],
         ends: Ends,
-        want_claim: Callable[[], None],
+        want_claim: Callable[[str], None],
         stop: Callable[[Worker, Held, str], None],
     ) -> None:
         super().__init__(facts, tasks, queues, ends, want_claim)
@@ -181,7 +181,7 @@ class Dispatch(Handing):
         elif worker.state not in ("leaving", "gone", "silent") and not worker.settling:
             self._idle(desk, worker)
         if desk.wanted(self._batch, alone=self.alone):
-            self._want_claim()
+            self._want_claim(desk.name)
 
     def _idle(self, desk: QueueDesk, worker: Worker) -> None:
         if worker.state == "idle":
@@ -200,7 +200,7 @@ class Dispatch(Handing):
         self._forget(jobs)
         if desk.cap != sys.maxsize:  # its end may be what another, idle worker waits for
             asyncio.get_running_loop().call_soon(self.feed, desk)
-            self._want_claim()
+            self._want_claim(desk.name)
 
     def _progressed(self, worker: Worker, frame: Frame) -> None:
         held = worker.held

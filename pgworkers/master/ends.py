@@ -68,7 +68,7 @@ class Ends:
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
-        #: Called when ends were written: what waited behind a limit of theirs may begin.
+        #: Called when ends of jobs behind a limit were written: what waited for their places may begin.
         self.on_written: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
@@ -195,8 +195,10 @@ class Ends:
                     raise
                 self._sending = await self._aside.sort(self._sending)
                 return
+            limited = any(held.claimed.limited for held, _ in self._sending)
             self._sending = []
-            self.on_written()
+            if limited:
+                self.on_written()
         if self._releases:
             releases = self._releases[:]
             await self._line.ask(release(self._host, releases))

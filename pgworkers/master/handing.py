@@ -19,7 +19,7 @@ from pgworkers.facts import Facts
 from pgworkers.job.claim import Claimed
 from pgworkers.master import orders, verdict
 from pgworkers.master.crew import Worker
-from pgworkers.master.desk import ALONE, PATIENCE, QueueDesk
+from pgworkers.master.desk import ALONE, DEEP, PATIENCE, QueueDesk
 from pgworkers.master.ends import Ends
 from pgworkers.master.held import Held
 from pgworkers.master.lookout import GRACE, Seen, Step, due
@@ -39,7 +39,7 @@ class Handing:
         tasks: dict[str, TaskSpec],
         queues: Mapping[str, QueueSpec],
         ends: Ends,
-        want_claim: Callable[[], None],
+        want_claim: Callable[[str], None],
     ) -> None:
         self.tasks = tasks
         self.desks = {name: QueueDesk(spec) for name, spec in queues.items()}
@@ -78,7 +78,7 @@ class Handing:
                 self._ends.release([held.key], "the host is draining")
             else:
                 desk = fed[job.queue] = self.desks[job.queue]
-                desk.buffer.append(held)
+                desk.put(held)
                 self.held[job.id] = held
         for desk in fed.values():
             self.feed(desk)
@@ -165,8 +165,8 @@ class Handing:
         """The next job is claimed just before the end of this one, if that can be foreseen."""
         expected = self._pace.foreseen(worker.orders[0].claimed.task) if len(worker.orders) == 1 else None
         worker.ends_at = inf if expected is None else worker.since + expected
-        if expected is not None:
-            asyncio.get_running_loop().call_later(expected - AHEAD, self._want_claim)
+        if expected is not None and not (self.alone and expected <= DEEP):  # else it is in stock
+            asyncio.get_running_loop().call_later(expected - AHEAD, self._want_claim, worker.queue)
 
     # -- taking back -------------------------------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ class Host:
             {task.name: task for task in plan.app.tasks},
             plan.queues,
             self.ends,
-            want_claim=self._want_claim,
+            want_claim=self._room,
             stop=self._stop_job,
         )
         self.scaling = Scaling(self)
@@ -294,8 +294,8 @@ class Host:
         if lapsed:
             self.claims.poke()
 
-    def _want_claim(self) -> None:
-        self.claims.poke()
+    def _room(self, queue: str) -> None:
+        self.claims.room(queue)
 
     def _stop_job(self, worker: Worker, held: Held, reason: str) -> None:
         self.supervisors.stop_job(worker, held, reason, now=reason == "kill" or self.hurry.is_set())

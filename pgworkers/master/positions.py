@@ -7,8 +7,8 @@ found anything, are looked at as a whole every time.
 
 What lies before the remembered place (a retry, a job that committed late, one that was given back) is found by looks
 before it. That is done at every claim as long as it is cheap: such a look is followed by others without one for
-`SHARE` times as long as it took, but never for longer than `most`: how long a claim took is also how slow the network
-was, and a job must not wait for that in front of idle workers.
+`SHARE` times as long as it took longer than they do, but never for longer than `most`: how long a claim took is also how
+slow the network was, and a job must not wait for that in front of idle workers.
 
 It begins at the head, while that is cheap. When it is not, the claims behind it must not wait for all of it: it is made in
 steps, from the place down to the head, each over so many ids as are not slow to go through. Quick steps become longer, until
@@ -47,7 +47,7 @@ class Positions:
             str, tuple[int, float]
         ] = {}  # queue -> before which id its next step is; since when
         self._late = False  # a round takes too long
-        self._plain = 0.0  # seconds that the last claim took which looked at the places only
+        self._plain = 0.0  # seconds that a claim takes which looks at the places only, without its jobs
         self._head_at = 0.0  # not before this time before the places
         self._aged_at = 0.0
         self._gates_at = 0.0
@@ -118,18 +118,18 @@ class Positions:
         self, seconds: float, now: float, *, head: bool, gates: bool, jobs: int, aged: bool = False
     ) -> None:
         """How long a claim took that has just come back."""
-        slow = seconds > SLOW + SLOW_PER_JOB * jobs + 2 * self._plain
-        pause = min(SHARE * seconds, self._most)
+        seconds = max(0.0, seconds - SLOW_PER_JOB * jobs)
+        slow = seconds > SLOW + 2 * self._plain
+        pause = min(SHARE * (max(0.0, seconds - self._plain) if head else seconds), self._most)
         if head:
             self._head_at = now if self._late else now + pause
         elif gates:
-            self._gates_at = now + pause if seconds > SLOW + SLOW_PER_JOB * jobs else 0.0
+            self._gates_at = now + pause if seconds > SLOW else 0.0
         if aged:
             self._aged_at = now + (OUT_OF_TURN * pause if slow else 0.0)
         if head and (slow or not aged):
             self._deepen(slow and not self._late)
-        if not head:
-            self._plain = seconds
+        self._plain = min(seconds, self._plain) if head else seconds
 
     def _deepen(self, slow: bool) -> None:
         if slow:

@@ -9,11 +9,15 @@ it had room and found nothing for `QUIET`, it falls asleep again.
 
 Falling asleep has a gap: whoever enqueued without seeing that the host sleeps may commit just after the host has
 looked. So it looks again, a few times, at growing distances (`LOOKS`); what commits later still is found by the poll.
+
+A queue that sleeps and gave less than there was room for is *dry*: whatever becomes ready in it is notified, so until then
+nobody looks, however many workers get free. It is dry for no longer than the poll, or until a look can go where the last
+one did not. (docs/adr/2331)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 WINDOW = 0.1
 BUSY = 20  # notifications of a queue within a window
@@ -28,18 +32,31 @@ class Wakes:
         self._awake: dict[str, float] = {}  # queue -> when it was last of use to be awake
         self._told: frozenset[str] | None = None  # what the database knows; None: nobody knows
         self._looks: list[float] = []
+        self._dry: dict[str, float] = {}  # queue -> until when
+        self._news: set[str] | None = (
+            set()
+        )  # queues heard of since the last claim was sent; None: any may have jobs
 
     def heard(self, queue: str, now: float) -> None:
         """A notification of this queue came."""
+        self._dry.pop(queue, None)
+        if self._news is not None:
+            self._news.add(queue)
         begin, count = self._heard.get(queue, (now, 0))
         begin, count = (begin, count + 1) if now - begin <= WINDOW else (now, 1)
         self._heard[queue] = (begin, count)
         if count > BUSY:
             self._awake[queue] = now
 
+    def stir(self) -> None:
+        """Something changed that may let jobs of any queue begin."""
+        self._dry.clear()
+        self._news = None
+
     def forget(self) -> None:
         """The database may know nothing of this host any more."""
         self._told = None
+        self.stir()
 
     def to_tell(self, queues: Iterable[str]) -> frozenset[str] | None:
         """Of which of its queues the host wants to be notified, when the database does not know that yet."""
@@ -50,12 +67,28 @@ class Wakes:
         """The database knows. Whatever fell asleep is looked at again."""
         if asleep - (self._told or frozenset()):
             self._looks = [now + after for after in LOOKS]
+            self.stir()
         self._told = asleep
 
-    def looked(self, room: Iterable[str], found: Iterable[str], now: float) -> None:
-        """A claim came back: these queues had room, and in these it found jobs."""
+    def dry(self, queue: str, now: float) -> bool:
+        return self._dry.get(queue, now) > now
+
+    def sent(self) -> None:
+        """A claim is on its way: what is heard from now on it may have missed."""
+        self._news = set()
+
+    def looked(self, room: Mapping[str, int], found: Mapping[str, int], now: float, again: float) -> None:
+        """A claim came back: these queues had room for so many, and in these it found some.
+
+        `again`: when to look once more, whatever is heard until then.
+        """
         self._looks = [look for look in self._looks if look > now]
-        idle = set(room) - set(found)
+        for queue, count in room.items():
+            if found.get(queue, 0) >= count:
+                self._dry.pop(queue, None)
+            elif self._news is not None and queue not in self._news and queue in (self._told or ()):
+                self._dry[queue] = again
+        idle = room.keys() - found.keys()
         for queue, used in list(self._awake.items()):
             if queue not in idle:
                 self._awake[queue] = now
@@ -68,7 +101,14 @@ class Wakes:
         pause = poll
         if self._looks and self._looks[0] <= now:
             del self._looks[0]
+            self.stir()
             return 0.0
+        if self._dry:
+            again = min(self._dry.values())
+            if again <= now:
+                self._dry = {queue: until for queue, until in self._dry.items() if until > now}
+                return 0.0
+            pause = min(pause, again - now)
         if self._looks:
             pause = min(pause, self._looks[0] - now)
         if self._awake and room:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from pgworkers.facts import Facts
-from pgworkers.job.claim import EVERYWHERE, HIGHEST, LOWEST, Claimed, Range
+from pgworkers.job.claim import EVERYWHERE, HIGHEST, LOWEST, Claimed, Range, Wants
 from pgworkers.master.claims import PIECE, TURN, Claims
 from pgworkers.master.positions import LEAST, LEVELS, SHARE, Positions
 from pgworkers.master.wakes import BUSY, LOOKS, QUIET, STEP, Wakes
+from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
 LAST = EVERYWHERE[0].last
@@ -26,7 +27,7 @@ def test_a_host_sleeps_until_much_comes_in_and_again_after_a_while_without() -> 
     wakes = Wakes()
     assert wakes.to_tell(["q", "r"]) == {"q", "r"}
     wakes.told(frozenset({"q", "r"}), 0.0)
-    wakes.looked(["q", "r"], [], 0.5)
+    wakes.looked({"q": 1, "r": 1}, {}, 0.5, 0.5)
     assert wakes.to_tell(["q", "r"]) is None
     for n in range(BUSY + 1):
         assert wakes.to_tell(["q", "r"]) is None, "a few notifications change nothing"
@@ -35,11 +36,11 @@ def test_a_host_sleeps_until_much_comes_in_and_again_after_a_while_without() -> 
     wakes.told(frozenset({"r"}), 1.1)
     assert wakes.pause(1.2, 1.0, True) == STEP, "it looks by itself, if it has room"
     assert wakes.pause(1.2, 1.0, False) == 1.0
-    wakes.looked(["q", "r"], ["q"], 2.0)
-    wakes.looked(["q", "r"], [], 2.0 + QUIET / 2)
-    wakes.looked(["r"], [], 9.0)  # no room for q: who would be notified?
+    wakes.looked({"q": 1, "r": 1}, {"q": 1}, 2.0, 10.0)
+    wakes.looked({"q": 1, "r": 1}, {}, 2.0 + QUIET / 2, 10.0)
+    wakes.looked({"r": 1}, {}, 9.0, 10.0)  # no room for q: who would be notified?
     assert wakes.to_tell(["q", "r"]) is None
-    wakes.looked(["q", "r"], [], 9.0 + 2 * QUIET)
+    wakes.looked({"q": 1, "r": 1}, {}, 9.0 + 2 * QUIET, 10.5)
     assert wakes.to_tell(["q", "r"]) == {"q", "r"}
     assert wakes.pause(9.3, 1.0, True) == 1.0
 
@@ -59,7 +60,7 @@ def test_who_falls_asleep_looks_again_at_growing_distances() -> None:
     for look in LOOKS:
         assert abs(wakes.pause(now, 1.0, True) - (10.0 + look - now)) < 1e-9
         now = 10.0 + look
-        wakes.looked(["q"], [], now)
+        wakes.looked({"q": 1}, {}, now, now + 1.0)
     assert wakes.pause(now, 1.0, True) == 1.0, "then the poll is enough"
     wakes.told(frozenset(), 11.0)
     assert wakes.pause(11.0, 1.0, True) == 1.0, "nothing fell asleep"
@@ -68,14 +69,118 @@ def test_who_falls_asleep_looks_again_at_growing_distances() -> None:
 def test_a_database_that_forgot_is_told_again() -> None:
     wakes = Wakes()
     wakes.told(frozenset({"q"}), 0.0)
-    wakes.looked(["q"], [], 5.0)
+    wakes.sent()
+    wakes.looked({"q": 1}, {}, 5.0, 9.0)
     wakes.forget()
+    assert not wakes.dry("q", 5.0)
     assert wakes.to_tell(["q"]) == {"q"}
     wakes.told(frozenset({"q"}), 6.0)
     assert 0 < wakes.pause(6.0, 1.0, True) <= LOOKS[0] + 1e-9
     assert [wakes.pause(7.0, 1.0, False) for _ in range(4)] == [0.0, 0.0, 0.0, 1.0], (
         "each look once, room or not"
     )
+
+
+def asleep(*queues: str) -> Wakes:
+    """Of a host that has slept for long, and has just sent a claim."""
+    wakes = Wakes()
+    wakes.told(frozenset(queues), 0.0)
+    wakes.looked({}, {}, 1.0, 1.0)
+    wakes.sent()
+    return wakes
+
+
+def test_a_queue_that_gave_less_than_there_was_room_for_is_dry_until_it_is_heard_of() -> None:
+    wakes = asleep("q", "r", "s")
+    wakes.looked({"q": 2, "r": 2}, {"q": 1, "r": 2}, 10.0, 12.0)
+    assert [wakes.dry(queue, 10.1) for queue in "qrs"] == [True, False, False], "the others may have more"
+    assert wakes.pause(10.5, 5.0, True) == 1.5, "and for no longer than this"
+    assert not wakes.dry("q", 12.0)
+    assert [wakes.pause(12.0, 5.0, True), wakes.pause(12.0, 5.0, True)] == [0.0, 5.0], "it is looked at once"
+    wakes.sent()
+    wakes.looked({"q": 1}, {}, 20.0, 22.0)
+    wakes.heard("r", 20.1)
+    assert wakes.dry("q", 20.1)
+    wakes.heard("q", 20.2)
+    assert not wakes.dry("q", 20.2)
+
+
+def test_what_is_heard_while_a_claim_is_on_its_way_it_may_have_missed() -> None:
+    wakes = asleep("q", "r")
+    wakes.heard("q", 1.5)
+    wakes.looked({"q": 1, "r": 1}, {}, 2.0, 4.0)
+    assert (wakes.dry("q", 2.0), wakes.dry("r", 2.0)) == (False, True)
+    wakes.sent()
+    wakes.stir()
+    wakes.looked({"q": 1, "r": 1}, {}, 3.0, 5.0)
+    assert (wakes.dry("q", 3.0), wakes.dry("r", 3.0)) == (False, False), "anything may have changed"
+    wakes.sent()
+    wakes.looked({"q": 1, "r": 1}, {}, 4.0, 6.0)
+    assert wakes.dry("q", 4.0)
+    wakes.stir()
+    assert not wakes.dry("q", 4.0)
+
+
+def test_a_queue_of_which_nobody_is_notified_is_never_dry() -> None:
+    wakes = asleep("r")
+    wakes.looked({"q": 1}, {}, 2.0, 4.0)
+    assert not wakes.dry("q", 2.0)
+
+
+def test_while_it_falls_asleep_nothing_stays_dry() -> None:
+    wakes = asleep("q")
+    wakes.looked({"q": 1}, {}, 2.0, 4.0)
+    wakes.told(frozenset({"q", "r"}), 2.1)
+    assert not wakes.dry("q", 2.1)
+    for look in LOOKS:
+        wakes.sent()
+        wakes.looked({"q": 1}, {}, 2.1, 4.1)
+        assert wakes.dry("q", 2.1)
+        assert wakes.pause(2.1 + look, 1.0, True) == 0.0
+        assert not wakes.dry("q", 2.1 + look)
+
+
+def test_room_in_a_dry_queue_is_no_reason_to_look() -> None:
+    class Quiet:
+        """A database in which nothing is ready."""
+
+        claims = 0
+
+        async def ask(self, query: Query[Any]) -> Any:
+            self.claims += query.statement.name.startswith("claim")
+            return []
+
+    class Desk:
+        desks: ClassVar[dict[str, Any]] = {"q": None}
+        tasks: ClassVar[dict[str, Any]] = {}
+        claiming = True
+
+        def wants(self) -> list[Wants]:
+            return [Wants("q", 2)]
+
+    async def story() -> list[int]:
+        line = Quiet()
+        claims = Claims(
+            "host", cast("Any", line), cast("Any", Desk()), Facts(), Settings(poll=60.0), lambda: True
+        )
+        running = asyncio.ensure_future(claims.run())
+        claims.forgotten()
+        await asyncio.sleep(2 * LOOKS[-1])  # it has fallen asleep
+        seen = [line.claims]
+        for happens in (claims.room, claims.heard, claims.room):
+            happens("q")
+            await asyncio.sleep(0.01)
+            seen.append(line.claims)
+        claims.poke()
+        await asyncio.sleep(0.01)
+        running.cancel()
+        return [*seen, line.claims]
+
+    before, room, heard, room_again, poked = asyncio.run(story())
+    assert room == before
+    assert heard > room, "the broken twin: it is told that there is something"
+    assert room_again == heard
+    assert poked > heard
 
 
 def test_a_look_begins_where_work_was_found_and_leaves_no_priority_out() -> None:
@@ -206,6 +311,18 @@ def test_a_round_that_takes_long_makes_haste() -> None:
         assert positions.head_is_due(6.1)
         asked += 1
     assert asked < 40, "slow or not, its steps become longer"
+
+
+def test_a_look_from_the_head_that_takes_no_longer_than_another_is_made_every_time() -> None:
+    positions = Positions(60.0)
+    positions.took(0.002, 1.0, head=True, gates=True, jobs=0)
+    assert not positions.head_is_due(1.03), "nobody knows how long another takes"
+    positions.took(0.002, 1.03, head=False, gates=True, jobs=0)
+    positions.took(0.002 + 0.0003, 2.0, head=True, gates=True, jobs=10)
+    assert positions.head_is_due(2.0)
+    positions.took(0.003, 3.0, head=True, gates=True, jobs=0)
+    assert not positions.head_is_due(3.019)
+    assert positions.head_is_due(3.0201), "as often as what it takes in addition is a twentieth of the time"
 
 
 def test_a_database_that_is_far_away_is_not_slow() -> None:

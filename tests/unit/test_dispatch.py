@@ -36,7 +36,7 @@ def done(job: int) -> bytes:
 class Stage:
     """A dispatch with one worker of the queue "default", whose side we play."""
 
-    def __init__(self, want_claim: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, want_claim: Callable[[str], None] = lambda queue: None) -> None:
         settings, facts = Settings(), Facts()
         self.ends = Ends("host", Line("finish", "", settings, facts), facts, 100)
         self.dispatch = Dispatch(
@@ -205,11 +205,23 @@ def test_the_next_job_is_claimed_just_before_the_end_of_a_regular_one(
     play(scene)
 
 
+def test_what_is_urgent_goes_before_what_was_claimed_earlier() -> None:
+    def scene(stage: Stage) -> None:
+        stage.claims(1, 2, 3)
+        assert [held.claimed.id for held in stage.desk.buffer] == [2, 3]
+        urgent = [held.claimed._replace(id=held.claimed.id + 10, priority=5) for held in stage.desk.buffer]
+        stage.dispatch.take([urgent[0], urgent[1], urgent[0]._replace(id=20, priority=1)])
+        stage.claims(4)
+        assert [held.claimed.id for held in stage.desk.buffer] == [12, 13, 20, 2, 3, 4]
+
+    play(scene)
+
+
 def test_the_claimer_is_woken_for_a_foreseen_end() -> None:
     woken: list[float] = []
 
     async def run() -> None:
-        stage = Stage(lambda: woken.append(monotonic()))
+        stage = Stage(lambda queue: woken.append(monotonic()))
         try:
             for _ in range(5):
                 stage.dispatch._pace.learn("work", 0.1)
