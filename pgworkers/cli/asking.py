@@ -43,6 +43,6 @@ def answers(db: Database, requests: Sequence[int]) -> list[Answer]:
         if all(one.done is not None for one in found) or left <= 0:
             return found
         # a host that was deaf for a moment hears the next one
-        db.conn.execute("SELECT pg_notify(%s, 'request:')", (db.schema,))
+        db.conn.execute(sql.SQL("SELECT {}.tell('request:')").format(sql.Identifier(db.schema)))
         for _ in db.conn.notifies(timeout=min(LOOK, left), stop_after=1):
             pass

@@ -23,6 +23,8 @@ _NOTIFY = Statement.beside(__file__, "notify")
 #: Connections of one host, and what must be left so that another can start.
 HOST_NEEDS = 4
 FEW = 10
+#: A queue of notifications to which nothing is added (notify.sql).
+FULL = 0.9
 _TRIES = 5
 Connect = Callable[[], psycopg.Connection[Any]]
 
@@ -175,11 +177,22 @@ def notifications(
         used = float(
             run(conn, name, Query(_NOTIFY, {"channel": channel, "word": word}, lambda rows: rows[0][1]))
         )
-        came = any(notice.payload == word for notice in ear.notifies(timeout=patience, stop_after=1))
+        wait = patience if used < FULL else 0.0  # nothing was sent
+        came = any(notice.payload == word for notice in ear.notifies(timeout=wait, stop_after=1))
     return notified(monotonic() - began if came else None, used, patience)
 
 
 def notified(took: float | None, used: float, patience: float) -> list[Finding]:
+    if used > 0.1:
+        what = f"the server's queue of notifications is {used:.0%} full"
+        why = (
+            "a session that listens sits in a long transaction; when the queue is full, nobody is notified any more: "
+            "jobs wait for the next poll, and whatever else notifies in this server fails on COMMIT"
+        )
+        fix = sql(
+            "SELECT pid, usename, xact_start, query FROM pg_stat_activity WHERE state LIKE 'idle in%' ORDER BY xact_start"
+        )
+        return [(warn if took is not None else fail)("notify", what, why, fix, used=used)]
     if took is None:
         what = f"a notification did not come back within {show_seconds(patience)}"
         why = "jobs wait for the next poll instead of starting at once, and cancels come late"
@@ -192,11 +205,4 @@ def notified(took: float | None, used: float, patience: float) -> list[Finding]:
                 used=used,
             )
         ]
-    if used > 0.1:
-        what = f"the server's queue of notifications is {used:.0%} full"
-        why = "a session that listens sits in a long transaction; when the queue is full, enqueue fails on COMMIT"
-        fix = sql(
-            "SELECT pid, usename, xact_start, query FROM pg_stat_activity WHERE state LIKE 'idle in%' ORDER BY xact_start"
-        )
-        return [warn("notify", what, why, fix, used=used)]
     return [ok("notify", f"a notification came back in {took * 1000:.1f}ms", seconds=took, used=used)]

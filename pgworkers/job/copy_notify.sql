@@ -1,2 +1,2 @@
 -- One notification per queue, however many jobs.
-SELECT pg_notify('pgworkers', 'ready:' || queue) FROM unnest(%(queues)s::text[]) AS q (queue)
+SELECT pgworkers.tell('ready:' || queue) FROM unnest(%(queues)s::text[]) AS q (queue)

@@ -24,7 +24,7 @@ kept AS (
       FROM gone
 ),
 told AS MATERIALIZED (
-    SELECT pg_notify('pgworkers_done', id::text) FROM gone
+    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM gone
     UNION ALL
     SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), false)
       FROM gone WHERE linked HAVING count(*) > 0

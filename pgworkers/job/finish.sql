@@ -48,7 +48,7 @@ written AS MATERIALIZED (
     SELECT count(*) AS count, array_to_string(array_agg(id), ' ') AS ids, bool_or(linked) AS linked FROM gone
 ),
 told AS MATERIALIZED (
-    SELECT pg_notify('pgworkers_done', CASE WHEN octet_length(ids) > 7000 THEN '*' ELSE ids END),
+    SELECT pgworkers.tell(CASE WHEN octet_length(ids) > 7000 THEN '*' ELSE ids END, 'pgworkers_done'),
            CASE WHEN linked THEN
                 (SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true, array_agg(id) FILTER (
                             WHERE coalesce((%(states)s::text[])[nth], 'succeeded') = 'succeeded'))

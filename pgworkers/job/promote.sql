@@ -16,7 +16,7 @@ moved AS (
     RETURNING j.queue
 ),
 told AS MATERIALIZED (
-    SELECT pg_notify('pgworkers', 'ready:' || queue) FROM (SELECT DISTINCT queue FROM moved) q
+    SELECT pgworkers.tell('ready:' || queue) FROM (SELECT DISTINCT queue FROM moved) q
 )
 SELECT (SELECT count(*) FROM moved),
        (SELECT extract(epoch FROM j.run_at - now())::double precision

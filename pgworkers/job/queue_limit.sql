@@ -15,4 +15,4 @@ running AS MATERIALIZED (
 counted AS (
     UPDATE pgworkers.job j SET gated = true WHERE j.ctid = ANY (ARRAY(SELECT at FROM running))
 )
-SELECT name, pg_notify('pgworkers', 'ready:') FROM put
+SELECT name, pgworkers.tell('ready:') FROM put

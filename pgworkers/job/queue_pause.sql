@@ -5,4 +5,4 @@ WITH changed AS (
      WHERE q.name = %(name)s::text
     RETURNING q.name
 )
-SELECT name, pg_notify('pgworkers', 'queue:' || name) FROM changed
+SELECT name, pgworkers.tell('queue:' || name) FROM changed

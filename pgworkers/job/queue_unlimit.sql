@@ -2,4 +2,4 @@
 WITH gone AS (
     DELETE FROM pgworkers.concurrency c WHERE c.kind = %(kind)s::text AND c.name = %(name)s::text RETURNING c.name
 )
-SELECT name, pg_notify('pgworkers', 'ready:') FROM gone
+SELECT name, pgworkers.tell('ready:') FROM gone

@@ -40,9 +40,9 @@ kept AS (
       FROM gone
 ),
 told AS MATERIALIZED (
-    SELECT pg_notify('pgworkers', 'ready:' || queue) FROM (SELECT DISTINCT queue FROM moved) q
+    SELECT pgworkers.tell('ready:' || queue) FROM (SELECT DISTINCT queue FROM moved) q
     UNION ALL
-    SELECT pg_notify('pgworkers_done', id::text) FROM gone
+    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM gone
     UNION ALL
     SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
       FROM gone WHERE linked HAVING count(*) > 0

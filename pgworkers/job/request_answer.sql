@@ -5,4 +5,4 @@ WITH answered AS (
      WHERE r.id = %(id)s::bigint AND r.answered_at IS NULL
     RETURNING r.id
 )
-SELECT id, pg_notify('pgworkers_done', 'request:' || id) FROM answered
+SELECT id, pgworkers.tell('request:' || id, 'pgworkers_done') FROM answered

@@ -8,4 +8,4 @@ WITH asked AS (
      ORDER BY w.host, w.queue, w.slot
     RETURNING id
 )
-SELECT id, pg_notify('pgworkers', 'request:') FROM asked
+SELECT id, pgworkers.tell('request:') FROM asked

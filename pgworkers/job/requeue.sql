@@ -42,7 +42,7 @@ woken AS (
     RETURNING j.id, j.queue
 ),
 told AS MATERIALIZED (
-    SELECT pg_notify('pgworkers', 'ready:' || queue) FROM (SELECT queue FROM back UNION SELECT queue FROM woken) q
+    SELECT pgworkers.tell('ready:' || queue) FROM (SELECT queue FROM back UNION SELECT queue FROM woken) q
 )
 SELECT w.id,
        CASE WHEN w.id IN (SELECT id FROM back UNION ALL SELECT id FROM woken) THEN 'requeued'

@@ -64,7 +64,7 @@ examined AS (
       FROM lost
 ),
 told AS MATERIALIZED (
-    SELECT pg_notify('pgworkers_done', id::text) FROM gone
+    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM gone
     UNION ALL
     SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
       FROM gone WHERE linked HAVING count(*) > 0

@@ -64,11 +64,11 @@ examined AS (
       FROM held
 ),
 told AS MATERIALIZED (
-    SELECT pg_notify('pgworkers', 'ready:' || queue) FROM (SELECT DISTINCT queue FROM moved WHERE state = 'ready') q
+    SELECT pgworkers.tell('ready:' || queue) FROM (SELECT DISTINCT queue FROM moved WHERE state = 'ready') q
     UNION ALL
-    SELECT pg_notify('pgworkers', 'due:') FROM moved WHERE after > 0 AND after < 10
+    SELECT pgworkers.tell('due:') FROM moved WHERE after > 0 AND after < 10
     UNION ALL
-    SELECT pg_notify('pgworkers_done', id::text) FROM gone
+    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM gone
     UNION ALL
     SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
       FROM gone WHERE linked HAVING count(*) > 0

@@ -83,7 +83,7 @@ replaced AS MATERIALIZED (
      WHERE n.overlap = 'replace' AND n.live
 ),
 told AS MATERIALIZED (
-    SELECT pg_notify('pgworkers', 'ready:' || queue) FROM (SELECT DISTINCT queue FROM put WHERE state = 'ready') q
+    SELECT pgworkers.tell('ready:' || queue) FROM (SELECT DISTINCT queue FROM put WHERE state = 'ready') q
 )
 SELECT m.name, m.scope, m.skipped, t.at, t.job_id, t.reason, (SELECT count(*) FROM told), (SELECT count(*) FROM replaced)
   FROM moved m

@@ -222,6 +222,15 @@ SELECT id, state, queue, task, args, priority, attempt, max_attempts, crashes, l
 CREATE FUNCTION pgworkers.never() RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT timestamptz '9999-01-01 00:00:00+00' $$;
 
+-- A notification, as long as the server has room for it: a queue of them that a listener in a long transaction has filled would
+-- refuse the COMMIT of whoever notifies, and a notification is a courtesy that a poll makes up for. No search_path of its own, so
+-- that it becomes part of the statement that calls it (docs/adr/2351).
+CREATE FUNCTION pgworkers.tell(word text, channel text DEFAULT 'pgworkers') RETURNS void
+LANGUAGE sql AS $$
+SELECT CASE WHEN pg_catalog.pg_notification_queue_usage() OPERATOR(pg_catalog.<) 0.9
+            THEN pg_catalog.pg_notify(channel, word) END
+$$;
+
 -- Between which ids lie the hosts that are lost: whoever looks for their jobs passes by those of the living. (In job_running
 -- there are as many entries of a host as it has run jobs since the last vacuum.) `asking` lives, whatever its row says.
 CREATE FUNCTION pgworkers.gaps(asking uuid) RETURNS TABLE (above uuid, below uuid)
@@ -341,9 +350,9 @@ BEGIN
             IF waits THEN
                 PERFORM pgworkers.wait_for(enqueue.id, parents, enqueue.on_failed, failed);
             ELSIF NOT later AND (NOT alone OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue = enqueue.queue)) THEN
-                PERFORM pg_notify('pgworkers', 'ready:' || enqueue.queue);
+                PERFORM pgworkers.tell('ready:' || enqueue.queue);
             ELSIF later AND due < now() + interval '10 s' THEN
-                PERFORM pg_notify('pgworkers', 'due:');
+                PERFORM pgworkers.tell('due:');
             END IF;
             RETURN;
         END IF;
@@ -387,7 +396,7 @@ BEGIN
             enqueue_now.args)
     RETURNING j.id INTO made;
     IF NOT enqueue_now.alone OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue = enqueue_now.queue) THEN
-        PERFORM pg_notify('pgworkers', 'ready:' || enqueue_now.queue);
+        PERFORM pgworkers.tell('ready:' || enqueue_now.queue);
     END IF;
     RETURN made;
 END $$;
@@ -405,7 +414,7 @@ BEGIN
     SELECT j.state INTO found_state FROM pgworkers.job j WHERE j.id = cancel.job_id FOR UPDATE;
     IF found_state = 'running' THEN
         UPDATE pgworkers.job j SET cancel_at = coalesce(j.cancel_at, now()) WHERE j.id = cancel.job_id;
-        PERFORM pg_notify('pgworkers', 'cancel:' || cancel.job_id);
+        PERFORM pgworkers.tell('cancel:' || cancel.job_id);
         RETURN 'cancelling';
     ELSIF found_state IS NOT NULL THEN
         WITH gone AS (DELETE FROM pgworkers.job j WHERE j.id = cancel.job_id RETURNING j.*)
@@ -420,7 +429,7 @@ BEGIN
         IF told THEN
             PERFORM pgworkers.ended(ARRAY[cancel.job_id], ARRAY[batch], false);
         END IF;
-        PERFORM pg_notify('pgworkers_done', cancel.job_id::text);
+        PERFORM pgworkers.tell(cancel.job_id::text, 'pgworkers_done');
         RETURN 'cancelled';
     END IF;
     SELECT h.state::text INTO answer FROM pgworkers.history h WHERE h.id = cancel.job_id ORDER BY h.finished_at DESC LIMIT 1;
@@ -452,7 +461,7 @@ BEGIN
         IF told THEN
             PERFORM pgworkers.ended(ARRAY[discard.job_id], ARRAY[batch], false);
         END IF;
-        PERFORM pg_notify('pgworkers_done', discard.job_id::text);
+        PERFORM pgworkers.tell(discard.job_id::text, 'pgworkers_done');
         RETURN 'dead';
     END IF;
     SELECT h.state::text INTO answer FROM pgworkers.history h WHERE h.id = discard.job_id ORDER BY h.finished_at DESC LIMIT 1;

@@ -105,7 +105,7 @@ BEGIN
         )
         SELECT DISTINCT m.queue FROM moved m
     LOOP
-        PERFORM pg_notify('pgworkers', 'ready:' || freed);
+        PERFORM pgworkers.tell('ready:' || freed);
     END LOOP;
 END $$;
 
@@ -194,7 +194,7 @@ BEGIN
             ended.batches := ended.batches || one.batch_id;
             failed := failed || one.id;
             ended.ran := false;
-            PERFORM pg_notify('pgworkers_done', one.id::text);
+            PERFORM pgworkers.tell(one.id::text, 'pgworkers_done');
         END LOOP;
     END IF;
     IF cardinality(touched) > 0 THEN
@@ -216,7 +216,7 @@ BEGIN
         IF newest IS NULL THEN
             PERFORM pgworkers.complete(one.id, one.failed);
         ELSIF newest = 'running' OR NOT ended.ran THEN
-            PERFORM pg_notify('pgworkers', 'batch:' || one.id);  -- others may be ending the rest just now: look after commit
+            PERFORM pgworkers.tell('batch:' || one.id);  -- others may be ending the rest just now: look after commit
         END IF;
     END LOOP;
 END $$;
@@ -250,7 +250,7 @@ BEGIN
     ELSIF found_batch.then_id IS NOT NULL THEN
         PERFORM pgworkers.let_go(ARRAY[found_batch.then_id]);
     END IF;
-    PERFORM pg_notify('pgworkers_done', 'batch:' || complete.batch_id);
+    PERFORM pgworkers.tell('batch:' || complete.batch_id, 'pgworkers_done');
     RETURN true;
 END $$;
 

@@ -132,7 +132,7 @@ BEGIN
      WHERE (c.of_task IS NULL OR c.nth_of_task <= c.of_task) AND (c.of_key IS NULL OR c.nth_of_key <= c.of_key);
     IF cardinality(fit) IS DISTINCT FROM cardinality(ids) THEN
         -- Others were faster, or two lanes share a limit: what stands behind them is found by another claim, at once.
-        PERFORM pg_notify('pgworkers', 'ready:' || q.name) FROM unnest(admit.queues) AS q (name);
+        PERFORM pgworkers.tell('ready:' || q.name) FROM unnest(admit.queues) AS q (name);
     END IF;
     RETURN QUERY
     SELECT locked.at, locked.queue::text, locked.priority, f.id, locked.run_at
@@ -163,7 +163,7 @@ BEGIN
                                    UNION ALL SELECT c.name FROM pgworkers.concurrency c WHERE c.kind = 'task'))
         RETURNING j.queue
     LOOP
-        PERFORM pg_notify('pgworkers', 'ready:' || name);
+        PERFORM pgworkers.tell('ready:' || name);
     END LOOP;
     IF choose.gates THEN
         SELECT array_agg(a.at) INTO passed
@@ -192,7 +192,7 @@ ALTER TABLE pgworkers.queue
 CREATE FUNCTION pgworkers.tell_queue() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM pg_notify('pgworkers', 'queue:' || NEW.name);
+    PERFORM pgworkers.tell('queue:' || NEW.name);
     RETURN NULL;
 END $$;
 CREATE TRIGGER queue_changed AFTER UPDATE ON pgworkers.queue
@@ -250,7 +250,7 @@ BEGIN
         END IF;
     END LOOP;
     IF changed > 0 THEN
-        PERFORM pg_notify('pgworkers', 'queue:' || grant_slots.queue);
+        PERFORM pgworkers.tell('queue:' || grant_slots.queue);
     END IF;
     RETURN changed;
 END $$;

@@ -69,7 +69,7 @@ GRANT EXECUTE ON FUNCTION pgworkers.enqueue TO pgworkers_enqueue;
 GRANT EXECUTE ON FUNCTION pgworkers.enqueue_now TO pgworkers_enqueue;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA pgworkers TO pgworkers_viewer, pgworkers_operator, pgworkers_worker;
-GRANT EXECUTE ON FUNCTION pgworkers.percentile, pgworkers.add, pgworkers.merged, pgworkers.lane, pgworkers.backlog
+GRANT EXECUTE ON FUNCTION pgworkers.percentile, pgworkers.add, pgworkers.merged, pgworkers.lane, pgworkers.backlog, pgworkers.tell
    TO pgworkers_viewer;
 
 -- What operators may change: wishes, not the record of what happened.

@@ -166,6 +166,7 @@ def test_poolers() -> None:
 def test_notifications() -> None:
     assert levels(server.notified(None, 0.0, 5.0)) == ["fail"]
     assert levels(server.notified(0.001, 0.5, 5.0)) == ["warn"]
+    assert "full" in server.notified(None, 1.0, 5.0)[0].what
     assert levels(server.notified(0.001, 0.0, 5.0)) == ["ok"]
 
 
