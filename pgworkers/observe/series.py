@@ -56,10 +56,16 @@ class Histogram:
         if not min(values) >= 0.0:
             values = [value if value > 0.0 else 0.0 for value in values]
         bounds, counts = self.bounds, self.counts
+        self.total += sum(values)
+        least, most = bisect_left(bounds, min(values)), bisect_left(bounds, max(values))
+        if least == most:  # as jobs that are told together mostly are
+            counts[most] += len(values)
+            if jobs:
+                self.exemplars[most] = (jobs[-1], values[-1], now)
+            return
         places = [bisect_left(bounds, value) for value in values]
         for at in places:
             counts[at] += 1
-        self.total += sum(values)
         if jobs:
             last = dict(
                 zip(places, range(len(places)), strict=True)

@@ -52,11 +52,14 @@ class Tally:
         if not (min(values) >= 0.0 and sum(values) < inf):  # one NaN makes a NaN of the sum
             values = [value if 0.0 < value < inf else 0.0 for value in values]
         histogram = self.histogram
-        for value in values:
-            place = bucket(value) if value >= LEAST else 0
-            if place >= len(histogram):
-                histogram += [0] * (place + 1 - len(histogram))
-            histogram[place] += 1
+        least, most = bucket(min(values)), bucket(max(values))
+        if most >= len(histogram):
+            histogram += [0] * (most + 1 - len(histogram))
+        if least == most:  # as jobs that are told together mostly are
+            histogram[most] += len(values)
+        else:
+            for value in values:
+                histogram[bucket(value)] += 1
         self.count += len(values)
         self.seconds += sum(values)
         self.cpu += sum([cpu for cpu in cpus if 0.0 < cpu < inf])

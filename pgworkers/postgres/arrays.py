@@ -30,6 +30,11 @@ class Texts(list[str | None]):
     """text[]"""
 
 
+#: From so many elements on, lengths and values are put together as bytes: `struct` would read a format as long as the array,
+#: and for each length anew.
+FEW = 32
+
+
 class _Fixed(Dumper):
     """One dimension from 1 on, no NULLs, each element with its length before it."""
 
@@ -38,10 +43,17 @@ class _Fixed(Dumper):
 
     def dump(self, obj: Any) -> bytes:
         oid, size, code = self.element
-        if not obj:
+        count = len(obj)
+        if not count:
             return pack("!iiI", 0, 0, oid)
-        values = chain.from_iterable(zip(repeat(size), obj, strict=False))
-        return pack("!iiIii" + f"i{code}" * len(obj), 1, 0, oid, len(obj), 1, *values)
+        if count < FEW:
+            values = chain.from_iterable(zip(repeat(size), obj, strict=False))
+            return pack("!iiIii" + f"i{code}" * count, 1, 0, oid, count, 1, *values)
+        data = pack(f"!{count}{code}", *obj)
+        elements = bytearray(pack("!i", size) + bytes(size)) * count
+        for at in range(size):  # the first byte of every element, the second of every element, and so on
+            elements[4 + at :: 4 + size] = data[at::size]
+        return pack("!iiIii", 1, 0, oid, count, 1) + elements
 
 
 class _BigintsDumper(_Fixed):
