@@ -46,7 +46,11 @@ def encode(value: Any, *, limit: int, clean: bool = False) -> bytes:
     data = _encoded(value)
     if data is not None and len(data) > limit:
         raise _too_large(data, limit)
-    if data is None or _TROUBLE.search(data) or data.count(b"[") + data.count(b"{") > DEPTH:
+    if (
+        data is None
+        or _TROUBLE.search(data)
+        or (len(data) > 2 * DEPTH and data.count(b"[") + data.count(b"{") > DEPTH)
+    ):
         plain = [_plain(value)]
         _walk(plain, clean)
         data = _ENCODER.encode(plain[0])

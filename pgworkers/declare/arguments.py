@@ -114,6 +114,13 @@ class Arguments:
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, limit: int) -> bytes:
         """A call as JSON; ArgumentError names the parameter when it does not fit."""
+        if not kwargs and len(args) == self._placed:
+            try:
+                text = encode(self._shape(*args), limit=limit)
+                self._struct.decode(text)
+                return text
+            except Exception:
+                pass  # what is wrong is said below
         bound = self._bound(args, kwargs)
         rest = self._rest
         if rest is not None and rest.name in bound:
@@ -168,12 +175,8 @@ class Arguments:
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments by name. `Signature.bind` takes as long as all the rest, so what is plain goes past it."""
-        names = self._plain
-        if names is not None:
-            if not kwargs and len(args) == len(names):
-                return dict(zip(names, args, strict=True))
-            if not args and kwargs.keys() == self._plain_names:
-                return dict(kwargs)
+        if self._plain is not None and not args and kwargs.keys() == self._plain_names:
+            return dict(kwargs)
         try:
             return self.signature.bind(*args, **kwargs).arguments
         except TypeError as exc:
@@ -218,6 +221,11 @@ class Arguments:
         return tuple(parameters) if plain else None
 
     @cached_property
+    def _placed(self) -> int | None:
+        """How many arguments, given by place, are a struct of `_shape` as they are."""
+        return None if self._plain is None else len(self._plain)
+
+    @cached_property
     def _plain_names(self) -> frozenset[str]:
         return frozenset(self._plain or ())
 
@@ -229,6 +237,11 @@ class Arguments:
 
     @cached_property
     def _struct(self) -> msgspec.json.Decoder[Any]:
+        return decoder(self._shape)
+
+    @cached_property
+    def _shape(self) -> type[msgspec.Struct]:
+        """The arguments as a struct. What is given by place goes in by place, and is written without a dict."""
         fields: list[tuple[str, Any, Any] | tuple[str, Any]] = []
         for attribute, name in self._fields.items():
             parameter = self.signature.parameters[name]
@@ -239,10 +252,13 @@ class Arguments:
                 fields.append((attribute, hint))
             else:
                 fields.append((attribute, hint, msgspec.UNSET))
-        struct = msgspec.defstruct(
-            "Arguments", fields, kw_only=True, rename=self._fields, forbid_unknown_fields=self._rest is None
+        return msgspec.defstruct(
+            "Arguments",
+            fields,
+            kw_only=self._plain is None,
+            rename=self._fields,
+            forbid_unknown_fields=self._rest is None,
         )
-        return decoder(struct)
 
     @cached_property
     def _extra(self) -> msgspec.json.Decoder[Any]:

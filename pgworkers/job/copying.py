@@ -154,16 +154,17 @@ class Rows:
         """The rows of these jobs, so many characters at a time."""
         lines: list[str] = []
         size = 0
-        known = self._known
+        last, start = None, ""
         for job in jobs:
             key = (
                 job.task, job.queue, job.priority, job.max_attempts, job.max_crashes, job.run_at, job.delay, job.expires,
-                job.deadline, job.timeout, job.memory, job.concurrency_key, job.meta_json, job.batch,
+                job.deadline, job.timeout, job.memory, job.concurrency_key, job.meta_json, job.batch, job.unique, job.after,
+                job.held,
             )  # fmt: skip
-            start = known.get(key)
-            if start is None or job.unique is not None or job.after or job.held:
+            if key != last:
                 whole = self._whole
-                start = self._start(job, key)
+                start = self._known.get(key) or self._start(job, key)
+                last = key
                 if whole is not self._whole and lines:
                     yield whole, "".join(lines)
                     lines, size = [], 0
@@ -187,7 +188,7 @@ class Rows:
             raise UsageError(
                 f"{job.task}: a job with {what} cannot be enqueued in bulk; nothing was enqueued; enqueue it by itself"
             )
-        if not self._whole and any(value is not None for value in key[5:]):
+        if not self._whole and any(value is not None for value in key[5:14]):
             self._whole = True
             self._known.clear()
         elif len(self._known) >= KNOWN:

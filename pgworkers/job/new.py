@@ -37,10 +37,7 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
     batch: int | None = None  # only by COPY
 
 
-class Prepared(Generic[R]):
+class Prepared(msgspec.Struct, Generic[R], frozen=True, gc=False):
     """A checked job that is not inserted yet."""
 
-    __slots__ = ("new",)
-
-    def __init__(self, new: NewJob) -> None:
-        self.new = new
+    new: NewJob
