@@ -383,20 +383,22 @@ BEGIN
 END $$;
 
 -- What enqueue() does for a job that is ready now and has nothing special about it, at less cost: for callers that know everything
--- about the task and have checked the arguments. `alone`: the call is a transaction of its own.
+-- about the task and have checked the arguments. `alone`: the call is a transaction of its own. No search_path of its own, which is
+-- set and put back with each call: every name in here, of operators too, says where it is from (docs/adr/2302).
 CREATE FUNCTION pgworkers.enqueue_now(task text, args jsonb, queue text, priority integer, max_attempts integer,
                                       max_crashes integer, alone boolean) RETURNS bigint
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    made bigint;
+    made pg_catalog.int8;
 BEGIN
     INSERT INTO pgworkers.job AS j (priority, queue, task, max_attempts, max_crashes, args)
     VALUES (enqueue_now.priority, enqueue_now.queue, enqueue_now.task, enqueue_now.max_attempts, enqueue_now.max_crashes,
             enqueue_now.args)
     RETURNING j.id INTO made;
-    IF NOT enqueue_now.alone OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue = enqueue_now.queue) THEN
-        PERFORM pgworkers.tell('ready:' || enqueue_now.queue);
+    IF NOT enqueue_now.alone
+       OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue OPERATOR(pg_catalog.=) enqueue_now.queue) THEN
+        PERFORM pgworkers.tell(pg_catalog.concat('ready:', enqueue_now.queue));
     END IF;
     RETURN made;
 END $$;

@@ -43,7 +43,8 @@ BEGIN
         EXECUTE pg_catalog.format('ALTER %s %s OWNER TO pgworkers_owner', one.kind, one.name);
     END LOOP;
     -- These act for whoever may call them, with the owner's rights: enqueuing shows nothing of other jobs, and a host can make
-    -- and drop daily partitions without owning a table. Each has a fixed search_path and refuses names that are not its own.
+    -- and drop daily partitions without owning a table. Each has a fixed search_path (enqueue_now: says of every name where it is
+    -- from) and refuses names that are not its own.
     FOR one IN
         SELECT p.oid::pg_catalog.regprocedure::text AS name FROM pg_catalog.pg_proc p
          WHERE p.pronamespace = 'pgworkers'::pg_catalog.regnamespace

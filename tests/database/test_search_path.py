@@ -76,6 +76,26 @@ def test_the_functions_of_the_schema_look_nowhere_else(trapped: psycopg.Connecti
     assert _reached(trapped) == []
 
 
+def test_enqueue_now_says_of_every_name_where_it_is_from(trapped: psycopg.Connection[Any], dsn: str) -> None:
+    """It has no search_path of its own. A sleeper of `b` is told of `b`, with the right word, and of nothing else."""
+    with connect.connect(Settings(), dsn, "test") as clean:
+        desk = Desk(clean, "pgworkers")
+        desk.register()
+        clean.execute("INSERT INTO pgworkers.asleep SELECT 'b', id FROM pgworkers.host")
+        clean.execute("LISTEN pgworkers")
+        for queue in "ab":
+            trapped.execute(
+                "SELECT pgworkers.enqueue_now('t', '{\"a\": 1}', %s, 0::integer, 1::integer, 1::integer, true)",
+                [queue],
+            )
+        told = [notice.payload for notice in clean.notifies(timeout=1, stop_after=2)]
+        assert told == ["ready:b"]
+        assert clean.execute("SELECT count(*) FROM pgworkers.job WHERE created_at > 'epoch'").fetchone() == (
+            2,
+        )
+    assert _reached(trapped) == []
+
+
 def test_rows_written_by_a_trapped_session_are_found_by_others(
     trapped: psycopg.Connection[Any], dsn: str
 ) -> None:
