@@ -112,6 +112,7 @@ SERVER: dict[str, Check] = {
     "connections": lambda p: server.room(p.ask(server.connections())),
     "notify": lambda p: server.notifications(p.conn, p.schema, p.listen, p.settings.statement_timeout),
     "transactions": lambda p: storage.transactions(p.ask(storage.horizon()), p.role, p.tolerance),
+    "wraparound": lambda p: server.ids(p.ask(server.oldest())),
     "schema": lambda p: server.schema(p.schema, p.states),
 }
 #: Only of one with our tables in it.

@@ -19,12 +19,15 @@ from pgworkers.postgres.statements import Query, Statement, run
 _CONNECTIONS = Statement.beside(__file__, "connections")
 _CLOCK = Statement.beside(__file__, "clock")
 _NOTIFY = Statement.beside(__file__, "notify")
+_AGE = Statement.beside(__file__, "age")
 
 #: Connections of one host, and what must be left so that another can start.
 HOST_NEEDS = 4
 FEW = 10
 #: A queue of notifications to which nothing is added (notify.sql).
 FULL = 0.9
+#: Transaction ids that a database can use before it is vacuumed: at the last three million the server refuses to write.
+MOST_IDS = (1 << 31) - 3_000_001
 _TRIES = 5
 Connect = Callable[[], psycopg.Connection[Any]]
 
@@ -164,6 +167,30 @@ def room(found: Room) -> list[Finding]:
     if left < FEW:
         return [warn("connections", what, why, *fixes, left=left)]
     return [ok("connections", what, left=left)]
+
+
+def oldest() -> Query[tuple[str, int]]:
+    """The database whose transaction ids are used up most, and how many."""
+    return Query(_AGE, {}, lambda rows: (rows[0][0], rows[0][1]))
+
+
+def ids(found: tuple[str, int]) -> list[Finding]:
+    """Autovacuum freezes what is old at a tenth of them (autovacuum_freeze_max_age): half is far too much."""
+    name, age = found
+    used = age / MOST_IDS
+    what = f"{used:.0%} of the transaction ids are used up in the database {name}"
+    why = "when none is left, the server takes no enqueue, no claim and no end, until every database was vacuumed"
+    fixes = (
+        f"vacuumdb --all --freeze  # above all {name}",
+        sql(
+            "SELECT pid, usename, backend_xmin, query FROM pg_stat_activity ORDER BY age(backend_xmin) DESC NULLS LAST"
+        ),
+    )
+    if used > 0.9:
+        return [fail("wraparound", what, why, *fixes, database=name, age=age)]
+    if used > 0.5:
+        return [warn("wraparound", what, why, *fixes, database=name, age=age)]
+    return [ok("wraparound", what, database=name, age=age)]
 
 
 def notifications(

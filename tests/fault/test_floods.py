@@ -1,11 +1,15 @@
-"""Row 97: hundreds of thousands of jobs at once, a third of them due at the same moment; the others do not notice."""
+"""Rows 80 and 97: hundreds of thousands of jobs, and people who look at them; the others do not notice."""
 
 from __future__ import annotations
 
+import re
+import threading
 import time
+import urllib.request
 
 import pytest
 from support.bounds import BUSY, P, S
+from support.command import Forked
 from support.ledger import audit
 from support.tree import Forest, wait_for
 
@@ -57,4 +61,94 @@ def test_row_97_a_flood_in_one_queue_does_not_delay_the_others(forest: Forest) -
     )
     assert count == READY + DUE
     forest.db.execute("DELETE FROM pgworkers.job")
+    assert audit(forest.db, forest.ledger, jobs) == []
+
+
+#: What people and programs look with, again and again.
+LOOKS = (
+    ("top", "--once"),
+    ("jobs", "list"),
+    ("jobs", "list", "--queue", "flood", "--state", "ready"),
+    ("queues", "list"),
+    ("doctor",),
+)
+SESSIONS = """
+SELECT array_agg(pid ORDER BY pid) FROM pg_stat_activity
+ WHERE datname = current_database() AND application_name LIKE 'pgworkers %%' AND pid = ANY (%s)
+"""
+
+
+def test_row_80_looking_at_large_tables_delays_no_worker(forest: Forest) -> None:
+    """Each look has a session of its own and a limit; hosts keep theirs and serve as without."""
+    master = forest.start(queues="default:1,flood:1", PGWORKERS_METRICS="127.0.0.1:0", PGWORKERS_DEPTH="0.5s")
+    address = wait_for(lambda: re.search(r"^metrics +(\S+)", master.log(), re.MULTILINE), what="its port")[1]
+    forest.db.execute(
+        "INSERT INTO pgworkers.job (queue, task) SELECT 'flood', 'unknown' FROM generate_series(1, %s)",
+        [READY],
+    )
+    forest.db.execute(
+        "INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,"
+        " max_attempts, max_crashes, created_at, run_at, errors)"
+        " SELECT -n, 'succeeded', 'succeeded', 0, 'flood', 'unknown', '{}', 1, 1, 0, 1, 1, now(), now(), '{}'"
+        "   FROM generate_series(1, %s) n",
+        [READY],
+    )
+    [first] = forest.enqueue("work")
+    forest.until(first, "succeeded")
+    held = [
+        row[0]
+        for row in forest.db.execute(
+            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'pgworkers %'"
+        )
+    ]
+    assert held
+    enough = threading.Event()
+    looks: list[tuple[str, int, str]] = []
+    scrapes: list[float] = []
+
+    def look(words: tuple[str, ...]) -> None:
+        command = Forked(forest.directory, PGWORKERS_DSN=forest.dsn, PGWORKERS_STATEMENT_TIMEOUT=f"{S:g}s")
+        while not enough.is_set():
+            said = command(*words, code=None)
+            looks.append((" ".join(words), said.code, said.err))
+
+    def scrape() -> None:
+        while not enough.is_set():
+            began = time.monotonic()
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                assert b"pgworkers_queue_jobs" in answer.read()
+            scrapes.append(time.monotonic() - began)
+
+    watchers = [threading.Thread(target=look, args=(words,)) for words in LOOKS]
+    watchers.append(threading.Thread(target=scrape))
+    for watcher in watchers:
+        watcher.start()
+    jobs, oldest = [first], 0.0
+    try:
+        while len(jobs) < 20 or {words for words, code, _ in looks if code != 4} != {
+            " ".join(words) for words in LOOKS
+        }:
+            [job] = forest.enqueue("work")
+            jobs.append(job)
+            forest.until(job, "succeeded", timeout=P + S + BUSY)
+            (age,) = forest.db.execute(OLDEST).fetchone() or (0.0,)
+            oldest = max(oldest, age)
+            assert len(jobs) < 2000, f"a look that never has an answer: {looks[-20:]}"
+    finally:
+        enough.set()
+        for watcher in watchers:
+            watcher.join()
+    assert scrapes
+    assert max(scrapes) < 2 + BUSY
+    for (
+        words,
+        code,
+        err,
+    ) in looks:  # 1: the doctor has findings; 4: it was ended, which a busy machine can need
+        assert code in (0, 1) or (code == 4 and "did not answer in time" in err), (words, code, err)
+    assert {words for words, code, _ in looks if code != 4} == {" ".join(words) for words in LOOKS}
+    assert oldest < S + 1, f"a transaction of {oldest:.2f} s"
+    assert forest.db.execute(SESSIONS, [held]).fetchone() == (sorted(held),), "the host lost a session"
+    forest.db.execute("DELETE FROM pgworkers.job")
+    forest.db.execute("DELETE FROM pgworkers.history WHERE id < 0")
     assert audit(forest.db, forest.ledger, jobs) == []

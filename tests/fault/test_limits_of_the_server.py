@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from support.bounds import BUSY, P, S
+from psycopg.conninfo import make_conninfo
+from support.bounds import BUSY, T_DB, T_HOST, L, P, S
 from support.command import Command
 from support.ledger import audit, read
 from support.server import OwnServer, migrated
 from support.tree import Forest, wait_for
+
+from pgworkers.doctor.server import MOST_IDS
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -91,3 +97,78 @@ def test_row_51_a_full_queue_of_notifications_refuses_nothing_of_ours(little_roo
 def _somebody_sleeps(forest: Forest) -> None:
     look = "SELECT count(*) FROM pgworkers.asleep WHERE queue = 'default'"
     wait_for(lambda: forest.db.execute(look).fetchone() == (1,), what="a host that wants to be told")
+
+
+@pytest.mark.long
+def test_row_59_a_server_without_transaction_ids_is_waited_for(
+    own_server: OwnServer, own_forest: Forest
+) -> None:
+    """It refuses every write. The doctor said so before; hosts try again, less and less, and lose and repeat nothing."""
+    forest = own_forest
+    master = forest.start(queues="default:2")
+    assert _finding(forest, "wraparound")["level"] == "ok"
+    jobs = forest.enqueue("work", 2)
+    for job in jobs:
+        forest.until(job, "succeeded")
+    forest.db.execute("UPDATE pg_database SET datallowconn = true")  # template0, too, must be vacuumed
+    _near_the_end(own_server, forest, left=2_000)
+    before = _finding(forest, "wraparound")
+    assert (before["level"], before["facts"]["age"] > 2_000_000_000) == ("fail", True), before
+    jobs += forest.enqueue("work", 4)
+    for job in jobs:
+        forest.until(job, "succeeded")
+    jobs += forest.enqueue("gate", 2)  # they run when it stops, and end meanwhile
+    wait_for(lambda: len([e for e in read(forest.ledger) if e.kind == "START"]) == len(jobs))
+    jobs += forest.enqueue("work", 2)
+
+    spend = "DO $$ BEGIN FOR n IN 1 .. 3000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$"
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+        forest.db.execute(spend)
+    forest.open_gate()
+    wait_for(lambda: len([e for e in read(forest.ledger) if e.kind == "END"]) >= 8, what="handlers go on")
+    with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+        forest.enqueue("work")
+    stopped, before_it = time.monotonic(), _sessions(forest)
+    wait_for(lambda: time.monotonic() > stopped + L + S, what="longer than a lease")
+    assert master.process.poll() is None
+    assert forest.counts()["succeeded"] == 6, "nothing more could be written"
+    connects = _sessions(forest) - before_it
+    assert connects < 5 * (L + S), f"{connects} connects are a busy loop"
+
+    for (name,) in forest.db.execute("SELECT datname FROM pg_database").fetchall():
+        with psycopg.connect(make_conninfo(forest.dsn, dbname=name), autocommit=True) as conn:
+            conn.execute("VACUUM (FREEZE)")
+    for job in jobs:
+        forest.until(job, "succeeded", timeout=T_DB + T_HOST + BUSY)
+    wait_for(lambda: _finding(forest, "wraparound")["level"] == "ok")
+    starts = [entry.job for entry in read(forest.ledger) if entry.kind == "START"]
+    assert sorted(starts) == sorted(jobs), "what had run while nothing could be written did not run again"
+    assert audit(forest.db, forest.ledger, jobs) == []
+
+
+def _sessions(forest: Forest) -> int:
+    """How many there have been in this database."""
+    row = forest.db.execute(
+        "SELECT sessions FROM pg_stat_database WHERE datname = current_database()"
+    ).fetchone()
+    return int(row[0]) if row else 0
+
+
+def _near_the_end(own: OwnServer, forest: Forest, *, left: int) -> None:
+    """Take the server's counter to where it refuses to write after so many more transactions."""
+    status = own.embedded.status()
+    oldest = min(int(row[0]) for row in forest.db.execute("SELECT datfrozenxid::text FROM pg_database"))
+    following = oldest + MOST_IDS - left
+    programs = Path(f"/proc/{status.pid}/exe").readlink().parent
+    forest.db.close()
+    own.stop()
+    owner = status.data.stat()
+    words = [programs / "pg_resetwal", "-x", str(following), status.data]
+    as_owner = {"user": owner.st_uid, "group": owner.st_gid} if os.getuid() == 0 else {}
+    subprocess.run(words, check=True, capture_output=True, cwd="/", **as_owner)  # type: ignore[call-overload]
+    # what became of the transactions before it lies in a file that the counter, and not the server, has reached
+    fate = status.data / "pg_xact" / f"{following // (8192 * 4 * 32):04X}"
+    fate.write_bytes(bytes(8192 * 32))
+    os.chown(fate, owner.st_uid, owner.st_gid)
+    own.start()
+    forest.reconnect()

@@ -140,11 +140,17 @@ def test_row_81_five_percent_of_a_cpu(little_cpu: Path, forest: Forest) -> None:
         (place / "cpu.cfs_quota_us").write_text("5000")
     except OSError as why:
         pytest.skip(f"NOT TESTED: {why}")
-    jobs = forest.enqueue("work", 60, args={"seconds": 0.2}, max_crashes=20)
-    forest.until_all_ended(timeout=110)
+    jobs: list[int] = []
+
+    def starving() -> bool:
+        """The other host may take nearly all of them."""
+        jobs.extend(forest.enqueue("work", 60, args={"seconds": 0.2}, max_crashes=20))
+        forest.until_all_ended(timeout=110)
+        return int((place / "cpu.stat").read_text().split("nr_throttled")[1].split()[0]) > 10
+
+    wait_for(starving, what="it had too little")
     (place / "cpu.cfs_quota_us").write_text("-1")
-    assert forest.counts() == {"succeeded": 60}
-    assert int((place / "cpu.stat").read_text().split("nr_throttled")[1].split()[0]) > 10, "never starved"
+    assert forest.counts() == {"succeeded": len(jobs)}
     assert audit(forest.db, forest.ledger, jobs) == []
     assert starved.terminate() == 0
 

@@ -163,6 +163,12 @@ def test_poolers() -> None:
     assert levels(server.pooler(True, True, True)) == ["fail"]
 
 
+def test_transaction_ids() -> None:
+    assert levels(server.ids(("shop", 200_000_000))) == ["ok"]
+    assert levels(server.ids(("shop", 1_100_000_000))) == ["warn"]
+    assert levels(server.ids(("shop", server.MOST_IDS - 1))) == ["fail"]
+
+
 def test_notifications() -> None:
     assert levels(server.notified(None, 0.0, 5.0)) == ["fail"]
     assert levels(server.notified(0.001, 0.5, 5.0)) == ["warn"]
