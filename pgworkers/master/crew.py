@@ -187,6 +187,11 @@ class Worker:
         self._reads = self._shelf = -1
         self.become("gone")
 
+    def hear_no_more(self) -> None:
+        """It has said its last word and is on its way out: that it hangs up is no news, its supervisor will tell."""
+        if self._sock is not None:
+            asyncio.get_running_loop().remove_reader(self._sock.fileno())
+
     def leave(self) -> None:
         """Let an idle worker go: its channel closes, it runs its stop hooks and exits."""
         self.become("leaving")

@@ -242,6 +242,7 @@ class Dispatch(Handing):
         self._settle(desk, worker, held, verdict.of_report(report, held))
         if report.last:
             worker.become("leaving")
+            worker.hear_no_more()
             self.recover(worker)
 
     def _settle(self, desk: QueueDesk, worker: Worker, held: Held, ending: verdict.Ending) -> None:

@@ -23,6 +23,7 @@ from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.held import Held
 from pgworkers.process.budget import Budget
+from pgworkers.process.frames import Frame
 from pgworkers.settings import Settings
 from pgworkers.supervisor.messages import (
     Boot,
@@ -38,6 +39,9 @@ from pgworkers.supervisor.messages import (
     Stop,
     Suspended,
 )
+from pgworkers.worker.messages import Kind
+
+_READY = Frame(Kind.READY, 0, 0, b"")
 
 
 class Supervisors:
@@ -239,7 +243,12 @@ class Supervisors:
             fact.slot,
             fact.pid,
             supervisor.version,
-            (socket.socket(fileno=sock), reads, writes, shelf[0] if shelf else -1),
+            (
+                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, sock),
+                reads,
+                writes,
+                shelf[0] if shelf else -1,
+            ),
             self._dispatch.heard,
             self._dispatch.recover,
             supervisor.send,
@@ -249,6 +258,8 @@ class Supervisors:
         self._facts.tell(events.WorkerForked(supervisor.queue, fact.slot, fact.pid))
         if supervisor.retired:  # it was on its way
             self._dispatch.retire(worker)
+        if fact.ready:  # its first order need not wait until it says so itself
+            self._dispatch.heard(worker, [_READY])
 
     def _bury(self, worker: Worker, died: Died) -> None:
         left = worker.state == "leaving" or (worker.state == "booting" and died.status == "exit 0")

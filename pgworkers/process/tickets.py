@@ -42,10 +42,18 @@ def write(fd: int, keys: Iterable[Key]) -> None:
     os.write(fd, struct.pack(f"<{len(flat)}q", *flat))
 
 
-def wait(fd: int, rest: Callable[[], bool] = lambda: True) -> tuple[Key | None, bool]:
+def until_readable(fd: int) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll()
+
+
+def wait(
+    fd: int, rest: Callable[[], bool] = lambda: True, pause: Callable[[int], None] = until_readable
+) -> tuple[Key | None, bool]:
     """The next ticket, however long it takes, None when nobody can write one any more; and: had it to be waited for?
 
-    `rest` is called before waiting; when it says False there will be no ticket either.
+    `rest` is called before waiting; when it says False there will be no ticket either. `pause` waits for something to read.
     """
     waited = False
     while True:
@@ -55,9 +63,7 @@ def wait(fd: int, rest: Callable[[], bool] = lambda: True) -> tuple[Key | None, 
             waited = True
             if not rest():
                 return None, waited
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            poll.poll()
+            pause(fd)
             continue  # somebody else may have been faster
         return (_unpack(data) if data else None), waited
 

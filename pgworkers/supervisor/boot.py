@@ -24,7 +24,7 @@ from pgworkers.settings import Settings
 from pgworkers.supervisor.ask import starts_threads
 from pgworkers.supervisor.messages import Boot, Booted, BootFailed
 from pgworkers.supervisor.scrub import scrub
-from pgworkers.worker.birth import dress_streams
+from pgworkers.worker.birth import dress_streams, empty_stdin
 from pgworkers.worker.rehearsal import rehearse
 
 
@@ -58,7 +58,8 @@ def load_app(boot: Boot, parent: int) -> Loaded | BootFailed:
             for name in boot.queue.preload:
                 importlib.import_module(name)
             app.bind(settings.dsn, settings)  # here and not in each worker: what it makes is shared
-            dress_streams(make=False)
+            empty_stdin()
+            dress_streams()
             if not app.start_hooks:
                 records.dress(settings.log, settings.log_level)
             for task in app.tasks.values():

@@ -48,6 +48,8 @@ class Capture:
     def stack(self, start: int) -> str:
         """What faulthandler wrote since `start`; of a long one the beginning, where the guilty thread is."""
         end = min(memfd.size(self.dump), start + STACK_LIMIT)
+        if end == start:
+            return ""  # of nearly every death
         return stack.tell(memfd.between(self.dump, start, end, STACK_LIMIT).decode("utf-8", "replace"))
 
     def dump_size(self) -> int:

@@ -6,18 +6,19 @@ import os
 import signal
 import time
 
-from pgworkers.process import measure, scoreboard, signals, tree
+from pgworkers.process import limits, measure, scoreboard, signals, tree
 from pgworkers.process.scoreboard import Reason, Running, State
 from pgworkers.settings import Settings
 from pgworkers.supervisor import ladder, suspend, watch
 from pgworkers.supervisor.ladder import Climb, Rung, Seen
 from pgworkers.supervisor.member import DumpWish, Worker
 from pgworkers.supervisor.messages import Dump, Fact, Stack, Stalled, Stop
-from pgworkers.worker.heartbeat import REST
+from pgworkers.worker.heartbeat import REST, YOUTH
 
 _DUMP_STEP = 0.005
 _STOP_STEP = 0.001
 _STOP_TRIES = 50
+_CALL_EVERY = 1.0
 
 
 def wish(worker: Worker, order: Stop, now: float) -> None:
@@ -36,6 +37,19 @@ def wish(worker: Worker, order: Stop, now: float) -> None:
 
 def _reason(word: str) -> int:
     return Reason.__members__.get(word.upper(), Reason.KILL)
+
+
+def tend(worker: Worker, now: float) -> None:
+    """What only a worker needs that lives until somebody looks: the kernel's preference for it, and a heartbeat."""
+    if not worker.grown:
+        worker.grown = True
+        limits.raise_oom_score(worker.pid)
+    slot = worker.slot
+    if slot.beat or slot.state != State.RUNNING or worker.suspended:
+        return
+    if now - slot.started / 1e9 >= YOUTH and now - worker.called >= _CALL_EVERY:
+        worker.called = now
+        signals.send(worker.pid, signal.SIGUSR1)
 
 
 def check_limits(worker: Worker, settings: Settings, now: float, fence: float) -> None:
@@ -194,6 +208,8 @@ def feel(worker: Worker, settings: Settings, now: float) -> Stalled | None:
     found = tree.stat(worker.pid)
     if found is None or found.state == "Z" or worker.suspended:
         return None
+    if not slot.beat and found.state not in "Tt":
+        return None  # it has no heartbeat yet: its silence says nothing
     news = worker.pulse.feel(now, sign, found.ticks, patience, rests=rests)
     if news is None:
         return None

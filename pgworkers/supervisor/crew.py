@@ -18,6 +18,8 @@ from pgworkers.supervisor.member import Worker
 from pgworkers.supervisor.messages import Died, Forked, Resting
 
 _STEP = 0.005
+#: Where jobs with a process of their own take less than so many seconds, workers begin without a heartbeat.
+BRIEF = 0.1
 #: Who leaves looks as often as this, however late it is: while we did not run, those we killed may not have run either.
 _LOOKS = 40
 
@@ -31,6 +33,7 @@ class Crew:
         self._workers: dict[int, Worker] = {}
         self._deaths: list[reap.Death] = []
         self._swept = 0
+        self._typical: float | None = None  # seconds from the beginning of a job to the death of its worker
         self._budget = Budget(
             self._settings.restart_intensity, self._settings.restart_period, self._settings.restart_cap
         )
@@ -65,6 +68,7 @@ class Crew:
         Workers keep their own orphans: there is something to sweep only after a death. `look` all the same.
         """
         for worker in [worker for worker in self if climb.is_gone(worker)]:
+            self._learn(worker, now)
             death = reap.bury(worker, self._witness, self._settings.output_limit, now)
             worker.capture.echo(self._screen, everything=True)
             worker.capture.close()
@@ -101,13 +105,23 @@ class Crew:
             index = next(i for i in range(len(self._board)) if i not in self._workers)
             siblings = [fd for worker in self for fd in worker.capture.descriptors]
             hidden = [*not_theirs(), *siblings, *self._screen.descriptors]
+            brief = self._lives_are_brief()
             try:
-                worker, fds = fork.make(self._nursery, index, self._board[index], hidden)
+                worker, fds = fork.make(self._nursery, index, self._board[index], hidden, brief=brief)
             except OSError:  # no memory, no process, no descriptor left: nor will there be in a moment
                 self._rest(now, False)
                 return
             self._workers[index] = worker
-            self._tell(Forked(index, worker.pid), *fds)
+            self._tell(Forked(index, worker.pid, ready=brief), *fds)
+
+    def _learn(self, worker: Worker, now: float) -> None:
+        if worker.slot.started:
+            lived = now - worker.slot.started / 1e9
+            self._typical = lived if self._typical is None else self._typical + 0.2 * (lived - self._typical)
+
+    def _lives_are_brief(self) -> bool:
+        alone = self._nursery.queue.max_jobs == 1 and not self._nursery.app.start_hooks
+        return alone and self._typical is not None and self._typical < BRIEF
 
     def _rest(self, now: float, was_ready: bool) -> None:
         pause = self._budget.died(now, was_ready)

@@ -48,14 +48,16 @@ class ForkRefused(RuntimeError):
     """This process has threads: a forked copy of it could hang on a lock that nobody will ever release."""
 
 
-def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) -> tuple[Worker, list[int]]:
+def make(
+    nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int], *, brief: bool = False
+) -> tuple[Worker, list[int]]:
     """Fork a worker. Returns it and what is the master's: its end of the socket, both ends of the ticket pipe, and
     the shelf, if it can have one job after another.
 
     The caller sends them away, so that nobody but the master can write a ticket.
 
     `not_theirs` are our descriptors that the child must not have: our control socket, the files of its
-    siblings.
+    siblings. `brief`: its life will likely be.
     """
     threads = running_threads()
     if threads:
@@ -76,7 +78,7 @@ def make(nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int]) ->
             pid = _fork()
             if pid == 0:
                 not_ours = [*not_theirs, ours.fileno(), writes]
-                _child(nursery, index, slot, capture, theirs, (reads, page), parent, not_ours)
+                _child(nursery, index, slot, capture, theirs, (reads, page), parent, not_ours, brief)
     except OSError:
         ours.close()
         theirs.close()
@@ -116,6 +118,7 @@ def _child(
     channel: tuple[int, int],
     parent: int,
     not_ours: list[int],
+    brief: bool,
 ) -> NoReturn:
     """From here on we are a worker, and must never return into the supervisor's frames."""
     status = 70  # EX_SOFTWARE: something below raised that should not have
@@ -141,6 +144,7 @@ def _child(
             dump=capture.dump,
             parent=parent,
             signals=nursery.signals,
+            brief=brief,
         )
         status = live(birth)
     except BaseException:

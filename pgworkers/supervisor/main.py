@@ -105,6 +105,7 @@ class Supervisor:
         self._round_at = now + TICK
         fence = self._term.until / 1e9 - self._settings.lease / 3
         for worker in self._crew:
+            climb.tend(worker, now)
             climb.check_limits(worker, self._settings, now, fence)
             climb.step(worker, now)
             for fact in climb.finish_dumps(worker, now) if worker.dumps else ():

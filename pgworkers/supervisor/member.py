@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from pgworkers.process.scoreboard import Slot, State
 from pgworkers.supervisor.capture import Capture
@@ -20,20 +22,21 @@ class DumpWish:
     until: float
 
 
-@dataclass(slots=True)
-class Worker:
+class Worker(msgspec.Struct, eq=False):  # by C code: one is made for each birth
     """A forked worker that we have not reaped, so its pid is its own."""
 
     index: int
     pid: int
     slot: Slot
     capture: Capture
-    climbs: dict[tuple[int, int], Climb] = field(default_factory=dict)
-    pulse: Pulse = field(default_factory=Pulse)
-    dumps: list[DumpWish] = field(default_factory=list)
+    climbs: dict[tuple[int, int], Climb] = {}
+    pulse: Pulse = msgspec.field(default_factory=Pulse)
+    dumps: list[DumpWish] = []
     dump_seen: int = 0  # size of the dump file at the last look
     killed: str | None = None  # why we sent SIGKILL
     seen_ready: bool = False
+    grown: bool = False  # has it lived long enough to be looked at?
+    called: float = 0.0  # when it was last asked for its heartbeat
     suspended: float = 0.0  # since when its group stands still by wish
 
     @property

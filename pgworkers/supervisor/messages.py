@@ -75,6 +75,7 @@ class BootFailed(msgspec.Struct, tag="boot_failed", tag_field="is"):
 class Forked(msgspec.Struct, tag="forked", tag_field="is"):
     slot: int
     pid: int
+    ready: bool = False  # nothing stands between it and its first order: it will not say so itself
 
 
 class Died(msgspec.Struct, tag="died", tag_field="is"):

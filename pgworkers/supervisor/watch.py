@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from pgworkers.process.scoreboard import Reason, Running, State
 
@@ -33,8 +33,7 @@ def stood_still(now: float, pulse: Pulse, limit: int) -> bool:
     return limit > 0 and pulse.stalled and now - pulse.since >= limit / 1e9
 
 
-@dataclass(slots=True)
-class Pulse:
+class Pulse(msgspec.Struct, eq=False):
     """The last sign of life of one worker: its beat, or else its CPU time.
 
     A C extension that holds the GIL stops the beat but uses CPU; a handler that sleeps uses none but its

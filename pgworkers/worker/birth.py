@@ -42,27 +42,31 @@ class Birth(msgspec.Struct, frozen=True):
     dump: int  # descriptor that stacks are written to
     parent: int
     signals: list[tuple[int, Any]]  # that the supervisor hears, and what they are without it
+    brief: bool = False  # its life is likely over before a heartbeat is of any use, and its order on the way
 
 
 def settle(birth: Birth) -> None:
-    """Streams, signals, dumps, limits, random numbers."""
-    point_streams(birth.output)
-    dress_streams()
+    """Streams, signals, dumps, limits, random numbers. The streams are dressed and stdin is empty: the supervisor's are."""
+    dup2(birth.output, 1)
+    dup2(birth.output, 2)
     signals.reset(birth.signals)
     _c_signal.signal(signal.SIGUSR2, unheard)
     watch_faults(birth.dump)
-    limits.raise_oom_score()
     limits.set_cores(birth.index, birth.queue.cores, birth.queue.pin)
     limits.set_address_space(birth.queue.address_space)
     _reseed()
 
 
-def point_streams(output: int) -> None:
-    """stdin empty, stdout and stderr into the capture file, also for the processes a handler starts."""
+def empty_stdin() -> None:
     empty = os.open(os.devnull, os.O_RDONLY)
     dup2(empty, 0)
     if empty != 0:
         close(empty)
+
+
+def point_streams(output: int) -> None:
+    """stdin empty, stdout and stderr into the capture file, also for the processes a handler starts."""
+    empty_stdin()
     dup2(output, 1)
     dup2(output, 2)
 
@@ -76,16 +80,14 @@ def _is_dressed(stream: Any) -> bool:
     )
 
 
-def dress_streams(*, make: bool = True) -> None:
-    """Whole lines at once, and a character that cannot be printed is no reason to fail a job; `make` what is not there."""
+def dress_streams() -> None:
+    """Whole lines at once, and a character that cannot be printed is no reason to fail a job. In the supervisor, for all."""
     for name, fd in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, f"__{name}__")
         if stream is not None and _is_dressed(stream):
-            pass  # by the supervisor: changing it again would cost each worker its own copy
+            pass
         elif isinstance(stream, io.TextIOWrapper) and not stream.closed:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-        elif not make:
-            continue
         else:  # the master was started with a closed stdout
             stream = open(  # noqa: SIM115
                 fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False

@@ -18,7 +18,7 @@ from pgworkers.worker.birth import Birth, hear_dumps_again, unheard
 from pgworkers.worker.messages import Kind, Progress
 from pgworkers.worker.outbox import Outbox
 
-#: Seconds before the first beat of a worker that has one job only: most are gone by then.
+#: Seconds without a heartbeat, where lives are brief (`Birth.brief`): most are over by then.
 YOUTH = 0.1
 #: Beats without a job after which a worker rests, and how many times longer its beats take then.
 TIRED = 3
@@ -31,7 +31,11 @@ _said: msgspec.json.Decoder[dict[str, float | str | None]] = msgspec.json.Decode
 
 
 class Heartbeat:
-    """A bare thread: an object of `threading` would cost each worker ninety pages, and its first job a wait."""
+    """A bare thread: an object of `threading` would cost each worker ninety pages, and its first job a wait.
+
+    Even so it costs as much as a short job. So where lives are brief it begins when somebody has reason to ask for it: the
+    wait for an order, a job that may not stand still, or the supervisor, by a signal.
+    """
 
     def __init__(self, birth: Birth, outbox: Outbox) -> None:
         self._birth = birth
@@ -44,17 +48,33 @@ class Heartbeat:
         self._resting = False
         self._alarm = _thread.allocate_lock()  # ends a rest when it is let go
         self._alarm.acquire()
+        self._begun = False
         #: The running job; read and cleared under the outbox's lock, so that no progress of a job follows its report.
         self.attempt: Attempt | None = None
 
     def start(self) -> None:
-        """With all signals but SIGUSR2 blocked in it: they belong to the main thread."""
-        with _BLOCKED:
-            _thread.start_new_thread(self.run, ())
+        """If it did not begin before. With all signals but SIGUSR2 blocked in it: they belong to the main thread."""
+        if not self._begun:
+            with _BLOCKED:
+                _thread.start_new_thread(self.run, ())
+            self._begun = True
+
+    def heed(self) -> None:
+        """By a signal, in the middle of anything: the supervisor misses the beat."""
+        try:
+            self.start()
+        except RuntimeError:
+            pass  # no thread can be had now; it will ask again
+
+    def wait(self, fd: int) -> None:
+        """Until there is something to read; a wait that takes long has a heartbeat."""
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        if self._begun or not poll.poll(YOUTH * 1000):
+            self.start()
+            poll.poll()
 
     def run(self) -> None:
-        if self._birth.queue.max_jobs == 1:
-            time.sleep(YOUTH)
         while True:
             self._slot.beat += 1
             try:

@@ -19,17 +19,20 @@ _CHUNK = 1 << 16
 
 
 class Inbox:
-    def __init__(self, sock: socket.socket, pipe: int, rest: Callable[[], bool]) -> None:
+    def __init__(
+        self, sock: socket.socket, pipe: int, rest: Callable[[], bool], pause: Callable[[int], None]
+    ) -> None:
         self._sock = sock
         self._pipe = pipe
         self._reader = Reader()
         self._frames: deque[Frame] = deque()
+        self._pause = pause
         self._rest = rest  # called before we wait; False: we must not go on
         self.waited = False  # was this worker idle before the last ticket?
 
     def ticket(self) -> Key | None:
         """The next ticket, ours alone from now on; None: we are to leave."""
-        key, self.waited = tickets.wait(self._pipe, self._rest)
+        key, self.waited = tickets.wait(self._pipe, self._rest, self._pause)
         return key
 
     def order(self, key: Key) -> Frame | None:

@@ -57,10 +57,10 @@ class Worker:
         self._birth = birth
         self._slot = birth.slot
         self._outbox = Outbox(birth.sock, birth.shelf)
-        self._inbox = Inbox(birth.sock, birth.tickets, self._rest)
         self._loop = Loop()
-        self._window = Window(birth.slot, self._loop, birth.dump)
         self._heartbeat = Heartbeat(birth, self._outbox)
+        self._inbox = Inbox(birth.sock, birth.tickets, self._rest, self._heartbeat.wait)
+        self._window = Window(birth.slot, self._loop, birth.dump, self._heartbeat.heed)
         self._tidy: Tidy | None = None
         self.spared: set[int] = set()  # children that start hooks made
         self._pid = os.getpid()
@@ -71,7 +71,8 @@ class Worker:
     def start(self) -> None:
         self._window.install()
         os.register_at_fork(after_in_child=self._in_forked_child)
-        self._heartbeat.start()
+        if not self._birth.brief:
+            self._heartbeat.start()
         hooks = self._birth.app.start_hooks
         self._run_hooks(hooks)
         records.bind(self._bearings)
@@ -89,7 +90,8 @@ class Worker:
         self._slot.state = State.IDLE
         ready = frames.encode(Kind.READY, 0, 0)
         try:
-            self._outbox.send(ready)
+            if not self._birth.brief:  # else it is taken for ready as it is
+                self._outbox.send(ready)
             while (key := self._inbox.ticket()) is not None:
                 if key == tickets.CALL:
                     self._outbox.send(ready)
@@ -113,6 +115,8 @@ class Worker:
             return False
         if attempt.ctx is not None or order.task not in self._brief:
             self._outbox.send_waiting()  # nobody knows how long this one takes
+        if order.stall_timeout:
+            self._heartbeat.start()  # who may not stand still must be seen to live
         self._heartbeat.attempt = attempt
         self._heartbeat.wake()
         attempt.run(self._window)

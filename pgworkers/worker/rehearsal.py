@@ -21,7 +21,7 @@ from pgworkers.process.scoreboard import Scoreboard
 from pgworkers.process.term import OwnTerm, Term
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
-from pgworkers.worker.birth import Birth, dress_streams
+from pgworkers.worker.birth import Birth
 from pgworkers.worker.main import Worker
 from pgworkers.worker.messages import NULL, Kind, Order
 from pgworkers.worker.tidy import TIMERS
@@ -72,7 +72,6 @@ def _be_born(parent: int) -> None:
     """Those of the first steps that change nothing in a process which has made them before."""
     prctl.die_with_parent(signal.SIGKILL, parent)
     prctl.inherit_orphans()
-    dress_streams(make=False)
     limits.set_cores(0, (), False)
     limits.set_address_space(None)
     random.seed()

@@ -37,11 +37,12 @@ class Carried(Exception):
 
 
 class Window:
-    def __init__(self, slot: Slot, loop: Loop, dump: int) -> None:
+    def __init__(self, slot: Slot, loop: Loop, dump: int, heed: Callable[[], None]) -> None:
         self._slot = slot
         self._loop = loop
         self._dump = dump
         self._loops = (loop,)
+        self._heed = heed  # the signal may mean that somebody misses our heartbeat
         self._job = 0
         self._lease = 0
         self._open = False
@@ -50,6 +51,7 @@ class Window:
         _c_signal.signal(signal.SIGUSR1, self.on_signal)
 
     def on_signal(self, _signum: int, _frame: FrameType | None) -> None:
+        self._heed()
         wanted = self._slot.tell
         if wanted != self._slot.told:
             self._loop.write_stacks(self._dump)

@@ -94,6 +94,7 @@ class Crewman:
         self._early: set[tuple[int, int]] = set()  # ends that were read from the shelf and will come again
         self._sent: set[tuple[int, int]] = set()  # that have come, though they may lie there a moment longer
         self.closed = False
+        self.ready = False
 
     def pump(self) -> None:
         lying = shelf.read(self.shelf) if self.shelf >= 0 else b""
@@ -146,6 +147,7 @@ class Crewman:
         memory: int | None = None,
         checkpoint: Any = None,
         attempt: int = 1,
+        stall_timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
         # arguments travel as one JSON object by parameter name
@@ -161,6 +163,7 @@ class Crewman:
                 msgspec.Raw(msgspec.json.encode(checkpoint)),
                 msgspec.Raw(b"null"),
                 [],
+                stall_timeout=stall_timeout,
             )
         )
         self.sock.setblocking(True)
@@ -264,6 +267,7 @@ class Play:
             fact: Fact = msgspec.json.decode(data, type=Fact)
             if isinstance(fact, Forked):
                 self.crew[fact.slot] = Crewman(fact.slot, fact.pid, fds)
+                self.crew[fact.slot].ready = fact.ready
                 self.everyone.append(self.crew[fact.slot])
             self.facts.append(fact)
 
@@ -295,17 +299,17 @@ class Play:
         return until(f"the end of job {job}", look)
 
     def worker(self, slot: int = 0, *, other_than: int = 0) -> Crewman:
-        """A worker that has said READY."""
+        """A worker that has said READY, or need not."""
 
         def look() -> Crewman | None:
             self.pump()
             found = self.crew.get(slot)
             if found is None or found.pid == other_than:
                 return None
-            return found if getattr(found, "ready", False) or found.take(Kind.READY) else None
+            return found if found.ready or found.take(Kind.READY) else None
 
         found = until(f"a ready worker in slot {slot}; facts: {self.facts}", look)
-        found.ready = True  # type: ignore[attr-defined]
+        found.ready = True
         return found
 
     def named(self, worker: Crewman, word: str) -> str:

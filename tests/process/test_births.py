@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from play import Died, Play, until
+from play import Crewman, Died, Forked, Play, until
 
 from pgworkers.supervisor import hooks
 
@@ -42,6 +42,10 @@ def fork_with_a_thread():
     os.wait()
     rest.set()
     return os.read(reads, 1000).decode()
+
+@app.task
+def count():
+    return len(os.listdir("/proc/self/task"))
 
 @app.task
 def nap():
@@ -116,6 +120,46 @@ def test_a_job_that_takes_its_time_has_a_heartbeat(tmp_path: Path) -> None:
         worker.order(7, "nap")
         title = Path(f"/proc/{worker.pid}/cmdline")
         until("a title that names the job", lambda: b"#7 nap" in title.read_bytes())
+
+
+def brief_lives(play: Play) -> Crewman:
+    """Of some workers; and the one after them, which begins without a heartbeat."""
+    before = 0
+    for job in range(1, 12):
+        worker = play.worker(other_than=before)
+        before = worker.pid
+        assert worker.run(job, "nothing").outcome == "done"
+        if any(fact.ready for fact in play.facts if isinstance(fact, Forked)):
+            break
+    return play.worker(other_than=before)
+
+
+def test_where_lives_are_brief_a_long_one_has_a_heartbeat_all_the_same(tmp_path: Path) -> None:
+    """Its supervisor asks for it."""
+    with Play(tmp_path, TASKS, queue=ONE) as play:
+        worker = brief_lives(play)
+        worker.order(70, "nap")
+        title = Path(f"/proc/{worker.pid}/cmdline")
+        until("a title that names the job", lambda: b"#70 nap" in title.read_bytes())
+
+
+def test_where_lives_are_brief_a_long_wait_has_a_heartbeat(tmp_path: Path) -> None:
+    with Play(tmp_path, TASKS, queue=ONE) as play:
+        worker = brief_lives(play)
+        title = Path(f"/proc/{worker.pid}/cmdline")
+        until("a title", lambda: title.read_bytes().startswith(b"pgworkers: worker "))
+
+
+def test_where_lives_are_brief_a_job_has_no_second_thread(tmp_path: Path) -> None:
+    with Play(tmp_path, TASKS, queue=ONE) as play:
+        worker = brief_lives(play)
+        assert eval(bytes(worker.run(70, "count").result)) == 1
+
+
+def test_who_may_not_stand_still_has_a_heartbeat_from_the_beginning(tmp_path: Path) -> None:
+    with Play(tmp_path, TASKS, queue=ONE) as play:
+        worker = brief_lives(play)
+        assert eval(bytes(worker.run(70, "count", stall_timeout=60.0).result)) == 2
 
 
 def test_who_registers_wrongly_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
