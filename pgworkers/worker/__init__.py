@@ -12,7 +12,7 @@ its queue's `max_jobs` or `max_rss` is reached, or somebody kills it.
 - `loop`      the event loop of `async def` handlers, and how one is stopped
 - `outcome`   (pure) what an exception means for the job, and its text
 - `tidy`      what a handler must not leave for the next job; `noting` knows whether it changed anything
-- `heartbeat` beat, progress, checkpoint, title, and the check that we still have parents
+- `heartbeat` beat, progress, checkpoint, title, and the check that we still have parents; late where lives are brief
 - `outbox`    sending frames from two threads without tearing them; ends of very short jobs many at once
 
 What it may touch: its own slot of the scoreboard, its socket, itself. It has no database connection, never
