@@ -5,6 +5,7 @@
 - `plans`    which measurements belong to quick, to each phase of peers, to the curve
 - `bars`     what must be reached, what was, and what that makes: met or missed
 - `report`   tables for the terminal and pages for docs/performance
+- `alone`    one worker without a master and a database: its CPU per very short job (run by itself)
 - `peers/`   the harness itself and one script per peer: they run in environments of their own and import nothing from here
 
 All are measured by the same clock at the same place, inside the handler; rounds are interleaved; only ratios within
