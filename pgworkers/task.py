@@ -97,8 +97,9 @@ class Task(Generic[P, R]):
 
     def call(self, ctx: Ctx | None, args_json: bytes) -> Any:
         """Run the handler with stored arguments; a coroutine if it is `async def`."""
-        args, kwargs = self.arguments.decode(args_json)
-        if self.arguments.reserved:
+        arguments = self.arguments
+        args, kwargs = arguments.decode(args_json)
+        if arguments.reserved:
             return self.fn(ctx if ctx is not None else Ctx.for_test(), *args, **kwargs)
         return self.fn(*args, **kwargs)
 

@@ -46,10 +46,10 @@ class Rates:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._known: dict[str, Rate] = {}
+        self.declared: dict[str, Rate] = {}
 
     def get(self, scope: str, rate: float | None, per: Duration, burst: float | None) -> Rate:
-        known = self._known.get(scope)
+        known = self.declared.get(scope)
         if rate is None:
             if known is None:
                 raise UsageError(
@@ -58,12 +58,12 @@ class Rates:
             return known
         limit = limit_of(scope, rate, per, burst)
         if known is None or known.limit != limit:
-            known = self._known[scope] = Rate(limit, Stock(limit.rate), self._client)
+            known = self.declared[scope] = Rate(limit, Stock(limit.rate), self._client)
         return known
 
     def give_back(self) -> None:
         """After a job: what it took ahead is for others. Not worth a job: a failure is only said."""
-        for rate in list(self._known.values()) if self._known else ():
+        for rate in list(self.declared.values()) if self.declared else ():
             if not len(rate.stock):
                 continue
             try:
@@ -73,5 +73,5 @@ class Rates:
 
     def forget(self) -> None:
         """After a fork: the parent's tokens are the parent's."""
-        for rate in self._known.values():
+        for rate in self.declared.values():
             rate.stock.empty()

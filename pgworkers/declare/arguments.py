@@ -26,6 +26,7 @@ from pgworkers.payload import NotJson, carries, decoder, encode
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL)
 _NONE: dict[str, Any] = {}
+_astuple = msgspec.structs.astuple
 _RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -150,7 +151,7 @@ class Arguments:
         """JSON as a call; UnfitArguments when it does not fit (enqueued by SQL, or by an older deploy)."""
         try:
             if self._by_place:
-                return msgspec.structs.astuple(self._struct.decode(text)), _NONE
+                return _astuple(self._struct.decode(text)), _NONE
             values = self._decode(text)
         except msgspec.ValidationError as exc:
             reason = _where(exc)

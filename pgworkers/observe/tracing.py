@@ -24,6 +24,7 @@ FLUSH_TIME = 2.0
 _FORM = re.compile(
     r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
 )
+_NAME = "opentelemetry.trace"
 _LONGEST = 256
 _STATE_LONGEST = 512
 
@@ -158,8 +159,8 @@ def attempting(task: str, queue: str, job: int, attempt: int, meta: Mapping[str,
 
 
 def wanted() -> bool:
-    """Has this process OpenTelemetry?"""
-    return _api() is not None
+    """Has this process OpenTelemetry? Every job asks."""
+    return _NAME in sys.modules and _api() is not None
 
 
 def flush() -> None:
@@ -183,7 +184,7 @@ def _quietly(force: Any) -> None:
 
 def _api() -> Any:
     """`opentelemetry.trace`, if somebody imported it (to its end)."""
-    found = sys.modules.get("opentelemetry.trace")
+    found = sys.modules.get(_NAME)
     if found is None:
         return None
     return found if hasattr(found, "get_tracer") and hasattr(found, "use_span") else None

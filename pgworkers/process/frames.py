@@ -9,7 +9,9 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-_HEADER = struct.Struct("<IBxxxqi")
+#: Length of the body, kind, job, lease.
+HEADER = "<IBxxxqi"
+_HEADER = struct.Struct(HEADER)
 HEADER_SIZE = _HEADER.size
 _pack = _HEADER.pack
 _unpack_from = _HEADER.unpack_from

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
-from time import process_time
+from time import process_time_ns
 
 from pgworkers.process import tree
 from pgworkers.process.resting import Resting
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-RESET_EVERY = 0.01  #: seconds
+RESET_EVERY = 10_000_000  #: nanoseconds
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -48,11 +48,17 @@ def over(pid: int, limit: int) -> int:
 
 
 class Meter:
-    """CPU seconds and largest resident size of this process from `begin` to `end`, waited-for children included.
+    """CPU time and largest resident size of this process from `begin` to the end of a job, waited-for children included.
 
     The end of a job is the beginning of the next one that follows at once. The kernel's high-water mark is set back when a
     job moved it, and every RESET_EVERY otherwise: of very short jobs in a row, one may be told the size that the process had
-    a moment before it. Of the shortest the peak is not asked at all: it is that of the job before.
+    a moment before it.
+
+    Of the shortest nothing is asked (`guess`): to ask takes as long as they do. Their CPU time is the time they took, and
+    their peak that of the job before. What they really used is divided by durations among them and the next job that is
+    measured, which so is told its share, whatever the process did between them.
+
+    Clocks are in nanoseconds, answers in microseconds.
     """
 
     def __init__(self, *, alone: bool = False) -> None:
@@ -63,53 +69,55 @@ class Meter:
                 self._reset = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
             except OSError:
                 pass  # not allowed
-        self._cpu = 0.0
-        self._waited = 0.0  # of that, by children
+        self._cpu = 0
+        self._guessed = 0  # what jobs took that were not measured since
         self._last = 0  # what the kernel said last; kB
         self._peak = -1  # of this process, as it was when the mark was set back; kB
         self._children = 0
         self.grew = 0  # bytes by which the last job needed more than there was before it
-        self._next_reset = 0.0
+        self._next_reset = 0
 
     @property
     def descriptor(self) -> int:
         return self._reset
 
-    def begin(self, now: float, fresh: bool) -> float:
-        """Returns the CPU seconds used so far. `fresh`: time has passed since the last `end`; `now`: monotonic."""
+    def begin(self, now: int, fresh: bool) -> int:
+        """Returns the CPU time used so far. `fresh`: time has passed since the last end."""
         if fresh or self._peak < 0 or now >= self._next_reset:
             self._set_back(now)
-        return self._cpu
+        return (self._cpu + self._guessed) // 1000
 
-    def end(self, *, brief: bool = False) -> tuple[float, int]:
-        """CPU seconds since `begin`, and the peak in bytes. `brief`: too short for children, and to move the peak much."""
-        if brief:
-            cpu = process_time() + self._waited
-            used, self._cpu = cpu - self._cpu, cpu
-            self.grew = 0
-            return used, self._last * 1024
+    def guess(self, took: int) -> tuple[int, int]:
+        """CPU time and peak in bytes of a job that was too short for children, and to move the peak much."""
+        self._guessed += took
+        return took // 1000, self._last * 1024
+
+    def end(self, took: int) -> tuple[int, int]:
+        """CPU time since `begin`, and the peak in bytes."""
         own, waited = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
         peak = self._last = own.ru_maxrss
-        self._waited = waited.ru_utime + waited.ru_stime
-        cpu = process_time() + self._waited
+        cpu = process_time_ns() + int((waited.ru_utime + waited.ru_stime) * 1e9)
         used, self._cpu = cpu - self._cpu, cpu
+        if self._guessed:
+            used = used * took // (took + self._guessed)
+            self._guessed = 0
         self.grew = (peak - self._peak) * 1024
         if peak > self._peak:
             self._peak = -1
         if waited.ru_maxrss > self._children:  # the largest child ever waited for was one of this job
             self._children = waited.ru_maxrss
             peak = max(peak, waited.ru_maxrss)
-        return used, peak * 1024
+        return used // 1000, peak * 1024
 
-    def _set_back(self, now: float) -> None:
+    def _set_back(self, now: int) -> None:
         if self._reset >= 0:
             try:
                 os.write(self._reset, b"5")  # the high-water mark begins anew
             except OSError:
                 self._reset = -1
         own, waited = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
-        self._waited = waited.ru_utime + waited.ru_stime
-        self._cpu = process_time() + self._waited
+        self._cpu = process_time_ns() + int((waited.ru_utime + waited.ru_stime) * 1e9)
+        self._guessed = 0
         self._peak = self._last = own.ru_maxrss
         self._children = waited.ru_maxrss
         self._next_reset = now + RESET_EVERY

@@ -16,8 +16,11 @@ all processes of the machine.
 from __future__ import annotations
 
 import mmap
+import struct
 import time
+from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple
 
 FIELDS = 32
@@ -84,22 +87,22 @@ class Slot:
     __slots__ = ("view",)
 
     # written by the worker
-    state = Field(0)
-    beat = Field(1)
-    job = Field(2)
-    lease = Field(3)
-    started = Field(4)
-    deadline = Field(5)  # 0: none
-    memory = Field(6)  # bytes, 0: no limit
-    window = Field(7)  # 1: the handler has the main thread, 2: the event loop has it
-    jobs = Field(8)  # done in this life
-    progress = Field(9)  # permille, -1: unknown
-    cpu_before = Field(10)  # microseconds used when the job began
-    output_from = Field(11)  # offset in the capture file where the job's output begins
+    beat = Field(0)
+    # of the job that runs here, in the order in which `begin` writes them
+    started = Field(1)
+    cpu_before = Field(2)  # microseconds used when the job began
+    output_from = Field(3)  # offset in the capture file where the job's output begins
+    exclusive = Field(4)  # 1: must be dead before its lease can be somebody else's
+    stall = Field(5)  # nanoseconds without a sign of life that it may have, 0: any
+    progress = Field(6)  # permille, -1: unknown
+    deadline = Field(7)  # 0: none
+    memory = Field(8)  # bytes, 0: no limit
+    extended = Field(9)  # nanoseconds that its handler asked for beyond the deadline
+    loop = Field(10)  # 1: an event loop has the main thread
+    state = Field(11)
+    job = Field(12)
+    lease = Field(13)
     told = Field(14)  # the last `tell` that was answered
-    exclusive = Field(12)  # 1: must be dead before its lease can be somebody else's
-    stall = Field(13)  # nanoseconds without a sign of life that it may have, 0: any
-    extended = Field(15)  # nanoseconds that its handler asked for beyond the deadline
     # written by the supervisor
     wish_job = Field(16)
     wish_lease = Field(17)
@@ -130,29 +133,16 @@ class Slot:
         stall: int = 0,
     ) -> None:
         """By the worker: a job is mine. The lease comes last."""
-        view = self.view
-        view[_STARTED] = started
-        view[_DEADLINE] = deadline
-        view[_MEMORY] = memory
-        view[_CPU] = cpu
-        view[_OUTPUT] = output
-        view[_EXCLUSIVE] = exclusive
-        view[_STALL] = stall
-        view[_PROGRESS] = -1
-        view[STATE] = _RUNNING
-        view[_JOB] = job
-        view[_LEASE] = lease
+        _begin(
+            self.view, _BEGIN_AT, started, cpu, output, exclusive, stall, -1,
+            deadline, memory, 0, 0, _RUNNING, job, lease,
+        )  # fmt: skip
 
     def end(self) -> None:
         """By the worker: its report is on the way. The lease goes first."""
         view = self.view
         view[_LEASE] = 0
-        view[_JOB] = 0
-        view[_DEADLINE] = 0
-        view[_MEMORY] = 0
-        view[_EXTENDED] = 0
-        view[_JOBS] += 1
-        view[STATE] = _IDLE
+        _end(view, _END_AT, 0, 0, 0, 0, _IDLE, 0)
 
     def running(self) -> Running:
         """By the supervisor: job 0 means none."""
@@ -200,13 +190,13 @@ def _index(name: str) -> int:
     return found
 
 
-_JOB, _LEASE, _JOBS = _index("job"), _index("lease"), _index("jobs")
-STATE, WINDOW = _index("state"), _index("window")
-_STARTED, _DEADLINE, _MEMORY = _index("started"), _index("deadline"), _index("memory")
-_PROGRESS, _CPU, _OUTPUT = _index("progress"), _index("cpu_before"), _index("output_from")
-_EXCLUSIVE, _STALL, _EXTENDED = _index("exclusive"), _index("stall"), _index("extended")
+_LEASE, STATE = _index("lease"), _index("state")
 _WISH_JOB, _WISH_LEASE, _WISH_REASON = _index("wish_job"), _index("wish_lease"), _index("wish_reason")
 _RUNNING, _IDLE = int(State.RUNNING), int(State.IDLE)
+
+# Fields in a row by one call, each as one number and in their order. `begin`: started … lease; `end`: deadline … job.
+_begin, _BEGIN_AT = struct.Struct("13q").pack_into, 8 * _index("started")
+_end, _END_AT = struct.Struct("6q").pack_into, 8 * _index("deadline")
 
 
 class Scoreboard:
@@ -224,9 +214,5 @@ class Scoreboard:
         return len(self.slots)
 
 
-_clock, _BOOTTIME = time.clock_gettime_ns, time.CLOCK_BOOTTIME
-
-
-def now() -> int:
-    """The clock of the scoreboard."""
-    return _clock(_BOOTTIME)
+#: The clock of the scoreboard. Asked several times by every job, so without a function of ours around it.
+now: Callable[[], int] = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)

@@ -150,7 +150,7 @@ def _write_stacks(worker: Worker) -> None:
     """By the main thread itself: another one could be stopped by it in the middle of the writing, and here
     faulthandler has finished before Python writes its part."""
     signals.send_main(worker.pid, signal.SIGUSR2)
-    if worker.slot.window == 2:  # an event loop: only Python knows where its tasks wait
+    if worker.slot.loop:  # an event loop: only Python knows where its tasks wait
         worker.slot.tell += 1
         signals.send(worker.pid, signal.SIGUSR1)
 
@@ -159,7 +159,7 @@ def _is_whole(worker: Worker) -> bool:
     """Has the dump been written to its end? Where an event loop runs, what Python writes comes last."""
     if worker.slot.told != worker.slot.tell:
         return False
-    return worker.slot.window == 2 or worker.capture.dump_is_whole()
+    return bool(worker.slot.loop) or worker.capture.dump_is_whole()
 
 
 def is_stopped(worker: Worker) -> bool:

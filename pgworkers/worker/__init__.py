@@ -7,6 +7,7 @@ its queue's `max_jobs` or `max_rss` is reached, or somebody kills it.
 - `rehearsal` a life on stage, in the supervisor, so that no worker has to learn what all of them need
 - `main`      start hooks, READY, then order after order
 - `inbox`     a ticket, then the order that it names
+- `plan`      what orders with the same head have in common, read once
 - `attempt`   one order: slot, window, handler, report
 - `window`    the only stretch of code in which a signal may raise
 - `loop`      the event loop of `async def` handlers, and how one is stopped

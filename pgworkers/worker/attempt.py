@@ -1,11 +1,13 @@
-"""One order from its arrival to its report."""
+"""One order from its arrival to its report.
+
+What few orders need (a context, a span, sessions, a deadline of the whole job) is a branch that the others pass by.
+"""
 
 from __future__ import annotations
 
 import gc
 import inspect
 import sys
-import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -14,18 +16,17 @@ from msgspec import Raw
 
 from pgworkers.clock import MAX_SECONDS
 from pgworkers.context import Ctx
-from pgworkers.errors import AppNotLoaded, UsageError
+from pgworkers.errors import AppNotLoaded
 from pgworkers.job.state import FREE, Verdict
 from pgworkers.observe import tracing
 from pgworkers.process import faults, memfd, scoreboard
-from pgworkers.process.measure import Meter
 from pgworkers.process.scoreboard import STATE, Reason, Slot, State
-from pgworkers.task import Task
 from pgworkers.worker import outcome
 from pgworkers.worker.birth import Birth
 from pgworkers.worker.loop import Loop
-from pgworkers.worker.messages import Order, Report
-from pgworkers.worker.window import Carried, Ending, Window
+from pgworkers.worker.messages import Report
+from pgworkers.worker.plan import Plan
+from pgworkers.worker.window import Carried, Window
 
 if TYPE_CHECKING:
     import psycopg
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 #: Verdicts that are no error of the span.
 GOOD = FREE | {Verdict.SUCCEEDED, Verdict.CANCELLED, Verdict.DISCARDED}
 _LONGEST = int(MAX_SECONDS * 1e9)
-_UNKNOWN = Ending(None, None)
 _REPORTING = int(State.REPORTING)
 _NEVER_AWAITED = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
 
@@ -70,52 +70,45 @@ class Feed:
 
 
 class Attempt:
-    """The run of one order. `prepare`, then `run`, then `report`, each called once."""
+    """The run of one order. `begin`, then `run`; then it is plain, or `report` says how it ended. Each is called once."""
 
-    # What most attempts never have is said here once: setting it for each of them costs as much as a handler's call.
-    ctx: Ctx | None = None
-    _ending = _UNKNOWN
-    _feed: Feed | None = None
-    _backends: Backends | None = None
-    _span: tracing.Consumer | None = None
-    _started = False
-    _too_late = False  # the deadline of the whole job passed while the order waited
+    __slots__ = (
+        *("_args", "_backends", "_birth", "_feed", "_slot", "_span", "_started"),
+        *("began", "ctx", "job", "lease", "plan", "raised", "result"),
+    )
 
-    def __init__(self, birth: Birth, order: Order, job: int, lease: int, output_from: int) -> None:
+    def __init__(self, birth: Birth, plan: Plan, args: bytes, job: int, lease: int, began: int) -> None:
         self._birth = birth
-        self.order = order
         self._slot = birth.slot
+        self.plan = plan
+        self._args = args
         self.job = job
         self.lease = lease
-        self.began = time.monotonic()
-        self._output_from = output_from
-        self._task: Task[..., Any] | None = birth.app.tasks.get(order.task)
+        self.began = began  # on the scoreboard's clock
+        self.ctx: Ctx | None = None
+        self._feed: Feed | None = None
+        self._backends: Backends | None = None
+        self._span: tracing.Consumer | None = None
+        self._started = False
+        self.result: bytes | None = None  # of a handler that ended well
+        self.raised: BaseException | None = None  # by one that did not
 
-    def prepare(self, meter: Meter, fresh: bool) -> None:
-        """The slot says whose job this is from here on; a death is now this job's. `fresh`: we were idle before it."""
-        order, now = self.order, scoreboard.now()
-        memory = order.memory or self._birth.queue.memory or 0
-        deadline = order.deadline
-        if order.timeout is not None:
-            own = now + int(min(max(0.0, order.timeout), MAX_SECONDS) * 1e9)
-            deadline = min(deadline, own) if deadline else own
-        if 0 < order.deadline <= now:
-            self._too_late = True
-        cpu = int(meter.begin(self.began, fresh) * 1e6)
-        stall = int(order.stall_timeout * 1e9) if order.stall_timeout else 0
+    def begin(self, cpu: int, output: int) -> None:
+        """The slot says whose job this is from here on; a death is now this job's.
+
+        `cpu`: microseconds used before it; `output`: where in the capture file its own begins.
+        """
+        plan, began = self.plan, self.began
         self._slot.begin(
-            self.job, self.lease, now, deadline, memory, cpu, self._output_from, int(order.exclusive), stall
-        )
+            self.job, self.lease, began, plan.due(began), plan.memory, cpu, output, plan.exclusive, plan.stall
+        )  # fmt: skip
         if faults.ARMED:
             faults.point("after_order")
-        try:
-            if self._task is not None and self._task.arguments.reserved is not None:
-                self._make_context()
-        except UsageError:
-            pass  # the call will say what is wrong with it
+        if plan.takes_ctx:
+            self._make_context()
 
     def _make_context(self) -> None:
-        order = self.order
+        order = self.plan.order
         whole = order.deadline - self._slot.deadline if order.deadline else _LONGEST
         self._feed = Feed(self._slot, self.job, self.lease, whole)
         self.ctx = Ctx(
@@ -135,16 +128,33 @@ class Attempt:
 
     def run(self, window: Window) -> None:
         """The handler, unless somebody wants it stopped before it began, or could by now have given it to another host."""
-        if self._too_late or self._slot.wished(self.job, self.lease):
+        if self.plan.deadline and self._is_too_late():
+            return
+        if self._slot.wished(self.job, self.lease):
             return
         if scoreboard.now() >= self._birth.term.until:
             return
         self._started = True
-        order = self.order
         if tracing.wanted():
+            order = self.plan.order
             meta = msgspec.json.decode(order.meta) or {}
             self._span = tracing.attempting(order.task, order.queue, self.job, order.attempt, meta)
-        self._ending = window.run(self.job, self.lease, self._call)
+        self.result = window.run(self._call)
+        if self.result is None:
+            self.raised, window.raised = window.raised, None
+
+    def _is_too_late(self) -> bool:
+        """Did the deadline of the whole job pass while the order waited?"""
+        return 0 < self.plan.deadline <= self.began
+
+    def is_plain(self) -> bool:
+        """Did the handler end well, and is its result all there is to say?"""
+        return (
+            self.result is not None
+            and self.ctx is None
+            and self._span is None
+            and not self._birth.app.rates.declared
+        )
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
         return self._sessions().connect(**options)
@@ -166,13 +176,13 @@ class Attempt:
             self._backends.close()
 
     def _call(self, loop: Loop) -> bytes:
-        task = self._task
+        task = self.plan.task
         if task is None:
-            raise AppNotLoaded(f"this worker's app has no task {self.order.task!r}; it was not run")
+            raise AppNotLoaded(f"this worker's app has no task {self.plan.order.task!r}; it was not run")
         try:
-            value = task.call(self.ctx, self.order.args)
+            value = task.call(self.ctx, self._args)
             if type(value) not in _NEVER_AWAITED and inspect.isawaitable(value):
-                self._slot.window = 2
+                self._slot.loop = 1
                 value = loop.run(value)
             return task.encode_result(value, self._birth.settings.result_limit)
         except StopIteration as error:
@@ -181,22 +191,22 @@ class Attempt:
     def report(self) -> Report:
         """What the master will hear. Reads texts of user code, so the ladder may still climb until it is done."""
         report = Report("done", 0.0, 0.0, 0, started=self._started)
-        ending, wished = self._ending, self._slot.wished(self.job, self.lease)
+        wished = self._slot.wished(self.job, self.lease)
         if self._started and not wished:
             self._birth.app.rates.give_back()
         if not self._started:
             report.outcome = "stopped"
-        elif ending.raised is not None:
-            self._tell_exception(report, ending.raised, wished)
-        elif ending.result == b"null" and self._feed is not None and self._feed.told:
+        elif self.raised is not None:
+            self._tell_exception(report, self.raised, wished)
+        elif self.result == b"null" and self._feed is not None and self._feed.told:
             # it saw ctx.cancelled and returned early with nothing in its hands
             report.outcome = "stopped"
-        elif ending.result is not None:
-            report.result = Raw(ending.result)
+        elif self.result is not None:
+            report.result = Raw(self.result)
         if report.outcome == "stopped" and wished:
             report.reason = Reason(wished).word
             report.rungs = self._rungs()
-        elif self._too_late:
+        elif self._is_too_late():
             report.reason = Reason.DEADLINE.word
         _flush_streams()
         if report.outcome != "done":
@@ -215,8 +225,8 @@ class Attempt:
         if told.outcome == "error" and isinstance(error, MemoryError) and self._birth.queue.address_space:
             report.outcome, report.reason = "stopped", "memory"  # the kernel's limit spoke first
             return
-        if told.outcome in ("error", "retry") and told.after is None and self._task is not None:
-            report.after = self._task.backoff_after(self.order.attempt, error)
+        if told.outcome in ("error", "retry") and told.after is None and self.plan.task is not None:
+            report.after = self.plan.task.backoff_after(self.plan.order.attempt, error)
 
     def _rungs(self) -> list[tuple[str, float]]:
         """As far as the supervisor climbed, in seconds after the wish."""
@@ -229,13 +239,11 @@ class Attempt:
     def _output(self) -> str | None:
         birth = self._birth
         end = memfd.size(birth.output)
-        data = memfd.between(birth.output, self._output_from, end, birth.settings.output_limit)
+        data = memfd.between(birth.output, self._slot.output_from, end, birth.settings.output_limit)
         return data.decode("utf-8", "replace") or None
 
-    def finish(self, report: Report, meter: Meter, *, brief: bool) -> None:
-        """After the children were swept: their CPU time counts, too. `brief`: it was too short to have any."""
-        report.duration = time.monotonic() - self.began
-        report.cpu, report.peak_rss = meter.end(brief=brief)
+    def finish(self, report: Report) -> None:
+        """What came up to its end; nobody else speaks for it any more."""
         if report.outcome == "stopped" and self._slot.asked:
             report.stopped = round(max(0.0, (scoreboard.now() - self._slot.asked) / 1e9), 6)
         if self.ctx is not None:
@@ -249,9 +257,9 @@ class Attempt:
 
     def forget(self) -> None:
         """Let go of what the handler left: an exception holds every frame it went through, and all they had."""
-        if self._ending.raised is not None:
-            traceback.clear_frames(self._ending.raised.__traceback__)
-            self._ending = _UNKNOWN
+        if self.raised is not None:
+            traceback.clear_frames(self.raised.__traceback__)
+            self.raised = None
             gc.collect()  # frames and exceptions like to hold each other; the app itself is frozen and costs nothing
 
     def release_slot(self) -> None:

@@ -45,7 +45,7 @@ class Heartbeat:
         self._poll = select.poll()
         self._poll.register(birth.sock, select.POLLRDHUP)
         self._idle = 0  # beats since the last job
-        self._resting = False
+        self.resting = False  # does the next job have to `wake` it?
         self._alarm = _thread.allocate_lock()  # ends a rest when it is let go
         self._alarm.acquire()
         self._begun = False
@@ -95,15 +95,15 @@ class Heartbeat:
         if self._idle <= TIRED:
             time.sleep(period)
             return
-        self._resting = True
+        self.resting = True
         if self.attempt is None:  # a job that begins after this line sees that we rest
             self._alarm.acquire(timeout=REST * period)
-        self._resting = False
+        self.resting = False
 
     def wake(self) -> None:
-        """By the main thread, when a job begins: its title and its progress are not to wait."""
-        if self._resting:
-            self._resting = False
+        """By the main thread, when a job begins while it rests: its title and its progress are not to wait."""
+        if self.resting:
+            self.resting = False
             try:
                 self._alarm.release()
             except RuntimeError:
@@ -148,7 +148,7 @@ class Heartbeat:
             return f"{name} {'idle' if state in (State.IDLE, State.REPORTING) else State(state).name.lower()}"
         done = f" {slot.progress // 10}%" if slot.progress >= 0 else ""
         took = show_seconds((scoreboard.now() - slot.started) / 1e9)
-        return f"{name} #{attempt.job} {attempt.order.task}{done} {took}"
+        return f"{name} #{attempt.job} {attempt.plan.order.task}{done} {took}"
 
     @staticmethod
     def _complain(error: Exception) -> None:

@@ -37,16 +37,16 @@ class Inbox:
 
     def order(self, key: Key) -> Frame | None:
         """The order of a ticket; None: the master closed the socket first."""
-        job, lease = key
+        frames = self._frames
         while True:
-            while self._frames:
-                frame = self._frames.popleft()
-                if frame.job == job and frame.lease == lease:
+            while frames:
+                frame = frames.popleft()
+                if frame[1:3] == key:
                     return frame
             data = self._sock.recv(_CHUNK)
             if not data:
                 return None
-            self._frames.extend(self._reader.feed(data))
+            frames.extend(self._reader.feed(data))
 
     def forget(self) -> None:
         """In a child forked by a handler: the tickets are its parent's."""

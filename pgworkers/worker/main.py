@@ -7,34 +7,33 @@ import os
 import random
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterable
+from os import getpid
 from typing import Any
 
 import msgspec
 
 from pgworkers.observe import records, tracing
-from pgworkers.process import faults, frames, measure, memfd, memory, scoreboard, tickets, tree
+from pgworkers.process import faults, frames, measure, memfd, memory, tickets, tree
 from pgworkers.process.frames import Frame
 from pgworkers.process.measure import Meter
-from pgworkers.process.scoreboard import State
-from pgworkers.worker import outcome
+from pgworkers.process.scoreboard import State, now
+from pgworkers.worker import noting, outcome
 from pgworkers.worker.attempt import Attempt
 from pgworkers.worker.birth import Birth, settle
 from pgworkers.worker.heartbeat import Heartbeat
 from pgworkers.worker.inbox import Inbox
 from pgworkers.worker.loop import Loop
-from pgworkers.worker.messages import NULL, Kind, Order, Report, done
+from pgworkers.worker.messages import Kind, Report, done
 from pgworkers.worker.outbox import Outbox
+from pgworkers.worker.plan import Plans
 from pgworkers.worker.tidy import BRIEF, Tidy, stop_timers, sweep
 from pgworkers.worker.window import Window
 
 #: After a job that needed so many bytes more than there were before it, memory is given back.
 RELEASE = 16 << 20
-_DONE = int(Kind.DONE)  # with every job: to ask an enum takes longer
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Order).decode
 
 
 def live(birth: Birth) -> int:
@@ -66,6 +65,8 @@ class Worker:
         self._pid = os.getpid()
         self._jobs_left = _jittered(birth.queue.max_jobs)
         self._meter = Meter(alone=self._jobs_left == 1 and not birth.app.start_hooks)
+        self._may_grow = birth.queue.max_rss is None
+        self._plans = Plans(birth)
         self._brief: set[str] = set()  # tasks whose last job was over at once
 
     def start(self) -> None:
@@ -78,7 +79,7 @@ class Worker:
         records.bind(self._bearings)
         if hooks:  # without any the supervisor has done it
             records.dress(self._birth.settings.log, self._birth.settings.log_level)
-        if self._jobs_left != 1:
+        if self._jobs_left > 1:
             self._tidy = Tidy(self._birth.output, self._birth.dump)
         elif self._birth.app.start_hooks:  # nobody comes after the first job: what it leaves goes with us
             self.spared = set(tree.children(self._pid))
@@ -104,79 +105,101 @@ class Worker:
 
     def _obey(self, frame: Frame) -> bool:
         """Run one order; True: it was the last."""
+        _, job, lease, body = frame
+        began = now()
+        tidy, waited = self._tidy, self._inbox.waited
         try:
-            order = _decode(frame.body)
-            attempt = Attempt(self._birth, order, frame.job, frame.lease, self._output_from())
-            attempt.prepare(self._meter, self._inbox.waited)
-        except (
-            Exception
-        ) as error:  # too deep, too large, not what an order looks like: no attempt can do better
+            plan, args = self._plans.of(body)
+            attempt = Attempt(self._birth, plan, args, job, lease, began)
+            cpu = self._meter.begin(began, waited)
+            attempt.begin(cpu, memfd.size(self._birth.output) if tidy is None or waited else tidy.output_end)
+        except Exception as error:  # too deep, not what an order looks like: no attempt can do better
             self._refuse(frame, error)
             return False
-        if attempt.ctx is not None or order.task not in self._brief:
+        is_brief = plan.order.task in self._brief
+        if not is_brief or attempt.ctx is not None:
             self._outbox.send_waiting()  # nobody knows how long this one takes
-        if order.stall_timeout:
-            self._heartbeat.start()  # who may not stand still must be seen to live
-        self._heartbeat.attempt = attempt
-        self._heartbeat.wake()
+        heartbeat = self._heartbeat
+        if plan.order.stall_timeout:
+            heartbeat.start()  # who may not stand still must be seen to live
+        heartbeat.attempt = attempt
+        if heartbeat.resting:
+            heartbeat.wake()
         attempt.run(self._window)
-        if os.getpid() != self._pid:
+        took = (ended := now()) - began
+        if took < BRIEF and attempt.result is not None and tidy is not None and tidy.glance(ended):
+            if is_brief and self._may_grow and self._jobs_left > 1 and attempt.is_plain():
+                self._end_at_once(attempt, took, attempt.result)
+                return False
+            return self._end(attempt, took)
+        if getpid() != self._pid:
             os._exit(0)  # a child that the handler forked and that returned from it
+        return self._end(attempt, None)
+
+    def _end_at_once(self, attempt: Attempt, took: int, result: bytes) -> None:
+        """What is left to do after most very short jobs: nothing to put back, nothing to tell but the result."""
+        if faults.ARMED:
+            faults.point("before_report")
+        attempt.release_slot()
+        self._jobs_left -= 1
+        self._heartbeat.attempt = None
+        cpu, peak = self._meter.guess(took)
+        self._outbox.lay(done(attempt.job, attempt.lease, took // 1000, cpu, peak, result))
+        if faults.ARMED:
+            faults.point("after_report")
+        self._slot.end()
+
+    def _end(self, attempt: Attempt, brief: int | None) -> bool:
+        """What may be left to do after a job; True: it was the last. `brief`: how long it took, if a glance was enough."""
         attempt.close_sessions()
         if faults.ARMED:
             faults.point("before_report")
         report = attempt.report()
         attempt.forget()
         attempt.release_slot()
-        now = time.monotonic()
-        self._put_back(report, now - attempt.began, now)
-        if attempt.ctx is None:  # the heartbeat says nothing of it
+        self._put_back(report, brief is not None)
+        with self._outbox.lock:
             self._heartbeat.attempt = None
-        else:
-            with self._outbox.lock:
-                self._heartbeat.attempt = None
-        attempt.finish(report, self._meter, brief=self._tidy is not None and self._tidy.brief)
+        took = now() - attempt.began if brief is None else brief
+        # after the children were swept: their CPU time counts, too
+        cpu, peak = self._meter.end(took) if brief is None else self._meter.guess(took)
+        attempt.finish(report)
         said = attempt.ctx.take_metrics() if attempt.ctx is not None else None
         if said is not None:
-            self._outbox.send(frames.encode(Kind.METRICS, frame.job, frame.lease, said))
-        self._send(frame, order.task, report)
+            self._outbox.send(frames.encode(Kind.METRICS, attempt.job, attempt.lease, said))
+        if report.is_plain():
+            self._tell_done(attempt, took, cpu, peak, lay=brief is not None)
+        else:
+            report.duration, report.cpu, report.peak_rss = took // 1000 / 1e6, cpu / 1e6, peak
+            self._outbox.send(frames.encode(Kind.REPORT, attempt.job, attempt.lease, _encode(report)))
         if faults.ARMED:
             faults.point("after_report")
         self._slot.end()
-        if self._meter.grew > RELEASE:
+        if brief is None and self._meter.grew > RELEASE:
             memory.release()
         return report.last
 
-    def _output_from(self) -> int:
-        """Where the output of the next job begins."""
-        if self._inbox.waited or self._tidy is None:
-            return memfd.size(self._birth.output)
-        return self._tidy.output_end
+    def _tell_done(self, attempt: Attempt, took: int, cpu: int, peak: int, *, lay: bool) -> None:
+        """In the short form, since it says it all; `lay`: many at once."""
+        task = attempt.plan.order.task
+        if took < BRIEF:
+            self._brief.add(task)
+        else:
+            self._brief.discard(task)
+        result = attempt.result or b"null"
+        end = done(attempt.job, attempt.lease, took // 1000, cpu, peak, result)
+        if lay:
+            self._outbox.lay(end)
+        else:
+            self._outbox.send(end)
 
     def _bearings(self) -> tuple[int, str, str, int] | None:
         """The job whose handler runs now, for the records it logs."""
         attempt = self._heartbeat.attempt
         if attempt is None:
             return None
-        return attempt.job, attempt.order.task, attempt.order.queue, attempt.order.attempt
-
-    def _send(self, frame: Frame, task: str, report: Report) -> None:
-        """In the short form, if it says it all; and of very short jobs many at once."""
-        plain = report.outcome == "done" and not report.last and report.progress is NULL
-        if plain and report.checkpoint is NULL and report.children is NULL:
-            body = done(report.duration, report.cpu, report.peak_rss, report.result)
-            end = frames.encode(_DONE, frame.job, frame.lease, body)
-            if report.duration < BRIEF:
-                self._brief.add(task)
-            else:
-                self._brief.discard(task)
-            if self._tidy is not None and self._tidy.brief:
-                self._outbox.lay(end)
-            else:
-                self._outbox.send(end)
-        else:
-            report.duration, report.cpu = round(report.duration, 6), round(report.cpu, 6)
-            self._outbox.send(frames.encode(Kind.REPORT, frame.job, frame.lease, _encode(report)))
+        order = attempt.plan.order
+        return attempt.job, order.task, order.queue, order.attempt
 
     def _refuse(self, frame: Frame, error: Exception) -> None:
         """A job that cannot even be read is the job's fault, not this process's."""
@@ -189,15 +212,14 @@ class Worker:
         self._outbox.send_waiting()
         return self._tidy is None or self._tidy.rest()
 
-    def _put_back(self, report: Report, took: float, now: float) -> None:
+    def _put_back(self, report: Report, brief: bool) -> None:
         """Undo what the handler changed, and decide whether this process may have another job."""
         if self._tidy is None:
             stop_timers()
             sweep(self.spared)  # its children's CPU time is its own
-        fit = self._tidy is not None and self._tidy.restore(took, now) and not self._loop.stuck
-        if self._jobs_left is not None:
-            self._jobs_left -= 1
-        report.last = not fit or self._jobs_left == 0 or self._too_large()
+        fit = brief or (self._tidy is not None and self._tidy.restore(now()))
+        self._jobs_left -= 1
+        report.last = not fit or self._loop.stuck or self._jobs_left == 0 or self._too_large()
 
     def _too_large(self) -> bool:
         limit = self._birth.queue.max_rss
@@ -209,7 +231,7 @@ class Worker:
     def leave(self) -> int:
         """Stop hooks, within the graces of the ladder; the supervisor ends one that hangs."""
         settings = self._birth.settings
-        self._slot.deadline = scoreboard.now() + int((settings.ask_grace + settings.raise_grace) * 1e9)
+        self._slot.deadline = now() + int((settings.ask_grace + settings.raise_grace) * 1e9)
         self._slot.state = State.LEAVING
         try:
             self._run_hooks(self._birth.app.stop_hooks)
@@ -230,15 +252,18 @@ class Worker:
         """A process that a handler forks is not a worker: it neither reports nor keeps our socket open."""
         self._outbox.forget()
         self._inbox.forget()
+        noting.noted[0] = True  # so that it finds out, should it return from the handler
         signal.signal(signal.SIGUSR1, signal.SIG_DFL)
         faulthandler.unregister(signal.SIGUSR2)
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)
         faulthandler.disable()
 
 
-def _jittered(jobs: int | None) -> int | None:
+def _jittered(jobs: int | None) -> int:
     """Workers that started together should not be replaced together."""
-    if jobs is None or jobs <= 1:
+    if jobs is None:
+        return sys.maxsize
+    if jobs <= 1:
         return jobs
     return max(1, round(jobs * random.uniform(0.9, 1.1)))
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from pgworkers.job.state import Verdict
+from pgworkers.process import frames
 
 NULL = Raw(b"null")
 
@@ -50,10 +51,9 @@ class Kind(IntEnum):
 
 
 class Order(msgspec.Struct, array_like=True):
-    """One job for one worker; job id and lease are in the frame's header."""
+    """One job for one worker; job id and lease are in the frame's header, the arguments behind it (`head`)."""
 
     task: str
-    args: Raw
     queue: str
     attempt: int  # the first is 1
     crashes: int
@@ -96,6 +96,16 @@ class Report(msgspec.Struct, array_like=True):
     stopped: float = 0.0  # stopped: seconds from the wish to the end
     children: Raw = NULL  # done: a list of the jobs that begin to exist with its end
 
+    def is_plain(self) -> bool:
+        """Would a DONE frame say it all?"""
+        return (
+            self.outcome == "done"
+            and not self.last
+            and self.progress is NULL
+            and self.checkpoint is NULL
+            and self.children is NULL
+        )
+
     @property
     def verdict(self) -> Verdict:
         if self.outcome == "stopped":
@@ -103,15 +113,40 @@ class Report(msgspec.Struct, array_like=True):
         return OF_OUTCOME.get(self.outcome, Verdict.ERROR)
 
 
+_LENGTH = struct.Struct("<I")
+_length = _LENGTH.unpack_from
+
+
+def head(order: Order) -> bytes:
+    """The body of an ORDER frame up to the arguments, which jobs of one task mostly have in common."""
+    text = msgspec.json.encode(order)
+    return _LENGTH.pack(_LENGTH.size + len(text)) + text
+
+
+def read_head(head: bytes) -> Order:
+    return _order(head[_LENGTH.size :])
+
+
+def parted(body: bytes) -> tuple[bytes, bytes]:
+    """The body of an ORDER frame as its head and the arguments."""
+    end = _length(body)[0]
+    return body[:end], body[end:]
+
+
+_order = msgspec.json.Decoder(Order).decode
+
 _DONE = struct.Struct("<qqq")
+_DONE_FRAME = struct.Struct(f"{frames.HEADER}qqq")
+_DONE_KIND = int(Kind.DONE)  # with every job: to ask an enum takes longer
+_pack_done, _unpack_done = _DONE_FRAME.pack, _DONE.unpack_from
 
 
-def done(duration: float, cpu: float, peak_rss: int, result: bytes) -> bytes:
-    """The body of a DONE frame. Times in whole microseconds: rounding a float takes longer than all the rest here."""
-    return _DONE.pack(int(duration * 1e6), int(cpu * 1e6), peak_rss) + result
+def done(job: int, lease: int, duration: int, cpu: int, peak_rss: int, result: bytes) -> bytes:
+    """A DONE frame. Times in whole microseconds: rounding a float takes longer than all the rest here."""
+    return _pack_done(24 + len(result), _DONE_KIND, job, lease, duration, cpu, peak_rss) + result
 
 
 def read_done(body: bytes) -> tuple[float, float, int, bytes]:
     """Duration and CPU seconds, peak RSS in bytes, the result as JSON text."""
-    duration, cpu, peak_rss = _DONE.unpack_from(body)
-    return duration / 1e6, cpu / 1e6, peak_rss, body[_DONE.size :]
+    duration, cpu, peak_rss = _unpack_done(body)
+    return duration / 1e6, cpu / 1e6, peak_rss, body[24:]

@@ -29,7 +29,8 @@ _CHANGING: dict[ModuleType, tuple[str, ...]] = {
     faulthandler: ("enable", "disable", "register", "unregister"),
 }  # fmt: skip
 
-_noted = [False]
+#: Was anything changed since somebody set it to False?
+noted = [False]
 
 
 def begin() -> None:
@@ -40,22 +41,16 @@ def begin() -> None:
                 _replace(module, name)
 
 
-def take() -> bool:
-    """Was anything changed since the last call?"""
-    found, _noted[0] = _noted[0], False
-    return found
-
-
 def _replace(module: ModuleType, name: str) -> None:
     function: Callable[..., Any] = getattr(module, name)
 
     @wraps(function)
-    def noted(*args: Any, **named: Any) -> Any:
-        _noted[0] = True
+    def noting(*args: Any, **named: Any) -> Any:
+        noted[0] = True
         return function(*args, **named)
 
-    noted.__module__ = module.__name__  # where it is found again, by pickle for instance
+    noting.__module__ = module.__name__  # where it is found again, by pickle for instance
     for able in (os.supports_fd, os.supports_dir_fd, os.supports_effective_ids, os.supports_follow_symlinks):
         if function in able:
-            able.add(noted)
-    setattr(module, name, noted)
+            able.add(noting)
+    setattr(module, name, noting)

@@ -23,7 +23,7 @@ from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
 from pgworkers.worker.birth import Birth
 from pgworkers.worker.main import Worker
-from pgworkers.worker.messages import NULL, Kind, Order
+from pgworkers.worker.messages import NULL, Kind, Order, head
 from pgworkers.worker.tidy import TIMERS
 
 #: So many lives: an interpreter looks closer at code that it has seen eight times.
@@ -42,8 +42,8 @@ def rehearse(settings: Settings, queue: QueueSpec, parent: int) -> None:
     def nothing(number: int) -> None:
         pass
 
-    order = Order("nothing", msgspec.Raw(b'{"number":1}'), queue.name, 1, 0, None, None, NULL, NULL, [])
-    frame = frames.encode(Kind.ORDER, _JOB, _LEASE, msgspec.json.encode(order))
+    order = Order("nothing", queue.name, 1, 0, None, None, NULL, NULL, [])
+    frame = frames.encode(Kind.ORDER, _JOB, _LEASE, head(order) + b'{"number":1}')
     children = set(tree.children(os.getpid()))
     own = OwnTerm()
     own.move(scoreboard.now() / 1e9 + _LONG)

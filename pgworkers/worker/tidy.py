@@ -3,10 +3,10 @@
 A snapshot of the process is taken once, after the start hooks; after each job the differences are put back. `restore`
 answers whether all of it could be undone.
 
-A look at everything costs two dozen system calls. After a job of less than `BRIEF` seconds that changed nothing from Python
-(`noting`) only what is read for nothing and is not noted is looked at, and everything a millisecond later, or as soon as the
-worker rests. In that time nothing can have been forked, and C code that changed the process is seen by the jobs of one
-millisecond.
+A look at everything costs two dozen system calls. After a job of less than `BRIEF` that changed nothing from Python
+(`noting`) a `glance` at what is read for nothing and is not noted is enough, and everything is looked at a millisecond
+later, or as soon as the worker rests. In that time nothing can have been forked, and C code that changed the process is seen
+by the jobs of one millisecond.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ _SIGNALS = [
 _RLIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _KILL_TIME = 2.0
-BRIEF = 0.0001
-LOOK_EVERY = 0.001
+BRIEF = 100_000  #: nanoseconds, like all times here
+LOOK_EVERY = 1_000_000
+_recursion, _lseek, _SEEK_END = sys.getrecursionlimit, os.lseek, os.SEEK_END
+_noted = noting.noted
 _MARK = random.getrandbits(40) | 1 << 40  # a position that no file of ours has
 _STEP = 0.001
 
@@ -62,29 +64,45 @@ class Tidy:
         self._recursion = sys.getrecursionlimit()
         self._std = sys.stdin, sys.stdout, sys.stderr
         self._children = set(tree.children(os.getpid()))
-        self._next_look = 0.0  # at everything
-        self.brief = False  # was the last look a short one?
+        self._next_look = 0  # at everything
+        self.brief = False  # was the last look a glance?
         self.output_end = 0  # where the output of the last job ended
 
-    def restore(self, took: float, now: float) -> bool:
-        """Put everything back after a job of so many seconds. False: this process is not fit for another job."""
-        brief = self.brief = not noting.take() and took < BRIEF and now < self._next_look
-        if not brief:
-            fit = self._restore_everything()
-            self._next_look = now + LOOK_EVERY
-            noting.take()  # of what we did ourselves
-            return fit
-        try:
-            self._restore_recursion()
-            sys.stdin, sys.stdout, sys.stderr = self._std
-            self.output_end = os.lseek(self._output, 0, os.SEEK_END)
-        except (OSError, ValueError):
+    def glance(self, now: int) -> bool:
+        """After a job of less than BRIEF: is there nothing to put back, as far as that can be seen at once?
+
+        What the job has written is in the capture file then. False: look at everything.
+        """
+        stdin, stdout, stderr = self._std
+        if (
+            now >= self._next_look
+            or _noted[0]
+            or sys.stdout is not stdout
+            or sys.stderr is not stderr
+            or sys.stdin is not stdin
+            or _recursion() != self._recursion
+        ):
             return False
+        try:
+            stdout.flush()
+            stderr.flush()
+            self.output_end = _lseek(self._output, 0, _SEEK_END)
+        except (OSError, ValueError, AttributeError):
+            return False  # the handler closed one
+        self.brief = True
         return True
 
+    def restore(self, now: int) -> bool:
+        """Put everything back. False: this process is not fit for another job."""
+        self.brief = False
+        fit = self._restore_everything()
+        self._next_look = now + LOOK_EVERY
+        _noted[0] = False  # of what we did ourselves, too
+        return fit
+
     def rest(self) -> bool:
-        """Before the worker waits for its next job: what the last look has left out."""
-        return not self.brief or self.restore(BRIEF, 0.0)
+        """Before the worker waits for its next job: what a glance has left out."""
+        return not self.brief or self.restore(0)
 
     def _restore_everything(self) -> bool:
         try:
@@ -123,7 +141,7 @@ class Tidy:
                     os.environb[name] = value
 
     def _restore_recursion(self) -> None:
-        if sys.getrecursionlimit() != self._recursion:
+        if _recursion() != self._recursion:
             sys.setrecursionlimit(self._recursion)
 
     def _restore_signals(self) -> None:

@@ -16,20 +16,13 @@ import importlib
 import signal
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from pgworkers.errors import JobStopped
-from pgworkers.process.scoreboard import WINDOW, Reason, Slot
+from pgworkers.process.scoreboard import Reason, Slot
 from pgworkers.worker.loop import Loop
 
 _c_signal: Any = importlib.import_module("_signal")  # `signal` makes enums of what it answers
-
-
-class Ending(NamedTuple):
-    """How the handler ended: with a result, or by an exception."""
-
-    result: bytes | None
-    raised: BaseException | None
 
 
 class Carried(Exception):
@@ -43,37 +36,34 @@ class Window:
         self._dump = dump
         self._loops = (loop,)
         self._heed = heed  # the signal may mean that somebody misses our heartbeat
-        self._job = 0
-        self._lease = 0
         self._open = False
+        self.raised: BaseException | None = None  # by the last handler
 
     def install(self) -> None:
         _c_signal.signal(signal.SIGUSR1, self.on_signal)
 
     def on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         self._heed()
-        wanted = self._slot.tell
-        if wanted != self._slot.told:
+        slot = self._slot
+        wanted = slot.tell
+        if wanted != slot.told:
             self._loop.write_stacks(self._dump)
-            self._slot.told = wanted
+            slot.told = wanted
         if not self._open:
             return
-        reason = self._slot.wished(self._job, self._lease)
+        reason = slot.wished(slot.job, slot.lease)
         if not reason:
             return
         self._open = False  # once
         if not self._loop.interrupt():
             raise JobStopped(Reason(reason).word)
 
-    def run(self, job: int, lease: int, call: Callable[[Loop], bytes]) -> Ending:
-        """Call the handler with the window open."""
+    def run(self, call: Callable[[Loop], bytes]) -> bytes | None:
+        """Call the handler of the job in the slot with the window open. Its result, or None: see `raised`."""
         box: list[bytes] = []
-        view = self._slot.view
         raised: BaseException | None = None
         try:
             try:
-                self._job, self._lease = job, lease
-                view[WINDOW] = 1
                 self._open = True
                 box.extend(map(call, self._loops))
             except Carried as carried:
@@ -84,12 +74,8 @@ class Window:
                 self._open = False
         except JobStopped as late:  # it struck while we were leaving the inner block
             raised = raised or late
-        view[WINDOW] = 0
-        try:
-            if box:
-                return Ending(box[0], None)
-            return Ending(
-                None, raised or RuntimeError("the handler ended without a result; it counts as failed")
-            )
-        finally:
-            raised = None  # its traceback holds this frame, and with it all that the handler had in its hands
+        if box:
+            return box[0]
+        self.raised = raised or RuntimeError("the handler ended without a result; it counts as failed")
+        raised = None  # its traceback holds this frame, and with it all that the handler had in its hands
+        return None

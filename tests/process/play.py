@@ -37,7 +37,7 @@ from pgworkers.supervisor.messages import (
     Stalled,
     Stop,
 )
-from pgworkers.worker.messages import Kind, Order, Progress, Report, read_done
+from pgworkers.worker.messages import Kind, Order, Progress, Report, head, read_done
 
 T = TypeVar("T")
 STEP = 0.005
@@ -150,22 +150,12 @@ class Crewman:
         stall_timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
-        # arguments travel as one JSON object by parameter name
-        body = msgspec.json.encode(
-            Order(
-                task,
-                msgspec.Raw(msgspec.json.encode(kwargs)),
-                "q",
-                attempt,
-                0,
-                timeout,
-                memory,
-                msgspec.Raw(msgspec.json.encode(checkpoint)),
-                msgspec.Raw(b"null"),
-                [],
-                stall_timeout=stall_timeout,
-            )
+        found = msgspec.Raw(msgspec.json.encode(checkpoint))
+        order = Order(
+            task, "q", attempt, 0, timeout, memory, found, msgspec.Raw(b"null"), [], stall_timeout=stall_timeout
         )
+        # arguments travel as one JSON object by parameter name
+        body = head(order) + msgspec.json.encode(kwargs)
         self.sock.setblocking(True)
         if len(body) > 100_000:  # more than a socket takes: the worker reads it when it has the ticket
             tickets.write(self.writes, [(job, lease)])

@@ -30,10 +30,10 @@ def resting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Heartbeat, thread
         beats = Heartbeat(birth, cast("Any", None))
         for _ in range(TIRED):
             beats._sleep(BEAT)
-        assert not beats._resting, "whoever has just had a job beats as ever"
+        assert not beats.resting, "whoever has just had a job beats as ever"
         thread = threading.Thread(target=beats._sleep, args=(BEAT,), daemon=True)
         thread.start()
-        wait_for(lambda: beats._resting)
+        wait_for(lambda: beats.resting)
         yield beats, thread
         beats.wake()
         thread.join(60)
@@ -58,8 +58,8 @@ def test_waking_one_that_does_not_rest_means_nothing(resting: tuple[Heartbeat, t
     for _ in range(5):
         beats.wake()
     thread.join(60)
-    beats._resting = True  # as if it had timed out between our look and our word
+    beats.resting = True  # as if it had timed out between our look and our word
     beats.wake()
-    beats._resting = True
+    beats.resting = True
     beats.wake()
-    assert not beats._resting
+    assert not beats.resting

@@ -13,7 +13,7 @@ from play import Died, Play, until
 
 from pgworkers.process import frames, tickets
 from pgworkers.process.scoreboard import now
-from pgworkers.worker.messages import Kind, Order
+from pgworkers.worker.messages import Kind, Order, head
 
 APP = """
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -145,8 +145,8 @@ def test_the_deadline_of_a_job_counts_while_it_waits_and_that_of_an_attempt_does
         begun(tmp_path)
         null = msgspec.Raw(b"null")
         soon = now() + int(0.05 * 1e9)
-        late = Order("quick", msgspec.Raw(b'{"n": 2}'), "q", 1, 0, None, None, null, null, [], deadline=soon)
-        worker.sock.send(frames.encode(Kind.ORDER, 2, 1, msgspec.json.encode(late)))
+        late = Order("quick", "q", 1, 0, None, None, null, null, [], deadline=soon)
+        worker.sock.send(frames.encode(Kind.ORDER, 2, 1, head(late) + b'{"n": 2}'))
         tickets.write(worker.writes, [(2, 1)])
         worker.order(3, "quick", n=3, timeout=30.0)
         while now() <= soon:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -214,3 +215,36 @@ def test_tasks_left_on_the_event_loop_are_cancelled(play: Play) -> None:
     assert bytes(worker.run(2, "tasks").result) == b"1"
     assert worker.run(3, "leaves_a_task", stubborn=True).last is True, "one that swallows it ends the worker"
     assert play.fact(Died).status == "exit 0"
+
+
+IN_A_ROW = """
+@app.task
+def quick(do: str = "") -> list[str | None]:
+    if do == "stdout": sys.stdout = None
+    if do == "stdin": sys.stdin = None
+    if do == "deep": sys.setrecursionlimit(5000)
+    if do == "environ": os.environ["LEFT"] = "behind"
+    if do == "half": print("half a line", end="")
+    if do == "fail": raise ValueError("no")
+    return [str(sys.stdin is not None), str(sys.stdout is not None), str(sys.getrecursionlimit()), os.environ.get("LEFT")]
+"""
+
+
+def test_very_short_jobs_in_a_row_leave_nothing_to_each_other(tmp_path: Path) -> None:
+    """After most of them a glance is enough; after these it is not."""
+    with Play(tmp_path, IN_A_ROW, environ={"PYTHONUNBUFFERED": ""}) as play:
+        worker = play.worker()
+        clean = worker.run(1, "quick").result
+        os.kill(worker.pid, signal.SIGSTOP)  # so that all of them wait, and follow each other at once
+        wishes = ["stdout", "stdin", "deep", "environ", "half", "fail"]
+        quick = ["", "", "", "", ""]
+        orders = [do for wish in wishes * 6 for do in (*quick, wish, "fail" if wish == "half" else "")]
+        for job, do in enumerate(orders, start=2):
+            worker.order(job, "quick", do=do)
+        os.kill(worker.pid, signal.SIGCONT)
+        for job, do in enumerate(orders, start=2):
+            report = worker.report(job)
+            if do == "fail":
+                assert report.output is None, "what the job before it wrote is not its own"
+            elif do in ("", "half"):
+                assert report.result == clean, f"job {job} found what {orders[job - 3]!r} left"

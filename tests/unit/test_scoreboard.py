@@ -33,8 +33,22 @@ def test_a_job_is_seen_from_its_lease_to_its_end() -> None:
     assert (seen.cpu_before, seen.output_from) == (40, 50)
     slot.lease = 0  # half way through `end`: no lease, no job
     assert slot.running().job == 0
+    slot.extended, slot.loop = 1, 1
     slot.end()
-    assert (slot.running().job, slot.state, slot.jobs, slot.deadline) == (0, State.IDLE, 1, 0)
+    assert (slot.running().job, slot.state, slot.deadline, slot.memory) == (0, State.IDLE, 0, 0)
+    assert (slot.job, slot.extended, slot.loop) == (0, 0, 0)
+
+
+def test_a_job_writes_the_fields_that_are_meant_and_no_others() -> None:
+    """They are written in a row, by their places."""
+    slot = Scoreboard(1)[0]
+    ours = set(range(vars(Slot)["started"].index, vars(Slot)["lease"].index + 1))
+    for index in range(FIELDS):
+        slot.view[index] = 99
+    slot.begin(7, 3, started=10, deadline=20, memory=30, cpu=40, output=50, exclusive=1, stall=60)
+    assert (slot.exclusive, slot.stall, slot.progress, slot.extended, slot.loop) == (1, 60, -1, 0, 0)
+    slot.end()
+    assert {index for index in range(FIELDS) if slot.view[index] == 99} == set(range(FIELDS)) - ours
 
 
 def test_a_wish_hits_only_its_own_job_and_lease() -> None:
