@@ -152,7 +152,16 @@ class Crewman:
     ) -> None:
         found = msgspec.Raw(msgspec.json.encode(checkpoint))
         order = Order(
-            task, "q", attempt, 0, timeout, memory, found, msgspec.Raw(b"null"), [], stall_timeout=stall_timeout
+            task,
+            "q",
+            attempt,
+            0,
+            timeout,
+            memory,
+            found,
+            msgspec.Raw(b"null"),
+            [],
+            stall_timeout=stall_timeout,
         )
         # arguments travel as one JSON object by parameter name
         body = head(order) + msgspec.json.encode(kwargs)
