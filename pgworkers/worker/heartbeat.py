@@ -23,6 +23,8 @@ YOUTH = 0.1
 #: Beats without a job after which a worker rests, and how many times longer its beats take then.
 TIRED = 3
 REST = 5
+#: Seconds by which a sleep may be too long on a busy machine; and how long a beat waits after a longer one.
+LATE = 0.05
 _BLOCKED = signals.Blocked(heard=signal.SIGUSR2)
 _encode = msgspec.json.Encoder().encode
 _said: msgspec.json.Decoder[dict[str, float | str | None]] = msgspec.json.Decoder(
@@ -92,13 +94,19 @@ class Heartbeat:
     def _sleep(self, period: float) -> None:
         """Until the next beat. Whoever has had no job for a while beats less often, and is woken by the next one."""
         self._idle = self._idle + 1 if self.attempt is None and self._slot.state == State.IDLE else 0
+        began = time.monotonic()
         if self._idle <= TIRED:
             time.sleep(period)
-            return
-        self.resting = True
-        if self.attempt is None:  # a job that begins after this line sees that we rest
-            self._alarm.acquire(timeout=REST * period)
-        self.resting = False
+        else:
+            period *= REST
+            self.resting = True
+            if self.attempt is None:  # a job that begins after this line sees that we rest
+                self._alarm.acquire(timeout=period)
+            self.resting = False
+        if time.monotonic() - began > period + LATE:
+            # This process stood still. If it goes on for the sake of a dump, the main thread walks through our frames just
+            # now, without the GIL: one that came or went meanwhile would be its death.
+            time.sleep(LATE)
 
     def wake(self) -> None:
         """By the main thread, when a job begins while it rests: its title and its progress are not to wait."""
