@@ -76,12 +76,7 @@ class Claims:
 
     async def run(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout(self._pause()):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
+            await self._woken()
             try:
                 await self._tell()
                 wants = self._wants()
@@ -102,6 +97,16 @@ class Claims:
                 await self._hand_over(claimed)
                 if self._more:
                     self._wake.set()  # the next claim finds out while these run
+
+    async def _woken(self) -> None:
+        """Until somebody says so, or it is time by itself."""
+        if not self._wake.is_set():
+            timer = asyncio.get_running_loop().call_later(self._pause(), self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+        self._wake.clear()
 
     async def _hand_over(self, claimed: list[Claimed]) -> None:
         """Each piece wakes workers who take the core from us, so whoever else waits for the loop has his turn in between."""

@@ -94,8 +94,7 @@ class Renewal:
                     await self.once()
                 conn = await self._line.connection()
                 self._hear(conn.pgconn)
-                # A notice may make it due earlier, and wakes us.
-                await _readable(conn.fileno(), max(0.05, self._due - monotonic()))
+                await self._listened(conn.pgconn, conn.fileno())
             except LineDown:
                 await self._line.rest()
             except psycopg.Error as error:
@@ -110,6 +109,34 @@ class Renewal:
         pgconn.consume_input()
         while (notice := pgconn.notifies()) is not None:
             self._noticed(notice.extra.decode())
+
+    async def _listened(self, pgconn: PGconn, fd: int) -> None:
+        """Until the next renewal is due. Notices are heard as they come, without waking this task: a job waits for them."""
+        loop = asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+        due = self._due
+
+        def end() -> None:
+            if not over.done():
+                over.set_result(None)
+
+        def came() -> None:
+            try:
+                self._hear(pgconn)
+            except psycopg.Error as error:
+                loop.remove_reader(fd)
+                if not over.done():
+                    over.set_exception(error)
+            if self._due < due:  # a notice wants it earlier
+                end()
+
+        timer = loop.call_later(max(0.05, due - monotonic()), end)
+        loop.add_reader(fd, came)
+        try:
+            await over
+        finally:
+            timer.cancel()
+            loop.remove_reader(fd)
 
     def _noticed(self, said: str) -> None:
         self._facts.tell(Notified(said))
@@ -150,17 +177,3 @@ class Renewal:
         await conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._settings.schema)))
         self._due = 0.0  # what was missed while deaf comes with the next renewal
         asyncio.get_running_loop().call_soon(self._on_notice, "reconnected")
-
-
-async def _readable(fd: int, timeout: float) -> None:
-    """Until something comes, or so many seconds. psycopg would look ten times a second whether something came."""
-    loop = asyncio.get_running_loop()
-    came = asyncio.Event()
-    loop.add_reader(fd, came.set)
-    try:
-        async with asyncio.timeout(timeout):
-            await came.wait()
-    except TimeoutError:
-        pass
-    finally:
-        loop.remove_reader(fd)

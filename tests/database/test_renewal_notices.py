@@ -8,8 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from pgworkers.clock import monotonic
 from pgworkers.facts import Facts
-from pgworkers.master import renewal
 from pgworkers.master.renewal import Renewal
 from pgworkers.settings import Settings
 
@@ -29,7 +29,7 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
 ) -> None:
     happened: list[str] = []
 
-    async def waits(fd: int, timeout: float) -> None:
+    async def waits(*_: object) -> None:
         happened.append("waits")
         raise asyncio.CancelledError
 
@@ -49,6 +49,32 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
             with pytest.raises(asyncio.CancelledError):
                 await host.run()
 
-    monkeypatch.setattr(renewal, "_readable", waits)
+    monkeypatch.setattr(Renewal, "_listened", waits)
     asyncio.run(life())
     assert happened == ["reconnected", "default", "waits"]
+
+
+def test_notices_are_heard_while_it_waits_and_a_lost_session_ends_the_wait(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    happened: list[str] = []
+
+    async def life() -> None:
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+            host = object.__new__(Renewal)
+            host._settings, host._facts, host._due = Settings(), Facts(), monotonic() + 3600
+            host._on_notice = happened.append
+            await host._listen(conn)
+            host._due = monotonic() + 3600
+            waiting = asyncio.create_task(host._listened(conn.pgconn, conn.fileno()))
+            for said in ("one", "two"):
+                await asyncio.to_thread(db.execute, f"NOTIFY pgworkers, '{said}'")
+                while said not in happened:
+                    await asyncio.sleep(0.01)
+            assert not waiting.done(), "a notice alone does not end it"
+            await asyncio.to_thread(db.execute, "SELECT pg_terminate_backend(%s)", (conn.info.backend_pid,))
+            with pytest.raises(psycopg.OperationalError):
+                await waiting
+
+    asyncio.run(life())
+    assert happened == ["reconnected", "one", "two"]
