@@ -41,7 +41,7 @@ _WRITTEN = {"written"}
 MANY = 16
 GATHER = 0.004
 #: Of jobs that have a process each: a batch begins no sooner than so many seconds after the one before it.
-STEP = 0.008
+STEP = 0.02
 #: So many characters of jobs that begin with an end go into one batch, and the end that reaches it: thousands of rows.
 CHILDREN = 256 << 10
 
