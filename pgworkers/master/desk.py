@@ -22,7 +22,7 @@ DEEP = 0.1
 #: A claim of so many is not much cheaper, by the job, than one of many more.
 LARGE = 100
 #: So many full claims at most, however short the jobs are.
-CLAIMS = 2
+CLAIMS = 4
 
 
 def ahead(workers: int, typical: float | None, cap: int, *, alone: bool = False) -> int:
