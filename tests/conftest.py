@@ -28,8 +28,15 @@ WATCHED = {"process", "tree", "fault"}  # the directories whose tests start proc
 #: What was seen red in the others (PgBouncer in transaction mode): settings at the start of a session, which the pooler
 #: refuses ("unsupported startup parameter: options"); a look at the settings that our own sessions begin with; a role,
 #: search_path or timeout set in a session that the next client meets; LISTEN in one session and the answer in another;
-#: `run`, which refuses a pooler, and the doctor, to whom one is a finding, and whose statements nothing bounds there.
-NOT_POOLED_FILES = {"test_plans.py", "test_wakes.py", "test_roles.py", "test_search_path.py"}
+#: `run`, which refuses a pooler, and the doctor, to whom one is a finding, and whose statements nothing bounds there;
+#: statements that a test prepares on a session of its own, as only a host does, who goes past it (`test_exchange`).
+NOT_POOLED_FILES = {
+    "test_exchange.py",
+    "test_plans.py",
+    "test_wakes.py",
+    "test_roles.py",
+    "test_search_path.py",
+}
 NOT_POOLED = {
     "test_a_cancel_that_commits_while_the_retry_waits_is_seen",
     "test_a_cancel_wish_that_commits_while_the_finish_waits_does_not_undo_the_success",
@@ -70,6 +77,9 @@ NOT_POOLED = {
     "test_a_server_that_does_not_answer_in_time_is_a_finding_and_the_next_check_goes_on",
     "test_a_role_that_may_little_is_told_what_it_cannot_see",
     "test_a_transaction_that_pins_the_horizon_is_named",
+    "test_it_is_prepared_after_as_many_uses_as_the_connection_says",
+    "test_a_session_that_the_server_ended_is_not_quiet",
+    "test_a_session_that_ends_under_a_statement_says_so",
 }
 RUN = pytest.StashKey[str]()
 ROOT = pytest.StashKey[Path]()
