@@ -17,12 +17,13 @@ from pgworkers import settings as declared
 from pgworkers.client.address import Address
 from pgworkers.client.session import Client
 from pgworkers.context import Ctx
-from pgworkers.declare.arguments import takes_ctx
-from pgworkers.declare.loading import import_config, origin_of, release_of
-from pgworkers.declare.options import read_name, refuse_unknown
+from pgworkers.declare.loading import origin_of, release_of
+from pgworkers.declare.options import refuse_unknown
+from pgworkers.declare.signature import takes_ctx
 from pgworkers.decorator import Anything, Declare, TaskOptions, queue_spec, task_spec
-from pgworkers.errors import AppNotLoaded, NotFound, UsageError
+from pgworkers.errors import UsageError
 from pgworkers.job.new import Prepared
+from pgworkers.scheduling import Scheduling
 from pgworkers.specs import AppSpec, QueueSpec, ScheduleSpec
 from pgworkers.steering import Steering
 from pgworkers.task import CtxTask, PlainTask, Task
@@ -30,16 +31,14 @@ from pgworkers.task import CtxTask, PlainTask, Task
 if TYPE_CHECKING:
     import psycopg
 
-    from pgworkers.declare.schedule import ScheduleOptions
     from pgworkers.handle import Job
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Hook = TypeVar("Hook", bound=Callable[[], Any])
-Scheduled = TypeVar("Scheduled", bound=Task[..., Any])
 
 
-class App(Steering):
+class App(Scheduling, Steering):
     """Queues, tasks, hooks and settings of one application."""
 
     def __init__(
@@ -127,44 +126,6 @@ class App(Steering):
             return self._declare(fn, options, sys._getframe(1))
 
         return declare
-
-    def schedule(
-        self, cron: str | None = None, /, **options: Unpack[ScheduleOptions]
-    ) -> Callable[[Scheduled], Scheduled]:
-        """Enqueue a task by the calendar: `@app.schedule("0 3 * * *", tz="Europe/Berlin")` above its `@app.task`."""
-        from pgworkers.declare.schedule import ScheduleOptions, declared
-
-        refuse_unknown(options, ScheduleOptions, what="schedule()")
-
-        def declare(task: Scheduled, /) -> Scheduled:
-            if not isinstance(task, Task) or self.tasks.get(task.name) is not task:
-                raise UsageError(f"@app.schedule: {task!r} is not a task of this app; put it above @app.task")
-            name, spec = declared(task, cron, options)
-            if name in self.schedules:
-                raise UsageError(f"schedule {name!r} is declared twice; give one of them another name=")
-            self.schedules[name] = spec
-            return task
-
-        return declare
-
-    def add_scope(self, schedule: str, scope: str, args: Mapping[str, Any] | None = None) -> bool:
-        """One more scope (a tenant, say) of a scoped schedule, from now on. False: it was there, with these arguments."""
-        from psycopg.errors import NoDataFound
-
-        from pgworkers.declare.schedule import SCOPE_LIMIT
-        from pgworkers.schedule import operate
-
-        scope = read_name(scope, what=f"schedule {schedule}: scope", limit=SCOPE_LIMIT)
-        try:
-            return self.client.run(operate.add_scope(schedule, scope, dict(args or {})))
-        except (NoDataFound, NotFound) as exc:
-            raise NotFound(f"there is no scoped schedule {schedule!r}; no scope was added") from exc
-
-    def remove_scope(self, schedule: str, scope: str) -> bool:
-        """One scope less; its jobs go on. False: there was none."""
-        from pgworkers.schedule import operate
-
-        return self.client.run(operate.remove_scope(schedule, scope))
 
     def on_worker_start(self, hook: Hook) -> Hook:
         """Run in each worker after its fork, before its first job: load a model, open a client."""
@@ -287,28 +248,3 @@ class App(Steering):
         task.check()
         self.tasks[task.name] = task
         return task
-
-
-def load(config: str) -> App:
-    """The App of `app.py`, `dir/app.py:name`, `pkg.mod:app` or `pkg.mod`; AppNotLoaded says why not."""
-    module, name = import_config(config)
-    if name:
-        found = getattr(module, name, None)
-        if isinstance(found, App):
-            return found
-        what = "there is no such name" if found is None else f"it is a {type(found).__name__}, not an App"
-        raise AppNotLoaded(f"{config}: no App called {name!r}: {what}")
-    apps: dict[int, tuple[str, App]] = {}
-    for key, value in vars(module).items():
-        if isinstance(value, App):
-            apps.setdefault(id(value), (key, value))
-    match list(apps.values()):
-        case [(_, app)]:
-            return app
-        case []:
-            raise AppNotLoaded(f"{config}: no App in it; write `from pgworkers import App` and `app = App()`")
-        case several:
-            names = ", ".join(key for key, _ in several)
-            raise AppNotLoaded(
-                f"{config}: several Apps in it ({names}); say which one: {config}:{several[0][0]}"
-            )

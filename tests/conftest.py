@@ -60,6 +60,7 @@ NOT_POOLED = {
     "test_a_stream_keeps_one_copy_open_while_the_iterator_goes_on",
     "test_a_finish_that_waits_for_a_new_follower_hears_of_it",
     "test_a_notice_that_came_with_an_answer_is_heard_before_the_wait",
+    "test_notices_are_heard_while_it_waits_and_a_lost_session_ends_the_wait",
     "test_sessions_that_cannot_see_each_other_miss_nothing",
     "test_row_88_old_code_on_a_new_schema_is_refused_with_5_and_touches_nothing",
     "test_read_committed_even_where_the_database_says_serializable",

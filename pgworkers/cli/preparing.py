@@ -37,7 +37,7 @@ def preparer(said: Invocation, task: str, how: dict[str, Any], *, no_app: bool) 
 
 
 def _by_app(said: Invocation, config: str, name: str, how: dict[str, Any]) -> Preparer:
-    from pgworkers.app import load
+    from pgworkers.loading import load
 
     with redirect_stdout(sys.stderr):  # what an app prints while it is imported is not our data
         app: App = load(config)

@@ -1,7 +1,7 @@
 """`pgworkers top`: the live tree over all hosts, and keys that reach into it.
 
-`top_model` is what is shown, `top_screen` how it looks, `top_keys` what keys mean; those are pure. `top_terminal` has the
-terminal, `top_database` the threads that ask, and in `top_loop` they meet.
+`top_model` is what is shown; `top_screen` how it looks, made of `top_rows`, made of `top_cells`; `top_keys` what keys mean;
+those are pure. `top_terminal` has the terminal, `top_database` the threads that ask, and in `top_loop` they meet.
 """
 
 from __future__ import annotations

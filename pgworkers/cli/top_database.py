@@ -17,7 +17,7 @@ from pgworkers.cli import asking
 from pgworkers.cli.place import Database
 from pgworkers.cli.top_keys import Act
 from pgworkers.cli.top_model import Picture
-from pgworkers.cli.top_screen import DEEPEST
+from pgworkers.cli.top_rows import DEEPEST
 from pgworkers.errors import PgworkersError
 from pgworkers.job import cancel, depth
 from pgworkers.job import queue as queues

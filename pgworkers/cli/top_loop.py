@@ -10,10 +10,11 @@ import time
 from dataclasses import replace
 
 from pgworkers.cli.place import Database
+from pgworkers.cli.top_cells import wrapped
 from pgworkers.cli.top_database import Actor, News, Reader
 from pgworkers.cli.top_keys import Act, View, decode, press, settle
 from pgworkers.cli.top_model import Picture, Row, Wish, rows
-from pgworkers.cli.top_screen import Scene, body_height, frame, wrapped
+from pgworkers.cli.top_screen import Scene, body_height, frame
 from pgworkers.cli.top_terminal import Terminal
 from pgworkers.process.signals import Notes
 

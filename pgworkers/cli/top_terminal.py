@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from pgworkers.cli.top_screen import Line
+from pgworkers.cli.top_cells import Line
 
 _ENTER = b"\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[2J"
 _LEAVE = b"\x1b[0m\x1b[?7h\x1b[?25h\x1b[?1049l"

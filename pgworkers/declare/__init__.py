@@ -1,7 +1,7 @@
 """What people write in their app, read and checked where it is written.
 
-`options` reads durations, sizes, names and keys; `backoff` reads retry curves; `arguments` turns a function's
-parameters into the JSON object of a job and back; `loading` imports the user's file. Everything here is pure
-but for `loading`, knows no database and no process, and answers a wrong declaration with a UsageError that
+`options` reads durations, sizes, names and keys; `backoff` reads retry curves; `signature` reads what a function takes,
+and `arguments` turns a call of it into the JSON object of a job and back; `loading` imports the user's file. Everything
+here is pure but for `loading`, knows no database and no process, and answers a wrong declaration with a UsageError that
 says what to write instead.
 """

@@ -11,7 +11,6 @@ annotations. What passes here cannot fail to decode in a worker of the same vers
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,47 +19,14 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from pgworkers.context import Ctx
-from pgworkers.errors import ArgumentError, UnfitArguments, UsageError
-from pgworkers.payload import NotJson, carries, decoder, encode
+from pgworkers.declare.signature import any_for_object, read_signature
+from pgworkers.errors import ArgumentError, UnfitArguments
+from pgworkers.payload import NotJson, decoder, encode
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL)
 _NONE: dict[str, Any] = {}
 _astuple = msgspec.structs.astuple
 _RAW = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-
-def hints_of(fn: Callable[..., Any], local: Mapping[str, Any]) -> dict[str, Any]:
-    """The annotations of `fn`, resolved; NameError when one names something not defined yet."""
-    names = dict(local)
-    inner = inspect.unwrap(fn)
-    if "Ctx" not in names and "Ctx" not in getattr(inner, "__globals__", {}):
-        names["Ctx"] = Ctx  # imported under TYPE_CHECKING only
-    return typing.get_type_hints(fn, localns=names, include_extras=True)
-
-
-def takes_ctx(fn: Callable[..., Any], local: Mapping[str, Any]) -> bool:
-    """Is the first parameter a context? Answered even when other annotations cannot be resolved yet."""
-    first = next(iter(inspect.signature(fn).parameters.values()), None)
-    if first is None:
-        return False
-
-    def only() -> None: ...
-
-    only.__annotations__ = {first.name: first.annotation} if first.annotation is not Parameter.empty else {}
-    only.__wrapped__ = fn  # type: ignore[attr-defined]  # its globals
-    try:
-        return wants_ctx(hints_of(only, local).get(first.name))
-    except NameError:
-        return False
-
-
-def wants_ctx(hint: Any) -> bool:
-    """Is this annotation `Ctx`, a subclass, or one of them or None?"""
-    members = (
-        [arg for arg in typing.get_args(hint) if arg is not type(None)] if typing.get_args(hint) else [hint]
-    )
-    return len(members) == 1 and isinstance(members[0], type) and issubclass(members[0], Ctx)
 
 
 @dataclass(frozen=True)
@@ -75,35 +41,7 @@ class Arguments:
     @classmethod
     def of(cls, task: str, fn: Callable[..., Any], local: Mapping[str, Any]) -> Arguments:
         """Read them off a function; UsageError when an annotation cannot be carried by JSON."""
-        hints = hints_of(fn, local)
-        given = [
-            p.replace(annotation=hints.get(p.name, Any)) for p in inspect.signature(fn).parameters.values()
-        ]
-        reserved = given[0].name if given and wants_ctx(given[0].annotation) else None
-        kept = given[1:] if reserved else given
-        if kept and not reserved and kept[0].name in ("self", "cls"):
-            raise UsageError(f"task {task}: methods cannot be tasks; declare a function")
-        for parameter in kept:
-            if wants_ctx(parameter.annotation):
-                raise UsageError(
-                    f"task {task}: {parameter.name} is a Ctx but not the first parameter; put it first"
-                )
-            reason = carries(_any_for_object(parameter.annotation))
-            if reason is not None:
-                raise UsageError(
-                    f"task {task}: parameter {parameter.name} cannot be carried by JSON: {reason}; "
-                    "pass an id, a path, a dataclass or a msgspec.Struct instead, or annotate it Any if it is plain data"
-                )
-        returns = hints.get("return", Any)
-        if returns in (None, type(None), typing.NoReturn, typing.Never):
-            returns = None
-        reason = carries(_any_for_object(returns))
-        if reason is not None:
-            raise UsageError(
-                f"task {task}: the return annotation cannot be carried by JSON: {reason}; "
-                "return plain data, or the place where the result was written"
-            )
-        return cls(task, Signature(kept), reserved, returns)
+        return cls(task, *read_signature(task, fn, local))
 
     @property
     def shown(self) -> str:
@@ -246,7 +184,7 @@ class Arguments:
         fields: list[tuple[str, Any, Any] | tuple[str, Any]] = []
         for attribute, name in self._fields.items():
             parameter = self.signature.parameters[name]
-            hint = _any_for_object(parameter.annotation)
+            hint = any_for_object(parameter.annotation)
             if parameter.kind is Parameter.VAR_POSITIONAL:
                 fields.append((attribute, list[hint], msgspec.UNSET))  # type: ignore[valid-type]
             elif parameter.default is Parameter.empty:
@@ -264,7 +202,7 @@ class Arguments:
     @cached_property
     def _extra(self) -> msgspec.json.Decoder[Any]:
         assert self._rest is not None
-        return decoder(_any_for_object(self._rest.annotation))
+        return decoder(any_for_object(self._rest.annotation))
 
     def _decode(self, text: bytes) -> dict[str, Any]:
         struct = self._struct.decode(text)
@@ -294,10 +232,6 @@ class Arguments:
         bound = inspect.BoundArguments(self.signature, values)
         bound.apply_defaults()
         return bound.args, bound.kwargs
-
-
-def _any_for_object(hint: Any) -> Any:
-    return Any if hint is object else hint
 
 
 def _where(exc: msgspec.ValidationError) -> str:

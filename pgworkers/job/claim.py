@@ -100,7 +100,7 @@ def claim(
         "lasts": Bigints([place.last for _, place in ranges]),
         "gates": gates,
     }
-    return Query(_CLAIM, params, _read, binary=True)
+    return Query(_CLAIM, params, _read, binary=True, again=not places)
 
 
 _by_id, _by_priority = attrgetter("id"), attrgetter("priority")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psycopg
 
@@ -15,11 +15,13 @@ from pgworkers.clock import monotonic
 from pgworkers.events import Claimed as ClaimedFact
 from pgworkers.facts import Facts
 from pgworkers.job.asleep import asleep
-from pgworkers.job.claim import Claimed, Wants, claim
+from pgworkers.job.claim import Claimed, Range, Wants, claim
+from pgworkers.master.bell import Bell
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.line import Line, LineDown
 from pgworkers.master.positions import OUT_OF_TURN, Positions
 from pgworkers.master.wakes import Wakes
+from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
 #: After so many jobs, and so many seconds, that are handed over the loop has another turn.
@@ -43,40 +45,46 @@ class Claims:
         self._facts = facts
         self._settings = settings
         self._may_begin = may_begin  # else nobody here would begin what we claim: the leases have lapsed
-        self._wake = asyncio.Event()
+        self._bell = Bell()
         self._wakes = Wakes()
         self._positions = Positions(settings.statement_timeout)
         self._in_turn = OUT_OF_TURN - 1  # claims since the last one out of turn
+        self._handing = 0.0  # since when jobs are handed over
         self._hungry = False  # the last claim did not bring all that there was room for
-        self._more = False  # a queue gave all that there was room for: it may have more
+        self._asked: tuple[list[Wants], list[str], bool] | None = None
+        self._at_hand: Query[list[Claimed]]  # that asks for it
         self.polls = 0
 
     def poke(self) -> None:
         """There may be work in any queue that was known to have none."""
         self._wakes.stir()
-        self._wake.set()
+        self._bell.ring()
 
     def room(self, queue: str) -> None:
         """There may be room for more jobs of this queue."""
         if not self._wakes.dry(queue, monotonic()):
-            self._wake.set()
+            self._bell.ring()
 
     def heard(self, queue: str) -> None:
-        """A notification: there are jobs in this queue; without a name, in any."""
+        """A notification: there are jobs in this queue; without a name, in any. Others may have come with it."""
         if queue:
             self._wakes.heard(queue, monotonic())
         else:
             self._wakes.stir()
-        self._wake.set()
+        self._bell.touch()
+
+    def all_heard(self) -> None:
+        """Jobs wait for what follows: it is done at once."""
+        self._bell.ring_now()
 
     def forgotten(self) -> None:
         """The database may have forgotten that this host wants to be told, and notifications may have been missed."""
         self._wakes.forget()
-        self._wake.set()
+        self._bell.ring()
 
     async def run(self) -> None:
         while True:
-            await self._woken()
+            await self._bell.rung(self._pause)
             try:
                 await self._tell()
                 wants = self._wants()
@@ -84,34 +92,23 @@ class Claims:
                     self._hungry = False
                     continue
                 self.polls += 1
-                claimed = await self._claim(wants)
+                await self._claim(wants)
             except LineDown:
                 await self._line.rest()
-                self._wake.set()
-                continue
+                self._bell.ring()
             except psycopg.Error:
                 await asyncio.sleep(self._settings.poll)
-                continue
-            if claimed:
-                self._facts.tell(ClaimedFact(len(claimed)))
-                await self._hand_over(claimed)
-                if self._more:
-                    self._wake.set()  # the next claim finds out while these run
 
-    async def _woken(self) -> None:
-        """Until somebody says so, or it is time by itself."""
-        if not self._wake.is_set():
-            timer = asyncio.get_running_loop().call_later(self._pause(), self._wake.set)
-            try:
-                await self._wake.wait()
-            finally:
-                timer.cancel()
-        self._wake.clear()
+    def _hand_first(self, claimed: list[Claimed]) -> None:
+        """The first piece, before anything else is done with the answer."""
+        self._handing = monotonic()
+        if claimed:
+            self._dispatch.take(claimed[:PIECE])
 
     async def _hand_over(self, claimed: list[Claimed]) -> None:
         """Each piece wakes workers who take the core from us, so whoever else waits for the loop has his turn in between."""
-        began = monotonic()
-        for start in range(0, len(claimed), PIECE):
+        began = self._handing
+        for start in range(PIECE, len(claimed), PIECE):
             if monotonic() - began > TURN:
                 await asyncio.sleep(0)
                 began = monotonic()
@@ -134,29 +131,53 @@ class Claims:
             await self._line.ask(asleep(self._host, wanted))
             self._wakes.told(wanted, monotonic())
 
-    async def _claim(self, wants: list[Wants]) -> list[Claimed]:
+    async def _claim(self, wants: list[Wants]) -> None:
+        """Everything that can wait is done when the jobs are handed over."""
         began = monotonic()
         positions = self._positions
         head, gates = positions.head_is_due(began), positions.gates_are_due(began)
         aged = self._aged(began) if head else None
         room = {want.queue: want.count for want in wants}
         places = None if aged is not None else positions.places(room, head=head)
-        tasks = list(self._dispatch.tasks)
         self._wakes.sent()
-        claimed = await self._line.ask(claim(self._host, wants, tasks, aged, places=places, gates=gates))
+        claimed = await self._line.ask(self._query(wants, aged, places, gates), then=self._hand_first)
         now = monotonic()
-        whole = head and (aged is not None or positions.stepped(claimed, room, now))
+        if claimed:
+            await self._hand_over(claimed)
+            self._facts.tell(ClaimedFact(len(claimed)))
+        # The oldest first is no whole look: it leaves jobs whose task has become limited to the ordinary one.
+        whole = head and aged is None and positions.stepped(claimed, room, now)
         positions.found(claimed)
         positions.took(now - began, now, head=head, gates=gates, jobs=len(claimed), aged=aged is not None)
-        found = Counter(job.queue for job in claimed)
-        again = now + self._settings.poll if whole and gates else positions.whole_at()
+        found = Counter([job.queue for job in claimed])
+        again = now + self._settings.poll
+        if aged is not None:
+            again = min(again, positions.whole_at())
+        elif not (whole and gates):
+            again = positions.whole_at()
         self._wakes.looked(room, found, now, again)
         if self._wakes.to_tell(self._dispatch.desks) is not None:
-            self._wake.set()  # it falls asleep, and until the database knows that nobody looks
-        self._more = any(found[queue] >= count for queue, count in room.items())
+            self._bell.ring()  # it falls asleep, and until the database knows that nobody looks
+        if any(found[queue] >= count for queue, count in room.items()):
+            self._bell.ring()  # there may be more: the next claim finds out while these run
         self._hungry = len(claimed) < sum(room.values())
         self._in_turn = 0 if aged is not None else self._in_turn + 1
-        return claimed
+
+    def _query(
+        self,
+        wants: list[Wants],
+        aged: float | None,
+        places: dict[str, Sequence[Range]] | None,
+        gates: bool,
+    ) -> Query[list[Claimed]]:
+        """An idle host asks the same whenever it is woken: it has the question at hand."""
+        tasks = list(self._dispatch.tasks)
+        if aged is not None or places:
+            return claim(self._host, wants, tasks, aged, places=places, gates=gates)
+        asked = wants, tasks, gates
+        if asked != self._asked:
+            self._asked, self._at_hand = asked, claim(self._host, wants, tasks, gates=gates)
+        return self._at_hand
 
     def _aged(self, now: float) -> float | None:
         """Low priority never starves: now and then the oldest go first."""

@@ -131,6 +131,9 @@ class Ends:
                 await self._gather()
                 try:
                     await self._send()
+                    await asyncio.sleep(
+                        0
+                    )  # the answer was heard at once: who reported in the same turn goes with the next
                 except LineDown:
                     await self._line.rest()
             if not self._aside.waiting and not self._refused:

@@ -97,6 +97,7 @@ class Host:
             view=partial(view.told, self, Usage()),
             registration=partial(registration, self),
             on_notice=self._noticed,
+            on_heard=self.claims.all_heard,
             on_renewed=self.renewed,
             settled=lambda: view.settled(self),
         )

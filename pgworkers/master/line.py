@@ -22,7 +22,7 @@ from pgworkers.facts import Facts
 from pgworkers.postgres.connect import aconnect
 from pgworkers.postgres.exchange import Exchange
 from pgworkers.postgres.statements import Query
-from pgworkers.postgres.wording import cut, shut
+from pgworkers.postgres.wording import shut
 from pgworkers.settings import Settings
 
 T = TypeVar("T")
@@ -34,6 +34,9 @@ _TRANSIENT = (
     psycopg.InternalError,
     psycopg.ProgrammingError,
 )
+
+#: Lines that serve nothing but statements. (On the others somebody listens, or holds a lock.)
+SOLE = frozenset({"claim", "finish"})
 
 #: SQLSTATEs of what PL/pgSQL raises.
 _RAISED = "P0"
@@ -71,8 +74,15 @@ class Line:
         """Was it lost? One that nobody has needed yet is not."""
         return not self.up and (self.session > 0 or self._down_since is not None)
 
-    async def ask(self, query: Query[T], *, session: int | None = None, refusable: bool = False) -> T:
-        """Run one statement; data errors pass through, everything else becomes `LineDown`.
+    async def ask(
+        self,
+        query: Query[T],
+        *,
+        session: int | None = None,
+        refusable: bool = False,
+        then: Callable[[T], None] | None = None,
+    ) -> T:
+        """Run one statement; data errors pass through, everything else becomes `LineDown`. `then`: who has the answer first.
 
         With `session`, only on that very session: a connection that came back is another one. With `refusable`, what code in
         the database raises passes through, too: a trigger of the user's says nothing about the connection.
@@ -96,7 +106,10 @@ class Line:
         except psycopg.Error as error:
             self._facts.tell(StatementRun(name, clock.monotonic() - began, type(error).__name__))
             raise
-        self._facts.tell(StatementRun(name, clock.monotonic() - began, None))
+        took = clock.monotonic() - began
+        if then is not None:
+            then(answer)
+        self._facts.tell(StatementRun(name, took, None))
         self._answered()
         return answer
 
@@ -125,7 +138,7 @@ class Line:
             self.lose(error)
             raise LineDown(str(error)) from error
         self._facts.tell(StatementRun("connect", clock.monotonic() - began, None))
-        self._conn, self._exchange = conn, Exchange(conn, self._settings.schema)
+        self._conn, self._exchange = conn, Exchange(conn, self._settings.schema, sole=self.role in SOLE)
         self.session += 1
         self._answered()
         return conn
@@ -146,9 +159,9 @@ class Line:
             or conn.broken
             or isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
         )
-        if unusable and conn is not None:
+        if unusable and self._exchange is not None:
+            self._exchange.cut()
             self._conn = self._exchange = None
-            cut(conn.pgconn)
         if unusable:
             self.up = False
         now = clock.monotonic()
@@ -166,9 +179,10 @@ class Line:
 
     async def close(self) -> None:
         self._closed = True
-        conn, self._conn, self._exchange = self._conn, None, None
+        conn, exchange, self._conn, self._exchange = self._conn, self._exchange, None, None
         self.up = False
-        if conn is not None:
+        if conn is not None and exchange is not None:
+            exchange.leave()
             try:
                 async with asyncio.timeout(1.0):
                     await conn.close()

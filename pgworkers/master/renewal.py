@@ -69,6 +69,7 @@ class Renewal:
         view: Callable[[], View],
         registration: Callable[[], Query[Any]],
         on_notice: Callable[[str], None],
+        on_heard: Callable[[], None],
         on_renewed: Callable[[float], None],
         settled: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -80,6 +81,7 @@ class Renewal:
         self._view = view
         self._registration = registration
         self._on_notice = on_notice
+        self._on_heard = on_heard  # after all that came together
         self._on_renewed = on_renewed  # with the time of its sending, on CLOCK_BOOTTIME
         self._settled = settled  # have all workers come up?
         self._due = self._sent = self._watched = 0.0
@@ -107,8 +109,12 @@ class Renewal:
         Straight from libpq: psycopg's own generator takes several turns of the loop to say the same.
         """
         pgconn.consume_input()
+        heard = []
         while (notice := pgconn.notifies()) is not None:
-            self._noticed(notice.extra.decode())
+            heard.append(notice.extra.decode())
+            self._on_notice(heard[-1])
+        self._on_heard()
+        self._facts.tell_all([Notified(said) for said in heard])
 
     async def _listened(self, pgconn: PGconn, fd: int) -> None:
         """Until the next renewal is due. Notices are heard as they come, without waking this task: a job waits for them."""
@@ -139,8 +145,9 @@ class Renewal:
             loop.remove_reader(fd)
 
     def _noticed(self, said: str) -> None:
-        self._facts.tell(Notified(said))
         self._on_notice(said)
+        self._on_heard()
+        self._facts.tell(Notified(said))
 
     @property
     def watched(self) -> bool:

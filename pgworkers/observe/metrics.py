@@ -1,47 +1,25 @@
 """Facts as metrics: counters in the memory of the master, which outlives every worker and supervisor.
 
-A fact of a job is told tens of thousands of times a second, so it costs a look into a dictionary and a few additions;
-everything else (sums of buckets, gauges, text) is made when somebody scrapes. Series of what the app declares are there at 0
-from the start. What the leader saw of the whole cluster goes as soon as it no longer leads.
+A fact of a job (`attempts`) costs a look into a dictionary and a few additions; everything else (sums of buckets, gauges,
+text) is made when somebody scrapes. Series of what the app declares are there at 0 from the start. What the leader saw of
+the whole cluster goes as soon as it no longer leads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby
-from operator import attrgetter
+from collections.abc import Callable, Iterable
 from time import time as _now
 from typing import Any
 
 import psycopg
 
 from pgworkers import events, sightings
-from pgworkers.clock import monotonic
 from pgworkers.facts import ByKind, Hearing, each
 from pgworkers.observe import catalog, exposition
+from pgworkers.observe.attempts import Attempts
 from pgworkers.observe.handlers import UserMetrics
 from pgworkers.observe.itself import ITSELF
 from pgworkers.observe.series import MOST, Cell, Family
-
-#: The largest peak is that of the last one to two windows.
-WINDOW = 300.0
-_of_task, _of_end = attrgetter("queue", "task"), attrgetter("queue", "task", "verdict")
-
-
-class _Job:
-    """The cells of one queue and task."""
-
-    __slots__ = ("before", "cpu", "duration", "peak", "recent", "started", "verdicts", "wait")
-
-    def __init__(self, families: dict[str, Family], queue: str, task: str) -> None:
-        self.started = families["jobs_started_total"].at(queue, task)
-        self.wait = families["job_wait_seconds"].histogram(queue)
-        self.duration = families["job_duration_seconds"].histogram(queue, task)
-        self.cpu = families["job_cpu_seconds_total"].at(queue, task)
-        self.peak = families["job_peak_memory_bytes"].at(queue, task)
-        self.recent = self.before = 0  # the peak of this window and of the one before
-        finished = families["jobs_finished_total"]
-        self.verdicts = {verdict: finished.at(queue, task, verdict) for verdict in catalog.VERDICTS}
 
 
 class Metrics(ByKind):
@@ -56,15 +34,13 @@ class Metrics(ByKind):
         families["series_capped_total"] = capped
         self.families = families
         self.user = UserMetrics(_counting(counts["user"]))
-        self._jobs: dict[tuple[str, str], _Job] = {}
-        self._most = most
-        self._peaks_since = monotonic()
+        self._attempts = Attempts(families, most)
         self._classes: dict[str, str] = {}
         self._on: dict[type[Any], Callable[[Any], None]] = {
             events.StatementRun: self._statement,
             events.Claimed: self._claimed,
             events.Notified: lambda fact: self.count("notifications_total"),
-            events.JobStopped: self._stopped,
+            events.JobStopped: self._attempts.stopped,
             events.JobRescued: lambda fact: self.count("jobs_rescued_total", fact.queue, "host_lost"),
             events.LeaseLost: lambda fact: self.count("leases_lost_total", fact.queue),
             events.FinishRejected: lambda fact: self.count("finishes_rejected_total", fact.queue),
@@ -124,16 +100,16 @@ class Metrics(ByKind):
             for state in catalog.WORKER_STATES:
                 f["workers"].at(queue, state)
         for queue, task in tasks:
-            self._job(queue, task)
+            self._attempts.know(queue, task)
         for schedule in schedules:
             for result in catalog.TICK_RESULTS:
                 f["schedule_ticks_total"].at(schedule, result)
 
     def hears(self, kind: type) -> Hearing | None:
         if kind is events.JobStarted:
-            return self._started
+            return self._attempts.started
         if kind is events.JobEnded:
-            return self._ended
+            return self._attempts.ended
         on = self._on.get(kind)
         return None if on is None else each(on)
 
@@ -145,59 +121,13 @@ class Metrics(ByKind):
 
     def scrape(self, accept: str) -> tuple[bytes, str]:
         """The text and its content type."""
-        self._turn_peaks()
+        self._attempts.turn_peaks()
         for name, read in ITSELF.items():
             self.set(name, read())
         openmetrics = exposition.wants_openmetrics(accept)
         every = (*self.families.values(), *self.user.families.values())
         body = exposition.render(every, openmetrics)
         return body, exposition.OPENMETRICS if openmetrics else exposition.TEXT
-
-    # -- jobs --------------------------------------------------------------------------------------------------------
-
-    def _job(self, queue: str, task: str) -> _Job:
-        job = self._jobs.get((queue, task))
-        if job is None:
-            job = _Job(self.families, queue, task)
-            if len(self._jobs) < self._most:  # beyond it the families say `other`, and count that each time
-                self._jobs[queue, task] = job
-        return job
-
-    def _started(self, facts: Iterator[events.JobStarted]) -> None:
-        for key, group in groupby(facts, _of_task):
-            waits = [fact.waited for fact in group]
-            job = self._jobs.get(key) or self._job(*key)
-            job.started.value += len(waits)
-            job.wait.observe_all(waits)
-
-    def _ended(self, facts: Iterator[events.JobEnded]) -> None:
-        now = _now()
-        for (queue, task, verdict), group in groupby(facts, _of_end):
-            alike = list(group)
-            job = self._jobs.get((queue, task)) or self._job(queue, task)
-            job.duration.observe_all([fact.duration for fact in alike], [fact.job for fact in alike], now)
-            end = job.verdicts[verdict]
-            end.value += len(alike)
-            if verdict != "succeeded":
-                end.exemplar = (alike[-1].job, 1.0, now)
-            job.cpu.value += sum([fact.cpu for fact in alike if fact.cpu > 0])
-            job.recent = max(job.recent, *[fact.peak_rss for fact in alike])
-
-    def _turn_peaks(self) -> None:
-        now = monotonic()
-        turn = now - self._peaks_since >= WINDOW
-        if turn:
-            self._peaks_since = now
-        for job in self._jobs.values():
-            job.peak.value = float(max(job.before, job.recent))
-            if turn:
-                job.before, job.recent = job.recent, 0
-
-    def _stopped(self, fact: events.JobStopped) -> None:
-        reason = fact.reason if fact.reason in catalog.STOP_REASONS else "kill"
-        seconds = max(0.0, fact.seconds)
-        histogram = self.families["job_stop_seconds"].histogram(reason)
-        histogram.observe(seconds, (fact.job, seconds, _now()))
 
     # -- processes ---------------------------------------------------------------------------------------------------
 

@@ -8,5 +8,5 @@ speak by libpq itself: `wording` says what, `exchange` waits in an event loop (a
 says as whom it runs, `embedded_place` where its data and socket lie, `embedded_binaries` where its programs come from,
 `embedded_process` starts and ends it, `embedded_cluster` makes what is inside. docs/adr/0110 has the reasons.
 
-Nothing here knows what a job is. May import: settings, clock, errors. Called by everything above.
+Nothing here knows what a job is. May import: settings, clock, errors, prompt, alarm. Called by everything above.
 """

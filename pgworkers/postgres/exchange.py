@@ -18,9 +18,11 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.pq.abc import PGconn, PGresult
 
+from pgworkers.alarm import Alarm
 from pgworkers.clock import show_seconds
 from pgworkers.postgres.statements import Query
 from pgworkers.postgres.wording import WITHDRAWAL, Wording, cut, shut
+from pgworkers.prompt import Prompt
 
 T = TypeVar("T")
 
@@ -28,12 +30,24 @@ T = TypeVar("T")
 class Exchange(Wording):
     """The statements of one connection. It is used by nothing else while one is on its way."""
 
-    def __init__(self, conn: psycopg.AsyncConnection[Any], schema: str, *, withdraws: bool = False) -> None:
-        """`withdraws`: a statement whose task was cancelled is cancelled on the server, too, which may take a while."""
+    def __init__(
+        self,
+        conn: psycopg.AsyncConnection[Any],
+        schema: str,
+        *,
+        withdraws: bool = False,
+        sole: bool = False,
+    ) -> None:
+        """`withdraws`: a statement whose task was cancelled is cancelled on the server, too, which may take a while.
+
+        `sole`: nothing else uses the connection, ever, and before it is closed it is left. Then the loop watches its socket
+        all the time.
+        """
         super().__init__(conn, schema)
         self.conn = conn
         self._withdraws = withdraws
         self._turn = asyncio.Lock()
+        self._waiting = Waiting(conn.pgconn, stays=sole)
 
     async def ask(self, query: Query[T], limit: float | None) -> T:
         """Run a query. `limit`: so many seconds until its session is given up."""
@@ -47,17 +61,28 @@ class Exchange(Wording):
                 except StopIteration as end:
                     return query.read(end.value)
 
+    def leave(self) -> None:
+        """Before the connection is closed by somebody else."""
+        self._waiting.leave()
+
+    def cut(self) -> None:
+        """End the session without a word."""
+        self.leave()
+        cut(self._pgconn)
+
     async def _sent(self, limit: float | None, send: Callable[..., None], what: tuple[Any, ...]) -> PGresult:
-        """The answer to what is sent. What can be done after the sending is done while the server works."""
+        """The answer to what is sent. Little is done before the wait: the server may be waiting for our core."""
+        waiting = self._waiting
         expired = False
         try:
             send(*what)
-            waiting = Waiting(self._pgconn, limit)
+            waiting.begin(limit)
             try:
                 return await waiting.result()
             finally:
                 expired = waiting.end()
         except BaseException as error:
+            waiting.leave()
             try:
                 if self._withdraws and isinstance(error, asyncio.CancelledError):
                     await self.conn.cancel_safe(timeout=WITHDRAWAL)
@@ -71,23 +96,40 @@ class Exchange(Wording):
 
 
 class Waiting:
-    """For the answers to what was sent. The time limit cuts the socket, which wakes whoever waits."""
+    """For the answers of one session. The time limit cuts the socket, which wakes whoever waits."""
 
-    def __init__(self, pgconn: PGconn, limit: float | None) -> None:
-        self._expired = False
+    def __init__(self, pgconn: PGconn, *, stays: bool) -> None:
+        """`stays`: what the loop was told to watch it goes on watching when nobody waits."""
         self._pgconn = pgconn
-        self._loop = asyncio.get_running_loop()
-        self._timer = None if limit is None else self._loop.call_later(limit, self._expire)
         self._fd = pgconn.socket
-        self._came: asyncio.Future[None] | None = None
-        self._loop.add_reader(self._fd, self._wake)
+        self._stays = stays
+        self._loop: asyncio.AbstractEventLoop | None = None  # that watches
+        self._came: Prompt | None = None
+        self._limit = Alarm(self._expire)
+        self._expired = False
+
+    def begin(self, limit: float | None) -> None:
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+            loop.add_reader(self._fd, self._wake)
+        self._expired = False
+        if limit is not None:
+            self._limit.set(loop, loop.time() + limit)
 
     def end(self) -> bool:
         """True: it took too long."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._loop.remove_reader(self._fd)
+        self._limit.off()
+        if not self._stays:
+            self.leave()
         return self._expired
+
+    def leave(self) -> None:
+        """The loop forgets the socket; that must be before it is closed."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._fd)
+            self._loop = None
+        self._limit.stop()
 
     async def result(self) -> PGresult:
         """The one answer to what was just sent."""
@@ -109,22 +151,25 @@ class Waiting:
         return answer
 
     async def _sendable(self) -> None:
-        self._loop.add_writer(self._fd, self._wake)
+        loop = asyncio.get_running_loop()
+        loop.add_writer(self._fd, self._wake)
         try:
             await self._ready()
         finally:
-            self._loop.remove_writer(self._fd)
+            loop.remove_writer(self._fd)
 
     async def _ready(self) -> None:
-        self._came = self._loop.create_future()
+        self._came = Prompt(asyncio.get_running_loop())
         try:
             await self._came
         finally:
             self._came = None
 
     def _wake(self) -> None:
-        if self._came is not None and not self._came.done():
-            self._came.set_result(None)
+        if self._came is not None:
+            self._came.set()
+        else:
+            self.leave()  # nobody asked: the session ends, and whoever asks next hears of it
 
     def _expire(self) -> None:
         self._expired = True

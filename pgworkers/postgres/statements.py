@@ -92,6 +92,8 @@ class Query(
     read: Callable[[list[tuple[Any, ...]]], T]
     #: Many rows of numbers, texts and arrays: in the binary format neither side makes texts of numbers.
     binary: bool = False
+    #: The very same is asked again and again: its values are written once.
+    again: bool = False
 
 
 def run(conn: psycopg.Connection[Any], schema: str, query: Query[T]) -> T:

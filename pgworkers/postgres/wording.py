@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import psycopg
 from psycopg import errors
+from psycopg.abc import Buffer
 from psycopg.adapt import PyFormat, Transformer
-from psycopg.pq import ConnStatus, ExecStatus, TransactionStatus
+from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
 from pgworkers.postgres.statements import Query, Statement
@@ -39,6 +40,8 @@ class Wording:
         self._schema = schema
         self._values = Transformer(conn)
         self._threshold = conn.prepare_threshold
+        self._last: Query[Any] | None = None
+        self._last_values: tuple[Sequence[Buffer | None], Types, Sequence[Format]] = ((), (), ())
         self._prepared: dict[tuple[Statement, Types], bytes] = {}
         self._used: dict[tuple[Statement, Types], int] = {}
 
@@ -62,11 +65,17 @@ class Wording:
 
     def _turns(self, query: Query[Any]) -> Turns:
         """One statement; before it, perhaps, that it is to be prepared."""
-        values, pgconn = self._values, self._pgconn
+        pgconn = self._pgconn
         text, names = query.statement.numbered(self._schema)
-        given = query.params
-        params = values.dump_sequence([given[name] for name in names], [PyFormat.AUTO] * len(names))
-        types, formats, binary = values.types or (), values.formats or (), int(query.binary)
+        if query is self._last:
+            params, types, formats = self._last_values
+        else:
+            values, given = self._values, query.params
+            params = values.dump_sequence([given[name] for name in names], [PyFormat.AUTO] * len(names))
+            types, formats = values.types or (), values.formats or ()
+            if query.again:
+                self._last, self._last_values = query, (params, types, formats)
+        binary = int(query.binary)
         key = query.statement, types
         name = self._prepared.get(key)
         if name is None and self._due(key):

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from pgworkers.app import App, load
+from pgworkers.app import App
 from pgworkers.clock import show_seconds
 from pgworkers.errors import AppNotLoaded
+from pgworkers.loading import load
 from pgworkers.observe import records
 from pgworkers.process import limits
 from pgworkers.settings import Settings

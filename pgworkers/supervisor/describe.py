@@ -16,8 +16,8 @@ import traceback
 
 import msgspec
 
-from pgworkers.app import load
 from pgworkers.errors import PgworkersError
+from pgworkers.loading import load
 from pgworkers.process import limits, streams
 from pgworkers.process.environment import hint
 from pgworkers.supervisor.boot import running_threads, traceback_of

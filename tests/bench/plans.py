@@ -196,7 +196,7 @@ def _enqueue() -> list[Measure]:
         *both("celery", 2000, 5000, rounds=1),
         *both("rq", 2000, 10_000, rounds=1),
         *(
-            _own("enqueue", f"8 enqueuers, {what}", "enqueuers", "--n", "600", "--mode", mode, seconds=6)
+            _own("enqueue", f"8 enqueuers, {what}", "enqueuers", "--n", "1200", "--mode", mode, seconds=9)
             for mode, what in (
                 ("on", "notifications on"),
                 ("off", "notifications off"),
@@ -239,7 +239,14 @@ def _fork() -> list[Measure]:
 def _backlog() -> list[Measure]:
     def both(name: str, seconds: float, **how: int) -> list[Measure]:
         return [
-            _peer("backlog", name, "backlog", "--n", "10000", label=f"{name} 10,000", seconds=15, **how),
+            _peer(
+                "backlog",
+                name,
+                *("backlog", "--n", "10000", "--repeat", "5"),
+                label=f"{name} 10,000",
+                seconds=25,
+                **how,
+            ),
             _peer(
                 "backlog",
                 name,
@@ -314,7 +321,8 @@ def curve() -> list[Measure]:
             )
     for backlog, seconds in ((10_000, 22), (100_000, 25), (1_000_000, 60)):
         found.append(point("backlog", f"{backlog:,} ready", "--backlog", str(backlog), seconds=seconds))
-        drain = ("backlog", "--variant", "default", "--n", str(backlog))
+        repeat = "5" if backlog < 1_000_000 else "1"
+        drain = ("backlog", "--variant", "default", "--n", str(backlog), "--repeat", repeat)
         found.append(
             Measure("backlog", f"{backlog:,} drained", "peer_pgworkers.py", drain, "pgworkers", 0, seconds)
         )

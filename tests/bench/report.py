@@ -28,6 +28,8 @@ FIELDS = {
     "cpu_percent": "CPU % of a core",
     "statements_per_s": "statements/s",
     "pss_mib": "PSS MiB",
+    "pace_us": "the machine's pace us",
+    "paced_ratio": "last / first, at the machine's pace",
     "worst_ms": "worst ms",
     "mixed_ms": "worst ms, mixed jobs",
     "behind_ms": "worst ms, behind a long job",

@@ -15,8 +15,9 @@ from typing import Any
 import psycopg
 
 from chaos.world import World
-from pgworkers.app import App, load
+from pgworkers.app import App
 from pgworkers.errors import OutcomeUnknown, PgworkersError
+from pgworkers.loading import load
 from pgworkers.settings import Settings
 
 MOST_ALIVE = 90  # jobs that wait or run, before the load holds back

@@ -122,6 +122,20 @@ def test_what_runs_already_counts_when_a_limit_is_set(desk: Desk) -> None:
     assert len(take(desk)) == 1
 
 
+@pytest.mark.parametrize("aged", [None, 60.0], ids=["in turn", "the oldest first"])
+def test_a_claim_says_of_each_job_whether_another_may_wait_for_its_place(
+    desk: Desk, aged: float | None
+) -> None:
+    """Its host looks for that one when it has ended; after the others there is nobody to look for."""
+    desk.ask(queue.declare_tasks([TaskSpec("t", "a"), TaskSpec("narrow", "a", concurrency=2)]))
+    free, keyed = desk.put(), desk.put(concurrency_key="x")
+    narrow, both = desk.put(task="narrow"), desk.put(task="narrow", concurrency_key="y")
+    wants, tasks = [claim.Wants("a", 10)], ["t", "narrow"]
+    looks = (aged, None, aged)  # the one in the middle moves the job of the limited task behind its limit
+    found = [job for how in looks for job in desk.ask(claim.claim(desk.host, wants, tasks, how))]
+    assert {job.id: job.limited for job in found} == {free: False, keyed: True, narrow: True, both: True}
+
+
 def test_no_slots_at_all_stop_one_tenant_and_nobody_else(desk: Desk) -> None:
     desk.ask(queue.limit("key", "bad", 0))
     desk.put(concurrency_key="bad")

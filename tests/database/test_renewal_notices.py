@@ -38,6 +38,7 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
             host = object.__new__(Renewal)
             host._line = OneLine(conn)  # type: ignore[assignment]
             host._settings, host._facts, host._on_notice = Settings(), Facts(), happened.append
+            host._on_heard = lambda: None
             await host._listen(conn)
 
             async def once() -> None:
@@ -63,7 +64,7 @@ def test_notices_are_heard_while_it_waits_and_a_lost_session_ends_the_wait(
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
             host = object.__new__(Renewal)
             host._settings, host._facts, host._due = Settings(), Facts(), monotonic() + 3600
-            host._on_notice = happened.append
+            host._on_notice, host._on_heard = happened.append, lambda: None
             await host._listen(conn)
             host._due = monotonic() + 3600
             waiting = asyncio.create_task(host._listened(conn.pgconn, conn.fileno()))

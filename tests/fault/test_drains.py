@@ -99,6 +99,7 @@ def test_row_40_the_fence_counts_from_the_sending(proxy: Proxy, dsn: str, tmp_pa
             view=lambda: ("running", "[]"),
             registration=lambda: registration,
             on_notice=lambda payload: None,
+            on_heard=lambda: None,
             on_renewed=told.append,
         )
         held = proxy.hold_reply(mark("job/renew"))

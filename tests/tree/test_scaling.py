@@ -9,7 +9,7 @@ import time
 
 import pytest
 from support.ledger import audit, most_at_once, read
-from support.tree import Forest, Master, wait_for
+from support.tree import UNHURRIED, Forest, Master, wait_for
 
 
 def kill(pid: int, deaths: dict[int, int]) -> None:
@@ -205,6 +205,37 @@ def test_a_key_of_two_on_twenty_workers_and_two_hosts_with_random_kills_never_ru
 def running(forest: Forest, jobs: list[int]) -> list[int]:
     rows = forest.db.execute("SELECT id FROM pgworkers.job WHERE state = 'running' AND id = ANY (%s)", [jobs])
     return [row[0] for row in rows.fetchall()]
+
+
+def quiet(forest: Forest) -> bool:
+    """Nobody has asked for jobs for a while: what a look left out is made up for sooner than that."""
+    row = forest.db.execute(
+        "SELECT bool_and(state = 'idle' AND clock_timestamp() - state_change > interval '2 seconds')"
+        " FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'pgworkers claim'"
+    ).fetchone()
+    return row is not None and row[0] is True
+
+
+def test_what_waits_for_a_place_begins_when_the_one_before_it_has_ended_and_not_by_the_poll(
+    forest: Forest,
+) -> None:
+    """The poll would be in an hour, and the queue is known to be dry: nobody would look."""
+    forest.start(queues="default:3", PGWORKERS_POLL="1h", PGWORKERS_RENEW="5s", **UNHURRIED)
+    [first] = forest.enqueue("gate", concurrency_key="x")
+    wait_for(lambda: running(forest, [first]))
+    with (
+        forest.db.transaction()
+    ):  # so that one notification is for both, and one claim passes the first one by
+        [second] = forest.enqueue("work", concurrency_key="x")
+        [free] = forest.enqueue("work")
+    forest.until(free, "succeeded")
+    wait_for(lambda: quiet(forest), what="nobody looks any more")
+    assert forest.state(second) == "ready"
+    forest.open_gate()
+    forest.until(second, "succeeded")
+    ledger = [(entry.kind, entry.job) for entry in read(forest.ledger) if entry.job != free]
+    assert ledger == [("START", first), ("END", first), ("START", second), ("END", second)]
+    assert audit(forest.db, forest.ledger, [first, second, free]) == []
 
 
 @pytest.mark.long

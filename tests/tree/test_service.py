@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.ledger import read
 from support.tree import Forest, Master, wait_for
 
 
@@ -74,7 +75,7 @@ def test_a_whole_life_is_told(forest: Forest, manager: Manager) -> None:
     again = manager.until("READY", after=reloading)
 
     job = forest.enqueue("gate", args={"value": "slow"})[0]
-    wait_for(lambda: forest.state(job) == "running")
+    wait_for(lambda: read(forest.ledger))  # it has begun: what was only claimed is given back
     master.signal(signal.SIGTERM)
     stopping = manager.until("STOPPING", after=again)
     manager.until("WATCHDOG", after=stopping)  # a drain is no reason to be killed by the watchdog

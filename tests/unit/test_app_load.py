@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from pgworkers import AppNotLoaded
-from pgworkers.app import load
 from pgworkers.declare.loading import release_of
+from pgworkers.loading import load
 
 APP = "from pgworkers import App\n{name} = App()\n{name}.queue('q')\n"
 

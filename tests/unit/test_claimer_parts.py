@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, ClassVar, cast
+from typing import Any, cast
+
+from support.claimer import Quiet, claimer
 
 from pgworkers.facts import Facts
-from pgworkers.job.claim import EVERYWHERE, HIGHEST, LOWEST, Claimed, Range, Wants
+from pgworkers.job.claim import EVERYWHERE, HIGHEST, LOWEST, Claimed, Range
 from pgworkers.master.claims import PIECE, TURN, Claims
 from pgworkers.master.positions import LEAST, LEVELS, SHARE, Positions
 from pgworkers.master.wakes import BUSY, LOOKS, QUIET, STEP, Wakes
-from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
 LAST = EVERYWHERE[0].last
@@ -141,46 +142,54 @@ def test_while_it_falls_asleep_nothing_stays_dry() -> None:
 
 
 def test_room_in_a_dry_queue_is_no_reason_to_look() -> None:
-    class Quiet:
-        """A database in which nothing is ready."""
-
-        claims = 0
-
-        async def ask(self, query: Query[Any]) -> Any:
-            self.claims += query.statement.name.startswith("claim")
-            return []
-
-    class Desk:
-        desks: ClassVar[dict[str, Any]] = {"q": None}
-        tasks: ClassVar[dict[str, Any]] = {}
-        claiming = True
-
-        def wants(self) -> list[Wants]:
-            return [Wants("q", 2)]
-
     async def story() -> list[int]:
         line = Quiet()
-        claims = Claims(
-            "host", cast("Any", line), cast("Any", Desk()), Facts(), Settings(poll=60.0), lambda: True
-        )
+        claims = claimer(line, Settings(poll=60.0, ageing=0))  # every look is a whole one
         running = asyncio.ensure_future(claims.run())
         claims.forgotten()
         await asyncio.sleep(2 * LOOKS[-1])  # it has fallen asleep
-        seen = [line.claims]
+        seen = [len(line.asked)]
         for happens in (claims.room, claims.heard, claims.room):
             happens("q")
+            claims.all_heard()
             await asyncio.sleep(0.01)
-            seen.append(line.claims)
+            seen.append(len(line.asked))
         claims.poke()
         await asyncio.sleep(0.01)
         running.cancel()
-        return [*seen, line.claims]
+        return [*seen, len(line.asked)]
 
     before, room, heard, room_again, poked = asyncio.run(story())
     assert room == before
     assert heard > room, "the broken twin: it is told that there is something"
     assert room_again == heard
     assert poked > heard
+
+
+def test_a_look_for_the_oldest_is_followed_by_an_ordinary_one() -> None:
+    """It leaves jobs whose task is limited by now to the ordinary look, which must not wait for the poll."""
+
+    async def story() -> list[str]:
+        line = Quiet()
+        claims = claimer(line, Settings(poll=3600.0, ageing=60.0))
+        running = asyncio.ensure_future(claims.run())
+        claims.forgotten()
+        await asyncio.sleep(2 * LOOKS[-1])  # it has fallen asleep
+        line.asked.clear()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + 60
+        while "claim_aged" not in line.names and loop.time() < until:
+            claims.heard("q")
+            claims.all_heard()
+            await asyncio.sleep(0.02)  # not so often that it stops asking to be told
+        while line.names[-1] != "claim" and loop.time() < until:
+            await asyncio.sleep(0.01)  # nobody is heard of any more
+        running.cancel()
+        return line.names
+
+    names = asyncio.run(story())
+    assert "claim_aged" in names
+    assert names[-1] == "claim"
 
 
 def test_a_look_begins_where_work_was_found_and_leaves_no_priority_out() -> None:
@@ -374,7 +383,9 @@ def test_a_large_claim_is_handed_over_in_pieces_and_others_have_their_turn_in_be
                 await asyncio.sleep(0)
 
         waiting = asyncio.ensure_future(other())
-        await claims._hand_over(cast("Any", list(range(5 * PIECE))))
+        claimed = cast("Any", list(range(5 * PIECE)))
+        claims._hand_first(claimed)
+        await claims._hand_over(claimed)
         await waiting
         return desk.taken, seen
 

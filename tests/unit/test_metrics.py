@@ -101,7 +101,7 @@ def test_a_bound_belongs_to_its_bucket_and_nonsense_to_the_first() -> None:
 
 def test_the_peak_is_that_of_recent_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("pgworkers.observe.metrics.monotonic", lambda: now[0])
+    monkeypatch.setattr("pgworkers.observe.attempts.monotonic", lambda: now[0])
     metrics = fresh()
     metrics(ended())
     seen = []

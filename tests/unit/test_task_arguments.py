@@ -180,7 +180,7 @@ def test_a_context_imported_for_type_checkers_only_is_recognised(app: App, tmp_p
         "app = App()\napp.queue('q')\n"
         "@app.task\ndef job(ctx: Ctx, n: int) -> int:\n    return ctx.attempt + n\n"
     )
-    from pgworkers.app import load
+    from pgworkers.loading import load
 
     task = load(str(file)).tasks["job"]
     assert task.call(None, b'{"n": 4}') == 5
@@ -194,7 +194,7 @@ def test_a_class_defined_after_the_task_is_found_at_first_use(app: App, tmp_path
         "@app.task\ndef job(at: Later) -> int:\n    return at.n\n"
         "@dataclass\nclass Later:\n    n: int\n"
     )
-    from pgworkers.app import load
+    from pgworkers.loading import load
 
     assert load(str(file)).tasks["job"].call(None, b'{"at": {"n": 4}}') == 4
 

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
+from pgworkers.cli.top_cells import short, wrapped
 from pgworkers.cli.top_keys import Act, View, decode, press, settle
 from pgworkers.cli.top_model import SORTS, Picture, Wish, document, rows, share, state
-from pgworkers.cli.top_screen import KEYS, SMALLEST, Scene, body_height, detail, frame, short, text, wrapped
+from pgworkers.cli.top_rows import detail
+from pgworkers.cli.top_screen import KEYS, SMALLEST, Scene, body_height, frame, text
 from pgworkers.job.watch import SeenHost, SeenWorker
 from pgworkers.master.renewal import FRESH, WATCHED, period
 from pgworkers.sightings import QueueDepth
@@ -336,6 +338,14 @@ def test_a_long_line_of_a_stack_goes_on_in_the_next() -> None:
     assert all(cell_len(line) <= 80 and line.isprintable() for line in lines)
     assert lines[1] + lines[2].removeprefix(" " * 6) == long
     assert wrapped("", 80) == ""
+
+
+@pytest.mark.parametrize("blanks", [1, 74, 79, 80, 300])
+@pytest.mark.parametrize("before", ["", "a", "a" * 79, "a" * 80])
+def test_blanks_as_wide_as_the_pane_do_not_hold_it_up(before: str, blanks: int) -> None:
+    lines = wrapped(f"{before}{' ' * blanks}b", 80).splitlines()
+    assert all(cell_len(line) <= 80 for line in lines)
+    assert "".join("".join(lines).split()) == before + "b"
 
 
 def test_times_are_short() -> None:

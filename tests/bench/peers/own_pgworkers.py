@@ -124,18 +124,38 @@ alter database bench_pgworkers set search_path = silent, pg_catalog, public;
 """
 
 
+class Ringer(threading.Thread):
+    """Notifies instead of the enqueuers, whenever the host sleeps and a job waits: so it wakes as it does when they do."""
+
+    WORDS = (
+        "select count(pg_catalog.pg_notify('pgworkers', 'ready:bench')) from pgworkers.asleep a where a.queue = 'bench'"
+        " and exists (select from pgworkers.job j where j.queue = 'bench' and j.state = 'ready' and not j.gated"
+        " and j.concurrency_key is null)"
+    )
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.rung, self.over = 0, threading.Event()
+
+    def run(self):
+        with psycopg.connect(dsn(DB), autocommit=True) as conn:
+            pause = 0.001  # often enough for it to stop asking for notifications, as it does when eight enqueue at once
+            while not self.over.wait(pause):
+                rung = conn.execute(self.WORDS, prepare=True).fetchone()[0]
+                pause = 0.001 if rung else 0.02
+                self.rung += rung
+
+
 async def enqueuers(a):
     """Eight processes that enqueue one by one for a host that runs the jobs at once. `--mode off` takes the notifications
-    away and lets the host look as often as it does when it is woken, so that it does the same work on the same cores;
+    away and lets a process of the bench wake the host instead, so that it does the same work on the same cores;
     `--mode asleep` takes them away and lets it sleep: that measures what running the jobs costs the enqueuers."""
     own = Own(a)
     await fresh(own)
     if a.mode != "on":
         sql(DB, SILENCE)
-    if a.mode == "off":
-        os.environ["PGWORKERS_POLL"] = "5ms"
     w = Workers(own, 0, "noop")
-    heard = [0]
+    heard, ringer = [0], Ringer()
     with psycopg.connect(dsn(DB), autocommit=True) as ear:
         ear.execute("listen pgworkers")
         argv = [sys.executable, __file__, "enqueuer", "--n", str(a.n)]
@@ -149,22 +169,32 @@ async def enqueuers(a):
             list(ear.notifies(timeout=0.1))  # those of the warm-up
             # A host notifies as well, of what it gives back: only the enqueuers' are counted.
             told_by = {pid for (pid,) in ear.execute(ENQUEUERS).fetchall()}
-            began = time.perf_counter()
+            if a.mode == "off":
+                ringer.start()
+            began, cpu = time.perf_counter(), tree_cpu(w.pids())
             for kid in kids:
                 kid.stdin.write("go\n")
                 kid.stdin.flush()
             while any(kid.poll() is None for kid in kids):
                 heard[0] += sum(said.pid in told_by for said in ear.notifies(timeout=0.02))
-            took = time.perf_counter() - began
+            took, cpu = time.perf_counter() - began, tree_cpu(w.pids()) - cpu
         finally:
+            ringer.over.set()
             for kid in kids:
                 kid.kill()
             w.stop()
         heard[0] += sum(said.pid in told_by for said in ear.notifies(timeout=0.3))
     if a.mode != "on" and heard[0]:
         return dict(error=f"{heard[0]} notifications came though they were taken away")
-    ran = rec_count()
-    return dict(mode=a.mode, n=8 * a.n, per_s=round(8 * a.n / took), notifications=heard[0], ran=ran)
+    return dict(
+        mode=a.mode,
+        n=8 * a.n,
+        per_s=round(8 * a.n / took),
+        notifications=heard[0],
+        rung=ringer.rung,
+        host_cpu_s=round(cpu, 2),
+        ran=rec_count(),
+    )
 
 
 class Probe:

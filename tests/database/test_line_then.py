@@ -1,0 +1,63 @@
+"""Who has an answer first: `then`, before anything is told of the statement; and nobody, when there is no answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+
+from pgworkers.events import Fact, StatementRun
+from pgworkers.facts import Facts
+from pgworkers.master.line import Line, LineDown
+from pgworkers.postgres.statements import Query, Statement
+from pgworkers.settings import Settings
+
+
+def query(text: str) -> Query[list[tuple[Any, ...]]]:
+    return Query(Statement("asked", text), {}, lambda rows: rows)
+
+
+def ask(dsn: str, text: str, **how: Any) -> list[Any]:
+    """What happened to one statement, in its order: who had the answer, what was told, what the asker got."""
+    happened: list[Any] = []
+
+    def told(fact: Fact) -> None:
+        if isinstance(fact, StatementRun) and fact.op == "asked":
+            happened.append("it went well" if fact.error is None else "it failed")
+
+    async def story() -> None:
+        facts = Facts()
+        facts.listen(told)
+        line = Line("claim", dsn, Settings(statement_timeout=60.0), facts)
+        try:
+            got = await line.ask(query(text), then=lambda answer: happened.append(("then", answer)), **how)
+            happened.append(("got", got))
+        except (LineDown, psycopg.Error) as error:
+            happened.append(("got", type(error).__name__))
+        finally:
+            await line.close()
+
+    asyncio.run(story())
+    return happened
+
+
+def test_the_answer_is_with_whoever_waits_for_it_before_the_statement_is_counted(dsn: str) -> None:
+    assert ask(dsn, "SELECT 7") == [("then", [(7,)]), "it went well", ("got", [(7,)])]
+
+
+@pytest.mark.parametrize(
+    ("text", "how", "got"),
+    [
+        ("SELECT 1 / 0", {}, "DivisionByZero"),
+        ("SELECT nothing", {}, "LineDown"),
+        ("SELECT pg_terminate_backend(pg_backend_pid())", {}, "LineDown"),
+        ("DO $$ BEGIN RAISE 'no'; END $$", {"refusable": True}, "RaiseException"),
+    ],
+    ids=["data", "wrong", "cut", "refused"],
+)
+def test_of_a_statement_that_failed_nobody_has_an_answer(
+    dsn: str, text: str, how: dict[str, Any], got: str
+) -> None:
+    assert ask(dsn, text, **how) == ["it failed", ("got", got)]

@@ -1,0 +1,102 @@
+"""Notices that came together are all heard before the claimer goes on, and counted after it has: a job waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.claimer import Quiet, claimer
+
+from pgworkers.events import Fact, Notified
+from pgworkers.facts import Facts
+from pgworkers.master.renewal import Renewal
+from pgworkers.postgres.statements import Query
+from pgworkers.settings import Settings
+
+FOREVER = 3600.0
+
+
+class Session:
+    """What libpq has of a session that listens: notices are there when its socket was read."""
+
+    def __init__(self, *said: str) -> None:
+        self._coming = [SimpleNamespace(extra=text.encode()) for text in said]
+        self._here: list[SimpleNamespace] = []
+
+    def consume_input(self) -> None:
+        self._here, self._coming = self._here + self._coming, []
+
+    def notifies(self) -> SimpleNamespace | None:
+        return self._here.pop(0) if self._here else None
+
+
+def renewal(facts: Facts, on_notice: Callable[[str], None], on_heard: Callable[[], None]) -> Renewal:
+    nobody = cast("Any", SimpleNamespace())
+    return Renewal(
+        *("host", nobody, nobody, facts, Settings()),
+        *(nobody, nobody, on_notice, on_heard, nobody),
+    )
+
+
+@pytest.mark.parametrize("said", [(), ("one",), ("one", "two", "one")])
+def test_of_notices_that_came_together_the_claimer_is_told_once_when_all_were_heard(
+    said: tuple[str, ...],
+) -> None:
+    happened: list[str] = []
+
+    def counted(fact: Fact) -> None:
+        assert isinstance(fact, Notified)
+        happened.append("counted")
+
+    facts = Facts()
+    facts.listen(counted)
+    renewal(facts, happened.append, lambda: happened.append("all heard"))._hear(cast("Any", Session(*said)))
+    assert happened == [*said, "all heard", *["counted"] * len(said)]
+
+
+def test_one_claim_is_for_all_queues_that_were_heard_of_together_and_is_sent_before_they_are_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The broken twin sends it at the first notice: what came with it waits for another claim."""
+    monkeypatch.setattr(
+        "pgworkers.master.claims.monotonic", lambda: 1.0
+    )  # nothing is due because of the time
+    monkeypatch.setattr("pgworkers.master.wakes.LOOKS", ())
+    happened: list[Any] = []
+
+    class Told(Quiet):
+        async def ask(self, query: Query[Any], **how: Any) -> Any:
+            if query.statement.name.startswith("claim"):
+                happened.append(sorted(query.params["queues"]))
+            return await super().ask(query, **how)
+
+    async def story() -> None:
+        facts = Facts()
+        claims = claimer(Told(), Settings(poll=FOREVER, ageing=0), facts, queues="abc")
+        running = asyncio.ensure_future(claims.run())
+        claims.forgotten()
+        while not happened:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        happened.clear()  # all queues are dry
+        facts.listen(lambda fact: happened.append(fact.payload), Notified)
+        host = renewal(facts, lambda said: claims.heard(said.removeprefix("ready:")), claims.all_heard)
+        heard = asyncio.get_running_loop().create_future()
+
+        def came() -> None:
+            """As the loop says that a socket can be read: in no task."""
+            host._hear(cast("Any", Session("ready:a", "ready:c")))
+            heard.set_result(happened[:])
+
+        asyncio.get_running_loop().call_soon(came)
+        assert await heard == [["a", "c"], "ready:a", "ready:c"]
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert happened == [["a", "c"], "ready:a", "ready:c"], "one was enough"
+        assert not running.done()
+        running.cancel()
+
+    asyncio.run(asyncio.wait_for(story(), 60))

@@ -1,0 +1,168 @@
+"""The end of a job behind a limit frees a place that nobody is notified of: what is known to be dry is looked at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
+
+import pytest
+from support.claimer import Quiet, claimer
+
+from pgworkers.facts import Facts
+from pgworkers.job.claim import Claimed
+from pgworkers.job.finish import End
+from pgworkers.job.retry import Again
+from pgworkers.job.state import State, Verdict
+from pgworkers.master.ends import Ends
+from pgworkers.master.held import Held
+from pgworkers.master.line import LineDown
+from pgworkers.postgres.statements import Query
+from pgworkers.settings import Settings
+from pgworkers.specs import TaskSpec
+
+FOREVER = 3600.0
+
+
+class Writing(Quiet):
+    """It also writes whatever end it is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()  # claims
+        self.answers.set()
+        self.lost = 0  # so many ends are not answered
+
+    async def ask(
+        self, query: Query[Any], *, refusable: bool = False, then: Callable[[Any], None] | None = None
+    ) -> Any:
+        if query.statement.name in ("finish", "retry"):
+            for _ in range(5):  # it takes a while: others have their turn
+                await asyncio.sleep(0)
+            if self.lost:
+                self.lost -= 1
+                raise LineDown("the session is gone")
+            return query.read([])  # of those that it was asked to write, none is an exception
+        if query.statement.name.startswith("claim"):
+            self.asked.append(query)
+            await self.answers.wait()
+            assert then is not None
+            then([])
+        return []
+
+
+class Host:
+    """A claimer and the ends, on one database, wired as `Host` does it; its only queue is known to be dry."""
+
+    def __init__(self) -> None:
+        settings, facts = Settings(poll=FOREVER, ageing=0), Facts()  # every look is a whole one
+        self.line = Writing()
+        self.claims = claimer(self.line, settings, facts)
+        self.ends = Ends("host", cast("Any", self.line), facts, 100)
+        self.ends.on_written = self.claims.poke
+        self._ended = 0
+
+    async def looks(self) -> int:
+        """How often it has looked, when it has done all that there was to do: only an hour would make it do more."""
+        await self.ends.idle.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return len(self.line.asked)
+
+    def ends_together(self, *limited: bool, again: bool = False) -> None:
+        """Jobs have ended: one behind a limit for each True, one that is not for each False."""
+        for behind in limited:
+            self._ended += 1
+            job = Claimed(
+                *(self._ended, 1, "q", "t", "{}", 1, 0, 3, 3, None, None, None, None, None, [], 0.0, False),
+                limited=behind,
+            )
+            end: End | Again = End(id=job.id, lease=1, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED)
+            if again:
+                end = Again(id=job.id, lease=1, verdict=Verdict.ERROR, after=60.0)
+            self.ends.put(Held(job, TaskSpec("t", "q")), end)
+
+
+Scene = Callable[[Host], Coroutine[Any, Any, None]]
+Play = Callable[[Scene], None]
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Play:
+    """The claimer's clock stands still: however slow the machine is, nothing happens because of the time."""
+    monkeypatch.setattr("pgworkers.master.claims.monotonic", lambda: 1.0)
+    monkeypatch.setattr("pgworkers.master.wakes.LOOKS", ())
+
+    async def run(scene: Scene) -> None:
+        host = Host()
+        tasks = [asyncio.ensure_future(host.claims.run()), asyncio.ensure_future(host.ends.run())]
+        host.claims.forgotten()
+        assert await host.looks() == 1, "it fell asleep, looked, and found nothing"
+        host.claims.room("q")
+        assert await host.looks() == 1, "the queue is dry"
+        await scene(host)
+        for task in tasks:
+            assert not task.done()
+            task.cancel()
+
+    return lambda scene: asyncio.run(asyncio.wait_for(run(scene), 60))
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["finish", "retry"])
+def test_the_end_of_a_job_behind_a_limit_makes_a_dry_queue_be_looked_at_and_no_other_does(
+    play: Play, again: bool
+) -> None:
+    async def scene(host: Host) -> None:
+        host.ends_together(False, again=again)
+        host.claims.room("q")  # its worker
+        assert await host.looks() == 1, "nobody's place became free"
+        host.ends_together(True, again=again)
+        assert await host.looks() == 2, "what waits for its place would wait until the poll"
+        host.claims.room("q")
+        assert await host.looks() == 2, "nothing was found: it is dry again"
+
+    play(scene)
+
+
+def test_of_ends_that_are_written_together_one_behind_a_limit_is_enough(play: Play) -> None:
+    async def scene(host: Host) -> None:
+        host.ends_together(False, False, False)
+        assert await host.looks() == 1
+        host.ends_together(False, True, False)
+        assert await host.looks() == 2
+        host.ends_together(True, True, True)
+        assert await host.looks() == 3, "once for all of them"
+
+    play(scene)
+
+
+def test_an_end_that_could_not_be_written_frees_nobodys_place_until_it_is(play: Play) -> None:
+    async def scene(host: Host) -> None:
+        seen: list[int] = []
+
+        async def rest() -> None:
+            seen.append(len(host.line.asked))
+
+        host.line.lost, host.line.rest = 2, rest  # type: ignore[method-assign]
+        host.ends_together(True)
+        assert await host.looks() == 2
+        assert seen == [1, 1], "its row still counts: a look would have been in vain"
+
+    play(scene)
+
+
+def test_an_end_that_is_written_while_a_claim_is_on_its_way_makes_it_look_once_more(play: Play) -> None:
+    """That claim may have looked before the place was free, and would leave the queue dry behind it."""
+
+    async def scene(host: Host) -> None:
+        for limited, looks in ((False, 2), (True, 4)):
+            host.line.answers.clear()
+            host.claims.heard("q")
+            host.claims.all_heard()
+            before = await host.looks()
+            host.ends_together(limited)
+            assert await host.looks() == before, "one claim at a time"
+            host.line.answers.set()
+            assert await host.looks() == looks
+
+    play(scene)
