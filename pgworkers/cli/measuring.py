@@ -14,7 +14,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import IO, Any
 
@@ -68,7 +68,7 @@ def site(conn: psycopg.Connection[Any], dsn: str, settings: Settings) -> Iterato
                 conn.execute("SELECT pg_advisory_unlock(hashtext(%s))", [name])
             except psycopg.OperationalError:  # the interruption came in the middle of a statement
                 conn.close()
-                with connect(settings, dsn, "bench") as fresh:
+                with closing(connect(settings, dsn, "bench")) as fresh:
                     fresh.execute(drop)
 
 
@@ -122,7 +122,7 @@ def notifications(site: Site, count: int) -> list[float]:
     """Milliseconds from NOTIFY, sent by one connection, until another one has it."""
     found = []
     channel = f"{site.schema}_echo"
-    with psycopg.connect(site.dsn, autocommit=True) as ear:
+    with closing(psycopg.connect(site.dsn, autocommit=True)) as ear:
         ear.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         for _ in range(count):
             began = time.perf_counter()

@@ -8,7 +8,7 @@ environment nobody asks it, and when it cannot be loaded but the dsn is known, t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,7 +116,8 @@ def database(
             )
         dsn = server.acquire()
     try:
-        with connect.connect(loaded.settings, dsn, "cli") as conn:
+        # Closed, not left: leaving would roll back, and after a Ctrl-C between a query and its answer say that it cannot.
+        with closing(connect.connect(loaded.settings, dsn, "cli")) as conn:
             if check:
                 migrate.check(conn, loaded.settings.schema)
             yield Database(conn, loaded.settings.schema, loaded.settings, chosen, dsn)

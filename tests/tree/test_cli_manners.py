@@ -15,6 +15,8 @@ import psycopg
 import pytest
 from support.command import Command
 
+from pgworkers.cli import place
+from pgworkers.cli.invocation import Invocation
 from pgworkers.cli.root import COMMANDS
 
 Db = psycopg.Connection[Any]
@@ -219,6 +221,18 @@ def test_ctrl_c_is_quiet(cli: Command, dsn: str, db: Db) -> None:
         waiting.send_signal(signal.SIGINT)
         out, err = waiting.communicate(timeout=30)
     assert (waiting.returncode, out, err) == (130, b"", b"")
+
+
+def test_a_ctrl_c_between_a_query_and_its_answer_is_quiet(
+    dsn: str, db: Db, caplog: pytest.LogCaptureFixture
+) -> None:
+    """psycopg would warn of a rollback that it cannot do; without a handler that is a line on stderr."""
+    said = Invocation(dsn=dsn, schema="pgworkers")
+    with pytest.raises(KeyboardInterrupt), place.database(said) as there:
+        there.conn.pgconn.send_query(b"SELECT pg_sleep(30)")
+        raise KeyboardInterrupt
+    assert there.conn.closed
+    assert caplog.records == []
 
 
 def test_a_reader_that_leaves_is_no_error(cli: Command, dsn: str, db: Db) -> None:
