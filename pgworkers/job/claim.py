@@ -27,7 +27,7 @@ class Wants:
 
 
 class Range(NamedTuple):
-    """Where in a queue to look: these priorities, from this id on, and up to that one."""
+    """Where in a queue to look: these priorities, from this id on; of one priority also up to that one."""
 
     low: int
     high: int
@@ -87,8 +87,6 @@ def claim(
         "tasks": Texts(tasks),
         "look": LOOK,
     }
-    if aged is not None:
-        return Query(_AGED, params | {"aged": aged}, _read, binary=True)
     ranges = [
         (nth, place) for nth, queue in enumerate(counts, 1) for place in (places or {}).get(queue, EVERYWHERE)
     ]
@@ -98,9 +96,10 @@ def claim(
         "highs": Integers([place.high for _, place in ranges]),
         "firsts": Bigints([place.first for _, place in ranges]),
         "lasts": Bigints([place.last for _, place in ranges]),
-        "gates": gates,
     }
-    return Query(_CLAIM, params, _read, binary=True, again=not places)
+    if aged is not None:
+        return Query(_AGED, params | {"aged": aged}, _read, binary=True)
+    return Query(_CLAIM, params | {"gates": gates}, _read, binary=True, again=not places)
 
 
 _by_id, _by_priority = attrgetter("id"), attrgetter("priority")

@@ -1,6 +1,7 @@
 -- Take the right to run up to `count` ready jobs of each queue. Walks the index job_ready in order, in the ranges of priorities and
 -- ids that the host names for each queue, one after the other until it has enough: everything, or what lies behind the
--- place where it last found work, and a step before it (master/positions).
+-- place where it last found work, and a step before it (master/positions). A step has an end, `last`, and one priority: only behind an
+-- equals sign the walk ends there (before Postgres 18). Without an end it must be BETWEEN: behind an equals sign any index on id would do for the order.
 -- Jobs behind a concurrency limit are in job_lane instead. Whether there are any is one probe per queue (if `gates`) and whether a task is limited
 -- one look at two small indexes; only then pgworkers.choose() decides between both kinds. What a claim does not need must not be part of
 -- its plan: each node costs some microseconds, also when it is never reached (docs/adr/2002).
@@ -21,14 +22,25 @@ WITH free AS MATERIALIZED (
              FROM unnest(%(whose)s::integer[], %(lows)s::integer[], %(highs)s::integer[], %(firsts)s::bigint[],
                          %(lasts)s::bigint[]) AS r (whose, low, high, first, last)
             CROSS JOIN LATERAL (
-                  SELECT j.ctid AS at
-                    FROM pgworkers.job j
-                   WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
-                     AND j.priority BETWEEN r.low AND r.high AND j.id BETWEEN r.first AND r.last
-                     AND j.task = ANY (%(tasks)s::text[]) AND (j.expires_at IS NULL OR j.expires_at > now())
-                   ORDER BY j.priority DESC, j.id
-                   LIMIT w.count
-                     FOR UPDATE SKIP LOCKED) found
+                  SELECT at
+                    FROM (SELECT j.ctid AS at
+                            FROM pgworkers.job j
+                           WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                             AND j.priority BETWEEN r.low AND r.high AND j.id >= r.first AND r.last = 9223372036854775807
+                             AND j.task = ANY (%(tasks)s::text[]) AND (j.expires_at IS NULL OR j.expires_at > now())
+                           ORDER BY j.priority DESC, j.id
+                           LIMIT w.count
+                             FOR UPDATE SKIP LOCKED) behind
+                   UNION ALL
+                  SELECT at
+                    FROM (SELECT j.ctid AS at
+                            FROM pgworkers.job j
+                           WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                             AND j.priority = r.low AND j.id BETWEEN r.first AND r.last AND r.last < 9223372036854775807
+                             AND j.task = ANY (%(tasks)s::text[]) AND (j.expires_at IS NULL OR j.expires_at > now())
+                           ORDER BY j.id
+                           LIMIT w.count
+                             FOR UPDATE SKIP LOCKED) step) found
             WHERE r.whose = w.nth
             LIMIT w.count) ready
      WHERE q.closed IS NOT TRUE

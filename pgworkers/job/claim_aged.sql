@@ -1,15 +1,15 @@
 -- A claim out of turn, now and then: first the oldest of the jobs that have been ready for `aged` seconds, whatever their
 -- priority, then as claim.sql does. So low priority never starves. The oldest is found through job_ready as well, as the first
--- of each priority: a loose scan over the `look` lowest priorities, no index of its own.
--- Guards and CTEs as in claim.sql. The look at tasks that are limited is kept out of the scan: the planner would take the rows
--- for few and sort them; BETWEEN, because after an equals sign any index on id would do for the order. Moving such jobs behind their limit is left to claim.sql.
+-- of each priority, in the ranges that claim.sql would walk: of one priority, or, by a loose scan, of the `look` lowest in the range; no index of its own.
+-- Guards, CTEs and the two ways to walk as in claim.sql. The look at tasks that are limited is kept out of the scan: the planner would take the
+-- rows for few and sort them. Moving such jobs behind their limit is left to claim.sql.
 WITH RECURSIVE sent AS MATERIALIZED (
     SELECT %(queues)s::text[] AS queues, %(counts)s::integer[] AS counts, %(tasks)s::text[] AS tasks
 ),
 wants AS MATERIALIZED (
-    SELECT w.queue, w.count, s.tasks
+    SELECT w.queue, w.count, s.tasks, w.nth
       FROM sent s
-     CROSS JOIN LATERAL unnest(s.queues, s.counts) AS w (queue, count)
+     CROSS JOIN LATERAL unnest(s.queues, s.counts) WITH ORDINALITY AS w (queue, count, nth)
       LEFT JOIN pgworkers.queue q ON q.name = w.queue
      WHERE q.paused IS NOT TRUE AND (q.throttled_until IS NULL OR q.throttled_until <= now()) AND w.count > 0
 ),
@@ -18,32 +18,49 @@ limited AS MATERIALIZED (
                  UNION ALL SELECT c.name FROM pgworkers.concurrency c WHERE c.kind = 'task') AS tasks
 ),
 levels AS (
-    SELECT w.queue, w.count, w.tasks, NULL::bigint AS priority, 0 AS seen FROM wants w
+    SELECT w.queue, w.count, w.tasks, r.low::bigint, r.high, r.first, r.last,
+           CASE WHEN r.low = r.high THEN r.low END::bigint AS priority, 0 AS seen
+      FROM wants w
+      JOIN unnest(%(whose)s::integer[], %(lows)s::integer[], %(highs)s::integer[], %(firsts)s::bigint[], %(lasts)s::bigint[])
+           AS r (whose, low, high, first, last) ON r.whose = w.nth
     UNION ALL
-    SELECT l.queue, l.count, l.tasks, up.priority::bigint, l.seen + 1
+    SELECT l.queue, l.count, l.tasks, l.low, l.high, l.first, l.last, up.priority::bigint, l.seen + 1
       FROM levels l
      CROSS JOIN LATERAL (
            SELECT j.priority
              FROM pgworkers.job j
             WHERE j.queue = l.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
-              AND j.priority > coalesce(l.priority, -2147483649)
+              AND j.priority > coalesce(l.priority, l.low - 1) AND j.priority <= l.high
             ORDER BY j.priority
             LIMIT 1) up
-     WHERE l.seen < %(look)s::integer
+     WHERE l.seen < %(look)s::integer AND l.low < l.high
 ),
 free AS MATERIALIZED (
     SELECT l.queue, l.count, ready.at, ready.priority, ready.id, ready.run_at, ready.task = ANY (limited.tasks) AS gate
       FROM levels l
      CROSS JOIN limited
      CROSS JOIN LATERAL (
-           SELECT j.ctid AS at, j.priority, j.id, j.run_at, j.task
-             FROM pgworkers.job j
-            WHERE j.queue = l.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
-              AND j.priority BETWEEN l.priority AND l.priority AND j.task = ANY (l.tasks)
-              AND (j.expires_at IS NULL OR j.expires_at > now())
-            ORDER BY j.priority DESC, j.id
-            LIMIT l.count
-              FOR UPDATE SKIP LOCKED) ready
+           SELECT *
+             FROM (SELECT j.ctid AS at, j.priority, j.id, j.run_at, j.task
+                     FROM pgworkers.job j
+                    WHERE j.queue = l.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                      AND j.priority BETWEEN l.priority AND l.priority AND j.id >= l.first
+                      AND l.last = 9223372036854775807
+                      AND j.task = ANY (l.tasks) AND (j.expires_at IS NULL OR j.expires_at > now())
+                    ORDER BY j.priority DESC, j.id
+                    LIMIT l.count
+                      FOR UPDATE SKIP LOCKED) behind
+            UNION ALL
+           SELECT *
+             FROM (SELECT j.ctid AS at, j.priority, j.id, j.run_at, j.task
+                     FROM pgworkers.job j
+                    WHERE j.queue = l.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                      AND j.priority = l.priority AND j.id BETWEEN l.first AND l.last
+                      AND l.last < 9223372036854775807
+                      AND j.task = ANY (l.tasks) AND (j.expires_at IS NULL OR j.expires_at > now())
+                    ORDER BY j.id
+                    LIMIT l.count
+                      FOR UPDATE SKIP LOCKED) step) ready
 ),
 gates AS MATERIALIZED (
     SELECT array_agg(w.queue) AS queues, array_agg(w.count) AS counts, (SELECT tasks FROM sent) AS tasks

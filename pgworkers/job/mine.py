@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from typing import Any, NamedTuple
+
 from pgworkers.postgres.statements import Query, Statement
 
 _MINE = Statement.beside(__file__, "mine")
 
 
-def mine(host: str, age: float) -> Query[list[tuple[int, int]]]:
-    """(id, lease) of every job this host claimed at least `age` seconds ago and has not ended."""
-    return Query(_MINE, {"host": host, "age": age}, lambda rows: [(row[0], row[1]) for row in rows])
+class Held(NamedTuple):
+    """(id, lease) of jobs, and up to which time of the database all that was claimed is among them or has ended."""
+
+    jobs: list[tuple[int, int]]
+    until: datetime
+
+
+def mine(host: str, age: float, since: datetime | None = None) -> Query[Held]:
+    """Every job this host claimed at least `age` seconds ago and has not ended; with `since`, of those claimed after it."""
+    return Query(_MINE, {"host": host, "age": age, "since": since}, _read)
+
+
+def _read(rows: list[tuple[Any, ...]]) -> Held:
+    (until,) = (row[2] for row in rows if row[0] is None)
+    return Held(sorted((row[0], row[1]) for row in rows if row[0] is not None), until)

@@ -1,5 +1,9 @@
--- Which jobs the tables say this host holds, claimed at least so long ago. Reads only. Index: job_running.
-SELECT j.id, j.lease
+-- Which jobs the tables say this host holds, claimed at least `age` seconds ago and, if it is said, after `since`; the last row
+-- says how far the look went. Reads only. Index: job_running, by host and time. No order is asked for: where statistics say that the
+-- table is nearly empty, the planner would walk over the whole primary key for it (docs/adr/2501).
+SELECT j.id, j.lease, NULL::timestamptz
   FROM pgworkers.job j
- WHERE j.host = %(host)s::uuid AND j.claimed_at <= now() - make_interval(secs => %(age)s::double precision)
- ORDER BY j.id
+ WHERE j.host = %(host)s::uuid AND j.claimed_at > coalesce(%(since)s::timestamptz, '-infinity')
+   AND j.claimed_at <= now() - make_interval(secs => %(age)s::double precision)
+UNION ALL
+SELECT NULL, NULL, now() - make_interval(secs => %(age)s::double precision)

@@ -12,8 +12,8 @@ and tasks as data. Everything runs on one asyncio loop.
 - `supervisors` starts, hears and buries (`child` is one of them, `orphans` what it left); `scaling` says how many workers.
 - `leadership` wins and loses the lock that `duties` need; `ticks` are the duty of schedules.
 - `reload` replaces the code, `requests` are what operators ask, `drain` is how a host ends, `signals` what it hears.
-- `wakes` says when a host looks for work and of what it wants to be told, `positions` where it looks (both pure); `bell` is
-  what wakes the claimer.
+- `wakes` says when a host looks for work and of what it wants to be told, `positions` where it looks, `before` how it
+  looks at what lies before that (all pure); `bell` is what wakes the claimer.
 - `claims`, `ends`, `renewal`, `duties` are the four users of the database, each with its own `line`; `overlooked` gives
   back what was claimed without an answer, `aside` keeps ends whose row is locked or that the database refuses.
 - `verdict` turns a report or a death into what is written. Pure.

@@ -135,10 +135,11 @@ class Claims:
         """Everything that can wait is done when the jobs are handed over."""
         began = monotonic()
         positions = self._positions
-        head, gates = positions.head_is_due(began), positions.gates_are_due(began)
-        aged = self._aged(began) if head else None
+        aged = self._aged(began)
+        oldest = aged is not None
+        head, gates = not oldest and positions.head_is_due(began), positions.gates_are_due(began)
         room = {want.queue: want.count for want in wants}
-        places = None if aged is not None else positions.places(room, head=head)
+        places = positions.places(room, head=head, aged=oldest)
         self._wakes.sent()
         claimed = await self._line.ask(self._query(wants, aged, places, gates), then=self._hand_first)
         now = monotonic()
@@ -146,12 +147,12 @@ class Claims:
             await self._hand_over(claimed)
             self._facts.tell(ClaimedFact(len(claimed)))
         # The oldest first is no whole look: it leaves jobs whose task has become limited to the ordinary one.
-        whole = head and aged is None and positions.stepped(claimed, room, now)
+        whole = (head or oldest) and positions.stepped(claimed, room, now, aged=oldest) and head
         positions.found(claimed)
-        positions.took(now - began, now, head=head, gates=gates, jobs=len(claimed), aged=aged is not None)
+        positions.took(now - began, now, head=head, gates=gates, jobs=len(claimed), aged=oldest)
         found = Counter([job.queue for job in claimed])
         again = now + self._settings.poll
-        if aged is not None:
+        if oldest:
             again = min(again, positions.whole_at())
         elif not (whole and gates):
             again = positions.whole_at()
@@ -161,13 +162,13 @@ class Claims:
         if any(found[queue] >= count for queue, count in room.items()):
             self._bell.ring()  # there may be more: the next claim finds out while these run
         self._hungry = len(claimed) < sum(room.values())
-        self._in_turn = 0 if aged is not None else self._in_turn + 1
+        self._in_turn = 0 if oldest else self._in_turn + 1
 
     def _query(
         self,
         wants: list[Wants],
         aged: float | None,
-        places: dict[str, Sequence[Range]] | None,
+        places: dict[str, Sequence[Range]],
         gates: bool,
     ) -> Query[list[Claimed]]:
         """An idle host asks the same whenever it is woken: it has the question at hand."""

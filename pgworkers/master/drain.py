@@ -62,9 +62,8 @@ async def drain(host: Host) -> None:
     await _until_alone(host)
     try:
         async with asyncio.timeout(settings.statement_timeout):
-            await host.overlooked.give_back(
-                0.0
-            )  # nothing runs any more: whatever is left was never known here
+            # Nothing runs any more: whatever is left was never known here.
+            await host.overlooked.give_back(0.0, whole=True)
     except TimeoutError:
         pass
     await _write_the_rest(host)

@@ -87,7 +87,7 @@ class Host:
         self.scaling = Scaling(self)
         self.claims = Claims(self.id, self.lines["claim"], self.dispatch, facts, settings, self.term.holds)
         self.ends.on_written = self.claims.poke
-        self.overlooked = Overlooked(self.id, self.lines["claim"], self.dispatch, self.ends, settings)
+        self.overlooked = Overlooked(self.id, self.lines, self.dispatch, self.ends, settings)
         self.renewal = Renewal(
             self.id,
             self.lines["listen"],

@@ -4,11 +4,18 @@ No other host may take them, because this one renews; so this one gives them bac
 or not it noticed a loss: a claim may also arrive at the server long after its sender gave it up. A claim is answered or
 given up well within a lease, so what was claimed longer ago and is unknown here has no owner. Giving back is guarded by
 the lease like every write: what ended meanwhile is not touched.
+
+A claim has its time, and what a look went past needs no second one: each goes on where the last one ended, so it costs what
+was claimed since then and not what ever ran (a vacuum may be held back). In three cases everything is looked at: a session
+was lost, so it may be another server, with rows that we have ended; the database's clock was set back; and a while has
+passed, for what nobody thought of.
 """
 
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
+from math import inf
 
 import psycopg
 
@@ -17,8 +24,11 @@ from pgworkers.job.mine import mine
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.duties import SHARE
 from pgworkers.master.ends import Ends
-from pgworkers.master.line import Asker, LineDown
+from pgworkers.master.line import Line, LineDown
 from pgworkers.settings import Settings
+
+#: Seconds from one look at everything to the next, at least.
+WHILE = 600.0
 
 
 def pause(took: float, rescue: float, lease: float) -> float:
@@ -31,12 +41,20 @@ def pause(took: float, rescue: float, lease: float) -> float:
 
 
 class Overlooked:
-    def __init__(self, host: str, asker: Asker, dispatch: Dispatch, ends: Ends, settings: Settings) -> None:
+    """Asks on the line of the finishes: a job that becomes ready never waits for this, and ends can."""
+
+    def __init__(
+        self, host: str, lines: dict[str, Line], dispatch: Dispatch, ends: Ends, settings: Settings
+    ) -> None:
         self._host = host
-        self._asker = asker
+        self._line = lines["finish"]
+        self._watched = [lines["claim"], lines["finish"]]
         self._dispatch = dispatch
         self._ends = ends
         self._settings = settings
+        self._sessions: list[int] = []  # of the lines, when everything was last looked at
+        self._seen: datetime | None = None  # claims up to then were looked at
+        self._whole_at = -inf  # when everything is looked at again
 
     async def run(self) -> None:
         took = 0.0
@@ -46,14 +64,22 @@ class Overlooked:
             await self.give_back(self._settings.lease)  # none is younger than a lease
             took = monotonic() - began
 
-    async def give_back(self, age: float) -> int:
-        """Give back what was claimed so long ago and is unknown here; how many."""
+    async def give_back(self, age: float, *, whole: bool = False) -> int:
+        """Give back what was claimed so long ago and is unknown here; how many. `whole`: look at everything."""
+        sessions, began = [line.session for line in self._watched], monotonic()
+        if whole or sessions != self._sessions or began >= self._whole_at:
+            self._seen = None
+        since = self._seen
         try:
-            owned = await self._asker.ask(mine(self._host, age))
+            held = await self._line.ask(mine(self._host, age, since))
         except (LineDown, psycopg.Error):
             return 0  # the next look finds them
         known = {*self._dispatch.held_keys(), *self._ends.keys()}
-        unknown = [key for key in owned if key not in known]
+        unknown = [key for key in held.jobs if key not in known]
         if unknown:
             self._ends.release(unknown, "the answer to their claim was lost")
+        if since is None:
+            self._sessions = sessions
+            self._whole_at = monotonic() + max(WHILE, SHARE * (monotonic() - began))
+        self._seen = held.until if since is None or held.until >= since else None
         return len(unknown)

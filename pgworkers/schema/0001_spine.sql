@@ -63,7 +63,7 @@ CREATE INDEX job_ready ON pgworkers.job (queue, priority DESC, id)
 CREATE INDEX job_scheduled ON pgworkers.job (run_at) WHERE state = 'scheduled';
 -- Not `WHERE state = 'running'`: then every guard `state = 'running'` would match it, and with fresh statistics (nothing runs
 -- just now) the planner would answer a finish from this index, full of dead entries. See docs/adr/0103.
-CREATE INDEX job_running ON pgworkers.job (host) WHERE host IS NOT NULL;
+CREATE INDEX job_running ON pgworkers.job (host, claimed_at) WHERE host IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON pgworkers.job (task, unique_key) WHERE unique_key IS NOT NULL;
 -- Walked backwards: the newest job of a batch is the last to be claimed, so the look for a live one ends at once.
 CREATE INDEX job_batch ON pgworkers.job (batch_id, id) WHERE batch_id IS NOT NULL;

@@ -11,10 +11,10 @@ def test_a_host_sees_what_it_claimed_and_nothing_of_others(desk: Desk, other: De
     ours, theirs, ended = desk.run_one(), other.run_one(), desk.run_one()
     desk.end(ended)
     desk.put()
-    assert desk.ask(mine(desk.host, 0.0)) == [(ours.id, ours.lease)]
-    assert other.ask(mine(other.host, 0.0)) == [(theirs.id, theirs.lease)]
+    assert desk.ask(mine(desk.host, 0.0)).jobs == [(ours.id, ours.lease)]
+    assert other.ask(mine(other.host, 0.0)).jobs == [(theirs.id, theirs.lease)]
 
 
 def test_what_was_claimed_just_now_may_still_be_on_its_way(desk: Desk) -> None:
     desk.run_one()
-    assert desk.ask(mine(desk.host, 3600.0)) == []
+    assert desk.ask(mine(desk.host, 3600.0)).jobs == []

@@ -7,13 +7,14 @@ finish from a partial index full of dead entries. `test_the_trap_is_real` shows 
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
 from support.desk import Desk
+from test_statements import NO_PLAN, statements
 
 from pgworkers.job import claim, finish, progress, promote, release, renew, retry
 from pgworkers.job.finish import End
@@ -66,7 +67,21 @@ def vacant(conn: psycopg.Connection[Any]) -> None:
     conn.execute("VACUUM ANALYZE pgworkers.job")
 
 
-STATISTICS = [empty, fresh, stale, churned, vacant]
+def deserted(conn: psycopg.Connection[Any]) -> None:
+    """Nothing is left of many jobs but pages, as when a vacuum is held back: all of an index seems to be free."""
+    fill(conn)
+    conn.execute(
+        "UPDATE pgworkers.job SET state = 'running', host = gen_random_uuid(), lease = 1, claimed_at = now()"
+    )
+    conn.execute("DELETE FROM pgworkers.job")
+    conn.execute("ANALYZE pgworkers.job")
+    found = conn.execute(
+        "SELECT reltuples, relpages > 100 FROM pg_class WHERE oid = 'pgworkers.job'::regclass"
+    )
+    assert found.fetchone() == (0, True)
+
+
+STATISTICS = [empty, fresh, stale, churned, vacant, deserted]
 HELD = [(job_id, 1) for job_id in IDS]
 QUERIES: dict[str, Query[Any]] = {
     "finish": finish.finish(
@@ -95,14 +110,34 @@ def plan(
     conn: psycopg.Connection[Any], statement: Statement, params: Any, *, generic: bool
 ) -> list[dict[str, Any]]:
     """How the statement reads `job`, planned for these values or for any."""
-    with conn.transaction(force_rollback=True):
-        conn.execute(f"SET LOCAL plan_cache_mode = force_{'generic' if generic else 'custom'}_plan")
-        cursor = conn.execute(
-            b"EXPLAIN (FORMAT JSON) " + statement.render("pgworkers"), params, prepare=generic
-        )
-        (found,) = cursor.fetchone() or ([],)
-        root = (found if isinstance(found, list) else json.loads(found))[0]["Plan"]
-    return list(scans(root))
+    if generic:
+        return list(scans(planned(conn, statement)))
+    cursor = conn.execute(b"EXPLAIN (FORMAT JSON) " + statement.render("pgworkers"), params)
+    return list(scans((cursor.fetchone() or ([],))[0][0]["Plan"]))
+
+
+def planned(conn: psycopg.Connection[Any], statement: Statement) -> dict[str, Any]:
+    """The plan for any values. (An EXPLAIN with parameters is always planned for its own.)"""
+    text, names = statement.numbered("pgworkers")
+    conn.execute("SET plan_cache_mode = force_generic_plan")
+    conn.execute(b"PREPARE planned AS " + text)
+    try:
+        values = f"({', '.join(['NULL'] * len(names))})" if names else ""
+        cursor = conn.execute(f"EXPLAIN (FORMAT JSON) EXECUTE planned {values}".encode())
+        return cast("dict[str, Any]", (cursor.fetchone() or ([],))[0][0]["Plan"])
+    finally:
+        conn.execute("DEALLOCATE planned")
+
+
+def ways(found: list[dict[str, Any]]) -> set[tuple[str, str | None]]:
+    """By which indexes rows are read. A whole index is one that has a name of its own: nobody may walk over it."""
+    return {
+        (node["Node Type"], node.get("Index Name"))
+        if "Index Cond" in node or node["Node Type"] == "Tid Scan"
+        else (f"whole {node['Node Type']}", node.get("Index Name"))
+        for node in found
+        if node["Node Type"] != "ModifyTable"
+    }
 
 
 @pytest.fixture
@@ -124,9 +159,7 @@ def test_what_follows_a_claim_finds_its_rows_by_primary_key(
     for name, query in QUERIES.items():
         for generic in (False, True):
             found = plan(own, query.statement, query.params, generic=generic)
-            ways = {(node["Node Type"], node.get("Index Name")) for node in found}
-            ways -= {("ModifyTable", None)}
-            assert ways == {("Index Scan", "job_pkey")}, (name, generic)
+            assert ways(found) == {("Index Scan", "job_pkey")}, (name, generic)
 
 
 @pytest.mark.parametrize("statistics", STATISTICS)
@@ -139,13 +172,15 @@ def test_a_claim_walks_the_ready_index_in_order(
         query = claim.claim("00000000-0000-0000-0000-000000000001", wants, ["t"], aged=aged)
         for generic in (False, True):
             found = plan(own, query.statement, query.params, generic=generic)
-            ways = {(node["Node Type"], node.get("Index Name")) for node in found} - {("ModifyTable", None)}
+            steps = [node for node in found if node.get("Index Name") == "job_pkey"]
+            assert all("id >= " in node["Index Cond"] and "id <= " in node["Index Cond"] for node in steps)
+            seen = ways(found) - {("Index Scan", "job_pkey")}  # between two ids any index is as good
             probe = (
-                "Index Only Scan" if ("Index Only Scan", "job_lane") in ways else "Index Scan",
+                "Index Only Scan" if ("Index Only Scan", "job_lane") in seen else "Index Scan",
                 "job_lane",
             )
-            ways -= {("Index Only Scan", "job_ready")}  # the priorities of an aged claim
-            assert ways == {("Index Scan", "job_ready"), probe, ("Tid Scan", None)}, (aged, generic)
+            seen -= {("Index Only Scan", "job_ready")}  # the priorities of an aged claim
+            assert seen == {("Index Scan", "job_ready"), probe, ("Tid Scan", None)}, (aged, generic)
 
 
 def test_jobs_without_a_limit_pay_one_probe_of_an_empty_index(own: psycopg.Connection[Any]) -> None:
@@ -175,9 +210,45 @@ def test_what_is_due_is_found_in_the_order_of_its_time(
     for query, index in ((promote.promote(100), "job_scheduled"), (promote.expire(100), "job_expires")):
         for generic in (False, True):
             found = plan(own, query.statement, query.params, generic=generic)
-            ways = {(node["Node Type"], node.get("Index Name")) for node in found} - {("ModifyTable", None)}
-            ways -= {("Index Only Scan", "job_scheduled")}  # when the next one is due
-            assert ways == {("Index Scan", index), ("Tid Scan", None)}, (index, generic)
+            # When the next one is due: the first of the index.
+            seen = {way for way in ways(found) if way[0].removeprefix("whole ") != "Index Only Scan"}
+            assert seen == {("Index Scan", index), ("Tid Scan", None)}, (index, generic)
+
+
+#: Who walks over an index without a bound, and may.
+WHOLE = {
+    "depth": "counts what there is, a bounded number of rows, and rests fifty times as long as it took",
+    "look": "the first of an index in the order of time, nothing else",
+    "promote": "when the next one is due: the first of the index",
+}
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_no_statement_of_a_host_walks_over_a_whole_index(
+    own: psycopg.Connection[Any], statistics: Callable[[psycopg.Connection[Any]], None]
+) -> None:
+    """All that the sessions of a host ever send. What people ask is planned by sessions like any other's."""
+    statistics(own)
+    walks = {}
+    for path, statement in statements():
+        if path.parent.name in ("doctor", "cli") or statement.name.startswith(("show_", "queue_limits")):
+            continue
+        if not NO_PLAN.match(statement.render("pgworkers").decode()) and "pgworkers.job" in statement.text:
+            found = ways(list(scans(planned(own, statement))))
+            if whole := {way for way in found if way[0].startswith(("whole", "Seq"))}:
+                walks[statement.name] = whole
+    assert set(walks) <= set(WHOLE), walks
+
+
+def test_a_look_for_rows_by_a_join_alone_would_walk_over_the_primary_key(
+    own: psycopg.Connection[Any],
+) -> None:
+    """The twin: without its array, what a retry changes is sought from the other side of the join."""
+    deserted(own)
+    text = retry.retry("00000000-0000-0000-0000-000000000001", []).statement.text
+    assert ways(list(scans(planned(own, Statement("retry", text))))) == {("Index Scan", "job_pkey")}
+    alone = re.sub(r"j\.id = ANY \(ARRAY\(SELECT id FROM held WHERE (NOT )?wished\)\)\s+AND ", "", text)
+    assert ("whole Index Scan", "job_pkey") in ways(list(scans(planned(own, Statement("alone", alone)))))
 
 
 def test_a_vacant_table_is_a_trap_for_an_ordinary_session(dsn: str) -> None:

@@ -174,7 +174,7 @@ def test_what_comes_up_before_the_place_is_found_from_the_head(looking: Looking,
 def test_steps_find_what_comes_up_before_the_place_and_none_of_them_reads_all(
     looking: Looking, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkers.master.positions.LEAST", 500)
+    monkeypatch.setattr("pgworkers.master.before.LEAST", 500)
     desk = looking.desk
     with psycopg.connect(dsn) as late:
         late.execute("INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, 30)")

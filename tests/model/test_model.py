@@ -203,7 +203,7 @@ class Machine(RuleBasedStateMachine):
             for j in self.model.jobs.values()
             if j.host == self.hosts[who] and j.state == "running"
         }
-        assert set(self.desk.ask(mine.mine(self.hosts[who], 0.0))) == mine_now
+        assert set(self.desk.ask(mine.mine(self.hosts[who], 0.0)).jobs) == mine_now
 
     @rule(pick=st.integers(0, 9))
     def cancel(self, pick: int) -> None:

@@ -10,8 +10,9 @@ from support.claimer import Quiet, claimer
 
 from pgworkers.facts import Facts
 from pgworkers.job.claim import EVERYWHERE, HIGHEST, LOWEST, Claimed, Range
+from pgworkers.master.before import HASTE, LEAST, SHARE
 from pgworkers.master.claims import PIECE, TURN, Claims
-from pgworkers.master.positions import LEAST, LEVELS, SHARE, Positions
+from pgworkers.master.positions import LEVELS, Positions
 from pgworkers.master.wakes import BUSY, LOOKS, QUIET, STEP, Wakes
 from pgworkers.settings import Settings
 
@@ -282,7 +283,7 @@ def test_a_look_from_the_head_that_became_slow_is_made_in_steps() -> None:
         positions.took(0.001, now, head=True, gates=True, jobs=0)
         below, depth = below - depth, 2 * depth
         assert steps(positions) == [(below - depth if below > depth else EVERYWHERE[0].first, below - 1)]
-    assert not positions._rounds, "the round is over"
+    assert not positions._heads._rounds, "the round is over"
     for _ in range(4):
         positions.took(0.001, now, head=True, gates=True, jobs=0)
     assert positions.places(["q"], head=True) == {}, "quick steps have become a look from the head again"
@@ -307,19 +308,23 @@ def test_a_step_with_more_jobs_than_room_is_made_again_and_moves_no_place() -> N
     )
 
 
-def test_a_round_that_takes_long_makes_haste() -> None:
+def test_a_round_that_takes_long_gets_more_of_the_time_in_steps_as_short_as_before() -> None:
     positions = Positions(5.0)
-    positions.found([job(1 << 40)])
+    positions.found([job(40 * LEAST)])
     positions.took(1.0, 0.0, head=True, gates=True, jobs=1)
     assert not positions.stepped([], {"q": 1}, 1.0)
-    positions.took(1.0, 1.0, head=True, gates=True, jobs=0)
-    assert not positions.head_is_due(5.9)
-    asked = 0
-    while not positions.stepped([], {"q": 1}, 6.1):
-        positions.took(1.0, 6.1, head=True, gates=True, jobs=0)
-        assert positions.head_is_due(6.1)
-        asked += 1
-    assert asked < 40, "slow or not, its steps become longer"
+    positions.took(0.1, 1.0, head=True, gates=True, jobs=0)
+    assert not positions.head_is_due(2.9)
+    now, asked = 6.1, 1
+    while not positions.stepped([], {"q": 1}, now):
+        positions.took(0.1, now, head=True, gates=True, jobs=0)
+        assert [last - first for first, last in steps(positions) if first > 0] in ([LEAST - 1], [])
+        assert not positions.head_is_due(now + HASTE * 0.1 - 0.01)
+        assert positions.head_is_due(now + HASTE * 0.1)
+        now, asked = now + HASTE * 0.1, asked + 1
+    assert asked == 40, "each of them was slow, and none was left out"
+    positions.took(0.1, now, head=True, gates=True, jobs=0)
+    assert not positions.head_is_due(now + SHARE * 0.1 - 0.01), "the next round is in no haste"
 
 
 def test_a_look_from_the_head_that_takes_no_longer_than_another_is_made_every_time() -> None:
@@ -342,16 +347,20 @@ def test_a_database_that_is_far_away_is_not_slow() -> None:
     assert positions.places(["q"], head=True) == {}
 
 
-def test_the_oldest_first_is_rarer_when_it_is_slow() -> None:
+def test_the_oldest_first_is_sought_at_the_places_and_in_steps_of_its_own_when_it_is_slow() -> None:
     positions = Positions(60.0)
-    positions.took(0.005, 1.0, head=True, gates=True, jobs=0, aged=True)
-    assert positions.aged_is_due(1.1)
-    positions.took(0.1, 2.0, head=True, gates=True, jobs=0, aged=True)
-    assert positions.head_is_due(4.0)
-    assert not positions.aged_is_due(21.9)
-    assert positions.aged_is_due(22.0)
-    positions.found([job(1 << 30)])
-    assert steps(positions), "and the next looks are made in steps"
+    positions.found([job(10 * LEAST), job(8 * LEAST, 7)])
+    assert positions.places(["q"], aged=True) == {}, "everywhere"
+    positions.took(0.1, 2.0, head=False, gates=True, jobs=0, aged=True)
+    assert positions.head_is_due(2.0)
+    assert positions.places(["q"], head=True) == {}, "what it took says nothing about the others"
+    assert not positions.aged_is_due(3.9)
+    assert positions.aged_is_due(4.0)
+    for step in (9, 8):
+        oldest = positions.places(["q"], aged=True)["q"]
+        assert Range(0, 0, step * LEAST + 1, (step + 1) * LEAST) in oldest
+        assert {Range(0, 0, 10 * LEAST + 1), Range(7, 7, 8 * LEAST + 1)} <= set(oldest)
+        assert not positions.stepped([], {"q": 5}, 4.0, aged=True)
 
 
 def test_a_slow_answer_does_not_keep_the_head_from_being_looked_at() -> None:
