@@ -11,6 +11,7 @@ from pgworkers.postgres.arrays import Bigints, Integers, Texts
 from pgworkers.postgres.statements import Query, Statement
 
 _CLAIM = Statement.beside(__file__, "claim")
+_PLACED = Statement.beside(__file__, "claim_placed")
 _AGED = Statement.beside(__file__, "claim_aged")
 
 #: How many lanes (of jobs behind a limit) and priorities of a queue one claim compares.
@@ -87,6 +88,8 @@ def claim(
         "tasks": Texts(tasks),
         "look": LOOK,
     }
+    if aged is None and not places:
+        return Query(_CLAIM, params | {"gates": gates}, _read, binary=True, again=True)
     ranges = [
         (nth, place) for nth, queue in enumerate(counts, 1) for place in (places or {}).get(queue, EVERYWHERE)
     ]
@@ -99,7 +102,7 @@ def claim(
     }
     if aged is not None:
         return Query(_AGED, params | {"aged": aged}, _read, binary=True)
-    return Query(_CLAIM, params | {"gates": gates}, _read, binary=True, again=not places)
+    return Query(_PLACED, params | {"gates": gates}, _read, binary=True)
 
 
 _by_id, _by_priority = attrgetter("id"), attrgetter("priority")

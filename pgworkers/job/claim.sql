@@ -1,7 +1,5 @@
--- Take the right to run up to `count` ready jobs of each queue. Walks the index job_ready in order, in the ranges of priorities and
--- ids that the host names for each queue, one after the other until it has enough: everything, or what lies behind the
--- place where it last found work, and a step before it (master/positions). A step has an end, `last`, and one priority: only behind an
--- equals sign the walk ends there (before Postgres 18). Without an end it must be BETWEEN: behind an equals sign any index on id would do for the order.
+-- Take the right to run up to `count` ready jobs of each queue, by priority and then in enqueue order: walks the index job_ready from the
+-- head of each queue. Where that would be slow, claim_placed.sql says where to begin.
 -- Jobs behind a concurrency limit are in job_lane instead. Whether there are any is one probe per queue (if `gates`) and whether a task is limited
 -- one look at two small indexes; only then pgworkers.choose() decides between both kinds. What a claim does not need must not be part of
 -- its plan: each node costs some microseconds, also when it is never reached (docs/adr/2002).
@@ -11,38 +9,20 @@
 -- snapshot and the lock has a version this statement cannot see, is not updated, and is found by the next claim.
 WITH free AS MATERIALIZED (
     SELECT ready.at
-      FROM unnest(%(queues)s::text[], %(counts)s::integer[]) WITH ORDINALITY AS w (queue, count, nth)
+      FROM unnest(%(queues)s::text[], %(counts)s::integer[]) AS w (queue, count)
       LEFT JOIN LATERAL (
            SELECT q.paused OR coalesce(q.throttled_until > now(), false) AS closed
              FROM pgworkers.queue q
             WHERE q.name = w.queue
             LIMIT 1) q ON true
      CROSS JOIN LATERAL (
-           SELECT found.at
-             FROM unnest(%(whose)s::integer[], %(lows)s::integer[], %(highs)s::integer[], %(firsts)s::bigint[],
-                         %(lasts)s::bigint[]) AS r (whose, low, high, first, last)
-            CROSS JOIN LATERAL (
-                  SELECT at
-                    FROM (SELECT j.ctid AS at
-                            FROM pgworkers.job j
-                           WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
-                             AND j.priority BETWEEN r.low AND r.high AND j.id >= r.first AND r.last = 9223372036854775807
-                             AND j.task = ANY (%(tasks)s::text[]) AND (j.expires_at IS NULL OR j.expires_at > now())
-                           ORDER BY j.priority DESC, j.id
-                           LIMIT w.count
-                             FOR UPDATE SKIP LOCKED) behind
-                   UNION ALL
-                  SELECT at
-                    FROM (SELECT j.ctid AS at
-                            FROM pgworkers.job j
-                           WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
-                             AND j.priority = r.low AND j.id BETWEEN r.first AND r.last AND r.last < 9223372036854775807
-                             AND j.task = ANY (%(tasks)s::text[]) AND (j.expires_at IS NULL OR j.expires_at > now())
-                           ORDER BY j.id
-                           LIMIT w.count
-                             FOR UPDATE SKIP LOCKED) step) found
-            WHERE r.whose = w.nth
-            LIMIT w.count) ready
+           SELECT j.ctid AS at
+             FROM pgworkers.job j
+            WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+              AND j.task = ANY (%(tasks)s::text[]) AND (j.expires_at IS NULL OR j.expires_at > now())
+            ORDER BY j.priority DESC, j.id
+            LIMIT w.count
+              FOR UPDATE SKIP LOCKED) ready
      WHERE q.closed IS NOT TRUE
 )
 UPDATE pgworkers.job j

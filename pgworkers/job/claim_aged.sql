@@ -1,7 +1,7 @@
 -- A claim out of turn, now and then: first the oldest of the jobs that have been ready for `aged` seconds, whatever their
 -- priority, then as claim.sql does. So low priority never starves. The oldest is found through job_ready as well, as the first
--- of each priority, in the ranges that claim.sql would walk: of one priority, or, by a loose scan, of the `look` lowest in the range; no index of its own.
--- Guards, CTEs and the two ways to walk as in claim.sql. The look at tasks that are limited is kept out of the scan: the planner would take the
+-- of each priority, in the ranges that claim_placed.sql would walk: of one priority, or, by a loose scan, of the `look` lowest in the range; no index of its own.
+-- Guards, CTEs and the two ways to walk as in claim_placed.sql. The look at tasks that are limited is kept out of the scan: the planner would take the
 -- rows for few and sort them. Moving such jobs behind their limit is left to claim.sql.
 WITH RECURSIVE sent AS MATERIALIZED (
     SELECT %(queues)s::text[] AS queues, %(counts)s::integer[] AS counts, %(tasks)s::text[] AS tasks

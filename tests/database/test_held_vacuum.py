@@ -9,10 +9,11 @@ import psycopg
 import pytest
 from support.desk import Desk
 
-from pgworkers.job import queue
+from pgworkers.job import claim, host, progress, queue, release, retry
 from pgworkers.job.depth import depth
 from pgworkers.job.mine import mine
 from pgworkers.job.rescue import lost, rescue
+from pgworkers.job.state import Verdict
 from pgworkers.postgres.connect import STEADY
 from pgworkers.postgres.statements import Query, Statement
 
@@ -73,3 +74,65 @@ def test_a_look_at_the_depth_walks_over_them_once(held_back: Db) -> None:
     once = sum(blocks(held_back, Query(Statement("walk", text), {}, len)) for text in walks)
     assert once > 50
     assert blocks(held_back, depth()) < 1.3 * once
+
+
+def test_a_look_for_what_a_host_holds_passes_by_what_it_ran_before(held_back: Db) -> None:
+    desk = Desk(held_back, "pgworkers")
+    desk.register()
+    for _ in range(5):
+        ran(held_back, desk.host)
+    seen = desk.ask(mine(desk.host, 0.0))
+    everything = blocks(held_back, mine(desk.host, 0.0))
+    assert everything > 50
+    held_back.execute("VACUUM ANALYZE pgworkers.job")  # the planner believes that there is nothing
+    assert blocks(held_back, mine(desk.host, 0.0)) < 1.3 * everything
+    assert blocks(held_back, mine(desk.host, 0.0, seen.until)) < 10
+    ran(held_back, desk.host)
+    assert blocks(held_back, mine(desk.host, 0.0, seen.until)) < everything / 2
+
+
+def test_what_is_written_of_jobs_touches_their_rows_and_no_others(held_back: Db) -> None:
+    """Analysed while nothing is left, with a snapshot held: each of these once walked over the whole primary key."""
+    desk, gone = Desk(held_back, "pgworkers"), Desk(held_back, "pgworkers")
+    desk.register()
+    for _ in range(5):
+        ran(held_back, desk.host)
+    held_back.execute("VACUUM ANALYZE pgworkers.job")
+    for one in (desk, gone):
+        one.put()
+    (ours,), (theirs,) = desk.take(), gone.take()
+    held = [(ours.id, ours.lease)]
+    again = retry.Again(id=ours.id, lease=ours.lease, verdict=Verdict.ERROR, after=60.0)
+    queries: list[Query[Any]] = [
+        retry.retry(desk.host, [again]),
+        release.release(desk.host, held),
+        progress.save(desk.host, [progress.Saved(ours.id, ours.lease, "1", None)]),
+        rescue(desk.host, 10),
+        host.sweep(),
+    ]
+    walked = blocks(
+        held_back, Query(Statement("walk", "SELECT FROM pgworkers.job WHERE id > 0 ORDER BY id"), {}, len)
+    )
+    assert walked > 1000
+    for query in queries:
+        assert blocks(held_back, query) < walked / 5, query.statement.name
+    assert theirs.id in [job.id for job in desk.ask(rescue(desk.host, 10))], "and it does find what it is for"
+
+
+def test_the_oldest_are_sought_at_the_places_and_a_step_ends_where_it_should(held_back: Db) -> None:
+    desk = Desk(held_back, "pgworkers")
+    for _ in range(10):
+        ran(held_back, desk.host)
+    late = desk.put(priority=-5)
+    (newest,) = held_back.execute("SELECT max(id) FROM pgworkers.job").fetchone() or (0,)
+    wants = [claim.Wants("a", 5)]
+    places = [claim.Range(0, 0, newest + 1), claim.Range(claim.LOWEST, -1, 0)]
+    step = [claim.Range(0, 0, 1, 100), *places]
+    for aged in (None, 0.0):
+        head = blocks(held_back, claim.claim(desk.host, wants, ["t"], aged))
+        assert head > 200
+        for ranges in (places, step):
+            query = claim.claim(desk.host, wants, ["t"], aged, places={"a": ranges})
+            assert blocks(held_back, query) < head / 4, (aged, ranges)
+    query = claim.claim(desk.host, wants, ["t"], 0.0, places={"a": step})
+    assert [job.id for job in desk.ask(query)] == [late]

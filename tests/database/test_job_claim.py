@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 from support.desk import Desk
@@ -75,8 +76,17 @@ def test_a_throttled_queue_gives_nothing_until_it_has_cooled_down(desk: Desk) ->
     assert desk.take()
 
 
+#: Of queue a, what a claim does that knows places: a step, and what lies behind it.
+STEPS = [claim.Range(0, 0, 1, 10), claim.Range(0, 0, 11)]
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"places": {"a": STEPS}}, {"aged": 0.0}, {"aged": 60.0, "places": {"a": STEPS}}], ids=str
+)
 @pytest.mark.parametrize("switched_off", [[], *([name] for name in JOINS), JOINS])
-def test_never_more_than_asked_whatever_the_join(desk: Desk, switched_off: list[str]) -> None:
+def test_never_more_than_asked_whatever_the_join(
+    desk: Desk, switched_off: list[str], how: dict[str, Any]
+) -> None:
     for name in "abc":
         for _ in range(20):
             desk.put(queue=name)
@@ -86,7 +96,7 @@ def test_never_more_than_asked_whatever_the_join(desk: Desk, switched_off: list[
         desk.conn.execute(f"SET {setting} = off")  # a fixed list, above
     wants = [claim.Wants("a", 3), claim.Wants("b", 1), claim.Wants("c", 0), claim.Wants("none", 9)]
     for _ in range(7):  # past the fifth the statement is prepared
-        claimed = desk.ask(claim.claim(desk.host, wants, ["t"]))
+        claimed = desk.ask(claim.claim(desk.host, wants, ["t"], **how))
         by_queue = [job.queue for job in claimed]
         assert len(claimed) == len({job.id for job in claimed})
         assert by_queue.count("a") <= 3

@@ -18,3 +18,17 @@ def test_a_host_sees_what_it_claimed_and_nothing_of_others(desk: Desk, other: De
 def test_what_was_claimed_just_now_may_still_be_on_its_way(desk: Desk) -> None:
     desk.run_one()
     assert desk.ask(mine(desk.host, 3600.0)).jobs == []
+
+
+def test_a_look_goes_on_where_the_last_one_ended(desk: Desk) -> None:
+    first = desk.run_one()
+    seen = desk.ask(mine(desk.host, 0.0))
+    assert seen.jobs == [(first.id, first.lease)]
+    second = desk.run_one()
+    later = desk.ask(mine(desk.host, 0.0, seen.until))
+    assert later.jobs == [(second.id, second.lease)]
+    assert later.until > seen.until
+    assert desk.ask(mine(desk.host, 0.0, later.until)).jobs == []
+    assert desk.ask(mine(desk.host, 3600.0, later.until)).until < seen.until, (
+        "as far as it looked, not as it was asked"
+    )

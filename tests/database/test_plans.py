@@ -168,8 +168,9 @@ def test_a_claim_walks_the_ready_index_in_order(
 ) -> None:
     statistics(own)
     wants = [claim.Wants("q0", 50), claim.Wants("q1", 50)]
-    for aged in (None, 60.0):
-        query = claim.claim("00000000-0000-0000-0000-000000000001", wants, ["t"], aged=aged)
+    step = [claim.Range(0, 0, 5001, 6000), claim.Range(0, 0, 6001)]
+    for aged, places in ((None, None), (None, {"q0": step}), (60.0, None), (60.0, {"q0": step})):
+        query = claim.claim("00000000-0000-0000-0000-000000000001", wants, ["t"], aged, places=places)
         for generic in (False, True):
             found = plan(own, query.statement, query.params, generic=generic)
             steps = [node for node in found if node.get("Index Name") == "job_pkey"]
@@ -180,7 +181,7 @@ def test_a_claim_walks_the_ready_index_in_order(
                 "job_lane",
             )
             seen -= {("Index Only Scan", "job_ready")}  # the priorities of an aged claim
-            assert seen == {("Index Scan", "job_ready"), probe, ("Tid Scan", None)}, (aged, generic)
+            assert seen == {("Index Scan", "job_ready"), probe, ("Tid Scan", None)}, (aged, places, generic)
 
 
 def test_jobs_without_a_limit_pay_one_probe_of_an_empty_index(own: psycopg.Connection[Any]) -> None:

@@ -11,7 +11,7 @@ from support.proxy import Proxy, mark
 from support.tree import FAST, UNHURRIED, Forest, wait_for
 
 LEASE = float(FAST["PGWORKERS_LEASE"].rstrip("s"))
-CLAIMS = (mark("job/claim"), mark("job/claim_aged"))
+CLAIMS = tuple(mark(f"job/{name}") for name in ("claim", "claim_placed", "claim_aged"))
 
 
 def test_row_33_an_enqueue_without_an_answer_is_repeated_and_makes_one_job(
