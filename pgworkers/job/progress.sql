@@ -1,6 +1,6 @@
 -- What running handlers said about themselves. NULL leaves a column as it is. Guard: id, lease, host and state = 'running'
--- under the row lock, in id order. Index: the primary key, by nested loops over the materialised input (docs/adr/0103), and by the
--- array, whichever side of the join is read first (docs/adr/2501).
+-- under the row lock, in id order. Index: the primary key, by nested loops over the materialised input (docs/adr/0103); BETWEEN,
+-- because an equals sign lets the planner begin with the whole index (docs/adr/2501).
 WITH sent AS MATERIALIZED (
     SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(progresses)s::text[] AS progresses,
            %(checkpoints)s::text[] AS checkpoints
@@ -22,6 +22,5 @@ held AS MATERIALIZED (
 UPDATE pgworkers.job j
    SET progress = coalesce(s.progress::jsonb, j.progress), checkpoint = coalesce(s.checkpoint::jsonb, j.checkpoint)
   FROM held s
- WHERE j.id = ANY (%(ids)s::bigint[])
-   AND j.id = s.id AND j.lease = s.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
+ WHERE j.id BETWEEN s.id AND s.id AND j.lease = s.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
 RETURNING j.id

@@ -1,7 +1,7 @@
 -- Give back claimed jobs that were not started: running -> ready at once, the attempt returned, no post-mortem. A job that
 -- was wished away meanwhile becomes cancelled instead. Guard: id, lease, host and state = 'running' under the row lock, in id
--- order. Index: the primary key, by nested loops over the materialised input (docs/adr/0103), and by an array, whichever side of a
--- join is read first (docs/adr/2501).
+-- order. Index: the primary key, by nested loops over the materialised input (docs/adr/0103); BETWEEN,
+-- because an equals sign lets the planner begin with the whole index (docs/adr/2501).
 WITH sent AS MATERIALIZED (
     SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases
 ),
@@ -21,15 +21,13 @@ moved AS (
     UPDATE pgworkers.job j
        SET state = 'ready', host = NULL, claimed_at = NULL, attempt = greatest(j.attempt - 1, 0)
       FROM held b
-     WHERE j.id = ANY (ARRAY(SELECT id FROM held WHERE NOT wished))
-       AND j.id = b.id AND j.lease = b.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND NOT b.wished
+     WHERE j.id BETWEEN b.id AND b.id AND j.lease = b.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND NOT b.wished
     RETURNING j.id, j.queue
 ),
 gone AS (
     DELETE FROM pgworkers.job j
      USING held b
-     WHERE j.id = ANY (ARRAY(SELECT id FROM held WHERE wished))
-       AND j.id = b.id AND j.lease = b.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND b.wished
+     WHERE j.id BETWEEN b.id AND b.id AND j.lease = b.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND b.wished
     RETURNING j.*
 ),
 kept AS (

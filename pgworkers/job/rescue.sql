@@ -2,8 +2,8 @@
 -- from the asking host. Each costs a crash; out of crashes, out of attempts, past its deadline or because its task says so it
 -- is dead, wished away it is cancelled, else it is scheduled as its task says, or by exponential back-off. Bounded, skips
 -- what others have locked. `only` names the one job to try, and `refused` why it cannot be scheduled: then it is dead.
--- Indexes: job_running, in the gaps between the ids of the living, then the primary key, by an array whichever side of a join is
--- read first (docs/adr/2501). Guard: the row is still held under the same host
+-- Indexes: job_running, in the gaps between the ids of the living, then the primary key, by BETWEEN: an equals
+-- sign lets the planner begin with the whole index (docs/adr/2501). Guard: the row is still held under the same host
 -- and lease, checked by the row lock. No unique key can stand in the way: a running row keeps its own.
 WITH found AS MATERIALIZED (
     SELECT held.*
@@ -38,15 +38,13 @@ moved AS (
                l.lost_delay, least(2 * power(2, least(l.crashes - 1, 20)), 3600) * (1 + 0.1 * random()))),
            errors = (j.errors || l.error)[greatest(cardinality(j.errors) - 8, 1):]
       FROM lost l
-     WHERE j.id = ANY (ARRAY(SELECT id FROM lost WHERE state = 'scheduled'))
-       AND j.id = l.id AND j.lease = l.lease AND j.state = 'running' AND l.state = 'scheduled'
+     WHERE j.id BETWEEN l.id AND l.id AND j.lease = l.lease AND j.state = 'running' AND l.state = 'scheduled'
     RETURNING j.id
 ),
 gone AS (
     DELETE FROM pgworkers.job j
      USING lost l
-     WHERE j.id = ANY (ARRAY(SELECT id FROM lost WHERE state <> 'scheduled'))
-       AND j.id = l.id AND j.lease = l.lease AND j.state = 'running' AND l.state <> 'scheduled'
+     WHERE j.id BETWEEN l.id AND l.id AND j.lease = l.lease AND j.state = 'running' AND l.state <> 'scheduled'
     RETURNING j.*, l.state AS final, l.error
 ),
 kept AS (

@@ -1,8 +1,8 @@
 -- End an attempt but not the job: running -> scheduled, or ready when there is nothing to wait for. A job that was wished
 -- away meanwhile becomes cancelled instead: after an acknowledged cancel nothing starts.
 -- Guard: id, lease, host and state = 'running', checked under the row lock, locks taken in id order. Index: the primary key, by
--- nested loops over the materialised input (no partial index can match the guard, docs/adr/0103), and by an array, whichever side
--- of a join is read first (docs/adr/2501).
+-- nested loops over the materialised input (no partial index can match the guard, docs/adr/0103); BETWEEN, because an
+-- equals sign lets the planner begin with the whole index (docs/adr/2501).
 WITH again AS MATERIALIZED (
     SELECT *
       FROM unnest(%(ids)s::bigint[], %(leases)s::integer[], %(verdicts)s::text[], %(afters)s::float8[], %(frees)s::boolean[],
@@ -32,15 +32,13 @@ moved AS (
            attempt = greatest(j.attempt - a.free::integer, 0), crashes = j.crashes + coalesce(a.crash::integer, 0), errors = a.lines,
            progress = a.last_progress, checkpoint = coalesce(a.checkpoint::jsonb, j.checkpoint)
       FROM held a
-     WHERE j.id = ANY (ARRAY(SELECT id FROM held WHERE NOT wished))
-       AND j.id = a.id AND j.lease = a.lease AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND NOT a.wished
+     WHERE j.id BETWEEN a.id AND a.id AND j.lease = a.lease AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND NOT a.wished
     RETURNING j.id, j.queue, j.state, a.after
 ),
 gone AS (
     DELETE FROM pgworkers.job j
      USING held a
-     WHERE j.id = ANY (ARRAY(SELECT id FROM held WHERE wished))
-       AND j.id = a.id AND j.lease = a.lease AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND a.wished
+     WHERE j.id BETWEEN a.id AND a.id AND j.lease = a.lease AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND a.wished
     RETURNING j.*, a.verdict, a.duration, a.cpu, a.peak, a.lines, a.last_progress, a.crash,
               coalesce(a.checkpoint::jsonb, j.checkpoint) AS last_checkpoint
 ),

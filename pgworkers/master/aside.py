@@ -44,25 +44,27 @@ class Aside(Generic[K, V]):
     def __init__(self, asker: Asker) -> None:
         self._asker = asker
         self._look = 0.0
-        self.waiting: list[tuple[K, V]] = []
+        self.waiting: list[tuple[K, V]] = []  # also while they are looked at: they are ours
 
     async def sort(self, batch: list[tuple[K, V]]) -> list[tuple[K, V]]:
         """Set aside what is locked; the rest."""
-        held = await self._asker.ask(locked(one.key[0] for one, _ in batch))
-        self.waiting += [pair for pair in batch if pair[0].key[0] in held]
-        self._look = monotonic() + AGAIN
-        return [pair for pair in batch if pair[0].key[0] not in held]
+        free, held = await self._sorted(batch)
+        self.waiting += held
+        return free
 
     async def back(self) -> list[tuple[K, V]]:
         """What is free again, if it is time to look."""
         if not self.waiting or monotonic() < self._look:
             return []
-        batch, self.waiting = self.waiting, []
-        try:
-            return await self.sort(batch)
-        except BaseException:
-            self.waiting = batch + self.waiting
-            raise
+        free, self.waiting = await self._sorted(self.waiting)
+        return free
+
+    async def _sorted(self, batch: list[tuple[K, V]]) -> tuple[list[tuple[K, V]], list[tuple[K, V]]]:
+        """Those whose rows are free, and those whose are not."""
+        held = await self._asker.ask(locked(one.key[0] for one, _ in batch))
+        self._look = monotonic() + AGAIN
+        free = [pair for pair in batch if pair[0].key[0] not in held]
+        return free, [pair for pair in batch if pair[0].key[0] in held]
 
 
 class Refused(Generic[K, V]):

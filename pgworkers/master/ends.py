@@ -203,7 +203,7 @@ class Ends:
             if limited:
                 self.on_written()
         if self._releases:
-            releases = self._releases[:]
+            releases = self._releases[: self._batch]
             await self._line.ask(release(self._host, releases))
             del self._releases[: len(releases)]
         if self._saves:

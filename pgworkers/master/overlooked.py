@@ -6,9 +6,9 @@ given up well within a lease, so what was claimed longer ago and is unknown here
 the lease like every write: what ended meanwhile is not touched.
 
 A claim has its time, and what a look went past needs no second one: each goes on where the last one ended, so it costs what
-was claimed since then and not what ever ran (a vacuum may be held back). In three cases everything is looked at: a session
-was lost, so it may be another server, with rows that we have ended; the database's clock was set back; and a while has
-passed, for what nobody thought of.
+was claimed since then and not what ever ran (a vacuum may be held back). Everything is looked at for some leases after a
+session was lost: it may be another server, with rows that we have ended, and a claim that waits for a disk or a standby may
+be seen late; when the database's clock was set back; when a while has passed, for what nobody thought of; and at the end.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from pgworkers.settings import Settings
 
 #: Seconds from one look at everything to the next, at least.
 WHILE = 600.0
+#: Leases after the loss of a session in which each look is at everything.
+WARY = 3
 
 
 def pause(took: float, rescue: float, lease: float) -> float:
@@ -52,7 +54,8 @@ class Overlooked:
         self._dispatch = dispatch
         self._ends = ends
         self._settings = settings
-        self._sessions: list[int] = []  # of the lines, when everything was last looked at
+        self._sessions: list[int] = []  # of the lines, at the last look
+        self._wary_until = -inf
         self._seen: datetime | None = None  # claims up to then were looked at
         self._whole_at = -inf  # when everything is looked at again
 
@@ -67,19 +70,20 @@ class Overlooked:
     async def give_back(self, age: float, *, whole: bool = False) -> int:
         """Give back what was claimed so long ago and is unknown here; how many. `whole`: look at everything."""
         sessions, began = [line.session for line in self._watched], monotonic()
-        if whole or sessions != self._sessions or began >= self._whole_at:
-            self._seen = None
-        since = self._seen
+        if sessions != self._sessions:
+            self._sessions, self._wary_until = sessions, began + WARY * self._settings.lease
+        since = None if whole or began < self._wary_until or began >= self._whole_at else self._seen
         try:
             held = await self._line.ask(mine(self._host, age, since))
         except (LineDown, psycopg.Error):
+            if since is None:  # all of it may be too much: the next look goes on, if there is a place for it
+                self._whole_at = monotonic() + WHILE
             return 0  # the next look finds them
         known = {*self._dispatch.held_keys(), *self._ends.keys()}
         unknown = [key for key in held.jobs if key not in known]
         if unknown:
             self._ends.release(unknown, "the answer to their claim was lost")
         if since is None:
-            self._sessions = sessions
             self._whole_at = monotonic() + max(WHILE, SHARE * (monotonic() - began))
         self._seen = held.until if since is None or held.until >= since else None
         return len(unknown)

@@ -77,7 +77,8 @@ class Positions:
             last[key] = max(last.get(key, 0), job.id)
         for (queue, priority), job_id in last.items():
             levels = self._places.setdefault(queue, {})
-            if not self._heads.whole and job_id < levels.get(priority, _FIRST):
+            stepping = not (self._heads.whole and self._ages.whole)
+            if stepping and job_id < levels.get(priority, _FIRST):
                 continue
             levels.pop(priority, None)
             levels[priority] = job_id + 1

@@ -11,9 +11,11 @@ from support.desk import Desk
 
 from pgworkers.job.claim import Claimed
 from pgworkers.master import overlooked
-from pgworkers.master.overlooked import Overlooked
+from pgworkers.master.overlooked import WARY, WHILE, Overlooked
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
+
+SETTINGS = Settings()
 
 
 @dataclass
@@ -53,6 +55,7 @@ class Looker:
     finish: OnDesk
     known: Known
     overlooked: Overlooked
+    now: float = 1000.0
 
     def look(self, **more: Any) -> list[tuple[int, int]]:
         self.known.given.clear()
@@ -67,11 +70,16 @@ class Looker:
 
 
 @pytest.fixture
-def looker(desk: Desk) -> Looker:
+def looker(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Looker:
+    """One whose sessions have been there for long."""
     claim, finish, known = OnDesk(desk), OnDesk(desk), Known()
     lines = cast("Any", {"claim": claim, "finish": finish})
     held = cast("Any", known)
-    return Looker(claim, finish, known, Overlooked(desk.host, lines, held, held, Settings()))
+    looker = Looker(claim, finish, known, Overlooked(desk.host, lines, held, held, SETTINGS))
+    monkeypatch.setattr(overlooked, "monotonic", lambda: looker.now)
+    looker.look()
+    looker.now += WARY * SETTINGS.lease
+    return looker
 
 
 def key(job: Claimed) -> tuple[int, int]:
@@ -82,7 +90,6 @@ def test_what_nobody_knows_is_given_back_and_what_is_known_is_not(desk: Desk, lo
     lost, held = desk.run_one(), desk.run_one()
     looker.known.keys_.add(key(held))
     assert looker.look() == [key(lost)]
-    assert looker.whole
     another = desk.run_one()
     assert looker.look() == [key(another)], "only what was claimed since"
     assert not looker.whole
@@ -100,17 +107,21 @@ def test_after_a_session_was_lost_everything_is_looked_at(desk: Desk, looker: Lo
         line.session += 1
         assert looker.look() == [key(ours)]
         assert looker.whole
+        looker.now += (WARY - 1) * SETTINGS.lease
+        assert looker.look() == [key(ours)], (
+            "a claim may have been on its way to the disk for as long as that"
+        )
+        looker.now += SETTINGS.lease
         assert looker.look() == []
         assert not looker.whole
 
 
-def test_after_a_while_and_before_it_leaves_a_host_looks_at_everything(
-    desk: Desk, looker: Looker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_while_and_before_it_leaves_a_host_looks_at_everything(looker: Looker) -> None:
     looker.look()
+    assert not looker.whole
     looker.look(whole=True)
     assert looker.whole
-    monkeypatch.setattr(overlooked, "monotonic", lambda: 1e9)
+    looker.now += WHILE
     looker.look()
     assert looker.whole
     looker.look()
@@ -141,5 +152,8 @@ def test_a_look_that_failed_is_made_again(
 
     monkeypatch.setattr(looker.finish, "ask", down)
     assert looker.look() == []
+    looker.now += WHILE
+    assert looker.look() == [], "this one would have been at everything, and that was too much"
     monkeypatch.setattr(looker.finish, "ask", asking)
     assert looker.look() == [key(lost)]
+    assert not looker.whole, "so the next one goes on where the last one ended"
