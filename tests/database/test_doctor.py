@@ -121,7 +121,7 @@ def test_a_missing_an_old_a_new_and_a_changed_schema(dsn: str, db: Db) -> None:
     assert only(missing, "schema", Level.FAIL).fix == ("pgworkers migrate up",)
     assert only(missing, "hosts", Level.SKIP)
     newest = "(SELECT max(version) FROM pgworkers.migration)"
-    db.execute(f"CREATE TEMP TABLE kept AS SELECT * FROM pgworkers.migration WHERE version = {newest}")
+    db.execute(f"CREATE TABLE kept AS SELECT * FROM pgworkers.migration WHERE version = {newest}")
     db.execute(f"UPDATE pgworkers.migration SET checksum = 'other' WHERE version = {newest}")
     assert "made by another version" in only(examined(dsn), "schema", Level.FAIL).what
     db.execute(f"DELETE FROM pgworkers.migration WHERE version = {newest}")

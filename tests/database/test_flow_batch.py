@@ -175,7 +175,7 @@ def test_many_sessions_end_the_last_jobs_at_once_and_it_begins_exactly_once(
     desks = [Desk(session(), schema) for _ in range(6)]
     for each in desks:
         each.register()
-    desk.conn.execute("LISTEN pgworkers")
+    desk.listen()
     for _ in range(20):
         made = batch(app, len(desks) * 3)
         start = threading.Barrier(len(desks))
