@@ -1,9 +1,8 @@
 """The ends of jobs on their way into the database, in batches, on the finish connection.
 
 Whatever waits here is kept through any outage: it is sent again until the database answers. Sending twice is
-harmless, because each write names its lease. Data that Postgres refuses never stops a job from finishing: the batch is
-halved until the guilty row stands alone, and that row is written without its texts. If it is refused even so, or by code of
-the user's in the database, it is told and set aside, and sent again later as it was.
+harmless, because each write names its lease. What cannot be written now waits beside (`aside`) and holds up no other;
+`writing` is one batch.
 """
 
 from __future__ import annotations
@@ -17,25 +16,18 @@ import psycopg
 from msgspec.structs import replace
 
 from pgworkers.clock import monotonic
-from pgworkers.events import EndRefused, FinishRejected, JobEnded, JobsReleased
+from pgworkers.events import JobsReleased
 from pgworkers.facts import Facts
 from pgworkers.job.backend import end_backends
-from pgworkers.job.claim import Claimed
-from pgworkers.job.finish import End, finish
+from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved, save
 from pgworkers.job.queue import Cooling, throttle
 from pgworkers.job.release import release
-from pgworkers.job.retry import Again, retry
-from pgworkers.job.state import State, Verdict
-from pgworkers.master.aside import AGAIN, Aside, Refused, waited_in_vain
+from pgworkers.job.retry import Again
+from pgworkers.master.aside import AGAIN, Aside, waited_in_vain
 from pgworkers.master.held import Held
-from pgworkers.master.line import Line, LineDown, raised
-
-Pending = tuple[Held, End | Again]
-#: Verdicts as plain text: whoever counts by them hashes no enum.
-_WORDS = {verdict: verdict.value for verdict in Verdict}
-_SUCCEEDED = Verdict.SUCCEEDED
-_WRITTEN = {"written"}
+from pgworkers.master.line import Line, LineDown
+from pgworkers.master.writing import Pending, Writing
 
 #: After a batch of so many ends the next one waits for so many seconds, unless it is full.
 MANY = 16
@@ -58,7 +50,7 @@ class Ends:
         self._pending: deque[Pending] = deque()
         self._sending: list[Pending] = []
         self._aside: Aside[Held, End | Again] = Aside(line)
-        self._refused: Refused[Held, End | Again] = Refused()
+        self._writing = Writing(host, line, facts, self._pending.appendleft)
         self._releases: list[tuple[int, int]] = []
         self._saves: dict[tuple[int, int], Saved] = {}
         self._throttles: dict[str, float | None] = {}
@@ -72,13 +64,13 @@ class Ends:
         self.on_written: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
-        aside = len(self._aside.waiting) + len(self._refused)
+        aside = len(self._aside.waiting) + len(self._writing.refused)
         return len(self._pending) + len(self._sending) + aside + len(self._releases)
 
     def keys(self) -> list[tuple[int, int]]:
         """Whose ends are on their way."""
         ends = (*self._pending, *self._sending, *self._aside.waiting)
-        return [held.key for held, _ in ends] + self._refused.keys() + self._releases
+        return [held.key for held, _ in ends] + self._writing.refused.keys() + self._releases
 
     def put(self, held: Held, end: End | Again) -> None:
         # What the handler last said travels with its end; an older beat must not overwrite it.
@@ -136,18 +128,18 @@ class Ends:
                     )  # the answer was heard at once: who reported in the same turn goes with the next
                 except LineDown:
                     await self._line.rest()
-            if not self._aside.waiting and not self._refused:
+            if not self._aside.waiting and not self._writing.refused:
                 self.idle.set()
 
     async def _something(self) -> None:
         """Wait until there is something to send, or to look at again."""
         try:
-            async with asyncio.timeout(AGAIN if self._aside.waiting or self._refused else None):
+            async with asyncio.timeout(AGAIN if self._aside.waiting or self._writing.refused else None):
                 await self._wake.wait()
         except TimeoutError:
             pass
         self._wake.clear()
-        self._pending.extend(self._refused.back())
+        self._pending.extend(self._writing.refused.back())
         try:
             self._pending.extend(await self._aside.back())
         except (LineDown, psycopg.Error):
@@ -192,7 +184,7 @@ class Ends:
             self._together = len(sending)
         if self._sending:
             try:
-                await self._write(self._sending)
+                await self._writing.write(self._sending)
             except LineDown as down:
                 if not waited_in_vain(down):
                     raise
@@ -215,102 +207,3 @@ class Ends:
                 raise
             except psycopg.Error:
                 pass  # progress that cannot be stored is not worth a job
-
-    async def _write(self, batch: list[Pending]) -> None:
-        try:
-            ends = [end for _, end in batch if isinstance(end, End)]
-            agains = [end for _, end in batch if isinstance(end, Again)]
-            answers = await self._line.ask(finish(self._host, ends), refusable=True) if ends else {}
-            if agains:
-                more = await self._line.ask(retry(self._host, agains), refusable=True)
-                answers.update(more)
-        except psycopg.Error as error:
-            if len(batch) == 1:
-                held, end = batch[0]
-                await self._write_alone(held, end, error)
-                return
-            middle = len(batch) // 2
-            await self._write(batch[:middle])
-            await self._write(batch[middle:])
-            return
-        self._written(batch, answers)
-
-    async def _write_alone(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
-        """It was refused by itself: without its texts, unless code in the database said no; else later."""
-        try:
-            if not raised(error):
-                await self._write_bare(held, end, error)
-                return
-        except psycopg.Error as still:
-            error = still
-        reason = f"{type(error).__name__}: {error.diag.message_primary or error}"
-        self._facts.tell(EndRefused(*held.named, reason, self._refused.put(held, end)))
-
-    async def _write_bare(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
-        """The same end without anything that came from the handler."""
-        text = f"{type(error).__name__}: the database refused what the handler left; it was dropped"
-        bare = replace(
-            end,
-            error=text,
-            traceback=None,
-            stack=None,
-            output=None,
-            progress=None,
-            checkpoint=None,
-            rungs=None,
-        )
-        if isinstance(bare, End):
-            if bare.result is not None or bare.children is not None:
-                bare = replace(bare, result=None, children=None, state=State.DEAD, verdict=Verdict.ERROR)
-            answers = await self._line.ask(finish(self._host, [bare]), refusable=True)
-        else:
-            answers = await self._line.ask(retry(self._host, [bare]), refusable=True)
-        self._written([(held, bare)], answers)
-
-    def _written(self, batch: list[Pending], answers: dict[tuple[int, int], str]) -> None:
-        if len(answers) < len(batch) or set(answers.values()) != _WRITTEN or self._refused.known:
-            batch = self._answered(batch, answers)
-        for held, _ in batch:
-            if held.then is not None:
-                held.then()
-        self._facts.tell_all([_ended(held.claimed, end) for held, end in batch])
-
-    def _answered(self, batch: list[Pending], answers: dict[tuple[int, int], str]) -> list[Pending]:
-        """One by one: those whose end stands in the database."""
-        found: list[Pending] = []
-        for held, end in batch:
-            answer = answers.get(held.key, "lost")
-            if answer == "again":  # it changed under the statement: the first of the next one
-                self._pending.appendleft((held, end))
-                continue
-            self._refused.forget(held.key)
-            if answer != "lost":
-                found.append((held, end))
-                continue
-            if held.then is not None:
-                held.then()
-            self._facts.tell(FinishRejected(*held.named))
-        return found
-
-
-def _ended(job: Claimed, end: End | Again) -> JobEnded:
-    if isinstance(end, End):
-        state, again_in = end.state, None
-    else:
-        state, again_in = State.SCHEDULED if end.after > 0 else State.READY, end.after
-    return JobEnded(
-        job.id,
-        job.lease,
-        job.queue,
-        job.task,
-        job.args,
-        job.attempt,
-        job.max_attempts,
-        "succeeded" if end.verdict is _SUCCEEDED else _WORDS[end.verdict],
-        state,
-        end.duration,
-        end.cpu,
-        end.peak_rss,
-        end.error,
-        again_in,
-    )

@@ -10,13 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psycopg
-
 from pgworkers.clock import monotonic
-from pgworkers.errors import PgworkersError
 from pgworkers.events import HostChanged, JobEnded, JobStarted
 from pgworkers.facts import Facts
-from pgworkers.job.show import unfinished
 from pgworkers.master import sights, signals, view
 from pgworkers.master.boot import Plan
 from pgworkers.master.claims import Claims
@@ -25,10 +21,11 @@ from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.drain import drain
 from pgworkers.master.duties import Duties
 from pgworkers.master.ends import Ends
+from pgworkers.master.errands import Errands
 from pgworkers.master.held import Held
 from pgworkers.master.joining import join, registration
 from pgworkers.master.leadership import Leadership
-from pgworkers.master.line import Line, LineDown
+from pgworkers.master.line import Line
 from pgworkers.master.minutes import Minutes
 from pgworkers.master.options import RunOptions
 from pgworkers.master.overlooked import Overlooked
@@ -42,15 +39,12 @@ from pgworkers.master.settling import Settling
 from pgworkers.master.supervisors import Supervisors
 from pgworkers.observe.statistics import Statistics
 from pgworkers.postgres.connect import sealed
-from pgworkers.postgres.embedded import EmbeddedServer
-from pgworkers.process import prctl, titles
+from pgworkers.process import prctl
 from pgworkers.process.measure import Usage
 from pgworkers.process.notify import Speaker
 from pgworkers.process.term import OwnTerm
 from pgworkers.supervisor.messages import Boot
 
-#: An embedded server that has not answered for this long is looked after.
-SERVER_PATIENCE = 3.0
 ROLES = ("claim", "finish", "listen", "leadership")
 
 
@@ -70,9 +64,7 @@ class Host:
         self.term = OwnTerm()
         self.hurry = asyncio.Event()  # leave without waiting for running jobs
         self._leave = asyncio.Event()
-        self._last_up = monotonic()  # of any connection
         self._parts: list[asyncio.Task[None]] = []
-        self._slow: asyncio.Task[None] | None = None
         self.lines = {role: Line(role, plan.direct or plan.dsn, settings, facts) for role in ROLES}
         self.ends = Ends(self.id, self.lines["finish"], facts, settings.finish_batch, cooling(settings))
         self.dispatch = Dispatch(
@@ -117,7 +109,8 @@ class Host:
         )
         self.service = Service(speaker or Speaker())
         self.pulse = Pulse(facts, self._calm, self.service.watchdog)
-        self.pulse.add(self._tick)
+        self.errands = Errands(self)
+        self.pulse.add(self.errands.tick)
         facts.listen(self.service, HostChanged)
         self.reloads = Reloads(self)
         self.requests = Requests(self)
@@ -187,10 +180,9 @@ class Host:
             await self._leave.wait()
             await drain(self)
         finally:
-            tasks = self._parts if self._slow is None else [*self._parts, self._slow]
-            for task in tasks:
+            for task in self._parts:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._parts, return_exceptions=True)
             for line in self.lines.values():
                 await line.close()
 
@@ -200,6 +192,13 @@ class Host:
         task = asyncio.get_running_loop().create_task(part)
         task.add_done_callback(self._part_ended)
         self._parts.append(task)
+
+    def beside(self, errand: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """What may take seconds and then ends, while the parts go on."""
+        task = asyncio.get_running_loop().create_task(errand)
+        task.add_done_callback(self._errand_ended)
+        self._parts.append(task)
+        return task
 
     def _part_ended(self, task: asyncio.Task[None]) -> None:
         """A part never ends by itself. If one does, the host must not go on half alive."""
@@ -211,57 +210,14 @@ class Host:
         loop.call_exception_handler({"message": "a part of the master failed", "exception": error})
         self.leave(f"a part of the master failed: {error!r}")
 
-    def _tick(self) -> None:
-        """With every pulse: the title, zombies that nobody waits for, the server, the end of a burst."""
-        titles.show(view.title(self))
-        self.supervisors.reap()
-        self.supervisors.watch()
-        self.service.tick(self)
-        if any(line.up for line in self.lines.values()):
-            self._last_up = monotonic()
-        if self._slow is not None and not self._slow.done():
-            return
-        if self.plan.server is not None and monotonic() - self._last_up > SERVER_PATIENCE:
-            self._last_up = monotonic()
-            self._beside(self._restart_server(self.plan.server))
-        elif self.options.burst and not self.leaving and not self.dispatch.busy() and not len(self.ends):
-            self._beside(self._end_burst())
-
-    def _beside(self, slow: Coroutine[Any, Any, None]) -> None:
-        """What may take seconds, while the pulse goes on."""
-        self._slow = asyncio.get_running_loop().create_task(slow)
-        self._slow.add_done_callback(self._slow_ended)
-
-    def _slow_ended(self, task: asyncio.Task[None]) -> None:
+    def _errand_ended(self, task: asyncio.Task[None]) -> None:
+        self._parts.remove(task)
         if not task.cancelled() and task.exception() is not None:
             self._part_ended(task)
 
     def _calm(self) -> bool:
         """Does nothing happen here that somebody may be waiting to see?"""
         return not self.options.burst and serves(self) and not self.dispatch.busy()
-
-    async def _restart_server(self, server: EmbeddedServer) -> None:
-        """The embedded server is ours to keep: when it died under us, start it again."""
-        try:
-            await asyncio.to_thread(server.acquire)
-            # We are the subreaper of what we start: the server is our child now, but no stray.
-            self.supervisors.guests |= {pid for pid in [server.status().pid] if pid is not None}
-        except PgworkersError as error:
-            self.facts.tell(HostChanged(self.state, f"the embedded server does not start: {error}"))
-
-    async def _end_burst(self) -> None:
-        if self.supervisors.errors:
-            self.failed = True
-            self.leave("burst: " + "; ".join(f"queue {q}: {e}" for q, e in self.supervisors.errors.items()))
-            return
-        try:
-            left = await self.lines["leadership"].ask(
-                unfinished(list(self.plan.queues), list(self.dispatch.tasks))
-            )
-        except (LineDown, psycopg.Error):
-            return
-        if left == 0 and not self.dispatch.busy():
-            self.leave("burst: the queues are empty")
 
     def _unbroken(self, period: float) -> bool:
         """Has this host renewed without a gap for so long? Only then may it call others lost."""

@@ -1,0 +1,138 @@
+"""One batch of ends into the database, and what it answered.
+
+Data that Postgres refuses never stops a job from finishing: the batch is halved until the guilty row stands alone, and that
+row is written without its texts. If it is refused even so, or by code of the user's in the database, it is told and kept
+(`refused`), to be sent again later as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import psycopg
+from msgspec.structs import replace
+
+from pgworkers.events import EndRefused, FinishRejected, JobEnded
+from pgworkers.facts import Facts
+from pgworkers.job.claim import Claimed
+from pgworkers.job.finish import End, finish
+from pgworkers.job.retry import Again, retry
+from pgworkers.job.state import State, Verdict
+from pgworkers.master.aside import Refused
+from pgworkers.master.held import Held
+from pgworkers.master.line import Line, raised
+
+Pending = tuple[Held, End | Again]
+#: Verdicts as plain text: whoever counts by them hashes no enum.
+_WORDS = {verdict: verdict.value for verdict in Verdict}
+_SUCCEEDED = Verdict.SUCCEEDED
+_WRITTEN = {"written"}
+
+
+class Writing:
+    def __init__(self, host: str, line: Line, facts: Facts, again: Callable[[Pending], None]) -> None:
+        self._host = host
+        self._line = line
+        self._facts = facts
+        self._again = again  # for an end that must be the first of the next batch
+        self.refused: Refused[Held, End | Again] = Refused()
+
+    async def write(self, batch: list[Pending]) -> None:
+        """Write them all, but for those that are refused. Raises `LineDown`: it is not known which are written."""
+        try:
+            ends = [end for _, end in batch if isinstance(end, End)]
+            agains = [end for _, end in batch if isinstance(end, Again)]
+            answers = await self._line.ask(finish(self._host, ends), refusable=True) if ends else {}
+            if agains:
+                more = await self._line.ask(retry(self._host, agains), refusable=True)
+                answers.update(more)
+        except psycopg.Error as error:
+            if len(batch) == 1:
+                held, end = batch[0]
+                await self._write_alone(held, end, error)
+                return
+            middle = len(batch) // 2
+            await self.write(batch[:middle])
+            await self.write(batch[middle:])
+            return
+        self._written(batch, answers)
+
+    async def _write_alone(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
+        """It was refused by itself: without its texts, unless code in the database said no; else later."""
+        try:
+            if not raised(error):
+                await self._write_bare(held, end, error)
+                return
+        except psycopg.Error as still:
+            error = still
+        reason = f"{type(error).__name__}: {error.diag.message_primary or error}"
+        self._facts.tell(EndRefused(*held.named, reason, self.refused.put(held, end)))
+
+    async def _write_bare(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
+        """The same end without anything that came from the handler."""
+        text = f"{type(error).__name__}: the database refused what the handler left; it was dropped"
+        bare = replace(
+            end,
+            error=text,
+            traceback=None,
+            stack=None,
+            output=None,
+            progress=None,
+            checkpoint=None,
+            rungs=None,
+        )
+        if isinstance(bare, End):
+            if bare.result is not None or bare.children is not None:
+                bare = replace(bare, result=None, children=None, state=State.DEAD, verdict=Verdict.ERROR)
+            answers = await self._line.ask(finish(self._host, [bare]), refusable=True)
+        else:
+            answers = await self._line.ask(retry(self._host, [bare]), refusable=True)
+        self._written([(held, bare)], answers)
+
+    def _written(self, batch: list[Pending], answers: dict[tuple[int, int], str]) -> None:
+        if len(answers) < len(batch) or set(answers.values()) != _WRITTEN or self.refused.known:
+            batch = self._answered(batch, answers)
+        for held, _ in batch:
+            if held.then is not None:
+                held.then()
+        self._facts.tell_all([_ended(held.claimed, end) for held, end in batch])
+
+    def _answered(self, batch: list[Pending], answers: dict[tuple[int, int], str]) -> list[Pending]:
+        """One by one: those whose end stands in the database."""
+        found: list[Pending] = []
+        for held, end in batch:
+            answer = answers.get(held.key, "lost")
+            if answer == "again":  # it changed under the statement: the first of the next one
+                self._again((held, end))
+                continue
+            self.refused.forget(held.key)
+            if answer != "lost":
+                found.append((held, end))
+                continue
+            if held.then is not None:
+                held.then()
+            self._facts.tell(FinishRejected(*held.named))
+        return found
+
+
+def _ended(job: Claimed, end: End | Again) -> JobEnded:
+    if isinstance(end, End):
+        state, again_in = end.state, None
+    else:
+        state, again_in = State.SCHEDULED if end.after > 0 else State.READY, end.after
+    return JobEnded(
+        job.id,
+        job.lease,
+        job.queue,
+        job.task,
+        job.args,
+        job.attempt,
+        job.max_attempts,
+        "succeeded" if end.verdict is _SUCCEEDED else _WORDS[end.verdict],
+        state,
+        end.duration,
+        end.cpu,
+        end.peak_rss,
+        end.error,
+        again_in,
+    )
