@@ -39,7 +39,11 @@ Hook = TypeVar("Hook", bound=Callable[[], Any])
 
 
 class App(Scheduling, Steering):
-    """Queues, tasks, hooks and settings of one application."""
+    """Queues, tasks, hooks and settings of one application.
+
+    `**settings` are those of docs/settings.md: `App(drain="1m")`. `version` is shown for people; by default it is the
+    commit of the app's repository, else `files-` and a hash. Making an App opens nothing: the first enqueue connects.
+    """
 
     def __init__(
         self,
@@ -82,12 +86,15 @@ class App(Scheduling, Steering):
     ) -> None:
         """Declare a queue: how many worker processes it has on each host, and what each may use.
 
-        `memory` is the limit of one job, `max_rss` the size at which a worker is replaced after its job,
-        `threads` what numpy and its kin may start, `preload` modules imported before the fork. `cores=[0, 1]` are the only
-        cores its workers run on; `pin=True` gives each worker one of them. `address_space` is the kernel's own limit
-        (RLIMIT_AS): beyond it a handler gets a MemoryError. `max_jobs=1`: a fresh process for every job.
-        Short jobs wait a few milliseconds in front of a worker, and their ends are written together; `batch=False`: each end
-        is committed before the worker begins the next job.
+        - `workers`: on each host; `cluster_workers`: over all hosts together
+        - `memory`: the limit of one job; `max_rss`: a worker that has grown beyond it is replaced after its job
+        - `address_space`: the kernel's own limit (RLIMIT_AS); beyond it a handler gets a MemoryError
+        - `max_jobs`: a worker is replaced after so many; 1: a fresh process for every job
+        - `preload`: modules imported before the fork, so that workers share their memory
+        - `threads`: how many numpy and its kin may start; `nice`: of the processes
+        - `cores=[0, 1]`: the only cores its workers run on; `pin=True`: each worker has one of them
+        - `batch=False`: each end is committed before the worker begins its next job; by default short jobs wait a few
+          milliseconds in front of a worker and their ends are committed together
         """
         spec = queue_spec(
             name, workers=workers, cluster_workers=cluster_workers, memory=memory, nice=nice, threads=threads,
@@ -117,7 +124,10 @@ class App(Scheduling, Steering):
     @overload
     def task(self, /, **options: Unpack[TaskOptions]) -> Declare: ...
     def task(self, fn: Any = None, /, **options: Any) -> Any:
-        """Declare a task: `@app.task` or `@app.task(queue="reports", timeout="10m", retries=5)`."""
+        """Declare a task: `@app.task` or `@app.task(queue="reports", timeout="10m", retries=5)`.
+
+        Without `retries=` a job has ten attempts. A task without `queue=` goes to the queue "default", or to the only one.
+        """
         refuse_unknown(options, TaskOptions, what="task()")
         if fn is not None:
             return self._declare(fn, options, sys._getframe(1))
@@ -128,12 +138,12 @@ class App(Scheduling, Steering):
         return declare
 
     def on_worker_start(self, hook: Hook) -> Hook:
-        """Run in each worker after its fork, before its first job: load a model, open a client."""
+        """Decorator: a function that each worker runs after its fork, before its first job: load a model, open a client."""
         self.start_hooks.append(hook)
         return hook
 
     def on_worker_stop(self, hook: Hook) -> Hook:
-        """Run in each worker before it leaves."""
+        """Decorator: a function that each worker runs before it leaves; not when it is killed."""
         self.stop_hooks.append(hook)
         return hook
 
@@ -144,7 +154,10 @@ class App(Scheduling, Steering):
         conn: psycopg.Connection[Any] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Insert any number of prepared jobs by COPY, in constant memory, all or none; returns how many."""
+        """Insert any number of prepared jobs by COPY, in constant memory, all or none; returns how many (no handles).
+
+        `progress` is called with the number so far, `conn` is a psycopg connection of your own.
+        """
         return self.client.copy_in((job.new for job in jobs), conn, progress)
 
     async def aenqueue_many(
@@ -154,10 +167,11 @@ class App(Scheduling, Steering):
         conn: psycopg.AsyncConnection[Any] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
+        """`enqueue_many` for asyncio."""
         return await self.client.acopy_in((job.new for job in jobs), conn, progress)
 
     def job(self, job_id: int) -> Job[Any]:
-        """The handle of a job by its number."""
+        """The handle of a job by its number; nothing is looked up yet."""
         from pgworkers.handle import Job
 
         return Job(job_id, self.client)

@@ -19,22 +19,25 @@ PAUSE = 0.05  # between two looks at jobs that somebody else holds just now
 
 
 class Batch:
-    """One batch, by its number. `then` is the handle of the job that comes after it, if it was made here."""
+    """Many jobs that belong together. `app.batch` returns it; `app.get_batch(17)` makes one from a number."""
 
     __slots__ = ("_client", "id", "then")
 
     def __init__(self, batch_id: int, client: Client, then: Job[Any] | None = None) -> None:
-        self.id = batch_id
-        self.then = then
+        self.id = batch_id  #: its number
+        self.then = (
+            then  #: the handle of the job that comes after it, if there is one and the batch was made here
+        )
         self._client = client
 
     def counts(self) -> Counts:
-        """total, live, succeeded, failed: counted now, from the jobs themselves."""
+        """Counted now, from the jobs themselves: `total`, `live`, `succeeded`, `failed` (dead or cancelled)."""
         from pgworkers.flow import batch
 
         return self._found(self._client.run(batch.counts(self.id)))
 
     async def acounts(self) -> Counts:
+        """`counts` for asyncio."""
         from pgworkers.flow import batch
 
         return self._found(await self._client.arun(batch.counts(self.id)))
@@ -48,6 +51,7 @@ class Batch:
         return self.counts()
 
     async def await_end(self, timeout: Duration | None = None) -> Counts:
+        """`wait` for asyncio."""
         from pgworkers.client import batches
 
         seconds = read_duration(timeout, what="timeout", positive=False)
@@ -55,7 +59,7 @@ class Batch:
         return await self.acounts()
 
     def cancel(self) -> int:
-        """Cancel its jobs and what comes after them. Those that run are stopped by their hosts. How many that were."""
+        """Cancel its jobs and what comes after them; returns how many. Those that run are stopped by their hosts."""
         import time
 
         from pgworkers.flow import batch
@@ -71,6 +75,7 @@ class Batch:
         return total
 
     async def acancel(self) -> int:
+        """`cancel` for asyncio."""
         from pgworkers.flow import batch
 
         if not await self._client.arun(batch.cancel(self.id)):

@@ -39,7 +39,7 @@ class JobLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class Ctx:
-    """The context of one attempt."""
+    """What a handler knows of its job. A first parameter annotated `Ctx` gets it and is not a parameter of `enqueue`."""
 
     __slots__ = (
         "_changed", "_children", "_connections", "_done", "_feed", "_lock", "_metrics", "_note", "_rate", "_total",
@@ -63,15 +63,19 @@ class Ctx:
         connections: Connections | None = None,
     ) -> None:
         self.job = job  #: its number
-        self.task = task
-        self.queue = queue
+        self.task = task  #: its task's name
+        self.queue = queue  #: its queue's name
         self.attempt = attempt  #: the first is 1
         self.crashes = crashes  #: how often the process died under this job
         self.lease = lease  #: grows with every execution: a fencing number for outside systems
-        self.meta: dict[str, Any] = dict(meta or {})  #: why it was enqueued
+        self.meta: dict[str, Any] = dict(
+            meta or {}
+        )  #: what `using(meta=...)` said; a schedule or a batch adds its own
         self.errors = list(errors)  #: one line per failed attempt, the newest last
-        self.checkpoint = Checkpoint(checkpoint)
-        self.log = JobLogger(
+        self.checkpoint = Checkpoint(
+            checkpoint
+        )  #: a dict that survives retries, kills and deploys; JSON, at most 1 MiB
+        self.log = JobLogger(  #: a logger whose records name the job
             logging.getLogger(f"pgworkers.job.{task}"),
             {"job": job, "task": task, "queue": queue, "attempt": attempt},
         )
@@ -97,7 +101,10 @@ class Ctx:
         remaining: Callable[[], float | None] | None = None,
         dsn: str | None = None,
     ) -> Ctx:
-        """A context outside any worker, for calling a task as a plain function."""
+        """A context outside any worker, for tests: `render(Ctx.for_test(checkpoint={"page": 498}), 7)`.
+
+        `cancelled=lambda: True` plays a job that should end; `dsn` is where `ctx.connect()` goes.
+        """
         feed = Detached()
         if cancelled is not None:
             feed.cancelled = cancelled  # type: ignore[method-assign]
@@ -121,11 +128,11 @@ class Ctx:
 
     @property
     def deadline(self) -> float | None:
-        """Seconds left, or None when there is no limit."""
+        """Seconds left for this attempt, or None when there is no limit."""
         return self._feed.remaining()
 
     def extend(self, by: float | str) -> float | None:
-        """This attempt may take so much longer, but never longer than the whole job. The seconds left; None: no limit.
+        """This attempt may take so much longer, within the job's own deadline; returns the seconds left (None: no limit).
 
         A cancellation point: it raises JobStopped when the attempt is already being stopped.
         """
@@ -139,7 +146,7 @@ class Ctx:
         return tracing.of(self.meta)
 
     def progress(self, done: float, total: float | None = None, note: str | None = None) -> None:
-        """Say how far it is. Cheap: only the last word is kept, and sent with the next heartbeat."""
+        """Say how far it is. Cheap: only the last word is kept, and sent with the next heartbeat (1 s)."""
         for name, number in (("done", done), ("total", total)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float))):
                 raise UsageError(f"ctx.progress: {name} is {type(number).__name__}; give a number")
@@ -207,7 +214,7 @@ class Ctx:
 
     @property
     def metrics(self) -> HandlerMetrics:
-        """Metrics of the app's own: `ctx.metrics.counter("pages", 12)`, `.observe(name, value)`, `.gauge(name, value)`."""
+        """Metrics of your own: `counter(name, n)`, `gauge(name, value)`, `observe(name, value)`, each with labels."""
         if self._metrics is None:
             self._metrics = HandlerMetrics()
         return self._metrics

@@ -38,11 +38,11 @@ class TaskOptions(TypedDict, total=False):
     ]  # {"timeout": False, "oom": "10m"}: by verdict, never again or after so long
     timeout: Duration | None  # for one attempt
     deadline: Duration | None  # for the whole job, all attempts
-    memory: int | str | None
+    memory: int | str | None  # the most one attempt may use, with all it started
     expires: Duration | None  # dead if it has not started by then
     exclusive: bool  # two executions never overlap, even when a host is cut off
     stall_timeout: Duration | None  # alive but no CPU and no beat for this long: stopped
-    result_limit: int | str | None
+    result_limit: int | str | None  # the largest result, as JSON; by default the setting (16 KiB)
     concurrency: int | None  # how many of it run at once, over all hosts
     concurrency_per_key: int | None  # how many with the same concurrency_key do; by default one
 

@@ -53,7 +53,10 @@ class DatabaseUnreachable(PgworkersError):
 
 
 class OutcomeUnknown(DatabaseUnreachable):
-    """The connection broke while an enqueue was on its way: it may or may not have been committed."""
+    """The connection broke while an enqueue was on its way: it may or may not have been committed.
+
+    Nothing is sent twice. Look before you enqueue again; with `unique=` repeating is safe.
+    """
 
 
 class SchemaOutOfDate(PgworkersError):
@@ -84,7 +87,7 @@ class DuplicateJob(PgworkersError):
 
 
 class JobFailed(PgworkersError):
-    """`Job.result()` of a job that ended dead or cancelled."""
+    """`job.result()` of a job that ended dead or cancelled. It has `job_id`, `state` and `error`."""
 
     def __init__(self, job_id: int, state: str, error: str | None) -> None:
         super().__init__(f"job #{job_id} is {state}" + (f": {error}" if error else ""))
@@ -94,11 +97,11 @@ class JobFailed(PgworkersError):
 
 
 class ResultTimeout(PgworkersError, TimeoutError):
-    """`Job.result(timeout=...)` gave up waiting; the job itself goes on."""
+    """`job.result(timeout=...)` gave up waiting; the job itself goes on. A TimeoutError, too."""
 
 
 class RateTimeout(PgworkersError, TimeoutError):
-    """`acquire(timeout=...)`: no token of that rate is due in time; none was used."""
+    """`rate.acquire(timeout=...)`: no token of that rate is due in time; none was used. A TimeoutError, too."""
 
 
 class Control(Exception):
@@ -106,7 +109,7 @@ class Control(Exception):
 
 
 class Retry(Control):
-    """Run this job again, after `after` seconds (or by the task's back-off); costs an attempt."""
+    """Run this job again, `after` so long (or by the task's back-off); costs an attempt."""
 
     def __init__(self, reason: str = "", *, after: float | str | None = None) -> None:
         super().__init__(reason)
@@ -132,7 +135,10 @@ class Discard(Control):
 
 
 class Throttled(Control):
-    """The service behind this queue said no: the whole queue cools down, the job costs no attempt."""
+    """The service behind this queue said no: the whole queue cools down, on every host; the job costs no attempt.
+
+    `after` says for how long; else it is the setting `throttle` (1 minute), longer each time in a row.
+    """
 
     def __init__(self, reason: str = "", *, after: float | str | None = None) -> None:
         super().__init__(reason)
@@ -143,7 +149,7 @@ class Throttled(Control):
 class JobStopped(BaseException):
     """Raised inside a handler that must end: cancel, deadline, memory, drain, lost lease.
 
-    A BaseException, so that `except Exception` in a handler does not swallow it.
+    A BaseException, so that `except Exception` in a handler does not swallow it. `reason` says which of them it was.
     """
 
     def __init__(self, reason: str) -> None:

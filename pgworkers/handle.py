@@ -24,27 +24,36 @@ R = TypeVar("R")
 
 
 class Job(Generic[R]):
-    """One job, by its number."""
+    """The handle of one job. `enqueue` returns it; `app.job(1042)` makes one from a number.
+
+    In blocking code `state`, `progress` and `error` ask the database each time, until the job has ended. Inside an event
+    loop they would block it: there they tell what the last `await job.arefresh()` saw.
+    """
 
     __slots__ = ("_client", "_decode", "_view", "created", "id")
 
     def __init__(
         self, job_id: int, client: Client, *, decode: Callable[[bytes], R] | None = None, created: bool = True
     ) -> None:
-        self.id = job_id
+        self.id = job_id  #: its number
         self.created = created  #: False: a unique key led to a job that was already there
         self._client = client
         self._decode = decode
         self._view: JobView | None = None
 
     def result(self, timeout: Duration | None = None) -> R:
-        """Wait until the job has ended and return its result; JobFailed if it is dead or was cancelled."""
+        """Wait until the job has ended and return its result.
+
+        JobFailed if it is dead or was cancelled, ResultTimeout if it lives longer than `timeout`. In an event loop it
+        refuses (UsageError) instead of blocking the loop: use `aresult`.
+        """
         if _in_loop():
             raise UsageError("job.result() would block the event loop; use `await job.aresult()`")
         seconds = read_duration(timeout, what="timeout", positive=False)
         return self._ended(self._client.watch().wait(self.id, seconds), seconds)
 
     async def aresult(self, timeout: Duration | None = None) -> R:
+        """`result` for asyncio."""
         seconds = read_duration(timeout, what="timeout", positive=False)
         return self._ended(await self._client.async_watch().wait(self.id, seconds), seconds)
 
@@ -55,6 +64,7 @@ class Job(Generic[R]):
         return self._seen(self._client.run(show.get(self.id)))
 
     async def arefresh(self) -> JobView:
+        """`refresh` for asyncio."""
         from pgworkers.job import show
 
         return self._seen(await self._client.arun(show.get(self.id)))
@@ -66,7 +76,7 @@ class Job(Generic[R]):
 
     @property
     def progress(self) -> dict[str, Any] | None:
-        """What the handler said last: `done`, `total`, `note`."""
+        """What the handler said last: a dict with `done`, `total`, `note` as far as they were given; None: nothing yet."""
         found: dict[str, Any] | None = self._current().progress
         return found
 
@@ -76,12 +86,13 @@ class Job(Generic[R]):
         return self._current().error
 
     def cancel(self) -> str:
-        """Wish that it ends: `cancelled`, `cancelling` (it runs and is being stopped), or how it had already ended."""
+        """Ask for its end. Returns `cancelled`, `cancelling` (it runs and is being stopped), or how it had already ended."""
         from pgworkers.job import cancel
 
         return self._wished(self._client.run(cancel.cancel(self.id)))
 
     async def acancel(self) -> str:
+        """`cancel` for asyncio."""
         from pgworkers.job import cancel
 
         return self._wished(await self._client.arun(cancel.cancel(self.id)))

@@ -44,7 +44,10 @@ class Scheduling:
         return declare
 
     def add_scope(self, schedule: str, scope: str, args: Mapping[str, Any] | None = None) -> bool:
-        """One more scope (a tenant, say) of a scoped schedule, from now on. False: it was there, with these arguments."""
+        """One more scope (a tenant, say) of a scoped schedule, from now on. False: it was there, with these arguments.
+
+        NotFound if the database has no such scoped schedule: no host with this app has started yet, or it was removed.
+        """
         from psycopg.errors import NoDataFound
 
         from pgworkers.declare.schedule import SCOPE_LIMIT

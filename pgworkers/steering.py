@@ -67,6 +67,7 @@ class Steering:
         conn: psycopg.AsyncConnection[Any] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Batch:
+        """`batch` for asyncio."""
         made = await self.client.abatch(
             (job.new for job in jobs), _new(then), _policy(on_failed), conn, progress
         )

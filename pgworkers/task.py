@@ -40,7 +40,7 @@ _PLAIN = Options()
 
 
 class Task(Generic[P, R]):
-    """One declared task. Made by `@app.task`."""
+    """A function that can be called and enqueued; `@app.task` makes one. Its name is `task.name`, its queue `task.queue`."""
 
     def __init__(
         self,
@@ -65,6 +65,11 @@ class Task(Generic[P, R]):
     # What a user's code calls.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function here and now: no job, no worker, no database.
+
+        A task that takes a `Ctx` gets it first: `render(None, 7)` gives it a context of its own, `render(Ctx.for_test(), 7)`
+        one of yours.
+        """
         return self.fn(*args, **kwargs)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
@@ -72,14 +77,18 @@ class Task(Generic[P, R]):
         return self._enqueue(_PLAIN, args, kwargs)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """`enqueue` for asyncio."""
         return await self._aenqueue(_PLAIN, args, kwargs)
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Prepared[R]:
-        """Check the arguments now, insert later with `app.enqueue_many`."""
+        """Check the arguments now, insert later: with `app.enqueue_many`, `app.batch` or `ctx.enqueue`."""
         return Prepared(self._new(_PLAIN, args, kwargs))
 
     def using(self, **how: Unpack[Using]) -> Bound[P, R]:
-        """The same task with options for one enqueue: delay, at, priority, unique, queue, conn and so on."""
+        """The same task with options for one enqueue; it has `enqueue`, `aenqueue` and `prepare`, too.
+
+        `render.using(delay="5m", unique="report:7").enqueue(7)`
+        """
         refuse_unknown(how, Using, what="using()")
         return Bound(self, options(**how))
 

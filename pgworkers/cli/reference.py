@@ -17,7 +17,7 @@ from pgworkers.cli.invocation import CONTEXT
 from pgworkers.cli.root import EXAMPLES, SECTIONS, root
 from pgworkers.observe import catalog
 
-_MADE = "<!-- Made by scripts/gen-docs; do not edit. -->"
+MADE = "<!-- Made by scripts/gen-docs; do not edit. -->"
 _INTRODUCTION = """\
 A value comes from the command line, else from its variable, else from the app (`App(drain="1m")`), else it is
 the default. `pgworkers config show` tells what holds and where it came from. Durations read `30s`, `5m`,
@@ -68,7 +68,7 @@ def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
 
 def cli_page() -> str:
     """docs/cli.md"""
-    parts = ["# The command line", _MADE, root.help or "", *_blocks(EXAMPLES)]
+    parts = ["# The command line", MADE, root.help or "", *_blocks(EXAMPLES)]
     for name, command, ctx in commands():
         parts.append("## Global options" if command is root else f"{'#' * (1 + len(name.split()))} `{name}`")
         if command is not root:
@@ -92,12 +92,12 @@ def settings_page() -> str:
             _cell(declared.metadata["doc"]),
         )
         rows.append(f"| {' | '.join(cells)} |")
-    return "\n\n".join(["# Settings", _MADE, _INTRODUCTION, "\n".join(rows)]) + "\n"
+    return "\n\n".join(["# Settings", MADE, _INTRODUCTION, "\n".join(rows)]) + "\n"
 
 
 def metrics_page() -> str:
     """docs/metrics.md"""
-    parts = ["# Metrics", _MADE, _METRICS]
+    parts = ["# Metrics", MADE, _METRICS]
     for title, section in catalog.SECTIONS.items():
         rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
         for metric in section:

@@ -16,7 +16,7 @@ Duration = float | str
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """`base` times `factor`^n, at most `cap`, spread by ± `jitter` (0.1 is a tenth)."""
+    """After attempt n wait `base` * `factor`^(n-1), at most `cap`, spread by ± `jitter` (0.1 is a tenth)."""
 
     base: Duration = 2.0
     factor: float = 2.0

@@ -37,16 +37,16 @@ class Using(TypedDict, total=False):
     at: datetime | None  # not before this moment
     priority: int | None  # higher first
     unique: str | None  # at most one live job of this task with this key
-    on_conflict: OnConflict  # what a held unique key leads to
-    queue: str | None
+    on_conflict: OnConflict  # a held key: "return" its job, "replace" its arguments, or "raise" DuplicateJob
+    queue: str | None  # another queue than the task's
     expires: Duration | None  # dead if it has not started by then
     timeout: Duration | None  # for one attempt
     deadline: Duration | None  # for the whole job, all attempts
-    memory: int | str | None
+    memory: int | str | None  # the most one attempt may use
     meta: Mapping[str, Any] | None  # why it was enqueued; shown to people and as ctx.meta
     conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None  # enqueue in your own transaction
-    retries: int | None
-    concurrency_key: str | None
+    retries: int | None  # attempts after the first
+    concurrency_key: str | None  # jobs with the same key share concurrency_per_key
     after: Sequence[Numbered | int]  # begins when all of these jobs have succeeded
     on_failed: OnFailed  # one that did not succeed: cancel this one, run it, or wait for a retry
     traceparent: str | None  # W3C trace context; else the current OpenTelemetry span's

@@ -45,10 +45,10 @@ class ScheduleOptions(TypedDict, total=False):
     paused: bool  # waits for `pgworkers schedules resume`
     scope: str | None  # "tenant": the same schedule for many, each with its own ticks
     scopes: Scopes | None  # their names, or names with arguments of their own
-    queue: str | None
-    priority: int | None
-    deadline: Duration | None
-    expires: Duration | None
+    queue: str | None  # of the job; by default the task's, like the three below
+    priority: int | None  # higher first
+    deadline: Duration | None  # for the whole job, all attempts
+    expires: Duration | None  # dead if it has not started by then
 
 
 def declared(

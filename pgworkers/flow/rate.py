@@ -69,6 +69,7 @@ class Rate:
             raise
 
     async def aacquire(self, timeout: float | None = None) -> None:
+        """`acquire` for asyncio."""
         due = self._held(timeout)
         if due is None:
             due = self._granted(await self.runs.arun(self._ask(timeout)), timeout)
@@ -83,12 +84,13 @@ class Rate:
             raise
 
     def try_acquire(self) -> bool:
-        """Use a token if there is one now."""
+        """Use a token if there is one now; False: there is none."""
         if self._held(0.0) is not None:
             return True
         return self._kept(self.runs.run(self._ask(0.0))) is not None
 
     async def atry_acquire(self) -> bool:
+        """`try_acquire` for asyncio."""
         if self._held(0.0) is not None:
             return True
         return self._kept(await self.runs.arun(self._ask(0.0))) is not None
@@ -101,13 +103,14 @@ class Rate:
         self.runs.run(bucket.drain(self.limit, retry_after))
 
     async def adrain(self, retry_after: float = 1.0) -> None:
+        """`drain` for asyncio."""
         from pgworkers.flow import bucket
 
         self.stock.empty()
         await self.runs.arun(bucket.drain(self.limit, retry_after))
 
     def give_back(self) -> int:
-        """Return what was taken ahead and not used; the worker calls it after each job. How many that were."""
+        """Return the tokens that were taken ahead and not used, and how many they were; a worker does it after each job."""
         from pgworkers.flow import bucket
 
         count = self.stock.empty()
@@ -116,6 +119,7 @@ class Rate:
         return count
 
     async def agive_back(self) -> int:
+        """`give_back` for asyncio."""
         from pgworkers.flow import bucket
 
         count = self.stock.empty()

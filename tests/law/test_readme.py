@@ -1,10 +1,12 @@
-"""What the README shows is what happens."""
+"""What the README shows is what happens, and what the pages link to is there."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ import msgspec
 from pgworkers import Ctx, settings
 from pgworkers.cli.reference import commands
 from pgworkers.master import boot
+from pgworkers.postgres import migrate
 
-README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
 
 
 def code() -> dict[str, Any]:
@@ -38,19 +42,19 @@ def test_its_tasks_can_be_called_and_their_results_kept() -> None:
 
 
 def test_its_start_is_the_start_of_a_host() -> None:
-    app = msgspec.structs.replace(code()["app"].describe(), name="app.py", version="3f2c81a9d0")
+    app = msgspec.structs.replace(code()["app"].describe(), name="app.py", version="files-483ea18783")
     plan = boot.Plan(
         app=app,
         loaded=settings.load(environ={}),
         dsn="",
         queues={queue.name: queue for queue in app.queues if queue.name == "default"},
-        database="Postgres 18, embedded server in /home/you/.pgworkers/data",
-        schema="pgworkers, up to date",
+        database="Postgres 18, embedded server in /home/you/hello/.pgworkers/data",
+        schema=f"pgworkers, migrated ({', '.join(migration.name for migration in migrate.known())})",
         server=None,
     )
     lines = boot.banner(plan, "http://127.0.0.1:9911/metrics")
     lines[0] = lines[0].replace(boot.VERSION, "0.1.0")
-    assert "\n".join(lines).replace(f"-TERM {os.getpid()}:", "-TERM 4711:") in README
+    assert "\n".join(lines).replace(f"-TERM {os.getpid()}:", "-TERM 31230:") in README
 
 
 def test_its_commands_exist() -> None:
@@ -58,6 +62,33 @@ def test_its_commands_exist() -> None:
     for line in re.findall(r"^\$ (pgworkers [^\n#]*)", README, re.MULTILINE):
         words = line.split()
         assert " ".join(words[:2]) in known, line
-    for group, verbs in re.findall(r"`(?:pgworkers )?(jobs|queues|migrate|pg) ([a-z|]+)`", README):
+    groups = "jobs|queues|workers|schedules|migrate|pg|export|config"
+    found = re.findall(rf"`(?:pgworkers )?({groups}) ([a-z0-9|]+)`", README)
+    assert {group for group, _ in found} == set(groups.split("|"))
+    for group, verbs in found:
         for verb in verbs.split("|"):
             assert f"pgworkers {group} {verb}" in known
+    for name in re.findall(r"`pgworkers ([a-z]+)`", README):
+        assert f"pgworkers {name}" in known
+
+
+def test_the_python_of_the_pages_can_be_parsed() -> None:
+    found = 0
+    for page in sorted((ROOT / "docs").glob("*.md")):
+        if page.name == "api.md":  # signatures
+            continue
+        for block in re.findall(r"^( *)```python\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE):
+            compile(textwrap.dedent(block[1]), page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            found += 1
+    assert found > 20
+
+
+def test_its_links_lead_somewhere() -> None:
+    for page in [
+        ROOT / "README.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs" / "performance").glob("*.md"),
+    ]:
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+            if not target.startswith(("http:", "https:")):
+                assert (page.parent / target).exists(), f"{page.name}: {target}"

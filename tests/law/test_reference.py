@@ -1,7 +1,8 @@
-"""The command line and the settings are documented, and the pages are what the code says."""
+"""The command line, the settings and the Python API are documented, and the pages are what the code says."""
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import click
 import pytest
 
+import pgworkers
+from pgworkers.cli import api
 from pgworkers.cli.reference import commands
 from pgworkers.cli.root import COMMANDS, root
 from pgworkers.settings import PREFIX, Settings
@@ -93,3 +96,26 @@ def test_every_command_that_acts_teaches_by_example(name: str) -> None:
     if isinstance(command, click.Group) or name.startswith("pgworkers pg ") or name == "pgworkers version":
         return
     assert "Example" in (command.help or "")
+
+
+@pytest.mark.parametrize("kind", [kind for _, _, kind, _, _ in api.CHAPTERS], ids=lambda kind: kind.__name__)
+def test_everything_a_user_may_call_is_in_the_reference_and_explained(kind: type) -> None:
+    (shown,) = (shown for _, _, shown_kind, _, shown in api.CHAPTERS if shown_kind is kind)
+    twins = {api.twin_of(kind, name) for name in shown}
+    public = {name for name, _ in inspect.getmembers(kind, _is_method) if not name.startswith("_")}
+    forgotten = public - set(shown) - twins - api.OURS.get(kind, frozenset())
+    assert forgotten == set(), "name it in CHAPTERS of pgworkers/cli/api.py, or in OURS"
+    assert [name for name in {*shown, *twins} if name and not inspect.getdoc(getattr(kind, name))] == []
+
+
+def test_every_public_name_and_option_is_in_the_reference_and_explained() -> None:
+    page = (HOUSE / "docs" / "api.md").read_text()
+    assert [name for name in pgworkers.__all__ if name not in page and name != "__version__"] == []
+    for taken, _ in api.OPTIONS.values():
+        told = {name: meaning for name, _, meaning in api.commented(taken)}
+        assert list(told) == list(taken.__annotations__)
+        assert [name for name, meaning in told.items() if not meaning] == []
+
+
+def _is_method(member: object) -> bool:
+    return inspect.isroutine(member) or isinstance(member, property)

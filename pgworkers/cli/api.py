@@ -1,0 +1,293 @@
+"""docs/api.md, made from the code: signatures, docstrings, and the comments beside options and attributes.
+
+What is shown stands in `CHAPTERS`; what is public in Python but not for users stands in `OURS`, so that a law test can tell
+whether something was forgotten.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any, get_args
+
+from pgworkers import errors
+from pgworkers.app import App
+from pgworkers.batch import Batch
+from pgworkers.clock import show_seconds
+from pgworkers.context import Ctx
+from pgworkers.declare.backoff import Exponential
+from pgworkers.declare.options import OnConflict, OnFailed, Using, options
+from pgworkers.declare.schedule import Missed, Overlap, ScheduleOptions, schedule_spec
+from pgworkers.decorator import TaskOptions, task_spec
+from pgworkers.flow.rate import Rate
+from pgworkers.handle import Job
+from pgworkers.job.retry import delay_after
+from pgworkers.job.show import JobView
+from pgworkers.observe.handlers import HandlerMetrics
+from pgworkers.specs import BackoffSpec
+from pgworkers.task import Task
+
+WIDEST = 100
+_INTRODUCTION = """\
+`from pgworkers import App, Ctx, Retry, …`: every name with a capital letter on this page is there, but `Rate` and `Metrics`.
+
+- A time is seconds (`90`, `0.5`) or a text (`"30s"`, `"5m"`, `"1h30m"`); where it says `Duration`, also a `timedelta`.
+- A size is bytes or a text (`"512MB"`, `"2GB"`).
+- What talks to the database has a twin for asyncio.
+- Arguments and results are JSON, checked against the annotations: plain values, lists, dicts, and `datetime`, `UUID`,
+  `Decimal`, `Enum`, `Path`, dataclasses, `msgspec.Struct`.
+- Arguments take at most 1 MiB, a result 16 KiB (`payload_limit` and `result_limit` in [settings.md](settings.md))."""
+_STEER = """\
+Raised by a handler. Any other exception is an error: it is retried by the back-off until the attempts are spent."""
+_MEET = """\
+All but `JobStopped` are subclasses of `PgworkersError`. Their texts say what happened, what was not done and what to do."""
+_BACKOFF = """\
+How long a failed job waits: `@app.task(backoff=…)`. After attempt *n* the default waits
+
+    min(2 s * 2^(n-1), 1 h), spread by ± 10 %
+
+| `backoff=` | the wait after attempt n |
+|---|---|
+| nothing | the formula above |
+| `"30s"` | always 30 s |
+| `["1s", "10s", "5m"]` | the nth of the list; the last one repeats |
+| `Exponential(base="1s", factor=3, cap="10m", jitter=0.2)` | `min(base * factor^(n-1), cap)`, spread by ± `jitter` |
+| a function | what it returns for n, seconds or a text; if it raises, the formula above (and a log line) |
+
+`Retry(after=…)` and `retry_on={"oom": "10m"}` win over all of them."""
+
+#: Title, the words before it, the class, the name of an object of it, and what of it is shown, in order.
+CHAPTERS: tuple[tuple[str, str, type, str, tuple[str, ...]], ...] = (
+    (
+        "App",
+        "",
+        App,
+        "app",
+        (
+            "queue", "task", "schedule", "on_worker_start", "on_worker_stop", "enqueue_many", "batch", "get_batch", "job",
+            "rate", "route", "include", "add_scope", "remove_scope", "close",
+        ),
+    ),
+    ("Task", "", Task, "task", ("__call__", "enqueue", "using", "prepare")),
+    ("Job", "", Job, "job", ("result", "state", "progress", "error", "refresh", "cancel")),
+    ("Batch", "", Batch, "batch", ("counts", "wait", "cancel")),
+    (
+        "Ctx",
+        "",
+        Ctx,
+        "ctx",
+        (
+            "cancelled", "stop_point", "track", "progress", "deadline", "extend", "enqueue", "enqueued", "connect", "rate",
+            "metrics", "traceparent", "for_test",
+        ),
+    ),
+    (
+        "Metrics",
+        "`ctx.metrics`. Caps and an example: [observability.md](observability.md).",
+        HandlerMetrics,
+        "ctx.metrics",
+        ("counter", "gauge", "observe"),
+    ),
+    (
+        "Rate",
+        "`app.rate(…)` and `ctx.rate(…)`; how it counts: [flow.md](flow.md).",
+        Rate,
+        "rate",
+        ("acquire", "try_acquire", "drain", "give_back"),
+    ),
+)  # fmt: skip
+#: Public in Python, but for pgworkers itself.
+OURS: dict[type, frozenset[str]] = {
+    App: frozenset({"bind", "describe"}),
+    Task: frozenset(
+        {
+            "arguments", "backoff_after", "call", "check", "decode_result", "declared", "encode_result", "queue", "spec",
+            "warm", "where",
+        }
+    ),
+    Ctx: frozenset({"take_checkpoint", "take_children", "take_metrics", "take_progress"}),
+    HandlerMetrics: frozenset({"take"}),
+    Rate: frozenset({"stopping"}),
+}  # fmt: skip
+STEER = (errors.Retry, errors.Snooze, errors.Discard, errors.Throttled)
+MEET = (
+    errors.JobStopped, errors.JobFailed, errors.ResultTimeout, errors.ResultError, errors.RateTimeout, errors.ArgumentError,
+    errors.DuplicateJob, errors.OutcomeUnknown, errors.DatabaseUnreachable, errors.SchemaOutOfDate, errors.NotFound,
+    errors.AppNotLoaded, errors.UsageError, errors.PgworkersError,
+)  # fmt: skip
+LITERALS = {"OnConflict": OnConflict, "OnFailed": OnFailed, "Missed": Missed, "Overlap": Overlap}
+#: Options that a method takes as keywords, and the function that has their defaults.
+OPTIONS: dict[tuple[type, str], tuple[type, Callable[..., Any]]] = {
+    (App, "task"): (TaskOptions, task_spec),
+    (App, "schedule"): (ScheduleOptions, schedule_spec),
+    (Task, "using"): (Using, options),
+}
+
+
+#: Names in annotations that say little to a reader.
+_WORDS = {
+    **{name: " | ".join(f'"{one}"' for one in get_args(kind)) for name, kind in LITERALS.items()},
+    "Scopes": "Iterable[str] | Mapping[str, Mapping[str, Any]]",
+    "Numbered": "Job",
+    "HandlerMetrics": "Metrics",
+    "Bound[P, R]": "Task",
+}
+
+
+def api_page(made: str) -> str:
+    """docs/api.md; `made` is the line that says who writes it."""
+    parts = ["# The Python API", made, _INTRODUCTION, _contents()]
+    for title, words, kind, name, shown in CHAPTERS:
+        parts += [f"## {title}", words or _paragraphs(kind)]
+        if kind is App:
+            parts.append(_code("App", inspect.signature(App)))
+        parts += _attributes(kind)
+        for member in shown:
+            parts += _member(kind, name, member)
+    parts += ["## Steering an attempt", _STEER, *_exceptions(STEER)]
+    parts += ["## Errors you can meet", _MEET, _errors()]
+    parts += ["## Back-off", _BACKOFF, _waits(), *_exceptions((Exponential,))]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _contents() -> str:
+    titles = [title for title, *_ in CHAPTERS] + ["Steering an attempt", "Errors you can meet", "Back-off"]
+    return " · ".join(f"[{title}](#{title.lower().replace(' ', '-')})" for title in titles)
+
+
+def _member(kind: type, name: str, member: str) -> Iterator[str]:
+    found = inspect.getattr_static(kind, member)
+    call = name if member == "__call__" else f"{name}.{member}"
+    if isinstance(found, property):
+        returns = inspect.signature(found.fget).return_annotation  # type: ignore[arg-type]
+        yield f"### `{call}`"
+        yield f"```python\n{call}: {_said(returns)}\n```"
+        yield _paragraphs(found)
+        return
+    if isinstance(found, classmethod):
+        call = f"{kind.__name__}.{member}"
+        signature = inspect.signature(getattr(kind, member))
+    else:
+        signature = _without_self(inspect.signature(found))
+    taken = OPTIONS.get((kind, member))
+    if (kind, member) == (App, "task"):
+        signature = inspect.Signature([signature.parameters["options"]])
+    yield f"### `{call}`"
+    yield _code(call, signature)
+    yield _paragraphs(found)
+    if twin := twin_of(kind, member):
+        yield f"For asyncio: `await {name}.{twin}(…)`."
+    if (kind, member) == (Job, "refresh"):
+        names = ", ".join(f"`{field.name}`" for field in fields(JobView))
+        yield f"It has {names}."
+    if taken is not None:
+        yield _options(*taken)
+
+
+def twin_of(kind: type, member: str) -> str | None:
+    """What does the same in an event loop."""
+    twin = "await_end" if (kind, member) == (Batch, "wait") else f"a{member}"
+    return twin if inspect.iscoroutinefunction(getattr(kind, twin, None)) else None
+
+
+def _without_self(signature: inspect.Signature) -> inspect.Signature:
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _code(call: str, signature: inspect.Signature) -> str:
+    """A signature as a person writes it, in one line or with a line for each parameter."""
+    text = str(signature).replace("'", "")  # annotations are texts
+    for name, parameter in signature.parameters.items():  # but defaults that are texts keep their quotes
+        if isinstance(parameter.default, str):
+            text = re.sub(
+                rf"(\b{name}: [^=,]*= ){re.escape(parameter.default)}", rf'\1"{parameter.default}"', text
+            )
+    text = text.replace(" -> None", "")
+    text = re.sub(r"\*args: P\.args, \*\*kwargs: P\.kwargs", "*args, **kwargs", text)
+    text = re.sub(r"\*args: Any, \*\*kwargs: Any\) -> Any", "*args, **kwargs)", text)
+    text = re.sub(r"(\*\*\w+): (Unpack\[\w+\]|Any)", r"\1", text)
+    text = _said(text)
+    line = f"{call}{text}"
+    if len(line) > WIDEST:
+        inside, _, returns = text[1:].rpartition(")")
+        line = f"{call}(\n" + "".join(f"    {part},\n" for part in _split(inside)) + f"){returns}"
+    return f"```python\n{line}\n```"
+
+
+def _said(annotation: str) -> str:
+    for name, words in _WORDS.items():
+        annotation = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)", words, annotation)
+    return annotation
+
+
+def _split(text: str) -> Iterator[str]:
+    """Parameters at the commas that stand in no bracket."""
+    depth, begin = 0, 0
+    for place, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            yield text[begin:place].strip()
+            begin = place + 1
+    yield text[begin:].strip()
+
+
+def _paragraphs(documented: Any) -> str:
+    """A docstring as Markdown: its lines are joined, its paragraphs and lists kept."""
+    text = re.sub(r"\bdocs/(\w+\.md)", r"[\1](\1)", inspect.getdoc(documented) or "")
+    return "\n\n".join(re.sub(r"\s*\n(?!- )\s*", " ", block) for block in re.split(r"\n\s*\n", text))
+
+
+def _attributes(kind: type) -> Iterator[str]:
+    """What `__init__` sets and a comment `#:` beside it explains."""
+    found = re.findall(r"self\.(\w+)(?:: [^=]+)? = .*?  #: (.+)", inspect.getsource(kind))
+    if found:
+        rows = [f"| `{name}` | {_cell(text)} |" for name, text in found]
+        yield "\n".join(["| attribute | meaning |", "|---|---|", *rows])
+
+
+def _options(taken: type, declared: Callable[..., Any]) -> str:
+    defaults = inspect.signature(declared).parameters
+    rows = ["| option | kind | default | meaning |", "|---|---|---|---|"]
+    for name, kind, meaning in commented(taken):
+        default: Any = defaults[name].default if name in defaults else None
+        shown = "" if default is None or default == () else f"`{default!r}`".replace("'", '"')
+        if name == "window":
+            shown = f'`"{show_seconds(default)}"`'
+        rows.append(f"| `{name}` | `{_cell(_said(kind))}` | {shown} | {_cell(meaning)} |")
+    return "\n".join(rows)
+
+
+def commented(taken: type) -> list[tuple[str, str, str]]:
+    """The keys of a TypedDict with their kinds and the comments behind them."""
+    source = re.sub(r"\[\n\s+([^\n]+)\n\s+\]", r"[\1]", inspect.getsource(taken))
+    found = re.findall(r"^    (\w+): ([^#\n]+?)(?:  # (.+))?$", source, re.MULTILINE)
+    return [(name, kind, meaning) for name, kind, meaning in found]
+
+
+def _exceptions(kinds: tuple[type, ...]) -> Iterator[str]:
+    for kind in kinds:
+        yield f"### `{kind.__name__}`"
+        if kind in STEER or kind is Exponential:
+            yield _code(kind.__name__, inspect.signature(kind))
+        yield _paragraphs(kind)
+
+
+def _errors() -> str:
+    rows = [f"| `{kind.__name__}` | {_cell(_paragraphs(kind))} |" for kind in MEET]
+    return "\n".join(["| error | meaning |", "|---|---|", *rows])
+
+
+def _waits() -> str:
+    attempts = range(1, 10)
+    waits = [show_seconds(delay_after(BackoffSpec(), attempt, 0.5)) for attempt in attempts]
+    head = " | ".join(str(attempt) for attempt in attempts)
+    return (
+        "The default in numbers, without the spread; the tenth attempt is the last one unless `retries=` says otherwise:\n\n"
+        f"| after attempt | {head} |\n|---|{'---|' * len(attempts)}\n| wait | {' | '.join(waits)} |"
+    )
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")
