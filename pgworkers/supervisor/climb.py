@@ -24,15 +24,18 @@ _CALL_EVERY = 1.0
 def wish(worker: Worker, order: Stop, now: float) -> None:
     """A wish of the master. It may be for a job that is still in the worker's socket: it waits for it then."""
     key = (order.job, order.lease)
+    hard = order.reason == "kill"
     known = worker.climbs.get(key)
     if known is not None:
-        known.hurry(order.ask_grace, order.raise_grace)
+        known.hurry(order.ask_grace, order.raise_grace, hard=hard)
         return
     suspend.go_on(worker, now)
-    worker.climbs[key] = Climb(
-        order.job, order.lease, order.reason, now, max(0.0, order.ask_grace), max(0.0, order.raise_grace)
-    )
-    worker.slot.wish(order.job, order.lease, _reason(order.reason), int(now * 1e9))
+    graces = max(0.0, order.ask_grace), max(0.0, order.raise_grace)
+    worker.climbs[key] = Climb(*key, order.reason, now, *graces, hard=hard)
+    running = worker.slot.running()
+    if hard and running.state == State.RUNNING and (running.job, running.lease) == key:
+        return  # a handler that hears of its kill could end before it, and its process would stay
+    worker.slot.wish(*key, _reason(order.reason), int(now * 1e9))
 
 
 def _reason(word: str) -> int:

@@ -1,7 +1,8 @@
 """Which rung of the stop ladder is due. Pure: numbers in, one action out.
 
 ask -> (ask_grace) -> raise -> (raise_grace) -> dump -> kill. A climb belongs to one job *and lease*; it does nothing
-while the worker has another one, and is over as soon as the handler has ended.
+while the worker has another one, and is over as soon as the handler has ended. An operator's kill begins at the dump: who
+asks for a process to be gone does not want its handler to be asked, nor the next job to run in what is left of it.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ class Climb:
     met: bool = False  # the worker was seen running this job
     times: dict[Rung, float] = field(default_factory=dict)
     looks: int = 0  # since the dump
+    hard: bool = False  # a kill: neither ask nor raise
 
-    def hurry(self, ask_grace: float, raise_grace: float) -> None:
+    def hurry(self, ask_grace: float, raise_grace: float, *, hard: bool = False) -> None:
         """A second wish for the same job: the reason stays, the graces can only shrink."""
         self.ask_grace = min(self.ask_grace, ask_grace)
         self.raise_grace = min(self.raise_grace, raise_grace)
+        self.hard = self.hard or hard
 
     @property
     def rungs(self) -> list[tuple[str, float]]:
@@ -62,6 +65,8 @@ class Climb:
             return None
         if Rung.DUMP in self.times:
             return None  # a dump is looked at again and again
+        if self.hard:
+            return self.wished
         if Rung.RAISE in self.times:
             return self.times[Rung.RAISE] + self.raise_grace
         return self.times[Rung.ASK] + self.ask_grace if Rung.ASK in self.times else self.wished
@@ -80,11 +85,15 @@ def tick(now: float, climb: Climb, seen: Seen) -> Rung | None:
     """The rung to climb now; call again after it was noted in `climb.times`."""
     if not concerns(climb, seen) or Rung.KILL in climb.times:
         return None
+    if Rung.DUMP not in climb.times:
+        return Rung.DUMP if climb.hard else _before_dump(now, climb)
+    late = now >= climb.times[Rung.DUMP] + DUMP_TIME and climb.looks >= DUMP_LOOKS
+    return Rung.KILL if seen.dumped or late else None
+
+
+def _before_dump(now: float, climb: Climb) -> Rung | None:
     if Rung.ASK not in climb.times:
         return Rung.ASK
     if Rung.RAISE not in climb.times:
         return Rung.RAISE if now >= climb.times[Rung.ASK] + climb.ask_grace else None
-    if Rung.DUMP not in climb.times:
-        return Rung.DUMP if now >= climb.times[Rung.RAISE] + climb.raise_grace else None
-    late = now >= climb.times[Rung.DUMP] + DUMP_TIME and climb.looks >= DUMP_LOOKS
-    return Rung.KILL if seen.dumped or late else None
+    return Rung.DUMP if now >= climb.times[Rung.RAISE] + climb.raise_grace else None

@@ -107,6 +107,24 @@ def test_kill_hands_the_job_back_and_it_runs_again(forest: Forest) -> None:
     assert audit(forest.db, forest.ledger, [job]) == []
 
 
+def test_a_kill_is_sigkill_even_for_a_handler_that_would_have_listened(forest: Forest) -> None:
+    """Its process is gone, its stack is on record, its job kept: the next attempt has another process."""
+    master = forest.start(queues="default:1")
+    job = running(forest, "gate")
+    [old] = master.worker_pids()
+    done = pgworkers(forest, "jobs", "kill", str(job))
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: forest.row(job)["lease"] == 2, what="killed and claimed again")
+    forest.open_gate()
+    forest.until(job, "succeeded")
+    [attempt] = forest.attempts(job)
+    assert (attempt["verdict"], attempt["exit_status"]) == ("interrupted", "SIGKILL")
+    assert [rung["rung"] for rung in attempt["rungs"]] == ["dump", "kill"]
+    assert "in gate" in attempt["stack"]
+    assert old not in {event.pid for event in read(forest.ledger) if event.kind == "END"}
+    assert not psutil.pid_exists(old)
+
+
 def test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers(forest: Forest) -> None:
     """The master is stopped, so nothing renews: its supervisor stops the handler by itself."""
     first = forest.start(queues="default:1")

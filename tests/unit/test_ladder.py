@@ -35,7 +35,7 @@ def test_rungs_come_in_order_each_after_its_grace() -> None:
 
 
 def test_without_graces_only_the_dump_is_waited_for() -> None:
-    climb = Climb(7, 1, "kill", 10.0, 0.0, 0.0, met=True)
+    climb = Climb(7, 1, "drain", 10.0, 0.0, 0.0, met=True)
     for expected in (Rung.ASK, Rung.RAISE, Rung.DUMP):
         assert ladder.tick(10.0, climb, RUNNING) is expected
         climb.times[expected] = 10.0
@@ -45,6 +45,22 @@ def test_without_graces_only_the_dump_is_waited_for() -> None:
     climb.looks = DUMP_LOOKS
     assert ladder.tick(10.0 + DUMP_TIME - 0.01, climb, RUNNING) is None
     assert ladder.tick(10.0 + DUMP_TIME, climb, RUNNING) is Rung.KILL
+
+
+def test_a_kill_neither_asks_nor_raises() -> None:
+    climb = Climb(7, 1, "kill", 10.0, 5.0, 5.0, hard=True, met=True)
+    assert climb.due() == 10.0
+    assert climb_to_end(climb) == [Rung.DUMP, Rung.KILL]
+
+
+def test_a_kill_that_follows_another_wish_waits_for_none_of_its_graces() -> None:
+    climb = Climb(7, 1, "cancel", 10.0, 5.0, 5.0, met=True)
+    assert ladder.tick(10.0, climb, RUNNING) is Rung.ASK
+    climb.times[Rung.ASK] = 10.0
+    climb.hurry(9.0, 9.0, hard=True)
+    assert climb.due() == 10.0
+    assert ladder.tick(10.0, climb, RUNNING) is Rung.DUMP
+    assert climb.reason == "cancel"
 
 
 @pytest.mark.parametrize(
