@@ -82,6 +82,10 @@ def test_row_32_every_backend_terminated_again_and_again(forest: Forest) -> None
         hits += row[0] if row else 0
         time.sleep(0.1)
     assert hits > 10, "too few sessions were terminated: nothing was tested"
+    before = forest.counts().get("succeeded", 0)
+    wait_for(
+        lambda: forest.counts().get("succeeded", 0) > before, timeout=T_DB + BUSY, what="it goes on at once"
+    )
     forest.until_all_ended()
     assert _repeated(forest) == []
     assert audit(forest.db, forest.ledger, jobs) == []
@@ -130,7 +134,8 @@ def test_row_42_a_master_that_starts_before_its_database_waits_for_it(
     own_server.start()
     own_forest.reconnect()
     [job] = own_forest.enqueue("work")
-    own_forest.until(job, "succeeded")
+    own_forest.until(job, "succeeded", timeout=T_DB + BUSY)
+    assert audit(own_forest.db, own_forest.ledger, [job]) == []
 
 
 @pytest.mark.long
@@ -145,5 +150,5 @@ def test_row_42_a_master_that_starts_while_a_table_is_locked_waits_for_it(forest
         assert master.process.poll() is None
     wait_for(lambda: len(master.titles("idle")) == 2, what="its workers")
     [job] = forest.enqueue("work")
-    forest.until(job, "succeeded")
+    forest.until(job, "succeeded", timeout=P + S + BUSY)
     assert audit(forest.db, forest.ledger, [job]) == []
