@@ -6,11 +6,13 @@ from itertools import pairwise
 
 import psycopg
 import pytest
+from support.bounds import BACKOFF, BUSY, PROMOTE, C, D, E, K, L, P, R, S
 from support.ledger import audit, read
 from support.proxy import Proxy, mark
-from support.tree import FAST, UNHURRIED, Forest, wait_for
+from support.tree import UNHURRIED, Forest, wait_for
 
-LEASE = float(FAST["PGWORKERS_LEASE"].rstrip("s"))
+from pgworkers.clock import seconds
+
 CLAIMS = tuple(mark(f"job/{name}") for name in ("claim", "claim_placed", "claim_aged"))
 
 
@@ -26,7 +28,7 @@ def test_row_33_an_enqueue_without_an_answer_is_repeated_and_makes_one_job(
         [(job, created)] = conn.execute(enqueue, ["invoice 7"]).fetchall()
     assert not created, "the first one had been committed"
     forest.start(queues="default:1", dsn=proxy.dsn)
-    forest.until(job, "succeeded")
+    forest.until(job, "succeeded", timeout=P + S + BUSY)
     assert forest.counts() == {"succeeded": 1}
     assert audit(forest.db, forest.ledger, [job]) == []
 
@@ -41,7 +43,8 @@ def test_row_33_a_transaction_without_an_answer_to_its_commit(proxy: Proxy, fore
     [job] = forest.enqueue("work", unique_key="k")
     assert forest.counts() == {"ready": 1}
     forest.start(queues="default:1")
-    forest.until(job, "succeeded")
+    forest.until(job, "succeeded", timeout=P + S + BUSY)
+    assert audit(forest.db, forest.ledger, [job]) == []
 
 
 def test_row_34_a_claim_without_an_answer_is_given_back_by_the_host_that_lives_on(
@@ -57,7 +60,7 @@ def test_row_34_a_claim_without_an_answer_is_given_back_by_the_host_that_lives_o
     jobs = forest.enqueue("work", 2)
     wait_for(lost.done.is_set, what="the claim was committed")
     wait_for(lambda: lost.hits)
-    forest.until_all_ended(timeout=LEASE + 60)
+    forest.until_all_ended(timeout=L + R + S + BUSY)
     assert forest.counts() == {"succeeded": 3}
     assert {row["attempt"] for row in map(forest.row, jobs)} == {1}, (
         "it was never started: it cost no attempt"
@@ -76,7 +79,8 @@ def test_row_34_a_drained_host_leaves_no_claim_behind_that_it_never_heard_of(
     wait_for(
         lambda: lost.hits, what="the answer is lost"
     )  # it may be on its way for longer than the row is locked
-    assert master.terminate() == 0, master.log()
+    patient = seconds(UNHURRIED["PGWORKERS_STATEMENT_TIMEOUT"], what="statement_timeout")
+    assert master.terminate(timeout=D + K + patient + BUSY) == 0, master.log()
     row = forest.row(job)
     assert (row["state"], row["attempt"], row["host"]) == ("ready", 0, None)
     assert audit(forest.db, forest.ledger, [job]) == []
@@ -90,10 +94,11 @@ def test_row_35_an_end_without_an_answer_is_sent_again_and_nothing_runs_twice(
     ends = proxy.lose_reply(finish, times=3)
     good = forest.enqueue("work", 20, args={"seconds": 0.05})
     wait_for(lambda: ends.hits == 3)
+    forest.until_all_ended(timeout=S + C + BUSY)
     agains = proxy.lose_reply(retry)
     bad = forest.enqueue("fail", 4, args={"times": 1})
     wait_for(lambda: agains.hits == 1)
-    forest.until_all_ended()
+    forest.until_all_ended(timeout=S + C + BACKOFF + BUSY)
     assert forest.counts() == {"succeeded": 24}
     starts = [entry for entry in read(forest.ledger) if entry.kind == "START"]
     assert len(starts) == 20 + 2 * 4, "each once, and each failed one once more"
@@ -110,9 +115,9 @@ def test_row_36_a_tick_without_an_answer_is_one_job(proxy: Proxy, forest: Forest
     forest.start(queues="default:2", dsn=proxy.dsn)
     wait_for(lambda: fired.hits == 3, what="three ticks were lost on the way back")
     before = len(_ticks(forest))
-    wait_for(lambda: len(_ticks(forest)) >= before + 2, what="and it went on")
+    wait_for(lambda: len(_ticks(forest)) >= before + 2, timeout=2 + PROMOTE + E + BUSY, what="and it went on")
     forest.db.execute("UPDATE pgworkers.schedule SET paused = true, revision = revision + 1")
-    forest.until_all_ended()
+    forest.until_all_ended(timeout=P + S + BUSY)
     ticks = _ticks(forest)
     gaps = {(later - earlier).total_seconds() for earlier, later in pairwise(ticks)}
     assert gaps == {1.0}, "every second, once"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
+from support.bounds import BUSY, T_DB, P, S
 from support.ledger import audit, read
+from support.proxy import Proxy
 from support.server import OwnServer
 from support.tree import Forest, wait_for
 
@@ -80,19 +82,45 @@ def test_row_32_every_backend_terminated_again_and_again(forest: Forest) -> None
         hits += row[0] if row else 0
         time.sleep(0.1)
     assert hits > 10, "too few sessions were terminated: nothing was tested"
+    before = forest.counts().get("succeeded", 0)
+    wait_for(
+        lambda: forest.counts().get("succeeded", 0) > before, timeout=T_DB + BUSY, what="it goes on at once"
+    )
     forest.until_all_ended()
     assert _repeated(forest) == []
     assert audit(forest.db, forest.ledger, jobs) == []
 
 
-def test_row_50_a_lost_notification_is_bounded_by_the_poll(forest: Forest) -> None:
-    forest.start(queues="default:1")
+@pytest.mark.parametrize("how", ["the listener is gone", "dropped on the way"])
+def test_row_50_a_lost_notification_is_bounded_by_the_poll(proxy: Proxy, forest: Forest, how: str) -> None:
+    """Nobody hears of the job, and the host that sleeps finds it by looking."""
+    master = forest.start(queues="default:1", dsn=proxy.dsn)
     [first] = forest.enqueue("work")
     forest.until(first, "succeeded")
-    forest.db.execute(
-        "INSERT INTO pgworkers.job (queue, task, args) VALUES ('default', 'work', '{}')"
-    )  # without any notification
-    wait_for(lambda: forest.counts() == {"succeeded": 2})
+    listener = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
+    [(pid,)] = forest.db.execute(listener, ["pgworkers listen"]).fetchall()
+    _asleep(forest)
+    lost = proxy.lose_notice("ready:")
+    if how == "the listener is gone":
+        proxy.refuse = True  # so that it cannot come back before the job is there
+        forest.db.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])
+    [job] = forest.enqueue("work")
+    forest.until(job, "succeeded", timeout=P + S + BUSY)
+    listening = [row[0] for row in forest.db.execute(listener, ["pgworkers listen"])]
+    if how == "the listener is gone":
+        assert (listening, lost.hits) == ([], 0), "somebody listened: nothing was tested"
+        proxy.heal()
+        wait_for(lambda: forest.db.execute(listener, ["pgworkers listen"]).fetchall(), timeout=T_DB + BUSY)
+    else:
+        assert listening == [pid]
+        assert lost.hits >= 1, "no notification was lost: nothing was tested"
+    assert master.process.poll() is None
+    assert audit(forest.db, forest.ledger, [first, job]) == []
+
+
+def _asleep(forest: Forest) -> None:
+    """The host has said that it wants to be told: without that nobody notifies it, and none could be lost."""
+    wait_for(lambda: forest.db.execute("SELECT FROM pgworkers.asleep WHERE queue = 'default'").fetchall())
 
 
 def test_row_42_a_master_that_starts_before_its_database_waits_for_it(
@@ -106,7 +134,8 @@ def test_row_42_a_master_that_starts_before_its_database_waits_for_it(
     own_server.start()
     own_forest.reconnect()
     [job] = own_forest.enqueue("work")
-    own_forest.until(job, "succeeded")
+    own_forest.until(job, "succeeded", timeout=T_DB + BUSY)
+    assert audit(own_forest.db, own_forest.ledger, [job]) == []
 
 
 @pytest.mark.long
@@ -121,5 +150,5 @@ def test_row_42_a_master_that_starts_while_a_table_is_locked_waits_for_it(forest
         assert master.process.poll() is None
     wait_for(lambda: len(master.titles("idle")) == 2, what="its workers")
     [job] = forest.enqueue("work")
-    forest.until(job, "succeeded")
+    forest.until(job, "succeeded", timeout=P + S + BUSY)
     assert audit(forest.db, forest.ledger, [job]) == []

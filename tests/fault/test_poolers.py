@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.bounds import BUSY, T_DB
 from support.ledger import audit
 from support.pooler import BOUNCER, MISSING, Pooler
 from support.tree import Forest
@@ -90,7 +91,7 @@ def test_row_49_a_pooler_that_pauses_restarts_and_dies_loses_and_doubles_nothing
 
 def _progress(load: Enqueuer) -> None:
     """Some more were enqueued."""
-    enough, give_up = len(load.ids) + 10, time.monotonic() + 60
+    enough, give_up = len(load.ids) + 10, time.monotonic() + T_DB + BUSY
     while len(load.ids) < enough:
         assert load.is_alive()
         assert time.monotonic() < give_up, "enqueueing does not go on"

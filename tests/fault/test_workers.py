@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.bounds import BACKOFF, BUSY, T_PROC, H, K, L
+from support.bounds import BACKOFF, BUSY, T_PROC, H, K, L, P, R, S
 from support.ledger import audit, read
 from support.tree import Forest, wait_for
 
@@ -45,7 +45,7 @@ def test_rows_02_03_a_worker_dies_before_the_handler_or_after_it(
     """Every worker dies there, so the job is dead after its crashes: one terminal state, each attempt on record."""
     forest.start(queues="default:1", PGWORKERS_FAULT=point)
     [job] = forest.enqueue("work", max_crashes=2)
-    row = forest.until(job, "dead")
+    row = forest.until(job, "dead", timeout=2 * T_PROC + BACKOFF + P + S + BUSY)
     assert (row["crashes"], row["lease"]) == (2, 2)
     assert [attempt["exit_status"] for attempt in forest.attempts(job)] == ["SIGKILL", "SIGKILL"]
     kinds = [entry.kind for entry in read(forest.ledger)]
@@ -159,6 +159,7 @@ def test_row_28_a_rain_of_signals_loses_no_wake_up_and_leaves_no_zombie(forest: 
     tree = psutil.Process(master.pid)
     wait_for(
         lambda: not [c for c in tree.children(recursive=True) if c.status() == psutil.STATUS_ZOMBIE],
+        timeout=R + BUSY,
         what="no zombie is left",
     )
     assert audit(forest.db, forest.ledger, jobs) == []

@@ -18,6 +18,7 @@ S = _of("STATEMENT_TIMEOUT")
 C = 2.0  # connect_timeout: libpq takes nothing shorter
 E = _of("LEADER_RETRY")
 P = _of("POLL")
+PROMOTE = _of("PROMOTE")
 D = _of("DRAIN")
 K = _of("ASK_GRACE") + _of("RAISE_GRACE")
 F = L * 2 / 3  # exclusive jobs are dead then, counted from the sending of the last renewal

@@ -49,7 +49,7 @@ def mark(statement: str) -> str:
 class Rule:
     """What to do with the next `times` statements that contain one of `texts`, of sessions whose name contains `who`."""
 
-    action: str  # lose_reply, lose_query, hold_reply
+    action: str  # lose_reply, lose_query, hold_reply; lose_notice, whose texts are those of notifications
     texts: tuple[str, ...]
     who: str = ""
     times: int = 1
@@ -109,6 +109,10 @@ class Proxy:
         """The statement runs and commits; its answer waits until `go` is set."""
         return self._add(Rule("hold_reply", texts, who))
 
+    def lose_notice(self, *texts: str, times: int = 1_000_000) -> Rule:
+        """The server sends a notification and everything goes on, but that one message never arrives."""
+        return self._add(Rule("lose_notice", texts, times=times))
+
     def hole(self) -> None:
         """Nothing passes any more, in either direction, and nobody is told."""
         self.stop_up = self.stop_down = True
@@ -143,10 +147,10 @@ class Proxy:
             self._rules.append(rule)
         return rule
 
-    def rule_for(self, who: str, text: str) -> Rule | None:
+    def rule_for(self, who: str, text: str, *, notice: bool = False) -> Rule | None:
         with self._lock:
             for rule in self._rules:
-                if rule.matches(who, text):
+                if (rule.action == "lose_notice") == notice and rule.matches(who, text):
                     rule.hits += 1
                     self.counts[rule.action] += 1
                     return rule
@@ -303,6 +307,8 @@ class _Pipe:
         try:
             while True:
                 kind, body = _message(server)
+                if kind == b"A" and proxy.rule_for(self._who, body[4:].decode(), notice=True):
+                    continue
                 doomed = self._doomed
                 if doomed is not None:
                     if kind == b"Z":

@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+from support.bounds import BACKOFF, BUSY, T_HOST, D, K, S
 from support.ledger import audit, read
 from support.tree import UNHURRIED, Forest, wait_for
 
@@ -106,11 +107,12 @@ def test_drain_while_the_database_is_down_ends_in_time(own_forest: Forest, own_s
     wait_for(lambda: read(own_forest.ledger))
     own_forest.db.close()
     own_server.crash()  # type: ignore[attr-defined]
-    assert master.terminate() == 0, master.log()
+    assert master.terminate(timeout=D + K + 2 * S + BUSY) == 0, master.log()
     own_server.start()  # type: ignore[attr-defined]
     own_forest.reconnect()
     own_forest.start(queues="default:1")
-    own_forest.until(job, "succeeded")
+    own_forest.until(job, "succeeded", timeout=T_HOST + BACKOFF + BUSY)
+    assert audit(own_forest.db, own_forest.ledger, [job]) == []
 
 
 def test_a_drain_does_not_wait_for_a_supervisor_that_rests_before_its_restart(forest: Forest) -> None:

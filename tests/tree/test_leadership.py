@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+from support.bounds import BUSY, PROMOTE, E, P, S
 from support.ledger import audit, read
 from support.tree import Forest, Master, wait_for
 
@@ -40,9 +41,11 @@ def test_another_host_leads_after_the_leader_was_killed(forest: Forest) -> None:
     first = wait_for(lambda: leader(forest))
     first.signal(signal.SIGKILL)
     first.wait()
-    second = wait_for(lambda: (m := leader(forest)) is not None and m is not first and m)
+    second = wait_for(
+        lambda: (m := leader(forest)) is not None and m is not first and m, timeout=E + S + BUSY
+    )
     [job] = forest.enqueue("work", delay="0.2 seconds")
-    forest.until(job, "succeeded")
+    forest.until(job, "succeeded", timeout=0.2 + PROMOTE + P + S + BUSY)
     assert wait_for(lambda: second.titles("[leader]"))
 
 
