@@ -10,7 +10,7 @@ import time
 from support.tree import wait_for
 
 from chaos.nemesis import kind
-from chaos.world import Host, World
+from chaos.world import Host, World, boottime
 
 
 def _send(pid: int, number: int) -> bool:
@@ -166,7 +166,8 @@ def _leave(world: World, host: Host | None, number: int) -> str | None:
     if not host.ready():
         return None  # SIGTERM before it listens to signals is an ordinary end of a process
     old, s = host.master, world.settings
-    began = time.monotonic()
+    tree = {one.pid for one in old.processes()}
+    began, told = time.monotonic(), boottime()
     old.signal(number)
     # Two seconds each for a ladder without graces and for the kill, three for supervisors to leave; see master/drain.py.
     limit = (
@@ -175,11 +176,15 @@ def _leave(world: World, host: Host | None, number: int) -> str | None:
     code = old.wait(limit + 10)
     took = time.monotonic() - began
     wait_for(lambda: not old.processes(), timeout=5, what=f"the tree of {old.pid} is gone")
+    # I12: what it had claimed when it was told may be beginning, and what it was just claiming comes within a time-out.
+    last = max((e.at - told for e in world.recent() if e.kind == "START" and e.pid in tree), default=0) / 1e9
     host.start()
     wrong = (
         "" if code == 0 and took <= limit else f" WRONG: exit {code} after {took:.1f} s, bound {limit:.1f} s"
     )
-    return f"master {old.pid} of {host.name}, {took:.1f} s{wrong}"
+    if last > s.statement_timeout + 1.0:
+        wrong += f" WRONG: I12 a job began {last:.1f} s after it was told to leave"
+    return f"master {old.pid} of {host.name}, {took:.1f} s, last start at {last:+.2f} s{wrong}"
 
 
 @kind("host.reload", "host")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import dataclass, field
 
 import psutil
+from support.bounds import BUSY
 
 from chaos.load import Load
-from chaos.world import QUEUES, World
+from chaos.memory import Memory
+from chaos.world import QUEUES, World, boottime
 from pgworkers.settings import Settings
 
 PROBES = 3  # per queue
@@ -42,7 +43,7 @@ def bound(s: Settings, alive: int, workers: int) -> float:
     return lost + deposed + reached + s.patience + ladder + BACKOFF + BOOT + work
 
 
-def hold(world: World, load: Load, began: float) -> Phase:
+def hold(world: World, load: Load, began: float, memory: Memory) -> Phase:
     """One phase. The load must be paused before, and no fault be open."""
     world.heal()
     started = time.monotonic()
@@ -72,7 +73,32 @@ def hold(world: World, load: Load, began: float) -> Phase:
     if None in probes:
         phase.wrong.append("an enqueue in the quiet was not acknowledged")
     phase.wrong += _at_rest(world)
+    phase.wrong += memory.look(world)
+    if not phase.wrong:
+        phase.wrong += _picked_up(world, load)
     return phase
+
+
+def _picked_up(world: World, load: Load) -> list[str]:
+    """I16 as it is promised: workers of every queue idle, so a job begins within a poll and a statement."""
+    patience = world.settings.poll + world.settings.statement_timeout + BUSY
+    asked = {}
+    for queue in QUEUES:
+        at = boottime()
+        job = load.probe(queue)
+        if job is None:
+            return ["an enqueue in the quiet was not acknowledged"]
+        asked[job] = (queue, at)
+    until = time.monotonic() + patience
+    begun: dict[int, int] = {}
+    while len(begun) < len(asked) and time.monotonic() < until:
+        time.sleep(0.05)
+        begun = {one.job: one.at for one in world.recent() if one.kind == "START" and one.job in asked}
+    return [
+        f"I16 job {job} of the idle queue {queue} had not begun {patience} s after it was enqueued"
+        for job, (queue, at) in asked.items()
+        if begun.get(job, at + (1 << 62)) - at > patience * 1e9
+    ]
 
 
 def _at_rest(world: World) -> list[str]:
@@ -119,15 +145,4 @@ def _zombies_now(pid: int) -> set[int]:
                 continue
     except psutil.Error:
         pass
-    return found
-
-
-def descriptors(world: World) -> dict[str, int]:
-    """Open files of each master, for the report."""
-    found = {}
-    for host in world.hosts:
-        try:
-            found[host.name] = len(os.listdir(f"/proc/{host.master.pid}/fd"))
-        except OSError:
-            continue
     return found

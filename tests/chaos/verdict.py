@@ -8,13 +8,17 @@ from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
+from support.bounds import BUSY
 from support.ledger import Entry, audit
 
 from chaos.load import FINE, Load
 from chaos.nemesis import Nemesis
 from chaos.world import World
+from pgworkers.settings import Settings
 
 EXPLAINED = {"host_lost", "lease_lost"}
+#: Seconds that an enqueue of the load may wait for a lock; what it finds then is younger than the birth of its job.
+ENQUEUER = Settings().statement_timeout
 
 
 @dataclass
@@ -30,10 +34,16 @@ def judge(world: World, load: Load, nemesis: Nemesis, least: int) -> Judgement:
     tables = _Tables(world)
     ids = _enqueued(world, load, tables, found)
     found.wrong += [
-        text for text in world.asking(lambda conn: audit(conn, world.ledger, ids)) if not _overlap(text)
+        text
+        for text in world.asking(
+            lambda conn: audit(conn, world.ledger, ids, requeued=world.requeued, late=ENQUEUER)
+        )
+        if not _overlap(text)
     ]
     _overlaps(world, entries, tables, found)
     _ends(world, load, tables, found)
+    _poison(world, found)
+    _deadlines(world, found)
     _cancels(world, entries, found)
     _batches(world, load, entries, found)
     _ticks(world, found)
@@ -126,6 +136,36 @@ def _ends(world: World, load: Load, tables: _Tables, found: Judgement) -> None:
             continue
         if fine is not None and state not in fine:
             found.wrong.append(f"job {job} ({task}) is {state} ({verdict}): {errors[-1:]}")
+
+
+def _poison(world: World, found: Judgement) -> None:
+    """P6: what kills its worker each time is dead after `max_crashes`, and nothing that died by dying has more or fewer."""
+    poisoned = 0
+    for job, state, crashes, allowed, always in world.rows(
+        "SELECT id, state::text, crashes, max_crashes, NOT args ? 'times' FROM pgworkers.history WHERE task = 'die'"
+    ):
+        poisoned += always
+        if (always or state == "dead") and (state, crashes) != ("dead", allowed):
+            found.wrong.append(f"P6 job {job} is {state} after {crashes} crashes, allowed {allowed}")
+        elif state not in ("succeeded", "dead"):
+            found.wrong.append(f"P6 job {job} (die) is {state}, and nobody cancelled it")
+    found.figures["poison"] = poisoned
+
+
+def _deadlines(world: World, found: Judgement) -> None:
+    """I19 and P7: `stuck` swallows everything, and is gone its graces and a second after its second."""
+    s = world.settings
+    limit = 1.0 + s.ask_grace + s.raise_grace + 1.0 + BUSY
+    longest = 0.0
+    for job, lease, duration in world.rows(
+        "SELECT job_id, lease, duration FROM pgworkers.attempt WHERE task = 'stuck' AND verdict = 'timeout'"
+    ):
+        longest = max(longest, duration)
+        if duration > limit:
+            found.wrong.append(f"I19 job {job} (stuck), lease {lease}: {duration:.1f} s, bound {limit} s")
+    if not longest:
+        found.wrong.append("vacuous: no job met its deadline")
+    found.figures["longest that a stuck job ran"] = f"{longest:.1f} s"
 
 
 def _cancels(world: World, entries: list[Entry], found: Judgement) -> None:

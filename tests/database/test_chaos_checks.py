@@ -1,0 +1,132 @@
+"""The soak's own checks, each seen red: rows as a broken product would leave them."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from chaos import quiet, verdict
+from chaos.memory import SPARE, Memory
+from chaos.world import QUEUES, boottime, settings
+from support.desk import Desk
+from support.ledger import Entry
+
+from pgworkers.job.state import State, Verdict
+
+
+class Place:
+    """As much of the soak's world as the checks look at."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self.settings = settings()
+        self.requeued: set[int] = set()
+        self.hosts = [SimpleNamespace(name="h0", master=SimpleNamespace(pid=os.getpid()))]
+        self.ledger: list[Entry] = []
+
+    def rows(self, query: str, *params: Any) -> list[tuple[Any, ...]]:
+        return self.desk.conn.execute(query.encode(), params or None).fetchall()
+
+    def recent(self) -> list[Entry]:
+        return self.ledger
+
+    def sql(self, statement: str, *params: Any) -> None:
+        assert self.desk.conn.execute(statement.encode(), params).rowcount, "nothing was broken"
+
+
+@pytest.fixture
+def place(desk: Desk) -> Any:
+    return Place(desk)
+
+
+def test_an_end_that_changes_is_seen_unless_an_operator_asked_for_it(place: Any, desk: Desk) -> None:
+    job = desk.run_one()
+    desk.end(job)
+    memory = Memory()
+    assert memory.ends(place) == memory.ends(place) == []
+    place.sql("UPDATE pgworkers.history SET state = 'dead' WHERE id = %s", job.id)
+    assert memory.ends(place) == [f"I4 job {job.id} was succeeded under lease 1 and is dead under lease 1"]
+    place.sql("UPDATE pgworkers.history SET lease = 2 WHERE id = %s", job.id)
+    assert memory.ends(place) == [f"I4 job {job.id} was dead under lease 1 and is dead under lease 2"]
+    place.sql("DELETE FROM pgworkers.history")
+    place.requeued.add(job.id)
+    assert memory.ends(place) == []
+
+
+def test_an_end_that_goes_is_seen(place: Any, desk: Desk) -> None:
+    job = desk.run_one()
+    desk.end(job)
+    memory = Memory()
+    assert memory.ends(place) == []
+    place.sql("DELETE FROM pgworkers.history")
+    assert memory.ends(place) == [f"I4 job {job.id} was succeeded under lease 1 and is gone"]
+
+
+def test_a_master_that_leaks_descriptors_is_seen(place: Any) -> None:
+    memory = Memory()
+    assert memory.descriptors(place) == memory.descriptors(place) == []
+    leaked = [os.open("/dev/null", os.O_RDONLY) for _ in range(SPARE + 1)]
+    try:
+        [said] = memory.descriptors(place)
+        assert said.startswith("I14 the master of h0 had ")
+    finally:
+        for one in leaked:
+            os.close(one)
+    assert memory.compared == 2
+
+
+@pytest.mark.parametrize(("late", "wrong"), [(0.1, 0), (60.0, len(QUEUES))])
+def test_a_job_that_idle_workers_let_lie_is_seen(place: Any, late: float, wrong: int) -> None:
+    ids = iter(range(1, 99))
+
+    def probe(_queue: str) -> int:
+        job = next(ids)
+        place.ledger.append(Entry("START", job, 1, 1, 4711, boottime() + int(late * 1e9)))
+        return job
+
+    assert len(quiet._picked_up(place, SimpleNamespace(probe=probe))) == wrong  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("args", "state", "crashes", "wrong"),
+    [
+        ('{"how": "kill"}', State.DEAD, 3, 0),
+        ('{"how": "kill"}', State.DEAD, 2, 1),
+        ('{"how": "kill"}', State.SUCCEEDED, 0, 1),
+        ('{"how": "kill"}', State.CANCELLED, 3, 1),
+        ('{"how": "kill", "times": 1}', State.SUCCEEDED, 1, 0),
+        ('{"how": "kill", "times": 1}', State.DEAD, 2, 1),
+        ('{"how": "kill", "times": 1}', State.CANCELLED, 1, 1),
+    ],
+)
+def test_poison_that_is_not_dead_after_its_crashes_is_seen(
+    place: Any, desk: Desk, args: str, state: State, crashes: int, wrong: int
+) -> None:
+    desk.put("die", args)
+    [job] = desk.take(tasks=("die",))
+    desk.end(job, state)
+    place.sql("UPDATE pgworkers.history SET crashes = %s", crashes)
+    found = verdict.Judgement()
+    verdict._poison(place, found)
+    assert [text[:2] for text in found.wrong] == ["P6"] * wrong
+
+
+@pytest.mark.parametrize(("seconds", "wrong"), [(2.1, []), (60.0, ["I19"])])
+def test_a_stuck_job_that_outlives_its_graces_is_seen(
+    place: Any, desk: Desk, seconds: float, wrong: list[str]
+) -> None:
+    desk.put("stuck")
+    [job] = desk.take(tasks=("stuck",))
+    desk.end(job, State.DEAD, verdict=Verdict.TIMEOUT, error="past its deadline")
+    place.sql("UPDATE pgworkers.attempt SET duration = %s", seconds)
+    found = verdict.Judgement()
+    verdict._deadlines(place, found)
+    assert [text.split()[0] for text in found.wrong] == wrong
+
+
+def test_a_soak_without_a_deadline_is_vacuous(place: Any) -> None:
+    found = verdict.Judgement()
+    verdict._deadlines(place, found)
+    assert found.wrong == ["vacuous: no job met its deadline"]
