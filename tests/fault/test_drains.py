@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from support.bounds import BUSY, K, S
 from support.ledger import audit, read
+from support.lives import Watch
 from support.proxy import Proxy, mark
 from support.tree import Forest, wait_for
 
@@ -23,27 +22,6 @@ from pgworkers.settings import Settings
 
 DRAIN = 8.0  # longer than the lease
 pytestmark = pytest.mark.timeout(300)
-
-
-class Watch(threading.Thread):
-    """When a process was last seen alive, CLOCK_BOOTTIME."""
-
-    def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True)
-        self._process = psutil.Process(pid)
-        self.last = 0
-        self.start()
-
-    def run(self) -> None:
-        try:
-            while True:
-                now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-                if self._process.status() == psutil.STATUS_ZOMBIE or not self._process.is_running():
-                    return
-                self.last = now
-                time.sleep(0.002)
-        except psutil.Error:
-            return
 
 
 @pytest.mark.long
@@ -66,9 +44,8 @@ def test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead(fores
     assert first.terminate(timeout=DRAIN + K + S + 4 + BUSY) == 0, first.log()
     assert time.monotonic() - began >= DRAIN, "it was not given its time"
     forest.until(job, "succeeded")
-    watch.join(10)
     [again] = [e for e in read(forest.ledger) if e.kind == "START" and e.lease > 1]
-    assert again.at > watch.last, "it began elsewhere while the first handler was alive"
+    assert not watch.outlived(again.at), "it began elsewhere while the first handler was alive"
     verdicts = [attempt["verdict"] for attempt in forest.attempts(job)]
     assert verdicts == ["interrupted"], "handed back, not rescued"
     assert audit(forest.db, forest.ledger, [job]) == []

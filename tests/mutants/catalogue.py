@@ -137,6 +137,19 @@ MUTANTS = (
         ("tests/tree/test_inside.py::test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers",),
     ),
     Mutant(
+        "fence-too-late",
+        "exclusive jobs are dead before their lease can be another's",
+        (
+            Edit(
+                "pgworkers/supervisor/main.py",
+                r"(fence = self\._term\.until / 1e9) - self\._settings\.lease / 3",
+                r"\1 + self._settings.lease * 0.8",
+            ),
+        ),
+        ("tests/tree/test_inside.py::test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers",),
+        "it still comes, and everybody who only waits for it is content",
+    ),
+    Mutant(
         "fence-from-reply",
         "fence measured from reply instead of send",
         (
