@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from proof.network import Network, NoNetwork
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from support.bounds import BACKOFF, BUSY, T_DB, T_HOST, T_LEAD, F, K, L, S
+from support.bounds import BACKOFF, BUSY, T_DB, T_HOST, T_LEAD, T_PROC, F, K, L, S
 from support.ledger import audit, read
 from support.proxy import Proxy
 from support.server import OwnServer, migrated
@@ -50,7 +50,7 @@ def partition(
     wait_for(lambda: {e.job for e in read(forest.ledger)} == set(jobs))
     wait_for(lambda: away.titles(f"#{solo} "))
     cut()
-    wait_for(lambda: not away.titles(f"#{solo} "), timeout=F + K + BUSY, what="it fenced itself")
+    wait_for(lambda: not away.titles(f"#{solo} "), timeout=F + T_PROC + BUSY, what="it fenced itself")
     fenced = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     assert forest.row(solo)["lease"] == 1, "dead before anybody else had it"
     assert away.titles(f"#{plain} "), "without exclusive=True the handler goes on"
@@ -138,7 +138,7 @@ def test_row_40_answers_that_come_too_late(proxy: Proxy, forest: Forest) -> None
         most = max(most, proxy.connections())
         return not master.titles(f"#{solo} ")
 
-    wait_for(fenced, timeout=F + K + 3 * S + BUSY, what="the exclusive job is fenced")
+    wait_for(fenced, timeout=F + T_PROC + 3 * S + BUSY, what="the exclusive job is fenced")
     wait_for(lambda: fenced() and time.monotonic() - slow > L + 2)
     assert proxy.counts["delay"] > 3, "nothing was delayed"
     assert most <= 12, "connections piled up"
