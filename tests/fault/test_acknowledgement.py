@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import psycopg
 import pytest
+from support.bounds import BUSY, T_DB, L, S
 from support.ledger import audit, read
 from support.proxy import Proxy, mark
-from support.tree import FAST, UNHURRIED, Forest, wait_for
+from support.tree import UNHURRIED, Forest, wait_for
 
-LEASE = float(FAST["PGWORKERS_LEASE"].rstrip("s"))
 CLAIMS = tuple(mark(f"job/{name}") for name in ("claim", "claim_placed", "claim_aged"))
 
 
@@ -57,7 +57,7 @@ def test_row_34_a_claim_without_an_answer_is_given_back_by_the_host_that_lives_o
     jobs = forest.enqueue("work", 2)
     wait_for(lost.done.is_set, what="the claim was committed")
     wait_for(lambda: lost.hits)
-    forest.until_all_ended(timeout=LEASE + 60)
+    forest.until_all_ended(timeout=2 * L + S + T_DB + BUSY)  # given back, then claimed by a new session
     assert forest.counts() == {"succeeded": 3}
     assert {row["attempt"] for row in map(forest.row, jobs)} == {1}, (
         "it was never started: it cost no attempt"
