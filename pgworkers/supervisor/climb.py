@@ -68,17 +68,20 @@ def check_limits(worker: Worker, settings: Settings, now: float, fence: float) -
     if running.job == 0:
         return
     used = measure.over(worker.pid, running.memory) if running.memory else 0
+    fenced = running.state == State.RUNNING and worker.slot.exclusive and now >= fence
     known = worker.climbs.get(key)
     if known is not None:
         if watch.runs_away(running, used):
             known.hurry(0.0, 0.0)
+        elif fenced:  # graces that were given to it before are longer than its lease may be
+            known.hurry(0.0, settings.lease / 6)
         return
     clock = worker.suspended or now  # the deadline of a suspended job stands still
     reason = watch.broken_limit(int(clock * 1e9), running, used)
     ask, raise_ = settings.ask_grace, settings.raise_grace
     if reason is Reason.MEMORY:
         ask = 0.0  # who eats memory is not asked first: every second of grace is more of it
-    elif running.state == State.RUNNING and worker.slot.exclusive and now >= fence:
+    elif fenced:
         reason, ask, raise_ = Reason.LEASE, 0.0, settings.lease / 6
     elif (
         reason is Reason.NONE

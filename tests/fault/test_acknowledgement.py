@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import psycopg
 import pytest
-from support.bounds import BACKOFF, BUSY, PROMOTE, C, D, E, K, L, P, R, S
+from support.bounds import BACKOFF, BUSY, PROMOTE, T_DB, C, D, E, K, L, P, S
 from support.ledger import audit, read
 from support.proxy import Proxy, mark
 from support.tree import UNHURRIED, Forest, wait_for
@@ -60,7 +60,7 @@ def test_row_34_a_claim_without_an_answer_is_given_back_by_the_host_that_lives_o
     jobs = forest.enqueue("work", 2)
     wait_for(lost.done.is_set, what="the claim was committed")
     wait_for(lambda: lost.hits)
-    forest.until_all_ended(timeout=L + R + S + BUSY)
+    forest.until_all_ended(timeout=2 * L + S + T_DB + BUSY)  # given back, then claimed by a new session
     assert forest.counts() == {"succeeded": 3}
     assert {row["attempt"] for row in map(forest.row, jobs)} == {1}, (
         "it was never started: it cost no attempt"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from proof.network import Network, NoNetwork
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from support.bounds import BACKOFF, BUSY, T_DB, T_HOST, T_LEAD, F, K, L, S
+from support.bounds import BACKOFF, BUSY, T_DB, T_HOST, T_LEAD, T_PROC, F, K, L, S
 from support.ledger import audit, read
 from support.lives import Watch
 from support.proxy import Proxy
@@ -144,7 +144,7 @@ def test_row_40_answers_that_come_too_late(proxy: Proxy, forest: Forest) -> None
         most = max(most, proxy.connections())
         return not master.titles(f"#{solo} ")
 
-    wait_for(fenced, timeout=F + K + 3 * S + BUSY, what="the exclusive job is fenced")
+    wait_for(fenced, timeout=F + T_PROC + 3 * S + BUSY, what="the exclusive job is fenced")
     wait_for(lambda: fenced() and time.monotonic() - slow > L + 2)
     assert proxy.counts["delay"] > 3, "nothing was delayed"
     assert most <= 12, "connections piled up"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import psutil
+from support.bounds import BUSY, T_PROC, F
 from support.ledger import audit, read
 from support.lives import Watch
 from support.tree import Forest, wait_for
@@ -147,6 +148,27 @@ def test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers(forest: Fores
     assert not watch.outlived(again.at), "it outlived its lease"
     first.signal(signal.SIGCONT)
     assert audit(forest.db, forest.ledger, [job]) == []
+
+
+def test_an_exclusive_job_that_has_long_to_stop_is_dead_before_its_lease_can_be_anothers(
+    forest: Forest,
+) -> None:
+    """A wish with long graces is under way when its host is cut off: the fence does not wait for them."""
+    forest.declare(
+        '@app.task(exclusive=True)\ndef stubborn(ctx: Ctx) -> None:\n    note(ctx, "START")\n'
+        '    while not ctx.cancelled:\n        time.sleep(0.02)\n    note(ctx, "ASKED")\n    time.sleep(60.0)'
+    )
+    first = forest.start(queues="default:1", PGWORKERS_ASK_GRACE="60s")
+    job = running(forest, "stubborn")
+    wait_for(lambda: first.titles(f"#{job}"))
+    forest.db.execute("SELECT pgworkers.cancel(%s)", (job,))
+    wait_for(lambda: [e for e in read(forest.ledger) if e.kind == "ASKED"], what="it was asked to stop")
+    first.signal(signal.SIGSTOP)
+    wait_for(lambda: not first.titles(f"#{job}"), timeout=F + T_PROC + BUSY, what="the supervisor fenced it")
+    row = forest.row(job)
+    assert (row["state"], row["lease"]) == ("running", 1), "it outlived its lease"
+    first.signal(signal.SIGCONT)
+    forest.until(job, "cancelled")
 
 
 def test_a_worker_that_is_told_to_stop_finishes_its_job_and_is_replaced(forest: Forest) -> None:
