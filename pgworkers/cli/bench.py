@@ -115,7 +115,7 @@ def _spread(name: str, found: list[float], meaning: str) -> list[Figure]:
 
 
 def _named(db: Database) -> str:
-    from pgworkers.postgres.connect import shown
+    from pgworkers.postgres.dsn import shown
 
     return f"the embedded server in {db.chosen.home}" if db.chosen.embedded else shown(db.chosen.dsn)
 

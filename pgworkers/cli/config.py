@@ -104,7 +104,7 @@ def _loaded(said: Invocation) -> settings.Loaded:
 
 def _database(said: Invocation, loaded: settings.Loaded) -> dict[str, str]:
     """Which database a command would use, and why: the first of the sources that names one."""
-    from pgworkers.postgres.connect import shown
+    from pgworkers.postgres.dsn import shown
 
     chosen = place.choose(said, loaded)
     where = f"embedded, in {chosen.home}" if chosen.embedded else shown(chosen.dsn)
@@ -114,7 +114,7 @@ def _database(said: Invocation, loaded: settings.Loaded) -> dict[str, str]:
 
 def _shown(name: str, value: Any) -> str:
     if name in ("dsn", "direct_dsn") and value:
-        from pgworkers.postgres.connect import shown
+        from pgworkers.postgres.dsn import shown
 
         return shown(value)
     return settings.show(name, value)

@@ -19,7 +19,7 @@ SCHEMA = 5
 
 #: A password in a URL or in a keyword/value dsn, wherever a driver may quote one.
 _SECRETS = (
-    (re.compile(r"(//[^\s:/@]*):[^\s/]*@"), r"\1@"),
+    (re.compile(r"(//[^\s:/@]*)[:@]\S*@"), r"\1@"),
     (re.compile(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&'\"]+)", re.IGNORECASE), r"\1***"),
 )
 

@@ -22,7 +22,8 @@ from pgworkers.job.enqueue import enqueue
 from pgworkers.job.new import NewJob
 from pgworkers.master.options import RunOptions
 from pgworkers.postgres import migrate
-from pgworkers.postgres.connect import Chosen, choose, connect, is_pooled, shown
+from pgworkers.postgres.connect import Chosen, choose, connect, is_pooled
+from pgworkers.postgres.dsn import shown
 from pgworkers.postgres.embedded import EmbeddedServer
 from pgworkers.postgres.statements import run as ask
 from pgworkers.schedule import sync as schedules

@@ -38,7 +38,7 @@ from pgworkers.master.service import Service, serves
 from pgworkers.master.settling import Settling
 from pgworkers.master.supervisors import Supervisors
 from pgworkers.observe.statistics import Statistics
-from pgworkers.postgres.connect import sealed
+from pgworkers.postgres.dsn import sealed
 from pgworkers.process import prctl
 from pgworkers.process.measure import Usage
 from pgworkers.process.notify import Speaker

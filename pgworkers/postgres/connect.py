@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from pgworkers.errors import DatabaseUnreachable, UsageError
+from pgworkers.postgres.dsn import discreet, parsed, shown
 from pgworkers.settings import Settings
 
 OLDEST_SERVER = 130000
@@ -145,36 +146,8 @@ async def aconnect_handler(
         raise _unreachable(dsn, exc) from None
 
 
-def sealed(dsn: str) -> str:
-    """The address with the password that PGPASSWORD holds: for a process that does not get that variable."""
-    password = os.environ.get("PGPASSWORD")
-    if not password or _parsed(dsn).get("password"):
-        return dsn
-    return make_conninfo(dsn, password=password)
-
-
-def shown(dsn: str) -> str:
-    """A dsn for people: `postgresql://user@host:5432/db`, never with its password."""
-    try:
-        parts = conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:
-        return "(a dsn that cannot be read)"
-    user = parts.get("user") or os.environ.get("PGUSER", "")
-    host = (
-        parts.get("host")
-        or parts.get("hostaddr")
-        or os.environ.get("PGHOST")
-        or os.environ.get("PGHOSTADDR")
-        or ""
-    )
-    port = parts.get("port") or os.environ.get("PGPORT", "")
-    database = parts.get("dbname") or os.environ.get("PGDATABASE", "")
-    where = f"{host}:{port}" if host and port and not str(host).startswith("/") else host
-    return f"postgresql://{user}{'@' if user else ''}{where}/{database}"
-
-
 def _conninfo(settings: Settings, dsn: str, role: str) -> str:
-    given = _parsed(dsn)
+    given = parsed(dsn)
     probe = max(1, math.ceil(settings.tcp_timeout) // 3)
     options = {
         "default_transaction_isolation": "read committed",
@@ -204,13 +177,13 @@ def _conninfo(settings: Settings, dsn: str, role: str) -> str:
 
 def _pooled_conninfo(settings: Settings, dsn: str) -> str:
     """Through a pooler: it takes no session settings, and keeps nothing of a session between two transactions."""
-    _parsed(dsn)
+    parsed(dsn)
     return make_conninfo(dsn, client_encoding="UTF8", **_noticing(settings))
 
 
 def _handler_conninfo(settings: Settings, dsn: str, name: str) -> str:
     """What the user wrote into the dsn counts; timeouts of control statements are not for handlers."""
-    given = _parsed(dsn)
+    given = parsed(dsn)
     ours = {key: value for key, value in _noticing(settings).items() if key not in given}
     return make_conninfo(dsn, application_name=name, **ours)
 
@@ -228,22 +201,9 @@ def _noticing(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _parsed(dsn: str) -> Mapping[str, Any]:
-    try:
-        return conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:
-        # libpq's text quotes the part it stumbled over, which may be the password.
-        raise UsageError(
-            "the dsn cannot be read; nothing was done; write postgresql://user:password@host:5432/database "
-            "(with % and @ in the password as %25 and %40) or host=... dbname=..."
-        ) from None
-
-
 def _unreachable(dsn: str, exc: psycopg.OperationalError) -> DatabaseUnreachable:
     reason = "; ".join(line.strip() for line in str(exc).splitlines() if line.strip()) or type(exc).__name__
-    secrets = {str(conninfo_to_dict(dsn).get("password") or ""), os.environ.get("PGPASSWORD", "")}
-    for secret in secrets - {""}:
-        reason = reason.replace(secret, "(password)")
+    reason = discreet(reason, dsn)
     return DatabaseUnreachable(
         f"cannot connect to {shown(dsn)}: {reason}; nothing was done; "
         "check that Postgres runs there and that the dsn is right",

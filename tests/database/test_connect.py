@@ -9,8 +9,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from pgworkers.cli.failure import scrub
 from pgworkers.errors import DatabaseUnreachable, UsageError
-from pgworkers.postgres.connect import aconnect, choose, connect, shown
+from pgworkers.postgres.connect import aconnect, choose, connect
+from pgworkers.postgres.dsn import shown
 from pgworkers.settings import Settings, load
 
 CANARY = "c4n4ry-p4ssw0rd"
@@ -110,6 +112,73 @@ def test_a_dsn_that_cannot_be_read_is_not_quoted(dsn: str) -> None:
         connect(Settings(), dsn, "claim")
     assert CANARY not in str(caught.value)
     assert CANARY not in shown(dsn)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"postgresql://u:sek@{CANARY}@127.0.0.1:1/x",
+        f"postgresql://u:{CANARY}@ret@127.0.0.1:1/x",
+        f"postgresql://u:@{CANARY}@127.0.0.1:1/x",
+        f"postgresql://u:sek@{CANARY},@127.0.0.1:1/x",
+        f"postgresql://u:sek@re/{CANARY}@127.0.0.1:1/x",
+        f"postgresql://u:{CANARY}/ret@127.0.0.1:1/x",
+        f"postgresql://u:1/{CANARY}@127.0.0.1:1/x",
+        f"postgresql://u:1/se@{CANARY}@127.0.0.1:1/x",
+        f"postgresql://u:1,2/{CANARY}@127.0.0.1:1/x",
+        f"postgresql://u:1/{CANARY}?ret@127.0.0.1:1/x",
+        f"postgresql://u:%zz{CANARY}@127.0.0.1:1/x",
+        f"postgresql://u:se {CANARY}@127.0.0.1:1/x",
+        f"postgresql://u@tenant:{CANARY}@127.0.0.1:1/x",
+        f"postgresql://u:{CANARY}/x",
+        f"postgresql+psycopg://u:{CANARY}@127.0.0.1:1/x",
+        f"http://u:{CANARY}@127.0.0.1:1/x",
+        f"u:{CANARY}@127.0.0.1:1/x",
+        f"host=u:{CANARY}@127.0.0.1 dbname=x",
+        f"host=postgresql://u:{CANARY} dbname=x",
+        f"host=127.0.0.1 port=1 password=sek {CANARY} dbname=x",
+        f"host=127.0.0.1 port=1 password=sek {CANARY}=ret dbname=x",
+        f"host=127.0.0.1 port=1 password='sek {CANARY} dbname=x",
+    ],
+)
+def test_a_dsn_with_a_password_in_the_wrong_place_is_refused_and_not_quoted(dsn: str) -> None:
+    with pytest.raises(UsageError, match="%, @ and / in the password as %25, %40 and %2F") as caught:
+        connect(Settings(), dsn, "claim")
+    assert CANARY not in str(caught.value)
+    assert shown(dsn) == "(a dsn that cannot be read)"
+
+
+@pytest.mark.parametrize(
+    "password",
+    [f"{CANARY}", f"{CANARY}@ret", f"sek@{CANARY}", f"{CANARY}/ret", f"1/{CANARY}", f"1/@{CANARY}"],
+)
+@pytest.mark.parametrize("user", ["u", "", "u@tenant"])
+def test_an_error_that_quotes_a_url_has_no_piece_of_its_password(user: str, password: str) -> None:
+    told = scrub(f"there is no command 'postgresql://{user}:{password}@127.0.0.1:1/x'; try --help")
+    assert CANARY not in told
+    assert told.endswith("@127.0.0.1:1/x'; try --help")
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"postgresql://u:a?{CANARY}@127.0.0.1:1/x",
+        f"postgresql://u:a#{CANARY}@127.0.0.1:1/x",
+        f"postgresql://u:a:{CANARY}@127.0.0.1:1/x",
+        f"postgresql://u:a%40{CANARY}%2F%25@127.0.0.1:1/x",
+        f"postgresql://127.0.0.1:1/x?user=u@tenant&password={CANARY}",
+        f"postgresql://u@127.0.0.1:1/x?password={CANARY}&sslmode={CANARY}",
+        f"postgresql://u@127.0.0.1:1/x?sslpassword={CANARY}&sslmode={CANARY}",
+        f"host=127.0.0.1 port={CANARY} user=u password={CANARY}",
+        f"host=@nowhere user=u password={CANARY}",
+        f"service={CANARY} password={CANARY} user=u",
+    ],
+)
+def test_what_is_read_as_it_was_meant_is_tried_and_its_password_not_named(dsn: str) -> None:
+    with pytest.raises(DatabaseUnreachable) as caught:
+        connect(Settings(), dsn, "claim")
+    told = str(caught.value).replace(shown(dsn), "")  # a port is no secret, even where it is no port
+    assert CANARY not in told
 
 
 @pytest.mark.parametrize(
