@@ -27,7 +27,7 @@ def code() -> dict[str, Any]:
     assert len(blocks) == 3
     space: dict[str, Any] = {"__name__": "readme", "draw": lambda page: None}
     for block in blocks:
-        exec(block.replace("app = App()", 'app = App()\napp.queue("reports")'), space)
+        exec(block, space)
     return space
 
 
