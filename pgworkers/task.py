@@ -21,7 +21,7 @@ from pgworkers import payload
 from pgworkers.clock import seconds
 from pgworkers.context import Ctx
 from pgworkers.declare.arguments import Arguments
-from pgworkers.declare.options import Options, Using, options, refuse_unknown
+from pgworkers.declare.options import Options, Using, options, refuse_no_connection, refuse_unknown
 from pgworkers.errors import ResultError, UsageError
 from pgworkers.handle import Job
 from pgworkers.job.new import NewJob, Prepared
@@ -90,6 +90,7 @@ class Task(Generic[P, R]):
         `render.using(delay="5m", unique="report:7").enqueue(7)`
         """
         refuse_unknown(how, Using, what="using()")
+        refuse_no_connection(how)
         return Bound(self, options(**how))
 
     # What the worker calls.

@@ -44,7 +44,7 @@ class Using(TypedDict, total=False):
     deadline: Duration | None  # for the whole job, all attempts
     memory: int | str | None  # the most one attempt may use
     meta: Mapping[str, Any] | None  # why it was enqueued; shown to people and as ctx.meta
-    conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any] | None  # enqueue in your own transaction
+    conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]  # enqueue in your own transaction
     retries: int | None  # attempts after the first
     concurrency_key: str | None  # jobs with the same key share concurrency_per_key
     after: Sequence[Numbered | int]  # begins when all of these jobs have succeeded
@@ -84,6 +84,15 @@ def refuse_unknown(given: Mapping[str, Any], declared: type[Any], *, what: str) 
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ";"
             raise UsageError(f"{what} has no option {name!r}{hint} It has {', '.join(known)}")
+
+
+def refuse_no_connection(given: Mapping[str, Any]) -> None:
+    """UsageError for conn=None: whoever names a connection counts on its transaction. (Django's is None while closed.)"""
+    if "conn" in given and given["conn"] is None:
+        raise UsageError(
+            "using(conn=None): there is no connection, so no transaction to enqueue in; nothing was enqueued; "
+            "open it first (in Django: inside atomic()), or leave conn out"
+        )
 
 
 def read_name(value: Any, *, what: str, limit: int) -> str:

@@ -25,6 +25,6 @@ def hint(text: str) -> str:
     if not named:
         return ""
     return (
-        f"; {named[0]} holds the password of the queue's database and is not given to handlers: use ctx.connect(), give "
-        f"your own address another name, or let it through with {INHERIT}={named[0]}"
+        f"; {named[0]}, set or not, is kept from processes that import the app: it may hold the password of the queue's "
+        f"database. Use ctx.connect(), give your own address another name, or let it through with {INHERIT}={named[0]}"
     )

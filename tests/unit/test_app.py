@@ -190,6 +190,13 @@ def test_a_misspelt_option_is_named_with_the_one_that_was_meant() -> None:
         app.schedule("@daily", qqq=1)  # type: ignore[call-arg]
 
 
+def test_a_connection_that_is_not_there_is_no_transaction() -> None:
+    with pytest.raises(
+        UsageError, match=r"^using\(conn=None\): there is no connection.*nothing was enqueued"
+    ):
+        module_level.using(conn=None)  # type: ignore[typeddict-item]
+
+
 def test_a_queue_declared_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="queue 'q' is declared twice"):
         made("q", "q")
