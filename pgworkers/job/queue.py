@@ -53,7 +53,10 @@ class Cooling:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How many jobs of a task or a key run at once. `running`: how many do. `said_by`: the app or an operator."""
+    """How many jobs run at once: of a task, of a key, of each key of a task. `running`: how many do.
+
+    `said_by`: the app or an operator.
+    """
 
     kind: str
     name: str

@@ -1,4 +1,5 @@
--- Every concurrency limit with the number of jobs that run under it. Index: job_of_task, job_of_key.
+-- Every concurrency limit with the number of jobs that run under it; of a limit for each key of a task, under the key that
+-- has the most. Index: job_of_task, job_of_key.
 WITH said AS (
     SELECT c.kind, c.name, c.slots, 'operator' AS said_by FROM pgworkers.concurrency c
     UNION ALL
@@ -6,12 +7,18 @@ WITH said AS (
       FROM pgworkers.task t
      WHERE t.concurrency IS NOT NULL
        AND NOT EXISTS (SELECT FROM pgworkers.concurrency c WHERE c.kind = 'task' AND c.name = t.name)
+    UNION ALL
+    SELECT 'each key of', t.name, t.concurrency_per_key, 'app' FROM pgworkers.task t WHERE t.concurrency_per_key IS NOT NULL
 )
 SELECT s.kind, s.name, s.slots,
        CASE s.kind
             WHEN 'task' THEN (SELECT count(*) FROM pgworkers.job j
                                WHERE j.task = s.name AND j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL))
+            WHEN 'each key of' THEN (SELECT coalesce(max(n), 0)
+                                       FROM (SELECT count(*) AS n FROM pgworkers.job j
+                                              WHERE j.task = s.name AND j.host IS NOT NULL AND j.concurrency_key IS NOT NULL
+                                              GROUP BY j.concurrency_key) keys)
             ELSE (SELECT count(*) FROM pgworkers.job j WHERE j.concurrency_key = s.name AND j.host IS NOT NULL) END,
        s.said_by
   FROM said s
- ORDER BY s.kind DESC, s.name
+ ORDER BY s.kind = 'task' DESC, s.kind, s.name

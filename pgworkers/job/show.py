@@ -105,7 +105,10 @@ class QueueView:
     dead: int
     oldest_ready: float | None
     workers: int | None  # per host, when an operator said so
-    cluster_workers: int | None
+    cluster_workers: int | None  # over all hosts, when an operator said so
+    declared_cluster: int | None  # over all hosts, as the app says
+    present: int  # that living hosts have told of
+    hosts: int  # living ones that serve it
     throttled: float | None  # seconds it still cools down
 
 

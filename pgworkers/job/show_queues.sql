@@ -5,15 +5,24 @@ WITH live AS (
       FROM pgworkers.job
      GROUP BY queue
 ),
+served AS (
+    SELECT queue, count(*) AS hosts, sum(workers) AS workers
+      FROM (SELECT n.queue, (SELECT count(*) FROM jsonb_array_elements(h.workers) w
+                              WHERE w->>'queue' = n.queue AND w->>'state' <> 'leaving') AS workers
+              FROM pgworkers.host h CROSS JOIN unnest(h.queues) AS n (queue)
+             WHERE h.renewed_at >= now() - h.lease AND h.state IN ('starting', 'running')) living
+     GROUP BY queue
+),
 dead AS (
     SELECT queue, count(*) AS dead FROM pgworkers.history WHERE state = 'dead' GROUP BY queue
 )
 SELECT coalesce(q.name, l.queue, d.queue), coalesce(q.paused, false), coalesce(l.ready, 0), coalesce(l.scheduled, 0),
        coalesce(l.running, 0), coalesce(d.dead, 0),
        CASE WHEN l.oldest IS NOT NULL THEN greatest(extract(epoch FROM now() - l.oldest), 0) END::double precision,
-       q.workers, q.cluster_workers,
+       q.workers, q.cluster_workers, q.declared_cluster, coalesce(s.workers, 0)::integer, coalesce(s.hosts, 0),
        CASE WHEN q.throttled_until > now() THEN extract(epoch FROM q.throttled_until - now()) END::double precision
   FROM pgworkers.queue q
   FULL JOIN live l ON l.queue = q.name
   FULL JOIN dead d ON d.queue = coalesce(q.name, l.queue)
+  LEFT JOIN served s ON s.queue = coalesce(q.name, l.queue, d.queue)
  ORDER BY 1

@@ -39,6 +39,31 @@ def test_a_queue_is_scaled_on_each_host_over_all_and_back(cli: Command, db: Db) 
     assert row(db) == (None, None)
 
 
+def test_the_list_shows_the_workers_that_hold_whoever_said_so(cli: Command, db: Db) -> None:
+    def workers() -> str:
+        heading, line = cli("queues", "list").lines()
+        return line[line.index("active") + 6 : heading.index("READY") - 2].strip()
+
+    db.execute("INSERT INTO pgworkers.queue (name) VALUES ('reports')")
+    assert workers() == "no host"
+    for pid in (1, 2):
+        db.execute(
+            "INSERT INTO pgworkers.host (id, name, pid, app, version, queues, workers, lease)"
+            " VALUES (gen_random_uuid(), 'web', %s, 'app', '1', '{reports}',"
+            """ '[{"queue": "reports", "state": "idle"}, {"queue": "reports", "state": "busy"}]', '30s')""",
+            (pid,),
+        )
+    assert workers() == "4 on 2 hosts"
+    db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '1 hour' WHERE pid = 2")
+    assert workers() == "2 on 1 host"
+    db.execute("UPDATE pgworkers.queue SET declared_cluster = 6")
+    assert workers() == "6 over all hosts"
+    cli("queues", "scale", "reports", "8")
+    assert workers() == "8 a host (scaled)"
+    cli("queues", "scale", "reports", "--cluster", "12")
+    assert workers() == "12 over all hosts (scaled)"
+
+
 def test_what_cannot_be_meant_changes_nothing(cli: Command, db: Db) -> None:
     db.execute("INSERT INTO pgworkers.queue (name, workers) VALUES ('reports', 3)")
     assert "say one of" in cli.fails("queues", "scale", "reports", code=2)

@@ -113,6 +113,17 @@ def test_a_limit_that_an_operator_sets_wins_until_he_takes_it_back(desk: Desk) -
     assert [limit.said_by for limit in desk.ask(queue.limits())] == ["app"]
 
 
+def test_the_limit_of_each_key_is_listed_with_its_fullest_key(desk: Desk) -> None:
+    declare(desk, concurrency_per_key=2)
+    for key in ("x", "x", "x", "y"):
+        desk.put(concurrency_key=key)
+    assert len(take(desk)) == 3
+    found = desk.ask(queue.limits())
+    assert [(limit.kind, limit.name, limit.slots, limit.running, limit.said_by) for limit in found] == [
+        ("each key of", "t", 2, 2, "app")
+    ]
+
+
 def test_what_runs_already_counts_when_a_limit_is_set(desk: Desk) -> None:
     running = [desk.run_one() for _ in range(2)]
     desk.ask(queue.limit("task", "t", 2))
