@@ -164,7 +164,8 @@ def unserved(depths: Sequence[QueueDepth], found: Sequence[HostView], tolerance:
 def unknown(found: list[Stranger]) -> list[Finding]:
     bad = []
     for stranger in found:
-        what = f"nobody knows the task {stranger.task}; at least {stranger.jobs:,} jobs of it wait in {stranger.queue}"
+        jobs = "1 job of it waits" if stranger.jobs == 1 else f"{stranger.jobs:,} jobs of it wait"
+        what = f"nobody knows the task {stranger.task}; at least {jobs} in {stranger.queue}"
         why = f"no host will take them; the oldest has waited for {show_seconds(stranger.oldest)}"
         fix = (
             f"start a host whose app has @app.task(name={stranger.task!r}), or give them up: "
