@@ -232,6 +232,16 @@ def test_a_burst_that_waits_for_a_lost_host_says_so_and_takes_its_job(forest: Fo
     assert forest.state(job) == "succeeded"
 
 
+def test_a_job_of_a_task_that_nobody_knows_is_told_of_once(forest: Forest) -> None:
+    master = forest.start(queues="default:1", PGWORKERS_DEPTH="0.5s")
+    forest.enqueue("of_another_app", 2)
+    told = "2 jobs of a task that no app has declared wait in default: of_another_app"
+    wait_for(lambda: told in master.log(), what="an idle worker beside a job that waits too long")
+    looks = forest.db.execute("SELECT now()").fetchone()
+    wait_for(lambda: forest.db.execute("SELECT now() - %s > '4 seconds'", looks).fetchone() == (True,))
+    assert master.log().count("no app has declared") == 1
+
+
 def test_hooks_titles_and_four_connections_for_eight_workers(forest: Forest) -> None:
     master = forest.start(queues="default:5,images:3")
     [job] = forest.enqueue("work", args={"gated": True}, queue="images")

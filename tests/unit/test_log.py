@@ -77,6 +77,7 @@ def of_no_job(text: str) -> list[events.Fact]:
         events.DutyFailed("rescue", text),
         events.ScheduleFailed(text, text, text),
         events.ReloadRefused(text),
+        events.TaskUnknown("reports", text, 1),
         events.HostChanged("running", text),
     ]
 
