@@ -65,8 +65,8 @@ def size(value: int | str, *, what: str = "size") -> int:
 
 def show_seconds(value: float) -> str:
     """How a duration reads: 0.4s, 42s, 3m12s, 2h05m, 3d4h; an even one without zeros: 1m, 2h, 14d."""
-    if value < 0:
-        value = 0.0
+    if value <= 0:
+        return "0s"
     if value < 0.01:
         return f"{value * 1000:.1f}ms"
     if value < 10:

@@ -47,9 +47,10 @@ class DatabaseUnreachable(PgworkersError):
 
     exit_code = 4
 
-    def __init__(self, text: str, *, transient: bool = True) -> None:
+    def __init__(self, text: str, *, transient: bool = True, brief: str = "") -> None:
         super().__init__(text)
         self.transient = transient
+        self.brief = brief or text  # for somebody who is told of it while we try again
 
 
 class OutcomeUnknown(DatabaseUnreachable):
@@ -106,6 +107,14 @@ class RateTimeout(PgworkersError, TimeoutError):
 
 class Control(Exception):
     """What a handler raises to say how its attempt ends."""
+
+    reason: str = ""
+    after: float | str | None = None
+
+    def __repr__(self) -> str:
+        said = [repr(self.reason)] if self.reason else []
+        said += [f"after={self.after!r}"] if self.after is not None else []
+        return f"{type(self).__name__}({', '.join(said)})"
 
 
 class Retry(Control):

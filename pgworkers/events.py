@@ -253,6 +253,15 @@ class ScheduleFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskUnknown:
+    """Jobs of a task that no app has declared wait; told once by a leader that has an idle worker in their queue."""
+
+    queue: str
+    task: str
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
 class ReloadRefused:
     """Newer code does not start; the old one goes on."""
 
@@ -288,7 +297,7 @@ Fact = (
     | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | SupervisorSilent
     | WorkersResting | OrphansKilled
     | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified
-    | TickFired | TicksSkipped | ScheduleFailed
+    | TickFired | TicksSkipped | ScheduleFailed | TaskUnknown
     | QueuesSeen | SchedulesSeen | StorageSeen | MemorySeen | LoopWoke | HandlerMeasured
     | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | HostChanged | LinesDropped
 )  # fmt: skip

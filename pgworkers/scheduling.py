@@ -56,8 +56,8 @@ class Scheduling:
         scope = read_name(scope, what=f"schedule {schedule}: scope", limit=SCOPE_LIMIT)
         try:
             return self.client.run(operate.add_scope(schedule, scope, dict(args or {})))
-        except (NoDataFound, NotFound) as exc:
-            raise NotFound(f"there is no scoped schedule {schedule!r}; no scope was added") from exc
+        except (NoDataFound, NotFound):
+            raise NotFound(f"there is no scoped schedule {schedule!r}; no scope was added") from None
 
     def remove_scope(self, schedule: str, scope: str) -> bool:
         """One scope less; its jobs go on. False: there was none."""

@@ -58,6 +58,11 @@ class QueueSpec(msgspec.Struct, frozen=True):
     preload: tuple[str, ...] = ()
     batch: bool = True
 
+    @property
+    def here(self) -> int:
+        """The most workers of it that one host can have: of those over all hosts, all of them."""
+        return self.workers if self.cluster_workers is None else self.cluster_workers
+
 
 class ScheduleSpec(msgspec.Struct, frozen=True):
     """When a task is enqueued by itself: `cron` in `tz`, or `every` so many seconds."""

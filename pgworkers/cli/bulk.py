@@ -89,7 +89,7 @@ DISCARD = Verb("discard", "discarded", _WAITING, _WAITING, frozenset({"dead"}), 
 @filters
 @click.pass_context
 def retry(ctx: click.Context, /, **given: Any) -> int:
-    """Run dead or cancelled jobs again, with a fresh budget; scheduled ones now.
+    """Run dead or cancelled jobs again, scheduled ones now. Their budget begins anew.
 
     \b
     Examples:
@@ -105,7 +105,7 @@ def retry(ctx: click.Context, /, **given: Any) -> int:
 @filters
 @click.pass_context
 def cancel(ctx: click.Context, /, **given: Any) -> int:
-    """Cancel jobs: waiting ones at once, running ones as soon as they are stopped.
+    """End jobs for good. Waiting ones at once, running ones as soon as they are stopped.
 
     \b
     Examples:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def systemd(
     ctx: click.Context, *, name: str | None, user: str, directory: str | None, environment: str | None
 ) -> None:
-    """Print a systemd unit: notify, drain, watchdog, one worker's OOM is its own.
+    """Print a systemd unit. Notify, drain, watchdog; one worker's OOM is its own.
 
     The time for a stop follows from the settings of the app and of the environment.
 
@@ -79,7 +79,7 @@ def systemd(
 )
 @click.pass_context
 def k8s(ctx: click.Context, *, name: str | None, image: str, secret: str, most: int) -> None:
-    """Print Kubernetes manifests: a Deployment with probes and grace, a ScaledObject for KEDA.
+    """Print Kubernetes manifests. A Deployment with probes and grace, a ScaledObject for KEDA.
 
     KEDA asks the SQL function pgworkers.backlog(queue) how much there is to do.
 
@@ -102,7 +102,7 @@ def k8s(ctx: click.Context, *, name: str | None, image: str, secret: str, most: 
 )
 @click.pass_context
 def docker(ctx: click.Context, *, python: str) -> None:
-    """Print a Dockerfile: not root, no shell in between, the master is PID 1.
+    """Print a Dockerfile. Not root, no shell in between, the master is PID 1.
 
     \b
     Examples:

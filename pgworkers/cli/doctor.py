@@ -148,7 +148,7 @@ def _app(said: Invocation) -> tuple[settings.Loaded, list[Finding], int]:
     if spec.threads:
         what, why = starts_threads(config, spec.threads), "`pgworkers run` refuses to start"
         return loaded, [fail("app", what, why, f"pgworkers -c {config} run --check")], 0
-    workers = sum(queue.workers for queue in spec.queues)
+    workers = sum(queue.here for queue in spec.queues)
     what = f"{config}, version {spec.version}: {plural(len(spec.queues), 'queue')}, {plural(len(spec.tasks), 'task')}"
     return loaded, [ok("app", what)], workers
 

@@ -35,7 +35,7 @@ PURGE = Verb("purge", "purged", (State.DEAD,), (State.DEAD,), frozenset({"purged
 @click.option("--dead", is_flag=True, help="Delete the records of its dead jobs instead.")
 @click.pass_context
 def purge(ctx: click.Context, *, name: str, dead: bool) -> int:
-    """Discard everything that waits in a queue; shows the count and asks.
+    """Discard everything that waits in a queue. Shows the count and asks.
 
     Waiting jobs become dead without running, and jobs that wait for them hear of it. Running ones go on. With --dead the
     dead jobs of the queue are deleted for good, with their post-mortems.
@@ -63,7 +63,7 @@ def purge(ctx: click.Context, *, name: str, dead: bool) -> int:
 )
 @click.pass_context
 def drain(ctx: click.Context, *, names: tuple[str, ...], timeout: float | None) -> int:
-    """Wait until these queues are empty: nothing ready, scheduled or running.
+    """Wait until queues are empty. Nothing is ready, scheduled or running then.
 
     \b
     Examples:

@@ -46,7 +46,7 @@ def alerts() -> None:
 @click.argument("directory", default="grafana", type=click.Path(file_okay=False, path_type=Path))
 @click.pass_context
 def grafana(ctx: click.Context, directory: Path) -> None:
-    """Write the dashboards, and the files that make Grafana and Prometheus find them, into a directory.
+    """Write the dashboards into a directory. With the files that make Grafana and Prometheus find them.
 
     A file that is already there is written anew; others are left alone.
 

@@ -47,7 +47,7 @@ def stack(ctx: click.Context, *, number: int) -> None:
 @click.argument("number", metavar="ID", type=job_id)
 @click.pass_context
 def suspend(ctx: click.Context, *, number: int) -> None:
-    """Let a running job stand still (SIGSTOP); its lease is kept and its deadline waits.
+    """Let a running job stand still (SIGSTOP). Its lease is kept and its deadline waits.
 
     \b
     Examples:
@@ -74,7 +74,9 @@ def resume(ctx: click.Context, *, number: int) -> None:
 @click.argument("number", metavar="ID", type=job_id)
 @click.pass_context
 def kill(ctx: click.Context, *, number: int) -> None:
-    """Kill the process of a running job at once; the job is handed back and runs again.
+    """Kill the process of a running job. The job is handed back at once, and runs again.
+
+    SIGKILL: the handler is not asked and nothing of it is left; its stack is kept with the attempt, which costs nothing.
 
     \b
     Examples:
@@ -88,7 +90,7 @@ def kill(ctx: click.Context, *, number: int) -> None:
 @click.argument("worker", metavar="[QUEUE[/SLOT]]", required=False)
 @click.pass_context
 def workers_stack(ctx: click.Context, *, worker: str | None) -> None:
-    """The Python stacks of workers, now: all of them, those of a queue, or one.
+    """The Python stacks of workers, now. Of all of them, those of a queue, or one.
 
     \b
     Examples:
@@ -122,7 +124,7 @@ def workers_stack(ctx: click.Context, *, worker: str | None) -> None:
 @click.argument("worker", metavar="QUEUE[/SLOT]")
 @click.pass_context
 def workers_stop(ctx: click.Context, *, worker: str) -> int:
-    """Let workers leave after their job; their supervisor starts fresh ones.
+    """Let workers leave after their job. Their supervisor starts fresh ones.
 
     For a worker that has grown large or holds something stale. Running jobs finish; to stop a job, cancel or kill it.
     To have fewer workers, scale the queue.

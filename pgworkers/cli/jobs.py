@@ -51,7 +51,11 @@ def list_(
     chosen = show.Filter(states=states(state), queue=queue, task=task, limit=limit + 1)
     with place.database(invocation) as db:
         found = run(db.conn, db.schema, show.find(chosen))
-    output.rows(invocation, found[:limit], _columns(), empty="no jobs", key="id")
+        some_run = any(job.state == State.RUNNING for job in found)
+        workers = run(db.conn, db.schema, show.workers()) if some_run else []
+    still = {(worker.host, worker.job_id) for worker in workers if worker.state == "suspended"}
+    listed = [{**output.record(job), "suspended": (job.host, job.id) in still} for job in found[:limit]]
+    output.rows(invocation, listed, _columns(), empty="no jobs", key="id")
     if len(found) > limit and invocation.output == "table":
         output.note(
             invocation, f"there are more: --limit shows more than {limit}, --state --queue --task narrow it"
@@ -89,6 +93,7 @@ def show_(ctx: click.Context, *, number: int) -> None:
         "host_name": around.host,
         "worker": around.worker,
         "pid": around.pid,
+        "suspended": around.suspended,
         "attempts": [output.record(attempt) for attempt in attempts],
     }
     if invocation.output == "json":
@@ -134,25 +139,26 @@ def missing(ids: list[int]) -> str:
 def _columns() -> list[Column]:
     now = utcnow()
     return [
-        ("id", lambda job: str(job.id)),
-        ("state", lambda job: str(job.state)),
-        ("queue", lambda job: job.queue),
-        ("task", lambda job: job.task),
-        ("arguments", lambda job: short(arguments(job.args))),
-        ("attempt", lambda job: f"{job.attempt}/{job.max_attempts}"),
-        ("created", lambda job: ago(job.created_at, now)),
+        ("id", lambda job: str(job["id"])),
+        ("state", lambda job: "suspended" if job["suspended"] else str(job["state"])),
+        ("queue", lambda job: job["queue"]),
+        ("task", lambda job: job["task"]),
+        ("arguments", lambda job: short(arguments(job["args"]))),
+        ("attempt", lambda job: f"{job['attempt']}/{job['max_attempts']}"),
+        ("created", lambda job: ago(job["created_at"], now)),
         ("ran", lambda job: _ran(job, now)),
-        ("error", lambda job: short(job.error or "")),
+        # of a job that runs again, how the run before ended is the story's (`jobs show`)
+        ("error", lambda job: "" if job["state"] == State.RUNNING else short(job["error"] or "")),
     ]
 
 
-def _ran(job: Any, now: Any) -> str:
+def _ran(job: dict[str, Any], now: Any) -> str:
     """How long it ran, since when it runs, or when it will."""
-    if job.state == State.RUNNING and job.started_at is not None:
-        return "for " + lasting(max(0.0, (now - job.started_at).total_seconds()))
-    if job.state == State.SCHEDULED:
-        return ago(job.run_at, now)
-    return lasting(job.duration)
+    if job["state"] == State.RUNNING and job["started_at"] is not None:
+        return "for " + lasting(max(0.0, (now - job["started_at"]).total_seconds()))
+    if job["state"] == State.SCHEDULED:
+        return ago(job["run_at"], now)
+    return lasting(job["duration"])
 
 
 _ENDS: list[Column] = [

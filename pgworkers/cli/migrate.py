@@ -43,7 +43,7 @@ def up(ctx: click.Context) -> None:
 @migrate.command("status")
 @click.pass_context
 def status(ctx: click.Context) -> int:
-    """What is applied and what is missing; exit code 5 unless the schema is up to date.
+    """What is applied and what is missing. Exit code 5 unless the schema is up to date.
 
     \b
     Examples:
@@ -72,12 +72,12 @@ def status(ctx: click.Context) -> int:
 @migrate.command("sql")
 @click.pass_context
 def sql(ctx: click.Context) -> None:
-    """Print what `up` does to an empty database, for somebody else to run; needs no database.
+    """Print what `up` does to an empty database. For somebody else to run; needs no database.
 
     It is one transaction: all of it, or nothing.
 
     \b
-    Example:
+    Examples:
       pgworkers migrate sql --schema jobs | psql -v ON_ERROR_STOP=1 app
     """
     from pgworkers.postgres import migrate as migrations
@@ -88,12 +88,12 @@ def sql(ctx: click.Context) -> None:
 @migrate.command("roles")
 @click.pass_context
 def roles(ctx: click.Context) -> None:
-    """Print the SQL that makes five roles: owner, worker, operator, viewer, enqueue; needs no database.
+    """Print the SQL that makes five roles. Owner, worker, operator, viewer, enqueue; needs no database.
 
     Run it after `up`, and again after each later one; docs/security.md has the table of what each role may do.
 
     \b
-    Example:
+    Examples:
       pgworkers migrate roles | psql -v ON_ERROR_STOP=1 app
       psql app -c 'GRANT pgworkers_enqueue TO web'
     """

@@ -25,6 +25,7 @@ _COLOURS = {
     "cancelled": "magenta",
     "running": "cyan",
     "scheduled": "yellow",
+    "suspended": "magenta",
 }
 _NUMBERS = frozenset({"id", "pid", "priority", "ready", "scheduled", "running", "dead", "workers", "jobs"})
 #: Columns of free text: the ones that are shortened when a terminal is narrow, down to _LEAST.

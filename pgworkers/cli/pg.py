@@ -51,7 +51,13 @@ def start(ctx: click.Context) -> None:
 )
 @click.pass_context
 def stop(ctx: click.Context, force: bool) -> None:
-    """Stop the server. Refused while something uses it."""
+    """Stop the server. Refused while something uses it.
+
+    \b
+    Examples:
+      pgworkers pg stop
+      pgworkers pg stop --force
+    """
     invocation = said(ctx)
     stopped = _server(invocation).stop(force=force)
     output.note(invocation, "stopped" if stopped else "it was not running")
@@ -60,7 +66,13 @@ def stop(ctx: click.Context, force: bool) -> None:
 @pg.command()
 @click.pass_context
 def status(ctx: click.Context) -> None:
-    """Whether it runs, where its data is and who uses it. Exit code 3 when it does not run."""
+    """Whether it runs, where its data is and who uses it. Exit code 3 when it does not run.
+
+    \b
+    Examples:
+      pgworkers pg status
+      pgworkers pg status -o json
+    """
     invocation = said(ctx)
     found = _server(invocation).status()
     if invocation.output == "json":
@@ -81,7 +93,7 @@ def status(ctx: click.Context) -> None:
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def psql(ctx: click.Context, args: tuple[str, ...]) -> None:
-    """Open psql on the server's database; what follows is passed to psql.
+    """Open psql on the server's database. What follows is passed to psql.
 
     \b
     Examples:
@@ -110,7 +122,15 @@ def psql(ctx: click.Context, args: tuple[str, ...]) -> None:
 @pg.command()
 @click.pass_context
 def reset(ctx: click.Context) -> None:
-    """Stop the server and delete its data: every job, finished or not. Refused while something uses it."""
+    """Stop the server and delete its data: every job, finished or not.
+
+    It asks first, and is refused while something uses the server.
+
+    \b
+    Examples:
+      pgworkers pg reset
+      pgworkers -y pg reset
+    """
     invocation = said(ctx)
     server = _server(invocation)
     found = server.status()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pgworkers import settings
 from pgworkers.cli.invocation import Invocation
 from pgworkers.cli.output import note, warn
-from pgworkers.errors import AppNotLoaded, DatabaseUnreachable, UsageError
+from pgworkers.errors import AppNotLoaded, DatabaseUnreachable
 
 if TYPE_CHECKING:
     import psycopg
@@ -47,7 +47,7 @@ def config(said: Invocation) -> str | None:
 def required_config(said: Invocation) -> str:
     found = config(said)
     if found is None:
-        raise UsageError(
+        raise AppNotLoaded(
             f"no app: there is no {DEFAULT_CONFIG} in {Path.cwd()}; "
             "give one with --config, or write one with pgworkers init"
         )

@@ -9,7 +9,7 @@ import click
 from pgworkers.cli import emptying, output, place
 from pgworkers.cli.invocation import Group, said, unknown
 from pgworkers.cli.output import Column
-from pgworkers.cli.wording import lasting, plain
+from pgworkers.cli.wording import lasting, plain, plural
 from pgworkers.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def queues() -> None:
 @queues.command("list")
 @click.pass_context
 def list_(ctx: click.Context) -> None:
-    """Every queue and how many jobs it holds.
+    """Every queue, its workers and how many jobs it holds.
 
     \b
     Examples:
@@ -49,7 +49,7 @@ def pause(ctx: click.Context, *, names: tuple[str, ...]) -> None:
     """Take no more jobs from these queues; running ones finish.
 
     \b
-    Example:
+    Examples:
       pgworkers queues pause reports
     """
     _set(ctx, names, paused=True)
@@ -62,7 +62,7 @@ def resume(ctx: click.Context, *, names: tuple[str, ...]) -> None:
     """Take jobs from these queues again.
 
     \b
-    Example:
+    Examples:
       pgworkers queues resume reports
     """
     _set(ctx, names, paused=False)
@@ -115,9 +115,9 @@ def scale(
 def limit(
     ctx: click.Context, *, slots: int | None, task: str | None, key: str | None, as_declared: bool
 ) -> None:
-    """Limit how many jobs of a task or a key run at once, over all hosts.
+    """Limit how many jobs of a task or a key run at once.
 
-    0 stops them: nothing more of that task or key starts. Running jobs finish.
+    Over all hosts. 0 stops them: nothing more of that task or key starts. Running jobs finish.
 
     \b
     Examples:
@@ -150,7 +150,7 @@ def limits(ctx: click.Context) -> None:
     """Every concurrency limit, and how many jobs run under it.
 
     \b
-    Example:
+    Examples:
       pgworkers queues limits
     """
     from pgworkers.job import queue
@@ -198,17 +198,21 @@ def _state(queue: QueueView) -> str:
     return f"cools down for {lasting(queue.throttled)}" if queue.throttled else "active"
 
 
-def _tuned(queue: QueueView) -> str:
-    """What an operator said; empty: what the app says."""
+def _workers(queue: QueueView) -> str:
+    """What holds: an operator's word, else the app's; of a number for each host, what the hosts that live make of it."""
     if queue.cluster_workers is not None:
-        return f"{queue.cluster_workers} over all hosts"
-    return "" if queue.workers is None else f"{queue.workers} a host"
+        return f"{queue.cluster_workers} over all hosts (scaled)"
+    if queue.workers is not None:
+        return f"{queue.workers} a host (scaled)"
+    if queue.declared_cluster is not None:
+        return f"{queue.declared_cluster} over all hosts"
+    return f"{queue.present} on {plural(queue.hosts, 'host')}" if queue.hosts else "no host"
 
 
 _COLUMNS: list[Column] = [
     ("name", lambda queue: queue.name),
     ("state", _state),
-    ("workers", _tuned),
+    ("workers", _workers),
     ("ready", lambda queue: str(queue.ready)),
     ("scheduled", lambda queue: str(queue.scheduled)),
     ("running", lambda queue: str(queue.running)),

@@ -39,7 +39,7 @@ def _scope(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.pass_context
 def list_(ctx: click.Context, *, limit: int) -> None:
-    """Every schedule: when it fires next, what became of its last tick, and whether it can.
+    """Every schedule. When it fires next, what became of its last tick, and whether it can.
 
     \b
     Examples:
@@ -102,7 +102,7 @@ def next_(ctx: click.Context, *, name: str, scope: str | None, count: int) -> No
 @_scope
 @click.pass_context
 def run_(ctx: click.Context, *, name: str, scope: str | None) -> int:
-    """Enqueue the job of a schedule now, out of turn, also when it is paused; its calendar does not move.
+    """Enqueue the job of a schedule now, out of turn. Also when it is paused; its calendar does not move.
 
     \b
     Examples:
@@ -161,7 +161,7 @@ def resume(ctx: click.Context, *, name: str, scope: str | None) -> None:
     """Fire again from now on; what was due meanwhile is not made up.
 
     \b
-    Example:
+    Examples:
       pgworkers schedules resume nightly
     """
     from pgworkers.schedule import operate

@@ -15,6 +15,7 @@ from pgworkers.job.show import AttemptView, JobView
 from pgworkers.job.standing import Standing
 from pgworkers.job.state import CRASHES, State, Verdict
 from pgworkers.observe import tracing
+from pgworkers.observe.lines import rest
 
 #: Verdicts whose error is the text of user code.
 SAID_BY_USERS = (Verdict.ERROR, Verdict.DISCARDED, Verdict.EXIT)
@@ -58,7 +59,7 @@ def tell(
     yield from _facts(job, now, around)
     for at, attempt in enumerate(attempts):
         yield ""
-        yield from _attempt(attempt, now, retried=at < before)
+        yield from _attempt(attempt, now, _which(attempts, at, before))
     if job.state == State.SUCCEEDED:
         yield ""
         yield f"result: {plain(compact(job.result))}"
@@ -82,7 +83,8 @@ def why(job: JobView, attempts: Sequence[AttemptView], now: datetime, around: St
             return f"{waits}, {since}" if stuck is None else f"waits, {since}: {stuck}"
         case State.RUNNING:
             cancel = ", and was asked to stop" if job.cancel_at is not None else ""
-            return f"{spent} started {ago(job.started_at, now)}{cancel}"
+            still = f", suspended; pgworkers jobs resume {job.id} lets it go on" if around.suspended else ""
+            return f"{spent} started {ago(job.started_at, now)}{cancel}{still}"
         case State.SUCCEEDED:
             return f"{_in(job.duration)}on {spent}, {ago(job.finished_at, now)}"
         case State.DEAD:
@@ -95,7 +97,7 @@ def why(job: JobView, attempts: Sequence[AttemptView], now: datetime, around: St
 def _death(job: JobView, last: AttemptView | None) -> str:
     """What it died of: whose decision, or which budget, and the last words."""
     verdict = job.verdict or (last.verdict if last else "")
-    said = plain(short(job.error)) if job.error else ""
+    said = plain(short(rest(verdict, job.error).lstrip(":; "))) if job.error else ""
     # Our own sentences say what the verdict means, and more; what user code said needs the meaning before it.
     means = _ended(verdict, job.error) if verdict in SAID_BY_USERS or not said else verdict
     words = f"{means}: {said}" if said else means
@@ -149,10 +151,17 @@ def _facts(job: JobView, now: datetime, around: Standing) -> Iterator[str]:
             yield f"  {name:<11}{value}"
 
 
-def _attempt(attempt: AttemptView, now: datetime, *, retried: bool) -> Iterator[str]:
+def _which(attempts: Sequence[AttemptView], at: int, before: int) -> str:
+    """`attempt 2`; one that cost nothing is run again under the same number: `attempt 2, run 1`, `attempt 2, run 2`."""
+    number, retried = attempts[at].attempt, at < before
+    same = [i for i, one in enumerate(attempts) if one.attempt == number and (i < before) == retried]
+    run = f", run {same.index(at) + 1}" if len(same) > 1 else ""
+    return f"attempt {number}{run}" + (" (before it was retried)" if retried else "")
+
+
+def _attempt(attempt: AttemptView, now: datetime, which: str) -> Iterator[str]:
     """One attempt that did not succeed."""
     spent = _spent(attempt.duration, attempt.cpu_seconds, attempt.peak_rss)
-    which = f"attempt {attempt.attempt}" + (" (before it was retried)" if retried else "")
     yield f"{which}: {_ended(attempt.verdict, attempt.error)}, {ago(attempt.finished_at, now)}"
     facts = {
         "started": _when(attempt.started_at, now),

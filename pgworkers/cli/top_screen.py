@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pgworkers.cli.top_cells import Line, clean, fit
+from pgworkers.cli.top_cells import Line, clean, fit, short
 from pgworkers.cli.top_model import Picture, Row, Wish, totals
 from pgworkers.cli.top_rows import STATES, detail, headings, shown
 
@@ -72,9 +72,13 @@ def body_height(height: int) -> int:
 
 
 def text(picture: Picture, rows: Sequence[Row], scene: Scene, width: int) -> list[str]:
-    """One frame without end, for a pipe."""
+    """One frame without end, for a pipe; the last line says how old what it shows is."""
     lines = [_first(picture, scene), headings(scene.wish, width)]
     lines += [shown(row, scene.wish, width) for row in rows]
+    ages = [host.age for host in picture.hosts if not host.lost]
+    if ages:
+        told = "view written" if len(ages) == 1 else "views written up to"
+        lines.append([(f"{told} {short(max(ages))} ago", "")])
     return ["".join(piece for piece, _ in fit(line, width)).rstrip() for line in lines]
 
 

@@ -23,7 +23,13 @@ def own() -> str:
 @click.command(cls=Command)
 @click.pass_context
 def version(ctx: click.Context) -> None:
-    """The versions of pgworkers and what it stands on."""
+    """The versions of pgworkers and what it stands on.
+
+    \b
+    Examples:
+      pgworkers version
+      pgworkers version -o json
+    """
     import psycopg
 
     facts = {

@@ -119,7 +119,18 @@ class Arguments:
         try:
             return self.signature.bind(*args, **kwargs).arguments
         except TypeError as exc:
-            self._refuse(f"{exc}; it takes {self.shown}")
+            self._refuse(f"{self._misnamed(kwargs) or exc}; it takes {self.shown}")
+
+    def _misnamed(self, kwargs: Mapping[str, Any]) -> str | None:
+        """An argument that is not there, named before the one that is missing for it; None: there is none."""
+        known = [name for name, p in self.signature.parameters.items() if p.kind not in _POSITIONAL]
+        wrong = next((name for name in kwargs if name not in known), None)
+        if wrong is None or self._rest is not None:
+            return None
+        from difflib import get_close_matches
+
+        near = get_close_matches(wrong, known, n=1)
+        return f"there is no argument {wrong!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
     def _refuse(self, reason: str) -> NoReturn:
         raise ArgumentError(f"{self.task}: {reason}; nothing was enqueued") from None

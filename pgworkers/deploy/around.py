@@ -22,7 +22,7 @@ class Around:
 
     name: str  # "reports": of the service, the deployment, the image
     config: str  # what --config gets
-    workers: dict[str, int]  # on one host, by queue
+    workers: dict[str, int]  # on one host at most, by queue
     memory: int  # bytes that its workers may use together; 0: no queue says
     start: int  # seconds a start may take
     stop: int  # seconds from SIGTERM to SIGKILL
@@ -41,8 +41,8 @@ def around(name: str, config: str, loaded: Loaded, app: AppSpec | None) -> Aroun
     return Around(
         name=name,
         config=config,
-        workers={queue.name: queue.workers for queue in queues} or {"default": 1},
-        memory=sum((queue.memory or 0) * queue.workers for queue in queues),
+        workers={queue.name: queue.here for queue in queues} or {"default": 1},
+        memory=sum((queue.memory or 0) * queue.here for queue in queues),
         start=math.ceil(settings.connect_wait + 2 * settings.boot) + 30,
         stop=math.ceil(longest(settings)) + MARGIN,
         schema=settings.schema,

@@ -8,27 +8,16 @@ from dataclasses import dataclass
 from pgworkers.clock import show_seconds
 from pgworkers.doctor.finding import Finding, Tolerance, fail, ok, skip, wait, warn
 from pgworkers.job.show import HostView
+from pgworkers.job.strangers import Stranger
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.sightings import QueueDepth
 
 _LEADER = Statement.beside(__file__, "leader")
-_STRANGERS = Statement.beside(__file__, "strangers")
 _TICKS = Statement.beside(__file__, "ticks")
 _PAUSES = Statement.beside(__file__, "pauses")
 
 #: How long hosts may be without a leader: a new one is found in seconds, a frozen one is deposed after its lease.
 LEADERLESS = 10.0
-_LOOK = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Stranger:
-    """A task that no deploy has declared."""
-
-    queue: str
-    task: str
-    jobs: int
-    oldest: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +50,6 @@ class Pause:
 
 def lock_holders() -> Query[int]:
     return Query(_LEADER, {}, lambda rows: int(rows[0][0]))
-
-
-def strangers(queues: Sequence[str]) -> Query[list[Stranger]]:
-    params = {"queues": list(queues), "look": _LOOK}
-    return Query(_STRANGERS, params, lambda rows: [Stranger(*row) for row in rows])
 
 
 def ticking() -> Query[list[Ticking]]:
@@ -164,7 +148,8 @@ def unserved(depths: Sequence[QueueDepth], found: Sequence[HostView], tolerance:
 def unknown(found: list[Stranger]) -> list[Finding]:
     bad = []
     for stranger in found:
-        what = f"nobody knows the task {stranger.task}; at least {stranger.jobs:,} jobs of it wait in {stranger.queue}"
+        jobs = "1 job of it waits" if stranger.jobs == 1 else f"{stranger.jobs:,} jobs of it wait"
+        what = f"nobody knows the task {stranger.task}; at least {jobs} in {stranger.queue}"
         why = f"no host will take them; the oldest has waited for {show_seconds(stranger.oldest)}"
         fix = (
             f"start a host whose app has @app.task(name={stranger.task!r}), or give them up: "

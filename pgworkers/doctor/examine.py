@@ -15,6 +15,7 @@ from pgworkers.doctor.finding import Finding, Tolerance, fail, skip, sql, warn
 from pgworkers.job.depth import depth
 from pgworkers.job.show import HostView
 from pgworkers.job.show import hosts as show_hosts
+from pgworkers.job.strangers import strangers
 from pgworkers.postgres import migrate
 from pgworkers.postgres.connect import is_pooled
 from pgworkers.postgres.statements import Query, run
@@ -126,7 +127,7 @@ TABLES: dict[str, Check] = {
     ),
     "queues": lambda p: cluster.unserved(p.depths, p.hosts, p.tolerance),
     "paused": lambda p: cluster.paused(p.ask(cluster.pauses()), p.depths),
-    "tasks": lambda p: cluster.unknown(p.ask(cluster.strangers([one.queue for one in p.depths]))),
+    "tasks": lambda p: cluster.unknown(p.ask(strangers([one.queue for one in p.depths]))),
     "schedules": lambda p: cluster.schedules(p.ask(cluster.ticking()), p.leads, p.tolerance),
     "stuck": _stuck,
     "backlog": lambda p: work.backlog(p.depths, p.ask(work.crews()), p.ask(work.paces()), p.tolerance),

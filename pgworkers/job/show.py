@@ -19,6 +19,7 @@ _COUNT = Statement.beside(__file__, "show_count")
 _QUEUES = Statement.beside(__file__, "show_queues")
 _HOSTS = Statement.beside(__file__, "show_hosts")
 _WORKERS = Statement.beside(__file__, "show_workers")
+_OTHERS = Statement.beside(__file__, "show_others")
 _UNFINISHED = Statement.beside(__file__, "show_unfinished")
 
 
@@ -149,6 +150,18 @@ class WorkerView:
     jobs: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Other:
+    """A host that holds jobs. `silent`: seconds since it renewed; after `lease` they are lost."""
+
+    id: UUID
+    name: str
+    pid: int
+    jobs: int
+    silent: float
+    lease: float
+
+
 def get(job_id: int) -> Query[JobView | None]:
     return Query(_GET, {"id": job_id}, lambda rows: _job(rows[0]) if rows else None)
 
@@ -184,6 +197,12 @@ def unfinished(names: Sequence[str], tasks: Sequence[str]) -> Query[int]:
     """How many jobs of these queues run, are due, or wait for a retry; jobs of other tasks wait for another host."""
     params = {"queues": list(names), "tasks": list(tasks)}
     return Query(_UNFINISHED, params, lambda rows: int(rows[0][0]))
+
+
+def others(host: str, names: Sequence[str]) -> Query[list[Other]]:
+    """The hosts but this one that hold jobs of these queues."""
+    params = {"host": host, "queues": list(names)}
+    return Query(_OTHERS, params, lambda rows: [Other(*row) for row in rows])
 
 
 def _job(row: tuple[Any, ...]) -> JobView:

@@ -26,6 +26,7 @@ class Standing:
     host: str | None = None
     worker: str | None = None
     pid: int | None = None
+    suspended: bool = False  # its process stands still by an operator's wish
 
 
 def standing(job_id: int) -> Query[Standing]:

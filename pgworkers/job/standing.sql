@@ -12,13 +12,14 @@ SELECT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = j.task),
        r.of_task, r.of_key,
        (SELECT count(*) FROM pgworkers.dependency d WHERE d.job_id = j.id),
        j.run_at = pgworkers.never(),
-       h.name, w.queue || '/' || w.slot, w.pid
+       h.name, w.queue || '/' || w.slot, w.pid, coalesce(w.state = 'suspended', false)
   FROM pgworkers.jobs j
   LEFT JOIN pgworkers.job live ON live.id = j.id
   LEFT JOIN pgworkers.queue q ON q.name = j.queue
   LEFT JOIN pgworkers.host h ON h.id = j.host
   LEFT JOIN LATERAL (
-       SELECT w.queue, w.slot, w.pid FROM pgworkers.worker w WHERE w.host = j.host AND w.job_id = j.id LIMIT 1) w ON true
+       SELECT w.queue, w.slot, w.pid, w.state FROM pgworkers.worker w
+        WHERE w.host = j.host AND w.job_id = j.id LIMIT 1) w ON true
   LEFT JOIN LATERAL pgworkers.room(live.task, live.concurrency_key) r
          ON live.gated OR live.concurrency_key IS NOT NULL OR EXISTS (
             SELECT FROM pgworkers.concurrency c WHERE c.kind = 'task' AND c.name = live.task)

@@ -18,6 +18,9 @@ class State(StrEnum):
     CANCELLED = "cancelled"  #: terminal: somebody wished it
 
 
+#: How the error of an attempt begins whose handler raised `Retry`: it did not fail, it asked.
+ASKED = "asked to be retried"
+
 LIVE = frozenset({State.SCHEDULED, State.READY, State.RUNNING})
 TERMINAL = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED})
 

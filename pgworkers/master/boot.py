@@ -106,7 +106,10 @@ def refuse_pooler(conn: psycopg.Connection[Any], dsn: str) -> None:
 
 def _database(conn: psycopg.Connection[Any], chosen: Chosen, server: EmbeddedServer | None, dsn: str) -> str:
     """Which Postgres and why, for the second line of the start."""
-    where = f"in {server.status().data}" if server is not None else shown(dsn)
+    where = shown(dsn)
+    if server is not None:
+        programs = server.foreign_programs()
+        where = f"in {server.status().data}" + (f", programs of {programs}" if programs is not None else "")
     return f"Postgres {conn.info.server_version // 10000}, {chosen.source} {where}"
 
 
@@ -161,7 +164,7 @@ def reach(settings: Settings, dsn: str, say: Callable[[str], None]) -> psycopg.C
             if left <= 0 or not error.transient:
                 raise
             if not told:
-                say(f"{error}; trying for {show_seconds(left)}")
+                say(f"{error.brief}; trying for {show_seconds(left)}")
                 told = True
         time.sleep(min(pause, left) * random.uniform(0.5, 1.0))
         pause = min(pause * 2, settings.reconnect)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from pgworkers.events import HostChanged
+from pgworkers.events import HostChanged, JobEnded
 from pgworkers.job import host as host_rows
+from pgworkers.job.state import Verdict
 from pgworkers.master.line import LineDown
 from pgworkers.settings import Settings
 
@@ -45,6 +46,8 @@ def leaving(settings: Settings) -> float:
 
 async def drain(host: Host) -> None:
     settings = host.settings
+    handed = HandedBack()
+    host.facts.listen(handed, JobEnded)
     host.become("draining", f"{host.why}; {len(host.dispatch.busy())} running")
     host.dispatch.claiming = False
     host.supervisors.leave()
@@ -73,7 +76,25 @@ async def drain(host: Host) -> None:
             await host.lines["leadership"].ask(host_rows.remove(host.id))
     except (LineDown, TimeoutError, psycopg.Error):
         pass  # the row goes stale and is swept by others
-    host.become("gone", "drained")
+    host.become("gone", handed.told(at_once=host.hurry.is_set()))
+
+
+class HandedBack:
+    """The jobs that a drain did not let finish, for its last word."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, fact: JobEnded) -> None:
+        self.count += fact.verdict == Verdict.INTERRUPTED
+
+    def told(self, *, at_once: bool) -> str:
+        if not self.count:
+            return "drained"
+        jobs = f"{self.count} job{'s' * (self.count != 1)}"
+        return (
+            f"stopped at once, {jobs} handed back" if at_once else f"drained, {jobs} stopped and handed back"
+        )
 
 
 async def _until_idle(host: Host, limit: float, hurry: asyncio.Event | None = None) -> None:

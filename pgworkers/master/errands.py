@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import psycopg
 
-from pgworkers.clock import monotonic
+from pgworkers.clock import monotonic, show_seconds
 from pgworkers.errors import PgworkersError
 from pgworkers.events import HostChanged
-from pgworkers.job.show import unfinished
+from pgworkers.job.show import Other, others, unfinished
 from pgworkers.master import view
 from pgworkers.master.line import LineDown
 from pgworkers.postgres.embedded import EmbeddedServer
@@ -28,6 +29,8 @@ class Errands:
         self._host = host
         self._last_up = monotonic()  # of any connection
         self._running: asyncio.Task[None] | None = None  # one at a time
+        self._began = monotonic()
+        self._told: set[UUID] = set()  # hosts whose jobs a burst has said it waits for
 
     def tick(self) -> None:
         host = self._host
@@ -69,3 +72,28 @@ class Errands:
             return
         if left == 0 and not host.dispatch.busy():
             host.leave("burst: the queues are empty")
+        elif not host.dispatch.busy():
+            await self._tell_others()
+
+    async def _tell_others(self) -> None:
+        """A burst that has nothing to do waits for others: once for each it says whom, and how long if that one is gone."""
+        host = self._host
+        try:
+            found = await host.lines["leadership"].ask(others(host.id, list(host.plan.queues)))
+        except (LineDown, psycopg.Error):
+            return
+        for other in found:
+            if other.id not in self._told:
+                self._told.add(other.id)
+                own = host.settings.lease - (monotonic() - self._began)
+                host.facts.tell(HostChanged(host.state, waiting(other, own, host.settings.rescue)))
+
+
+def waiting(other: Other, own: float, rescue: float) -> str:
+    """Whom a burst waits for. `own`: seconds until this host may call others lost; `rescue`: between two looks. Pure."""
+    one = other.jobs == 1
+    jobs = "1 job" if one else f"{other.jobs} jobs"
+    who = f"host {str(other.id)[:8]} ({other.name}, pid {other.pid})"
+    within = show_seconds(round(max(other.lease - other.silent, own, 0.0) + rescue))
+    taken = f"if it is gone, {'it is' if one else 'they are'} taken back within {within}"
+    return f"waits for {jobs} of {who}, which renewed {show_seconds(round(other.silent))} ago; {taken}"

@@ -102,7 +102,7 @@ class Host:
             may_rescue=lambda: self._unbroken(settings.lease),
         )
         self.duties.add(split_duty(self.leadership, settings.leader_retry))
-        for look in sights.duties(self.leadership, facts, settings):
+        for look in sights.duties(self.leadership, facts, settings, self.dispatch):
             self.duties.add(look)
         self.supervisors = Supervisors(
             settings, facts, self.dispatch, self.boots(), plan.app.version, self.term.fd

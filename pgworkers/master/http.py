@@ -6,6 +6,7 @@ One request a connection, two seconds for all of it, a few kilobytes of head, an
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -30,6 +31,14 @@ _REASONS = {
 }
 
 
+class CannotListen(UsageError):
+    """`brief`: for who goes on without it."""
+
+    def __init__(self, text: str, brief: str) -> None:
+        super().__init__(text)
+        self.brief = brief
+
+
 def bind(address: str) -> socket.socket:
     """A listening socket on HOST:PORT, or a UsageError that names the flag."""
     host, _, port = address.rpartition(":")
@@ -43,9 +52,11 @@ def bind(address: str) -> socket.socket:
         sock.listen(128)
     except OSError as error:
         sock.close()
-        raise UsageError(
-            f"metrics: cannot listen on {address} ({error.strerror}); "
-            "choose another address with --metrics HOST:PORT, or --metrics off"
+        why = "it is taken" if error.errno == errno.EADDRINUSE else error.strerror
+        raise CannotListen(
+            f"metrics: cannot listen on {address} ({why}); "
+            "choose another address with --metrics HOST:PORT, or --metrics off",
+            f"{address} is taken" if error.errno == errno.EADDRINUSE else f"{address}: {error.strerror}",
         ) from error
     return sock
 

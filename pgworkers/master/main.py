@@ -10,12 +10,11 @@ import socket
 import sys
 from functools import partial
 
-from pgworkers.errors import UsageError
 from pgworkers.events import LinesDropped
 from pgworkers.facts import Facts
 from pgworkers.master import boot, signals, view
 from pgworkers.master.host import Host
-from pgworkers.master.http import Http, bind
+from pgworkers.master.http import CannotListen, Http, bind
 from pgworkers.master.joining import new_boot_id
 from pgworkers.master.options import RunOptions
 from pgworkers.observe.log import Log
@@ -54,12 +53,11 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker)
         try:
             sock = bind(plan.settings.metrics)
             address = "http://{}:{}/metrics".format(*sock.getsockname()[:2])
-        except UsageError as error:
+        except CannotListen as error:
             if plan.loaded.sources["metrics"] != "default":
                 raise
-            address = (
-                f"off: {error}"  # a second master on this machine is no reason to refuse the first address
-            )
+            # a second master on this machine is no reason to refuse the first address
+            address = f"off: {error.brief} (--metrics HOST:PORT chooses another)"
     writer = LineWriter(sys.stdout.fileno(), plan.settings.log_buffer)
     log = Log(
         writer.put,

@@ -85,6 +85,7 @@ class Renewal:
         self._on_renewed = on_renewed  # with the time of its sending, on CLOCK_BOOTTIME
         self._settled = settled  # have all workers come up?
         self._due = self._sent = self._watched = 0.0
+        self._wake: Callable[[], None] | None = None  # ends the wait for the next renewal
         self._born = monotonic()
         self.unbroken = Unbroken(2 * settings.renew + settings.statement_timeout)
         line.on_connect = self._listen
@@ -138,9 +139,11 @@ class Renewal:
 
         timer = loop.call_later(max(0.05, due - monotonic()), end)
         loop.add_reader(fd, came)
+        self._wake = end
         try:
             await over
         finally:
+            self._wake = None
             timer.cancel()
             loop.remove_reader(fd)
 
@@ -157,6 +160,12 @@ class Renewal:
         """Somebody looks at the process view: for a while it is written every second."""
         self._watched = monotonic() + WATCHED
         self._due = min(self._due, self._sent + 1.0)
+
+    def soon(self) -> None:
+        """Something has changed that operators look for in the process view: it is written now."""
+        self._due = 0.0
+        if self._wake is not None:
+            self._wake()
 
     async def once(self) -> None:
         """Renew now, and act on what comes back."""

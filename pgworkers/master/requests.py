@@ -97,6 +97,7 @@ class Requests:
             if not suspend:
                 held.stood += monotonic() - worker.since
             worker.become("suspended" if suspend else "busy")
+            self._host.renewal.soon()
         return done, text
 
     async def _stack(self, worker: Worker) -> tuple[bool, str]:

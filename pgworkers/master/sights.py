@@ -7,9 +7,13 @@ bounded, and away from the loop where it could block.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
 from pgworkers.clock import monotonic
+from pgworkers.events import TaskUnknown
 from pgworkers.facts import Facts
+from pgworkers.job.strangers import strangers
+from pgworkers.master.desk import QueueDesk
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.duties import Duty
 from pgworkers.master.line import Asker
@@ -18,7 +22,7 @@ from pgworkers.process import measure, tree
 from pgworkers.process.resting import Resting
 from pgworkers.schedule.times import times
 from pgworkers.settings import Settings
-from pgworkers.sightings import MemorySeen, SchedulesSeen
+from pgworkers.sightings import MemorySeen, QueueDepth, QueuesSeen, SchedulesSeen
 
 #: Schedules with gauges of their own.
 SCHEDULES = 500
@@ -31,8 +35,24 @@ MEMORY_EVERY = 10.0
 SHARE = 20
 
 
-def duties(asker: Asker, facts: Facts, settings: Settings) -> list[Duty]:
+def duties(asker: Asker, facts: Facts, settings: Settings, dispatch: Dispatch) -> list[Duty]:
     """The looks of the leader."""
+    depths: list[QueueDepth] = []  # of the last snapshot
+    known: set[tuple[str, str]] = set()  # strangers that were told of
+
+    def remember(seen: QueuesSeen) -> None:
+        depths[:] = seen.queues
+
+    async def tasks() -> int:
+        odd = left_lying(depths, dispatch.desks, settings.poll + settings.statement_timeout)
+        found = await asker.ask(strangers(odd)) if odd else []
+        fresh = [one for one in found if (one.queue, one.task) not in known]
+        known.update((one.queue, one.task) for one in fresh)
+        for one in fresh:
+            facts.tell(TaskUnknown(one.queue, one.task, one.jobs))
+        return len(fresh)
+
+    facts.listen(remember, QueuesSeen)
 
     async def calendar() -> int:
         seen = await asker.ask(times(SCHEDULES))
@@ -52,7 +72,23 @@ def duties(asker: Asker, facts: Facts, settings: Settings) -> list[Duty]:
             "read when schedules fire next, for the gauges",
             True,
         ),
+        Duty(
+            "strangers",
+            CALENDAR * settings.depth,
+            tasks,
+            "tell of jobs whose task nobody knows, where a worker idles beside them",
+        ),
         Duty("storage", STORAGE_EVERY, tables, "measure tables and the oldest transaction", True),
+    ]
+
+
+def left_lying(depths: Sequence[QueueDepth], desks: Mapping[str, QueueDesk], patience: float) -> list[str]:
+    """Queues of this host with an idle worker whose oldest job has waited too long for that: perhaps nobody knows it."""
+    return [
+        one.queue
+        for one in depths
+        if one.ready and one.oldest > patience
+        if not (one.paused or one.throttled) and one.queue in desks and desks[one.queue].idle
     ]
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from pgworkers import events
 from pgworkers.clock import show_seconds, show_size
+from pgworkers.job.state import ASKED
 from pgworkers.observe.escape import escape, printable
 
 Told = tuple[str, str]  # level, sentence
@@ -80,6 +81,10 @@ def tell(fact: events.Fact) -> Told | None:
         case events.ScheduleFailed():
             whose = f" ({escape(fact.scope)})" if fact.scope else ""
             return ERROR, f"schedule {escape(fact.schedule)}{whose} cannot fire: {escape(fact.error)}"
+        case events.TaskUnknown():
+            jobs = f"{fact.jobs} job{'s' * (fact.jobs != 1)} of a task that no app has declared"
+            wait = f"{jobs} wait{'s' * (fact.jobs == 1)} in {fact.queue}: {escape(fact.task)}"
+            return WARNING, f"{wait}; pgworkers doctor says what to do"
         case events.ReloadRefused():
             return ERROR, f"reload refused, the old code goes on: {escape(fact.why, 600)}"
         case events.LeaderChanged():
@@ -131,9 +136,28 @@ def _ended(fact: events.JobEnded) -> Told:
     cost = f"cpu {show_seconds(fact.cpu)} peak {show_size(fact.peak_rss)}"
     if fact.state == "succeeded":
         return INFO, f"{what} done in {show_seconds(fact.duration)} {cost}"
-    why = f": {escape(fact.error)}" if fact.error else ""
+    why = escape(fact.error or "")
     if fact.again_in is not None:
-        when = f"again in {show_seconds(fact.again_in)}" if fact.again_in > 0 else "again at once"
-        return WARNING, f"{what} {fact.verdict}{why} ({when})"
+        return WARNING, f"{what} {_again(fact.verdict, why, fact.again_in)}"
     level = INFO if fact.state == "cancelled" else ERROR
-    return level, f"{what} {fact.state} after {show_seconds(fact.duration)}, {fact.verdict}{why} {cost}"
+    told = f"{what} {fact.state} after {show_seconds(fact.duration)} {cost}"
+    if fact.verdict != fact.state:
+        return level, f"{told}: {fact.verdict}{rest(fact.verdict, why)}"
+    return level, f"{told}{rest(fact.verdict, why)}"
+
+
+def _again(verdict: str, why: str, seconds: float) -> str:
+    """`error: ValueError: no such report (again in 15s)`; who asked for it is not told that it failed."""
+    if verdict == "snoozed":
+        return f"snoozed for {show_seconds(seconds)}{rest(verdict, why)}"
+    when = f"in {show_seconds(seconds)}" if seconds > 0 else "at once"
+    if verdict == "error" and (why == ASKED or why.startswith(f"{ASKED}: ")):
+        return f"{ASKED} {when}{rest(ASKED, why)}"
+    return f"{verdict}{rest(verdict, why)} (again {when})"
+
+
+def rest(said: str, why: str) -> str:
+    """What is left to tell of a reason behind a word that it may itself begin with: `: no such report`, or nothing."""
+    if why.startswith(said) and why[len(said) : len(said) + 1] in ("", ":", ";"):
+        return why[len(said) :]
+    return f": {why}" if why else ""

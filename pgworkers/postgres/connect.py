@@ -208,7 +208,17 @@ def _unreachable(dsn: str, exc: psycopg.OperationalError) -> DatabaseUnreachable
         f"cannot connect to {shown(dsn)}: {reason}; nothing was done; "
         "check that Postgres runs there and that the dsn is right",
         transient=not any(sign in reason for sign in _WRONG_ADDRESS),
+        brief=_brief(dsn, reason),
     )
+
+
+def _brief(dsn: str, reason: str) -> str:
+    """`no Postgres at 127.0.0.1:5432 (connection refused)`"""
+    said = conninfo_to_dict(dsn)
+    host, port = str(said.get("host") or ""), str(said.get("port") or 5432)
+    one = host and "," not in host and not host.startswith("/")
+    why = reason.rpartition("failed: ")[2].partition(";")[0].strip() or reason
+    return f"no Postgres at {f'{host}:{port}' if one else shown(dsn)} ({why[:1].lower()}{why[1:]})"
 
 
 def _accept(version: int) -> None:

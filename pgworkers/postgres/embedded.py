@@ -145,6 +145,14 @@ class EmbeddedServer:
         place = self._place()
         return self._binaries(place, self._account(place))
 
+    def foreign_programs(self) -> Path | None:
+        """Where the programs of the running server are, when they are not those that came with us."""
+        pid = process.running(self._place().data)
+        try:
+            return binaries.foreign(Path(os.readlink(f"/proc/{pid}/exe"))) if pid else None
+        except OSError:  # it has just gone, or runs under an account that is not ours to look at
+            return None
+
     # -- under the start lock --------------------------------------------------------------------------------
 
     def _running(self) -> str:

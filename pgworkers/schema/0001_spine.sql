@@ -1,6 +1,5 @@
 -- The whole storage of pgworkers. Written for the default schema name; the loader puts the configured one in its
--- place and has made the schema and its table `migration`. One transaction. No release exists yet: change this file
--- freely.
+-- place and has made the schema and its table `migration`. One transaction.
 
 CREATE TYPE pgworkers.job_state AS ENUM ('scheduled', 'ready', 'running', 'succeeded', 'dead', 'cancelled');
 

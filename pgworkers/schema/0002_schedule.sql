@@ -1,4 +1,4 @@
--- Schedules and their ticks. No release exists yet: change this file freely.
+-- Schedules and their ticks.
 
 -- One row for each schedule (scope '') and for each scope of a scoped one. A row fires if it has a scope exactly when its
 -- definition is scoped: the row '' of a scoped schedule is only the template that its scopes are made from.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pgworkers import errors
 from pgworkers.clock import seconds
 from pgworkers.job import clean
+from pgworkers.job.state import ASKED
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
@@ -35,13 +36,13 @@ def of(error: BaseException, *, stop_wished: bool, stop_seen: bool, limit: int) 
         return Outcome("stopped", said(error), told(error, limit))
     match error:
         case errors.Retry():
-            return Outcome("retry", _reason(error.reason, "Retry"), None, _after(error.after))
+            return Outcome("retry", _reason(error.reason, ASKED), None, _after(error.after))
         case errors.Snooze():
-            return Outcome("snooze", _reason(error.reason, "Snooze"), None, _after(error.after))
+            return Outcome("snooze", _reason(error.reason, "snoozed"), None, _after(error.after))
         case errors.Throttled():
-            return Outcome("throttled", _reason(error.reason, "Throttled"), None, _after(error.after))
+            return Outcome("throttled", _reason(error.reason, "throttled"), None, _after(error.after))
         case errors.Discard():
-            return Outcome("discard", _reason(error.reason, "Discard"))
+            return Outcome("discard", _reason(error.reason, "discarded"))
         case errors.UnfitArguments():
             return Outcome("unfit", said(error))
         case SystemExit():

@@ -211,14 +211,14 @@ def test_attempts_before_a_retry_are_told_apart(cli: Command, db: Db) -> None:
             if line.startswith("attempt ")
         ]
 
-    assert titles() == ["attempt 1: snoozed", "attempt 1: error", "attempt 2: error"]
+    assert titles() == ["attempt 1, run 1: snoozed", "attempt 1, run 2: error", "attempt 2: error"]
     end(db, job)
     db.execute("UPDATE pgworkers.history SET attempt = 2, lease = 3")
     assert titles()[-1] == "attempt 2: error"
     cli("jobs", "retry", str(job))
     closed = [
-        "attempt 1 (before it was retried): snoozed",
-        "attempt 1 (before it was retried): error",
+        "attempt 1, run 1 (before it was retried): snoozed",
+        "attempt 1, run 2 (before it was retried): error",
         "attempt 2 (before it was retried): error",
     ]
     assert titles() == closed

@@ -102,6 +102,12 @@ def test_an_unreachable_database_is_named_without_its_password(dsn: str) -> None
     assert "\n" not in text
     assert caught.value.__cause__ is None
     assert caught.value.exit_code == 4
+    assert CANARY not in caught.value.brief
+    assert caught.value.brief in (
+        "no Postgres at 127.0.0.1:1 (connection refused)",
+        "no Postgres at postgresql://u@/nowhere/x (no such file or directory)",
+        "no Postgres at postgresql://u@127.0.0.1,127.0.0.2:1,1/x (connection refused)",
+    )
 
 
 @pytest.mark.parametrize(

@@ -93,9 +93,23 @@ def test_help_needs_neither_the_driver_nor_rich() -> None:
 @pytest.mark.parametrize("name", [name for name, _, _ in commands()])
 def test_every_command_that_acts_teaches_by_example(name: str) -> None:
     command = {name: command for name, command, _ in commands()}[name]
-    if isinstance(command, click.Group) or name.startswith("pgworkers pg ") or name == "pgworkers version":
+    if isinstance(command, click.Group):
         return
-    assert "Example" in (command.help or "")
+    _, found, examples = (command.help or "").partition("Examples:\n")
+    assert found
+    assert f" {name.removeprefix('pgworkers ').removesuffix(' list')}" in examples
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, found, _ in commands() if isinstance(found, click.Group) and found is not root]
+)
+def test_a_list_of_commands_is_not_cut_off_on_80_columns(name: str) -> None:
+    [(group, ctx)] = [(command, ctx) for known, command, ctx in commands() if known == name]
+    assert isinstance(group, click.Group)
+    below = {one: group.get_command(ctx, one) for one in group.list_commands(ctx)}
+    room = 80 - 2 - 6 - max(map(len, below))  # as click counts it
+    lines = [one.get_short_help_str(room) for one in below.values() if one is not None and not one.hidden]
+    assert [line for line in lines if line.endswith("...")] == []
 
 
 @pytest.mark.parametrize("kind", [kind for _, _, kind, _, _ in api.CHAPTERS], ids=lambda kind: kind.__name__)

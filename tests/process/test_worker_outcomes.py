@@ -158,11 +158,11 @@ def test_results_that_are_no_results_are_clear_errors(play: Play) -> None:
 def test_control_by_exception(play: Play) -> None:
     worker = play.worker()
     expected = {
-        "retry": ("retry", 120.0, "Retry: later"),
-        "snooze": ("snooze", 5.0, "Snooze"),
-        "discard": ("discard", None, "Discard: useless"),
-        "throttled": ("throttled", 30.0, "Throttled: 429"),
-        "plain": ("retry", None, "Retry"),
+        "retry": ("retry", 120.0, "asked to be retried: later"),
+        "snooze": ("snooze", 5.0, "snoozed"),
+        "discard": ("discard", None, "discarded: useless"),
+        "throttled": ("throttled", 30.0, "throttled: 429"),
+        "plain": ("retry", None, "asked to be retried"),
     }
     for job, (kind, told) in enumerate(expected.items(), 1):
         report = worker.run(job, "steer", kind=kind)

@@ -62,7 +62,8 @@ def test_wrong_words_are_one_line_that_says_what_to_do(cli: Command, words: list
 
 
 def test_run_without_an_app_says_how_to_get_one(cli: Command) -> None:
-    assert "pgworkers init" in cli.fails("run", code=2)
+    assert "pgworkers init" in cli.fails("run", code=6)
+    assert "no such file" in cli.fails("run", "--config", "nosuch.py", code=6)
 
 
 def test_a_setting_that_cannot_hold_is_refused(cli: Command) -> None:

@@ -30,6 +30,7 @@ def test_sigterm_lets_short_jobs_finish_and_hands_back_the_rest(forest: Forest) 
     wait_for(lambda: "draining" in master.log())
     forest.open_gate()
     assert master.wait() == 0, master.log()
+    assert "gone: drained, 2 jobs stopped and handed back" in master.log().splitlines()[-1]
     assert forest.state(one) == "succeeded"
     assert forest.state(two) == "succeeded"
     for job in (sixty, hung):
@@ -57,6 +58,7 @@ def test_sigquit_kills_at_once_and_hands_back(forest: Forest) -> None:
     for job in jobs:
         assert (forest.row(job)["state"], forest.row(job)["attempt"]) == ("ready", 0)
     assert not master.processes()
+    assert "gone: stopped at once, 2 jobs handed back" in master.log().splitlines()[-1]
 
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGQUIT])

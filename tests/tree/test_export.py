@@ -136,6 +136,12 @@ def test_a_manifest_with_a_mistake_is_noticed(cli: Command) -> None:
         kubernetes.validate(deployment, "1.31", strict=True)
 
 
+def test_a_pod_has_room_for_all_workers_that_are_counted_over_all_hosts() -> None:
+    spec = AppSpec("a", "1", (QueueSpec("api", cluster_workers=6, memory=100 << 20), QueueSpec("b")), ())
+    app = around("a", "app.py", load(environ={}), spec)
+    assert (app.workers, app.memory) == ({"api": 6, "b": 1}, 600 << 20)
+
+
 def test_hostile_names_stay_strings() -> None:
     spec = AppSpec("a", "1", (QueueSpec('x": {}\n- evil: "'),), ())
     text = manifests(

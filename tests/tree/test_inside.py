@@ -70,6 +70,9 @@ def test_a_suspended_job_stands_still_and_its_deadline_waits(forest: Forest) -> 
         lambda: state_of(pid) == psutil.STATUS_STOPPED, what="the signal takes effect when it is scheduled"
     )
     wait_for(lambda: master.titles("1 suspended"))
+    wait_for(lambda: "suspended" in pgworkers(forest, "jobs", "list").stdout, what="its host says so at once")
+    assert f"pgworkers jobs resume {job}" in pgworkers(forest, "jobs", "show", str(job)).stdout
+    assert "view written" in pgworkers(forest, "top", "--once").stdout.splitlines()[-1]
     began = forest.db.execute("SELECT now()").fetchone()
     wait_for(lambda: forest.db.execute("SELECT now() - %s > '10 seconds'", began).fetchone() == (True,))
     assert forest.state(job) == "running", "its deadline did not wait"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
@@ -212,6 +213,33 @@ def test_burst_ends_with_zero_when_the_queue_is_empty(forest: Forest) -> None:
     assert forest.counts() == {"succeeded": 21}
     assert audit(forest.db, forest.ledger, jobs) == []
     assert forest.db.execute("SELECT count(*) FROM pgworkers.host").fetchone() == (0,)
+
+
+def test_a_burst_that_waits_for_a_lost_host_says_so_and_takes_its_job(forest: Forest) -> None:
+    first = forest.start(queues="default:1")
+    [job] = forest.enqueue("gate")
+    wait_for(lambda: read(forest.ledger))
+    first.signal(signal.SIGKILL)
+    first.wait()
+    forest.open_gate()
+    second = forest.start("--burst", wait=False, queues="default:1")
+    assert second.wait() == 0, second.log()
+    [line] = [line for line in second.log().splitlines() if "waits for" in line]
+    assert re.search(
+        rf"waits for 1 job of host [0-9a-f]{{8}} \(.*, pid {first.pid}\), which renewed .* ago; if it is gone",
+        line,
+    )
+    assert forest.state(job) == "succeeded"
+
+
+def test_a_job_of_a_task_that_nobody_knows_is_told_of_once(forest: Forest) -> None:
+    master = forest.start(queues="default:1", PGWORKERS_DEPTH="0.5s")
+    forest.enqueue("of_another_app", 2)
+    told = "2 jobs of a task that no app has declared wait in default: of_another_app"
+    wait_for(lambda: told in master.log(), what="an idle worker beside a job that waits too long")
+    looks = forest.db.execute("SELECT now()").fetchone()
+    wait_for(lambda: forest.db.execute("SELECT now() - %s > '4 seconds'", looks).fetchone() == (True,))
+    assert master.log().count("no app has declared") == 1
 
 
 def test_hooks_titles_and_four_connections_for_eight_workers(forest: Forest) -> None:

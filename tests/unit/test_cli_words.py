@@ -167,6 +167,7 @@ def test_workers_and_queues() -> None:
 @pytest.mark.parametrize(
     ("seconds", "told"),
     [
+        (0, "0s"),
         (0.0042, "4.2ms"),
         (0.4, "0.4s"),
         (42, "42s"),

@@ -77,6 +77,7 @@ def of_no_job(text: str) -> list[events.Fact]:
         events.DutyFailed("rescue", text),
         events.ScheduleFailed(text, text, text),
         events.ReloadRefused(text),
+        events.TaskUnknown("reports", text, 1),
         events.HostChanged("running", text),
     ]
 
@@ -111,6 +112,52 @@ class TestText:
                 word for word in ("#1042", "render", "[reports", "attempt 2", "web-1") if word not in line
             ]
             assert missing == [], line
+
+    @pytest.mark.parametrize(
+        ("fact", "told"),
+        [
+            (
+                {"state": "dead", "error": "ValueError: no"},
+                "dead after 4.2s cpu 4.1s peak 312MB: error: ValueError: no",
+            ),
+            (
+                {"state": "dead", "verdict": "discarded", "error": "discarded: useless"},
+                "dead after 4.2s cpu 4.1s peak 312MB: discarded: useless",
+            ),
+            (
+                {"state": "cancelled", "verdict": "cancelled", "error": "cancelled"},
+                "cancelled after 4.2s cpu 4.1s peak 312MB",
+            ),
+            (
+                {
+                    "state": "cancelled",
+                    "verdict": "cancelled",
+                    "error": "cancelled; it ended with OSError: x",
+                },
+                "cancelled after 4.2s cpu 4.1s peak 312MB; it ended with OSError: x",
+            ),
+            ({"error": "ValueError: no", "again_in": 3.0}, "error: ValueError: no (again in 3s)"),
+            ({"error": "asked to be retried", "again_in": 1.0}, "asked to be retried in 1s"),
+            ({"error": "asked to be retried: busy", "again_in": 0.0}, "asked to be retried at once: busy"),
+            ({"verdict": "snoozed", "error": "snoozed", "again_in": 1.0}, "snoozed for 1s"),
+            ({"verdict": "snoozed", "error": "snoozed: night", "again_in": 1.0}, "snoozed for 1s: night"),
+            ({"verdict": "throttled", "error": "throttled", "again_in": 60.0}, "throttled (again in 1m)"),
+            (
+                {
+                    "verdict": "interrupted",
+                    "error": "interrupted: the host was told to stop",
+                    "again_in": 0.0,
+                },
+                "interrupted: the host was told to stop (again at once)",
+            ),
+        ],
+    )
+    def test_no_word_is_said_twice_and_no_reason_runs_into_the_cost(
+        self, fact: dict[str, Any], told: str
+    ) -> None:
+        lines: list[str] = []
+        Log(lines.append, host="web-1")(ended(**{"state": "scheduled", **fact}))
+        assert lines[0].partition("render(report_id=7) ")[2].partition(" [")[0] == told
 
     def test_arguments_are_cut(self) -> None:
         assert call("work", json.dumps({"x": "a" * 1000})) == "work(…)"

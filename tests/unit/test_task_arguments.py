@@ -216,7 +216,8 @@ def strict(n: int, when: datetime, colour: Colour = Colour.RED, *, box: Box | No
     [
         ((), {}, "missing a required argument: 'n'"),
         ((1, MOMENT, Colour.RED, None), {}, "too many positional"),
-        ((1, MOMENT), {"nn": 1}, "unexpected keyword argument 'nn'"),
+        ((1, MOMENT), {"nn": 1}, "there is no argument 'nn'"),
+        ((), {"n": 1, "wehn": MOMENT}, "there is no argument 'wehn'; did you mean 'when'?"),
         (("7", MOMENT), {}, "argument n: expected `int`, got `str`"),
         ((True, MOMENT), {}, "argument n: expected `int`, got `bool`"),
         ((1.0, MOMENT), {}, "argument n: expected `int`, got `float`"),

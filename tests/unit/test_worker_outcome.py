@@ -21,6 +21,11 @@ def of(error: BaseException, wished: bool = False, seen: bool = False) -> outcom
     return outcome.of(error, stop_wished=wished, stop_seen=seen, limit=1000)
 
 
+def test_control_exceptions_show_what_was_said() -> None:
+    shown = [repr(one) for one in (Retry(), Retry("busy", after="5s"), Snooze(3), Throttled(), Discard("x"))]
+    assert shown == ["Retry()", "Retry('busy', after='5s')", "Snooze(after=3)", "Throttled()", "Discard('x')"]
+
+
 def turned(first: BaseException, second: BaseException) -> BaseException:
     try:
         try:
