@@ -13,7 +13,7 @@ import psutil
 import pytest
 from support.bounds import BUSY
 from support.ledger import audit, read
-from support.tree import UNHURRIED, Forest, wait_for
+from support.tree import TURNS, UNHURRIED, Forest, wait_for
 
 
 @pytest.mark.parametrize(
@@ -150,23 +150,30 @@ def test_grandchildren_in_their_own_session_do_not_outlive_their_job(forest: For
 
 
 def test_a_host_that_was_stopped_longer_than_its_lease_cannot_finish_what_it_lost(forest: Forest) -> None:
+    """Its end is sent while another runs the job: nothing but the guard keeps it out."""
+    forest.declare(TURNS)
     first = forest.start(queues="default:1")
-    [job] = forest.enqueue("gate")
-    wait_for(lambda: read(forest.ledger))
+    [job] = forest.enqueue("turns")
+    [start] = wait_for(lambda: read(forest.ledger))
     frozen = first.processes()
     for process in frozen:
         process.suspend()
     forest.start(queues="default:1")
-    wait_for(lambda: forest.row(job)["lease"] == 2, what="rescued")
-    forest.open_gate()
-    for process in frozen:
+    wait_for(lambda: [e for e in read(forest.ledger) if e.lease == 2], what="rescued, and begun again")
+    forest.open_turn(1)
+    for process in sorted(
+        frozen, key=lambda one: one.pid != start.pid
+    ):  # the worker before those who could stop it
         process.resume()
-    forest.until(job, "succeeded")
-    rows = forest.db.execute(
-        "SELECT lease, attempt, crashes FROM pgworkers.history WHERE id = %s", (job,)
-    ).fetchall()
-    assert rows == [(2, 2, 1)]
-    wait_for(lambda: "lease" in first.log())
+        if process.pid == start.pid:
+            wait_for(lambda: [e for e in read(forest.ledger) if e.kind == "END"], what="its handler ended")
+    wait_for(
+        lambda: forest.state(job) != "running" or "result refused" in first.log(), what="its end was sent"
+    )
+    assert forest.state(job) == "running", "a stale end was written"
+    forest.open_turn(2)
+    row = forest.until(job, "succeeded")
+    assert (row["lease"], row["attempt"], row["crashes"], row["result"]) == (2, 2, 1, 2)
 
 
 def test_c_code_that_holds_the_gil_longer_than_the_lease_is_not_rescued(forest: Forest) -> None:
