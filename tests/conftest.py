@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 import pytest
 from support import leftovers
+from support.pooler import BOUNCER, MISSING
 from support.server import OwnServer, Server, migrated, run_server
 
 # A shell gives those it starts in the background no Ctrl-C, and they hand that on: tests that send one would wait for ever.
@@ -118,7 +119,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--pooler"):
         for item in items:
             name = getattr(item, "originalname", item.name)
-            if name in NOT_POOLED or item.path.name in NOT_POOLED_FILES:
+            if BOUNCER is None:
+                item.add_marker(pytest.mark.skip(reason=MISSING))
+            elif name in NOT_POOLED or item.path.name in NOT_POOLED_FILES:
                 item.add_marker(pytest.mark.skip(reason="NOT TESTED through a pooler: it looks at sessions"))
 
 

@@ -214,7 +214,7 @@ def _unreachable(dsn: str, exc: psycopg.OperationalError) -> DatabaseUnreachable
 
 def _brief(dsn: str, reason: str) -> str:
     """`no Postgres at 127.0.0.1:5432 (connection refused)`"""
-    said = conninfo_to_dict(dsn)
+    said = parsed(dsn)
     host, port = str(said.get("host") or ""), str(said.get("port") or 5432)
     one = host and "," not in host and not host.startswith("/")
     why = reason.rpartition("failed: ")[2].partition(";")[0].strip() or reason

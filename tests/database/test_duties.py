@@ -169,6 +169,8 @@ def test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again(
     last: list[str] = []
     first, second = asyncio.run(story())
     assert first != second
-    assert [fact.cut for fact in told if isinstance(fact, DutyFailed)] == [True, True, True]
+    assert [fact.cut for fact in told if isinstance(fact, DutyFailed)] == [True, True, True], (
+        "it reached the server without the lock"
+    )
     assert len([fact for fact in told if isinstance(fact, DutyDone)]) == 1
     assert last == ["SELECT pg_backend_pid() AS pgworkers_marker"]

@@ -17,7 +17,7 @@ def test_a_released_job_is_ready_at_once_and_its_attempt_is_given_back(desk: Des
     assert (seen.state, seen.attempt, seen.host) == (State.READY, 0, None)
     assert desk.ask(show.attempts(job.id)) == []
     (again,) = other.take()
-    assert (again.attempt, again.lease) == (1, 2)
+    assert (again.attempt, again.lease) == (1, 2), "the lease must grow, whatever the attempt does"
 
 
 def test_only_what_is_still_held_is_released(desk: Desk, other: Desk) -> None:

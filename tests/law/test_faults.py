@@ -14,7 +14,7 @@ ROWS = [str(number) for number in range(1, 100) if number not in GONE]
 
 
 def test_every_row_of_the_matrix_is_there_once() -> None:
-    assert [row.name for row in table(ROOT)] == [*ROWS, "model"]
+    assert [row.name for row in table(ROOT)] == [*ROWS, "model", "pooler"]
 
 
 def test_every_row_has_a_test_that_exists_or_a_reason() -> None:
@@ -24,6 +24,9 @@ def test_every_row_has_a_test_that_exists_or_a_reason() -> None:
             continue
         assert row.runs, f"row {row.name} does not say where it runs"
         for test in row.tests:
+            if row.pooled:
+                assert (ROOT / test.removesuffix(" --pooler")).is_dir()
+                continue
             file, _, name = test.partition("::")
             found = re.search(
                 rf"((?:^@.*\n(?:^[ )\]].*\n)*)*)^def {name}\(", (ROOT / file).read_text(), re.MULTILINE

@@ -39,6 +39,16 @@ FAST = {
     "PGWORKERS_METRICS": "off",
 }
 
+#: Runs until the turn of its lease (`Forest.open_turn`); one that hangs does so in its first lease only.
+TURNS = """
+@app.task
+def turns(ctx: Ctx, hangs: bool = False) -> int:
+    note(ctx, "START")
+    while (hangs and ctx.lease == 1) or not os.path.exists(f"{os.environ['PGWORKERS_LEDGER']}.{ctx.lease}"):
+        time.sleep(0.02)
+    note(ctx, "END")
+    return ctx.lease
+"""
 #: For tests of what a host writes as it leaves: it gives that up after a statement timeout, and a busy server needs more.
 UNHURRIED = {"PGWORKERS_LEASE": "60s", "PGWORKERS_STATEMENT_TIMEOUT": "10s"}
 
@@ -201,6 +211,10 @@ class Forest:
     def open_gate(self) -> None:
         """Let the `gate` jobs of the zoo end."""
         Path(f"{self.ledger}.open").touch()
+
+    def open_turn(self, lease: int) -> None:
+        """Let the `turns` jobs end that run with this lease."""
+        Path(f"{self.ledger}.{lease}").touch()
 
     def declare(self, text: str) -> None:
         """More of the app; before its masters start."""
