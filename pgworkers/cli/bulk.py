@@ -41,10 +41,10 @@ class Verb:
 
 
 def _retry(db: place.Database, ids: list[int]) -> list[tuple[int, str | None]]:
-    from pgworkers.job.requeue import requeue
+    from pgworkers.job.requeue import settled
     from pgworkers.postgres.statements import run
 
-    found = {one.id: one.outcome for one in run(db.conn, db.schema, requeue(ids))}
+    found = settled(lambda query: run(db.conn, db.schema, query), ids)
     return [(one, None if found[one] == "missing" else found[one]) for one in ids]
 
 
@@ -181,7 +181,11 @@ def _says(verb: Verb, outcome: str) -> str:
     return f"was not {verb.past}: {_REASONS.get(outcome, f'it is {outcome}')}"
 
 
-_REASONS = {"conflict": "a newer job holds its unique key", "running": "it is running; cancel it first"}
+_REASONS = {
+    "conflict": "a newer job holds its unique key",
+    "running": "it is running; cancel it first",
+    "changing": "somebody else is changing it; try again",
+}
 
 
 def change_by_filter(said: Invocation, db: place.Database, verb: Verb, chosen: Filter) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pgworkers.postgres.statements import Query, Statement
 
+TRIES = 3  #: so often may others come first, one after the other
 _REQUEUE = Statement.beside(__file__, "requeue")
 
 
@@ -15,7 +16,8 @@ class Requeued:
     """What became of one id.
 
     `outcome`: "requeued"; "conflict" (a newer live job holds its unique key); "missing"; or the state that kept it from
-    being requeued ("ready", "running", "succeeded").
+    being requeued ("ready", "running", "succeeded"). "changing": somebody else changed it while this waited for its row;
+    what it has become only the next statement can see (`settled`).
     """
 
     id: int
@@ -25,3 +27,16 @@ class Requeued:
 def requeue(ids: Sequence[int]) -> Query[list[Requeued]]:
     """Requeue these jobs, row by row: one that cannot be holds up no other."""
     return Query(_REQUEUE, {"ids": list(ids)}, lambda rows: [Requeued(row[0], row[1]) for row in rows])
+
+
+def settled(ask: Callable[[Query[list[Requeued]]], list[Requeued]], ids: Sequence[int]) -> dict[int, str]:
+    """Requeue these jobs, and once more those that changed under the statement: an operator hears what a job is, not what
+    it was. Each question is a transaction of its own."""
+    outcomes: dict[int, str] = {}
+    left = list(ids)
+    for _ in range(TRIES):
+        outcomes |= {one.id: one.outcome for one in ask(requeue(left))}
+        left = [id for id in left if outcomes[id] == "changing"]
+        if not left:
+            break
+    return outcomes

@@ -1,6 +1,7 @@
 -- An operator wants these jobs to run (again): dead and cancelled ones come back from history with fresh budgets, scheduled
 -- ones become ready at once. The lease is kept, so that the fence goes on growing. A unique key that a newer job holds
--- keeps that one row back and no other. Index: the primary keys. Guard: the state, under the row lock.
+-- keeps that one row back and no other. What somebody else changed while this waited for its row is "changing": the state that
+-- this statement sees of it is an old one. Index: the primary keys. Guard: the state, under the row lock.
 WITH wanted AS MATERIALIZED (
     SELECT DISTINCT id FROM unnest(%(ids)s::bigint[]) AS w (id)
 ),
@@ -47,8 +48,11 @@ told AS MATERIALIZED (
 SELECT w.id,
        CASE WHEN w.id IN (SELECT id FROM back UNION ALL SELECT id FROM woken) THEN 'requeued'
             WHEN w.id IN (SELECT id FROM picked) THEN 'conflict'
-            ELSE coalesce((SELECT j.state::text FROM pgworkers.job j WHERE j.id = w.id),
-                          (SELECT h.state::text FROM pgworkers.history h WHERE h.id = w.id LIMIT 1), 'missing') END,
+            WHEN seen.state IN ('scheduled', 'dead', 'cancelled') THEN 'changing'
+            ELSE coalesce(seen.state, 'missing') END,
        (SELECT count(*) FROM told)
   FROM wanted w
+ CROSS JOIN LATERAL (
+       SELECT coalesce((SELECT j.state::text FROM pgworkers.job j WHERE j.id = w.id),
+                       (SELECT h.state::text FROM pgworkers.history h WHERE h.id = w.id LIMIT 1)) AS state) seen
  ORDER BY w.id

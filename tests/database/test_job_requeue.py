@@ -70,7 +70,8 @@ def test_two_operators_at_once_bring_a_job_back_once(desk: Desk, other: Desk) ->
         waiting = other.in_thread(requeue.requeue([job.id]))
         until(lambda: blocked(desk.conn, other.conn))
     (second,) = waiting.result(timeout=20)
-    assert second.outcome != "requeued"
+    assert second.outcome == "changing", "the state that it saw was an old one"
+    assert requeue.settled(other.ask, [job.id]) == {job.id: "ready"}
     assert desk.states() == [(job.id, "ready")]
 
 

@@ -7,15 +7,18 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
-from support.bounds import BUSY, T_DB, T_HOST, S
+from support.bounds import BACKOFF, BUSY, T_DB, T_HOST, D, K, P, S
 from support.ledger import audit, read
 from support.proxy import Proxy, mark
 from support.server import OwnServer, migrated
-from support.tree import Forest, wait_for
+from support.tree import UNHURRIED, Forest, wait_for
+
+from pgworkers.postgres.migrate import known, up
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -60,6 +63,222 @@ def test_row_30_postgres_dies_in_the_middle_of_a_duty(
         assert made == (len(ticks), len(ticks))
     ids = [row[0] for row in forest.db.execute("SELECT id FROM pgworkers.jobs")]
     assert audit(forest.db, forest.ledger, ids) == []
+
+
+#: What keeps the statement of a duty inside when it has locked and changed rows: the partitions that attempts are sorted
+#: into, or the ticks of the next minute, not committed. And words from its beginning: the server shows no more of it.
+INSIDE = {
+    "rescue": (
+        "DO $$ DECLARE part text; BEGIN FOR part IN SELECT relid FROM pg_partition_tree('pgworkers.attempt') WHERE isleaf"
+        " LOOP EXECUTE format('LOCK TABLE %s IN SHARE MODE', part); END LOOP; END $$",
+        ".gaps(",
+    ),
+    "fire": (
+        "INSERT INTO pgworkers.tick (schedule, scope, at)"
+        " SELECT s.name, s.scope, date_trunc('second', now()) + n * interval '1 s'"
+        " FROM pgworkers.schedule s, generate_series(0, 60) n ON CONFLICT DO NOTHING",
+        "JOIN asked a ON s.name = a.name",
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("duty", INSIDE)
+def test_row_30_postgres_dies_inside_the_statement_of_a_duty(
+    own_server: OwnServer, own_forest: Forest, duty: str
+) -> None:
+    """Half of it is done and nothing of it is committed; a lock keeps it there until the server is gone."""
+    forest = own_forest
+    keep, words = INSIDE[duty]
+    if duty == "fire":
+        forest.declare('app.schedule("* * * * * *", name="beat", missed="all")(work)')
+    lost = forest.start(queues="default:2")
+    jobs = forest.enqueue("work", 4, args={"seconds": 0.5}, max_crashes=20)
+    wait_for(lambda: len(read(forest.ledger)) >= 2)
+    lost.signal(signal.SIGKILL)
+    lost.wait()
+    with closing(psycopg.connect(own_server.dsn)) as operator:
+        operator.execute(keep)
+        survivor = forest.start(queues="default:2")
+        wait_for(lambda: _waits(forest, words), timeout=T_HOST + BUSY, what="the duty is inside")
+        forest.db.close()
+        own_server.crash()
+    own_server.start()
+    forest.reconnect()
+    for job in jobs:
+        forest.until(job, "succeeded", timeout=T_DB + T_HOST + BACKOFF + BUSY)
+    if duty == "fire":
+        wait_for(lambda: len(_ticks(forest)) >= 3)
+        forest.db.execute("UPDATE pgworkers.schedule SET paused = true, revision = revision + 1")
+    forest.until_all_ended()
+    assert survivor.terminate() == 0, survivor.log()
+    made = forest.db.execute(
+        "SELECT count(*), count(DISTINCT meta ->> 'tick') FROM pgworkers.jobs WHERE meta ? 'tick'"
+    ).fetchone()
+    assert made == (len(_ticks(forest)),) * 2
+    ids = [row[0] for row in forest.db.execute("SELECT id FROM pgworkers.jobs")]
+    assert audit(forest.db, forest.ledger, ids) == []
+
+
+def _waits(forest: Forest, text: str) -> bool:
+    """Does a session wait for a lock inside this statement?"""
+    rows = forest.db.execute("SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock'").fetchall()
+    return any(text in query for (query,) in rows)
+
+
+@pytest.mark.long
+def test_row_30_postgres_dies_inside_a_migration(tmp_path: Path, bindir: Path | None, schema: str) -> None:
+    """A master that starts on an older schema brings it up to date; the server dies under it. It tries again."""
+    own = OwnServer(tmp_path / "own", bindir)
+    try:
+        with psycopg.connect(own.dsn, autocommit=True) as conn:
+            old = [migration.name for migration in known()[:3]]
+            assert up(conn, schema, known()[:3]) == old
+        forest = Forest(own.dsn, tmp_path)
+        try:
+            with closing(psycopg.connect(own.dsn)) as operator:
+                operator.execute("LOCK TABLE pgworkers.job IN ROW EXCLUSIVE MODE")
+                master = forest.start(queues="default:1", wait=False, **UNHURRIED)
+                wait_for(lambda: _waits(forest, ""), what="the migration is inside")
+                forest.db.close()
+                own.crash()
+            own.start()
+            forest.reconnect()
+            names = {row[0] for row in forest.db.execute("SELECT name FROM pgworkers.migration")}
+            assert set(old) <= names <= {migration.name for migration in known()}
+            wait_for(lambda: master.titles("idle") or master.process.poll() is not None)
+            if (
+                master.process.poll() is not None
+            ):  # it may say so and leave; who starts it again finds a whole schema
+                assert "Traceback" not in master.log(), master.log()
+                forest.start(queues="default:1")
+            [job] = forest.enqueue("work")
+            forest.until(job, "succeeded", timeout=T_DB + P + S + BUSY)
+            assert audit(forest.db, forest.ledger, [job]) == []
+        finally:
+            forest.close()
+    finally:
+        own.close()
+
+
+@pytest.mark.long
+def test_row_43_a_server_that_turns_read_only_under_a_host_is_waited_for(
+    own_server: OwnServer, own_forest: Forest
+) -> None:
+    """As a primary that is demoted: sessions that are open meet error 25006, new ones find a server that is no primary."""
+    forest = own_forest
+    master = forest.start(queues="default:2")
+    jobs = forest.enqueue("gate") + forest.enqueue("work", 3, args={"gated": True})
+    wait_for(lambda: len(read(forest.ledger)) == 2)
+    forest.db.execute("SET default_transaction_read_only = off")  # the operator's own session
+    forest.db.execute("ALTER SYSTEM SET default_transaction_read_only = on")
+    forest.db.execute("SELECT pg_reload_conf()")
+    wait_for(lambda: "read-only transaction" in master.log(), what="a session met 25006")
+    wait_for(
+        lambda: "read-only" in master.log().replace("read-only transaction", ""),
+        what="nor is a new one taken",
+    )
+    forest.open_gate()
+    wait_for(lambda: len([e for e in read(forest.ledger) if e.kind == "END"]) >= 2, what="handlers go on")
+    assert forest.counts().get("succeeded", 0) == 0, "something was written: nothing was tested"
+    forest.db.execute("ALTER SYSTEM RESET default_transaction_read_only")
+    forest.db.execute("SELECT pg_reload_conf()")
+    forest.until_all_ended(timeout=T_DB + P + S + BUSY)
+    assert forest.counts() == {"succeeded": 4}
+    assert {forest.row(job)["lease"] for job in jobs} == {1}, "what ran was not repeated"
+    assert audit(forest.db, forest.ledger, jobs) == []
+    assert master.terminate() == 0, master.log()
+
+
+def test_row_56_a_database_that_is_serializable_by_default(forest: Forest) -> None:
+    """Every session says read committed itself: nothing of a life is refused for a serialization failure."""
+    name = forest.db.execute("SELECT current_database()").fetchone()
+    assert name
+    forest.db.execute(f"ALTER DATABASE {name[0]} SET default_transaction_isolation = 'serializable'")
+    forest.reconnect()
+    assert forest.db.execute("SHOW transaction_isolation").fetchone() == ("serializable",)
+    hosts = [forest.start(queues="default:2") for _ in range(2)]
+    good = forest.enqueue("work", 30, args={"seconds": 0.02})
+    [failing] = forest.enqueue("fail", args={"times": 1})
+    [cancelled] = forest.enqueue("work", args={"seconds": 60.0})
+    wait_for(lambda: [e for e in read(forest.ledger) if e.job == cancelled])
+    forest.db.execute("SELECT pgworkers.cancel(%s)", [cancelled])
+    forest.until_all_ended()
+    assert forest.counts() == {"succeeded": 31, "cancelled": 1}
+    assert forest.row(failing)["attempt"] == 2
+    [long] = forest.enqueue("gate")
+    wait_for(lambda: [e for e in read(forest.ledger) if e.job == long])
+    hosts[0].signal(signal.SIGTERM)
+    hosts[1].signal(signal.SIGTERM)
+    assert [host.wait(D + K + S + BUSY) for host in hosts] == [0, 0], "they drain"
+    row = forest.row(long)
+    assert (row["state"], row["host"]) == ("ready", None)
+    for host in hosts:
+        assert "serialize" not in host.log()
+    assert audit(forest.db, forest.ledger, [*good, failing, cancelled, long]) == []
+
+
+@pytest.mark.long
+def test_row_42_a_server_without_a_free_connection_is_asked_seldom_and_waited_for(
+    tmp_path: Path, bindir: Path | None, schema: str
+) -> None:
+    """A host that runs loses its sessions and gets no others; one that starts gets none at all."""
+    own = OwnServer(tmp_path / "own", bindir, max_connections="30")
+    taken: list[psycopg.Connection[object]] = []
+    try:
+        migrated(own.dsn, schema)
+        with Proxy(own.dsn) as running, Proxy(own.dsn) as starting:
+            forest = Forest(own.dsn, tmp_path)
+            try:
+                first = forest.start(queues="default:1", dsn=running.dsn, PGWORKERS_RECONNECT="2s")
+                [job] = forest.enqueue("gate")
+                wait_for(lambda: read(forest.ledger))
+                wait_for(lambda: _fill_up(forest, own.dsn, taken), what="every connection is taken")
+                second = forest.start(
+                    queues="default:1", dsn=starting.dsn, wait=False, PGWORKERS_RECONNECT="2s"
+                )
+                wait_for(lambda: "trying for" in second.log(), what="it says that it waits")
+                assert "too many clients" in second.log(), "it was let in: nothing was tested"
+                before, began = [one.counts["connections"] for one in (running, starting)], time.monotonic()
+                wait_for(lambda: time.monotonic() - began > 6)
+                took = time.monotonic() - began
+                rates = [
+                    (one.counts["connections"] - was) / took
+                    for one, was in zip((running, starting), before, strict=True)
+                ]
+                forest.open_gate()
+                assert all(0 < rate < 5 for rate in rates), rates
+                assert (first.process.poll(), second.process.poll()) == (None, None)
+                for conn in taken:
+                    conn.close()
+                forest.until(job, "succeeded", timeout=T_DB + 2 + BUSY)
+                wait_for(
+                    lambda: second.titles("idle"),
+                    timeout=T_DB + 2 + BUSY,
+                    what="the one that starts is there",
+                )
+                assert forest.row(job)["lease"] == 1
+                assert audit(forest.db, forest.ledger, [job]) == []
+            finally:
+                forest.close()
+    finally:
+        for conn in taken:
+            conn.close()
+        own.close()
+
+
+def _fill_up(forest: Forest, dsn: str, taken: list[psycopg.Connection[object]]) -> bool:
+    """Take what is free, and take away what hosts have. True: they have nothing left, and nothing is free."""
+    try:
+        while True:
+            taken.append(psycopg.connect(dsn, autocommit=True))
+    except psycopg.OperationalError:
+        pass
+    row = forest.db.execute(
+        "SELECT count(pg_terminate_backend(pid, 1000)) FROM pg_stat_activity"
+        " WHERE application_name LIKE 'pgworkers%'"
+    ).fetchone()
+    return row == (0,)
 
 
 def _ticks(forest: Forest) -> list[object]:

@@ -23,6 +23,7 @@ def test_every_row_has_a_test_that_exists_or_a_reason() -> None:
             assert row.reason.startswith("not here: "), f"row {row.name}: no test and no reason"
             continue
         assert row.runs, f"row {row.name} does not say where it runs"
+        where: set[str] = set()
         for test in row.tests:
             if row.pooled:
                 assert (ROOT / test.removesuffix(" --pooler")).is_dir()
@@ -32,7 +33,19 @@ def test_every_row_has_a_test_that_exists_or_a_reason() -> None:
                 rf"((?:^@.*\n(?:^[ )\]].*\n)*)*)^def {name}\(", (ROOT / file).read_text(), re.MULTILINE
             )
             assert found, f"row {row.name}: {test} does not exist"
-        assert "suite" in row.runs or "long" in row.runs, row
+            where |= runs(file, found[1])
+        said = {word for word in ("suite", "long") if re.search(rf"\b{word}\b", row.runs)}
+        assert said == where, f"row {row.name}: the page says {row.runs}, its tests are {sorted(where)}"
+
+
+def runs(file: str, decorators: str) -> set[str]:
+    """By its markers; a parameter that is long leaves the others to the suite."""
+    whole = re.search(
+        r"^pytestmark = (?:\[\s*)?pytest\.mark\.long\b", (ROOT / file).read_text(), re.MULTILINE
+    )
+    if whole or "@pytest.mark.long" in decorators:
+        return {"long"}
+    return {"suite", "long"} if "pytest.mark.long" in decorators else {"suite"}
 
 
 def test_every_fault_test_is_in_the_table() -> None:
