@@ -64,7 +64,7 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
     server = None
     dsn = chosen.dsn
     if chosen.embedded:
-        server = EmbeddedServer(chosen.home)
+        server = EmbeddedServer(chosen.home, say=say)
         dsn = server.acquire()
     direct = loaded.settings.direct_dsn or dsn
 
