@@ -10,8 +10,8 @@ import psycopg
 from pgworkers.clock import monotonic
 from pgworkers.errors import PgworkersError
 from pgworkers.events import HostChanged
-from pgworkers.job.show import unfinished
-from pgworkers.master import view
+from pgworkers.job import show
+from pgworkers.master import burst, view
 from pgworkers.master.line import LineDown
 from pgworkers.postgres.embedded import EmbeddedServer
 from pgworkers.process import titles
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 
 #: An embedded server that has not answered for this long is looked after.
 SERVER_PATIENCE = 3.0
+#: A burst in which nothing has run for this long says what it waits for.
+BURST_SILENCE = 5.0
 
 
 class Errands:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._last_up = monotonic()  # of any connection
+        self._busy_until: float | None = monotonic()  # None: it was said what a burst waits for since
         self._running: asyncio.Task[None] | None = None  # one at a time
 
     def tick(self) -> None:
@@ -35,6 +38,8 @@ class Errands:
         host.supervisors.reap()
         host.supervisors.watch()
         host.service.tick(host)
+        if host.dispatch.busy():
+            self._busy_until = monotonic()
         if any(line.up for line in host.lines.values()):
             self._last_up = monotonic()
         if self._running is not None and not self._running.done():
@@ -61,11 +66,29 @@ class Errands:
             host.failed = True
             host.leave("burst: " + "; ".join(f"queue {q}: {e}" for q, e in host.supervisors.errors.items()))
             return
+        ask, mine = host.lines["leadership"].ask, (list(host.plan.queues), list(host.dispatch.tasks))
         try:
-            left = await host.lines["leadership"].ask(
-                unfinished(list(host.plan.queues), list(host.dispatch.tasks))
-            )
+            awaited = await ask(show.unfinished(*mine))
+            if awaited or host.dispatch.busy():
+                self._say_what_is_awaited(awaited)
+                return
+            why, *rest = burst.told(await ask(show.left(*mine)))
         except (LineDown, psycopg.Error):
             return
-        if left == 0 and not host.dispatch.busy():
-            host.leave("burst: the queues are empty")
+        if host.leaving or host.dispatch.busy():
+            return
+        for line in rest:
+            host.facts.tell(HostChanged(host.state, line))
+        host.leave(why)
+
+    def _say_what_is_awaited(self, jobs: int) -> None:
+        """Once each time that nothing runs here for a while: a burst that waits must not look like one that hangs."""
+        if self._host.dispatch.busy() or self._busy_until is None:
+            return
+        if monotonic() - self._busy_until > BURST_SILENCE:
+            self._busy_until = None
+            what = f"{jobs} jobs" if jobs > 1 else "a job"
+            why = (
+                f"burst: waiting for {what}: to be retried, behind a throttle or a limit, or on another host"
+            )
+            self._host.facts.tell(HostChanged(self._host.state, why))

@@ -92,6 +92,27 @@ def test_a_burst_takes_what_is_due_and_leaves_what_it_does_not_know(forest: Fore
     assert (forest.state(due), forest.state(unknown)) == ("succeeded", "ready")
 
 
+def test_a_burst_ends_when_the_rest_cannot_run_and_says_why(forest: Forest) -> None:
+    forest.start("--burst", wait=False, queues="default:1,images:1").wait()  # the queues are known
+    forest.db.execute("UPDATE pgworkers.queue SET paused = true WHERE name = 'images'")
+    forest.db.execute("INSERT INTO pgworkers.concurrency (kind, name, slots) VALUES ('task', 'fail', 0)")
+    [runs] = forest.enqueue("work")
+    forest.enqueue("work", 2, queue="images")
+    forest.enqueue("fail")
+    forest.enqueue("work", delay="3 days")
+    forest.enqueue("of_another_app")
+    master = forest.start("--burst", wait=False, queues="default:1,images:1")
+    assert master.wait() == 0, master.log()
+    assert forest.state(runs) == "succeeded"
+    log = master.log()
+    assert "the queues are empty" not in log
+    assert "nothing is left that could run now; 5 jobs stay" in log
+    assert "left: 2 jobs of work: the queue images is paused; pgworkers queues resume images" in log
+    assert "left: 1 job of fail: the limit of fail, or of their concurrency key, is 0" in log
+    assert "left: 1 job of work: scheduled for 3d from now" in log or "scheduled for 2d" in log
+    assert "left: 1 job of of_another_app: this app has no task of_another_app" in log
+
+
 def test_an_app_that_starts_threads_is_refused_at_the_start(forest: Forest) -> None:
     threads = (
         "\nimport threading, time\nthreading.Thread(target=time.sleep, args=(600,), name='mine').start()\n"
