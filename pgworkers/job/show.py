@@ -159,6 +159,7 @@ class WorkerView:
     task: str | None
     since: float | None
     jobs: int | None
+    label: str  # of its host
 
 
 def get(job_id: int) -> Query[JobView | None]:

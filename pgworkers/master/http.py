@@ -6,6 +6,7 @@ One request a connection, two seconds for all of it, a few kilobytes of head, an
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from collections.abc import Callable
 from urllib.parse import urlsplit
@@ -30,20 +31,30 @@ _REASONS = {
 }
 
 
+class Taken(UsageError):
+    """The address is right, and another process listens there just now."""
+
+
+def parse(address: str) -> tuple[str, int]:
+    """HOST:PORT, or a UsageError that names the flag."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"metrics={address!r} is not HOST:PORT; write 127.0.0.1:9911, or off")
+    return host, int(port)
+
+
 def bind(address: str) -> socket.socket:
     """A listening socket on HOST:PORT, or a UsageError that names the flag."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"metrics={address!r} is not HOST:PORT; write 127.0.0.1:9911, or off")
+    host, port = parse(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        sock.bind((host.strip("[]"), int(port)))
+        sock.bind((host.strip("[]"), port))
         sock.listen(128)
     except OSError as error:
         sock.close()
-        raise UsageError(
+        raise (Taken if error.errno == errno.EADDRINUSE else UsageError)(
             f"metrics: cannot listen on {address} ({error.strerror}); "
             "choose another address with --metrics HOST:PORT, or --metrics off"
         ) from error

@@ -15,7 +15,7 @@ from pgworkers.events import LinesDropped
 from pgworkers.facts import Facts
 from pgworkers.master import boot, signals, view
 from pgworkers.master.host import Host
-from pgworkers.master.http import Http, bind
+from pgworkers.master.http import Http, Taken, bind
 from pgworkers.master.joining import new_boot_id
 from pgworkers.master.options import RunOptions
 from pgworkers.observe.log import Log
@@ -38,7 +38,7 @@ def run(options: RunOptions) -> int:
     plan = boot.prepare(options, lambda text: print(f"pgworkers: {text}", file=sys.stderr, flush=True))
     try:
         if options.check:
-            for line in boot.banner(plan, plan.settings.metrics):
+            for line in boot.banner(plan, _would_listen(plan)):
                 print(line)
             print("check     ok")
             return 0
@@ -46,6 +46,21 @@ def run(options: RunOptions) -> int:
     finally:
         if plan.server is not None:
             plan.server.release()
+
+
+def _would_listen(plan: boot.Plan) -> str:
+    """Where the metrics would be, for `--check`; refused as by `run`, but for a port that may be free by then."""
+    address = plan.settings.metrics
+    try:
+        if address != "off":
+            bind(address).close()
+    except Taken as error:
+        return f"{address}, but not now: {error}"
+    except UsageError as error:
+        if plan.loaded.sources["metrics"] != "default":
+            raise
+        return f"off: {error}"
+    return address
 
 
 def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker) -> int:
