@@ -100,6 +100,7 @@ class EmbeddedServer:
 
     def stop(self, *, force: bool = False) -> bool:
         """Stop the server; False if it did not run. Refused while others use it, unless forced."""
+        locks.refuse_unusable(self.home)
         if not self.home.is_dir():
             return False
         with locks.starting(self.home, self._say_waiting):
@@ -111,6 +112,7 @@ class EmbeddedServer:
 
     def reset(self) -> None:
         """Stop the server and delete its data. Refused while anybody uses it."""
+        locks.refuse_unusable(self.home)
         if not self.home.is_dir():
             return
         with locks.starting(self.home, self._say_waiting):
@@ -126,6 +128,7 @@ class EmbeddedServer:
 
     def status(self) -> ServerStatus:
         """What is there now; changes nothing, makes nothing, waits for nobody."""
+        locks.refuse_unusable(self.home)
         place = self._place()
         pid = process.running(place.data)
         found = process.read(place.data) if pid else None
