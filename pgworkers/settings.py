@@ -140,7 +140,9 @@ class Settings:
     log_level: str = _text(
         "info", "The least level of handlers' log records that is shown, where the app configures no logging."
     )
-    label: str = _text("", "A label for people: shown in titles, hosts and metrics.")
+    label: str = _text(
+        "", "A label for people: shown in the master's title, hosts, workers, top and metrics."
+    )
 
     def check(self) -> None:
         """Refuse what cannot hold."""

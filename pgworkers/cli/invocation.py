@@ -41,6 +41,12 @@ def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     typed = ctx.get_parameter_source(name)
     if value is None or typed not in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
         return
+    if name == "dsn" and not value.strip():
+        # Most often a variable that is not set: "$DATABASE_URL". Nobody means the embedded server by it.
+        raise click.UsageError(
+            "--dsn is empty; give an address, or leave the option away for DATABASE_URL, PG* or the embedded server",
+            ctx,
+        )
     said = ctx.find_object(Invocation)
     if said is not None:
         setattr(said, name, value)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any
@@ -37,10 +35,9 @@ def preparer(said: Invocation, task: str, how: dict[str, Any], *, no_app: bool) 
 
 
 def _by_app(said: Invocation, config: str, name: str, how: dict[str, Any]) -> Preparer:
-    from pgworkers.loading import load
+    from pgworkers.cli.importing import imported
 
-    with redirect_stdout(sys.stderr):  # what an app prints while it is imported is not our data
-        app: App = load(config)
+    app: App = imported(said, config, place.load(said).settings.boot)
     loaded = settings.load(flags=said.flags(), app=app.settings)
     task = app.tasks.get(name)
     if task is None:

@@ -43,7 +43,7 @@ class Setting(click.Option):
     is_flag=True,
     envvar="PGWORKERS_BURST",
     show_envvar=True,
-    help="End with 0 when nothing is left to do, retries included.",
+    help="End with 0 when nothing is left that this host could run, retries included; says what stays and why.",
 )
 @click.option(
     "--drain", cls=Setting, metavar="TIME", help="How long running jobs may go on after SIGTERM, e.g. 25s."

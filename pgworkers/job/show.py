@@ -21,6 +21,10 @@ _HOSTS = Statement.beside(__file__, "show_hosts")
 _WORKERS = Statement.beside(__file__, "show_workers")
 _OTHERS = Statement.beside(__file__, "show_others")
 _UNFINISHED = Statement.beside(__file__, "show_unfinished")
+_LEFT = Statement.beside(__file__, "show_left")
+
+#: Beyond so many jobs nobody counts what a burst leaves.
+MOST_LEFT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +118,17 @@ class QueueView:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """Jobs of one task that a burst leaves in one queue, for one reason."""
+
+    queue: str
+    task: str
+    reason: str
+    count: int
+    due: float | None  # seconds until the first of them; None: that is not known
+
+
+@dataclass(frozen=True, slots=True)
 class HostView:
     """One life of a master. `stale`: it has not renewed for its lease, its jobs are lost."""
 
@@ -148,6 +163,7 @@ class WorkerView:
     task: str | None
     since: float | None
     jobs: int | None
+    label: str  # of its host
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +210,7 @@ def workers() -> Query[list[WorkerView]]:
 
 
 def unfinished(names: Sequence[str], tasks: Sequence[str]) -> Query[int]:
-    """How many jobs of these queues run, are due, or wait for a retry; jobs of other tasks wait for another host."""
+    """How many jobs of these queues run, are due, or wait for a retry, and need nobody but a host that knows these tasks."""
     params = {"queues": list(names), "tasks": list(tasks)}
     return Query(_UNFINISHED, params, lambda rows: int(rows[0][0]))
 
@@ -203,6 +219,12 @@ def others(host: str, names: Sequence[str]) -> Query[list[Other]]:
     """The hosts but this one that hold jobs of these queues."""
     params = {"host": host, "queues": list(names)}
     return Query(_OTHERS, params, lambda rows: [Other(*row) for row in rows])
+
+
+def left(names: Sequence[str], tasks: Sequence[str]) -> Query[Sequence[Left]]:
+    """Why jobs of these queues stay where they are, for a host that knows these tasks."""
+    params = {"queues": list(names), "tasks": list(tasks), "most": MOST_LEFT}
+    return Query(_LEFT, params, lambda rows: [Left(*row) for row in rows])
 
 
 def _job(row: tuple[Any, ...]) -> JobView:

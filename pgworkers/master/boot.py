@@ -20,6 +20,7 @@ from pgworkers.errors import AppNotLoaded, DatabaseUnreachable, NotFound, UsageE
 from pgworkers.job import queue as queues
 from pgworkers.job.enqueue import enqueue
 from pgworkers.job.new import NewJob
+from pgworkers.master import http
 from pgworkers.master.options import RunOptions
 from pgworkers.postgres import migrate
 from pgworkers.postgres.connect import Chosen, choose, connect, is_pooled
@@ -58,13 +59,15 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
     if app.threads:
         raise AppNotLoaded(f"{starts_threads(options.config, app.threads)}; nothing was started")
     loaded = settings_module.load(options.flags, app.settings)
+    if loaded.settings.metrics != "off":
+        http.parse(loaded.settings.metrics)  # before anything is done
     served = choose_queues(app, options.queues, options.workers, loaded.settings.max_workers)
     config_dir = Path(options.config.partition(":")[0]).resolve().parent
     chosen = choose(loaded.settings, loaded.sources, config_dir)
     server = None
     dsn = chosen.dsn
     if chosen.embedded:
-        server = EmbeddedServer(chosen.home)
+        server = EmbeddedServer(chosen.home, say=say)
         dsn = server.acquire()
     direct = loaded.settings.direct_dsn or dsn
 

@@ -8,11 +8,11 @@ from uuid import UUID
 
 import psycopg
 
-from pgworkers.clock import monotonic, show_seconds
+from pgworkers.clock import monotonic
 from pgworkers.errors import PgworkersError
 from pgworkers.events import HostChanged
-from pgworkers.job.show import Other, others, unfinished
-from pgworkers.master import view
+from pgworkers.job import show
+from pgworkers.master import burst, view
 from pgworkers.master.line import LineDown
 from pgworkers.postgres.embedded import EmbeddedServer
 from pgworkers.process import titles
@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 
 #: An embedded server that has not answered for this long is looked after.
 SERVER_PATIENCE = 3.0
+#: A burst in which nothing has run for this long says what it waits for.
+BURST_SILENCE = 5.0
 
 
 class Errands:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._last_up = monotonic()  # of any connection
+        self._busy_until: float | None = monotonic()  # None: it was said what a burst waits for since
         self._running: asyncio.Task[None] | None = None  # one at a time
         self._began = monotonic()
         self._told: set[UUID] = set()  # hosts whose jobs a burst has said it waits for
@@ -38,6 +41,8 @@ class Errands:
         host.supervisors.reap()
         host.supervisors.watch()
         host.service.tick(host)
+        if host.dispatch.busy():
+            self._busy_until = monotonic()
         if any(line.up for line in host.lines.values()):
             self._last_up = monotonic()
         if self._running is not None and not self._running.done():
@@ -64,36 +69,35 @@ class Errands:
             host.failed = True
             host.leave("burst: " + "; ".join(f"queue {q}: {e}" for q, e in host.supervisors.errors.items()))
             return
+        ask, mine = host.lines["leadership"].ask, (list(host.plan.queues), list(host.dispatch.tasks))
         try:
-            left = await host.lines["leadership"].ask(
-                unfinished(list(host.plan.queues), list(host.dispatch.tasks))
-            )
+            awaited = await ask(show.unfinished(*mine))
+            if awaited or host.dispatch.busy():
+                await self._say_what_is_awaited(awaited)
+                return
+            why, *rest = burst.told(await ask(show.left(*mine)))
         except (LineDown, psycopg.Error):
             return
-        if left == 0 and not host.dispatch.busy():
-            host.leave("burst: the queues are empty")
-        elif not host.dispatch.busy():
-            await self._tell_others()
+        if host.leaving or host.dispatch.busy():
+            return
+        for line in rest:
+            host.facts.tell(HostChanged(host.state, line))
+        host.leave(why)
 
-    async def _tell_others(self) -> None:
-        """A burst that has nothing to do waits for others: once for each it says whom, and how long if that one is gone."""
+    async def _say_what_is_awaited(self, jobs: int) -> None:
+        """A burst that waits must not look like one that hangs: whom it waits for, and what else when it takes long."""
         host = self._host
-        try:
-            found = await host.lines["leadership"].ask(others(host.id, list(host.plan.queues)))
-        except (LineDown, psycopg.Error):
+        if host.dispatch.busy():
             return
-        for other in found:
+        for other in await host.lines["leadership"].ask(show.others(host.id, list(host.plan.queues))):
             if other.id not in self._told:
                 self._told.add(other.id)
                 own = host.settings.lease - (monotonic() - self._began)
-                host.facts.tell(HostChanged(host.state, waiting(other, own, host.settings.rescue)))
-
-
-def waiting(other: Other, own: float, rescue: float) -> str:
-    """Whom a burst waits for. `own`: seconds until this host may call others lost; `rescue`: between two looks. Pure."""
-    one = other.jobs == 1
-    jobs = "1 job" if one else f"{other.jobs} jobs"
-    who = f"host {str(other.id)[:8]} ({other.name}, pid {other.pid})"
-    within = show_seconds(round(max(other.lease - other.silent, own, 0.0) + rescue))
-    taken = f"if it is gone, {'it is' if one else 'they are'} taken back within {within}"
-    return f"waits for {jobs} of {who}, which renewed {show_seconds(round(other.silent))} ago; {taken}"
+                host.facts.tell(HostChanged(host.state, burst.waiting(other, own, host.settings.rescue)))
+        if self._busy_until is not None and monotonic() - self._busy_until > BURST_SILENCE:
+            self._busy_until = None
+            what = f"{jobs} jobs" if jobs > 1 else "a job"
+            why = (
+                f"burst: waiting for {what}: to be retried, behind a throttle or a limit, or on another host"
+            )
+            host.facts.tell(HostChanged(host.state, why))

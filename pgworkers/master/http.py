@@ -32,31 +32,39 @@ _REASONS = {
 
 
 class CannotListen(UsageError):
-    """`brief`: for who goes on without it."""
+    """The address cannot be had. `brief`: for who goes on without it; `taken`: another process listens there just now."""
 
-    def __init__(self, text: str, brief: str) -> None:
+    def __init__(self, text: str, brief: str, *, taken: bool) -> None:
         super().__init__(text)
         self.brief = brief
+        self.taken = taken
+
+
+def parse(address: str) -> tuple[str, int]:
+    """HOST:PORT, or a UsageError that names the flag."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"metrics={address!r} is not HOST:PORT; write 127.0.0.1:9911, or off")
+    return host, int(port)
 
 
 def bind(address: str) -> socket.socket:
     """A listening socket on HOST:PORT, or a UsageError that names the flag."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"metrics={address!r} is not HOST:PORT; write 127.0.0.1:9911, or off")
+    host, port = parse(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        sock.bind((host.strip("[]"), int(port)))
+        sock.bind((host.strip("[]"), port))
         sock.listen(128)
     except OSError as error:
         sock.close()
-        why = "it is taken" if error.errno == errno.EADDRINUSE else error.strerror
+        taken = error.errno == errno.EADDRINUSE
         raise CannotListen(
-            f"metrics: cannot listen on {address} ({why}); "
+            f"metrics: cannot listen on {address} ({'it is taken' if taken else error.strerror}); "
             "choose another address with --metrics HOST:PORT, or --metrics off",
-            f"{address} is taken" if error.errno == errno.EADDRINUSE else f"{address}: {error.strerror}",
+            f"{address} is taken" if taken else f"{address}: {error.strerror}",
+            taken=taken,
         ) from error
     return sock
 

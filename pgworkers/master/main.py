@@ -37,7 +37,7 @@ def run(options: RunOptions) -> int:
     plan = boot.prepare(options, lambda text: print(f"pgworkers: {text}", file=sys.stderr, flush=True))
     try:
         if options.check:
-            for line in boot.banner(plan, plan.settings.metrics):
+            for line in boot.banner(plan, _would_listen(plan)):
                 print(line)
             print("check     ok")
             return 0
@@ -45,6 +45,21 @@ def run(options: RunOptions) -> int:
     finally:
         if plan.server is not None:
             plan.server.release()
+
+
+def _would_listen(plan: boot.Plan) -> str:
+    """Where the metrics would be, for `--check`; refused as by `run`, but for a port that may be free by then."""
+    address = plan.settings.metrics
+    try:
+        if address != "off":
+            bind(address).close()
+    except CannotListen as error:
+        if error.taken:
+            return f"{address}, but not now: {error}"
+        if plan.loaded.sources["metrics"] != "default":
+            raise
+        return f"off: {error.brief}"
+    return address
 
 
 def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker) -> int:

@@ -10,6 +10,7 @@ import msgspec
 from pgworkers.clock import monotonic
 from pgworkers.master.boot import VERSION
 from pgworkers.observe.catalog import HOST_STATES, WORKER_STATES
+from pgworkers.observe.escape import printable
 from pgworkers.observe.exposition import wants_openmetrics
 from pgworkers.observe.metrics import Metrics
 
@@ -78,7 +79,8 @@ def title(host: Host) -> str:
     state = "leader" if host.state == "running" and host.leadership.leads else host.state
     if host.state == "running" and not any(line.up for line in host.lines.values()):
         state = "no database"
-    return f"pgworkers: master {host.plan.app.name} [{state}] {busy}/{total} busy"
+    label = f", {printable(host.settings.label)[:40]}" if host.settings.label else ""
+    return f"pgworkers: master {host.plan.app.name} [{state}] {busy}/{total} busy{label}"
 
 
 def settled(host: Host) -> bool:
@@ -162,4 +164,4 @@ def measure(host: Host, metrics: Metrics) -> None:
     for state in HOST_STATES:
         metrics.set("master_state", host.state == state, state)
     metrics.families["build_info"].clear()
-    metrics.set("build_info", 1, VERSION, app.version)
+    metrics.set("build_info", 1, VERSION, app.version, host.settings.label)

@@ -122,7 +122,9 @@ PROCESSES = (
 MASTER = (
     Metric("leader", "gauge", "1 while this host performs the cluster's duties."),
     Metric("master_state", "gauge", "1 for the state the master is in.", ("state",)),
-    Metric("build_info", "gauge", "Versions of pgworkers and of the app.", ("version", "app_version")),
+    Metric(
+        "build_info", "gauge", "Versions of pgworkers and of the app; the host's label.", ("version", "app_version", "label")
+    ),
     Metric("loop_lag_seconds", "histogram", "How late the master's loop woke up.", (), _LAGS),
     Metric("duty_seconds", "histogram", "The leader's duties.", ("duty",), _STATEMENTS),
     Metric("duty_rows_total", "counter", "Rows that duties touched.", ("duty",)),

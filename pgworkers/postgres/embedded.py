@@ -1,8 +1,9 @@
 """A Postgres of our own, for people who have none running.
 
 `EmbeddedServer(home).acquire()` gives the address of a running server: the one that already serves this home,
-or a new one. Every process that acquired is a user; the last one to release stops the server, and the kernel
-releases for those that were killed. The reasons behind each step are in docs/adr/0110-embedded-server.md.
+or a new one. Every process that acquired is a user; the last one to release stops the server, unless others are
+connected to its address, and the kernel releases for those that were killed. The reasons behind each step are in
+docs/adr/0110-embedded-server.md.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pgworkers.postgres import embedded_cluster as cluster
 from pgworkers.postgres import embedded_locks as locks
 from pgworkers.postgres import embedded_place as places
 from pgworkers.postgres import embedded_process as process
+from pgworkers.postgres import embedded_sessions as sessions
 from pgworkers.postgres.embedded_account import Account, NoServer
 from pgworkers.postgres.embedded_binaries import Binaries
 from pgworkers.postgres.embedded_place import Place
@@ -77,7 +79,7 @@ class EmbeddedServer:
         return dsn
 
     def release(self) -> None:
-        """No longer a user; the last one stops the server."""
+        """No longer a user; the last one stops the server, unless others are connected to its address."""
         if self._membership is None:
             return
         descriptor, self._membership = self._membership, None
@@ -98,6 +100,7 @@ class EmbeddedServer:
 
     def stop(self, *, force: bool = False) -> bool:
         """Stop the server; False if it did not run. Refused while others use it, unless forced."""
+        locks.refuse_unusable(self.home)
         if not self.home.is_dir():
             return False
         with locks.starting(self.home, self._say_waiting):
@@ -109,6 +112,7 @@ class EmbeddedServer:
 
     def reset(self) -> None:
         """Stop the server and delete its data. Refused while anybody uses it."""
+        locks.refuse_unusable(self.home)
         if not self.home.is_dir():
             return
         with locks.starting(self.home, self._say_waiting):
@@ -124,6 +128,7 @@ class EmbeddedServer:
 
     def status(self) -> ServerStatus:
         """What is there now; changes nothing, makes nothing, waits for nobody."""
+        locks.refuse_unusable(self.home)
         place = self._place()
         pid = process.running(place.data)
         found = process.read(place.data) if pid else None
@@ -183,8 +188,19 @@ class EmbeddedServer:
 
     def _stop_if_unused(self) -> None:
         place = self._place()
-        if locks.unused(self.home) and not self._kept(place):
-            self._stop()
+        if not locks.unused(self.home) or self._kept(place):
+            return
+        if strangers := self._strangers(place):
+            self._say(
+                f"the embedded Postgres in {place.root} goes on: others are connected to its address "
+                f"({strangers} {'session' if strangers == 1 else 'sessions'}); pgworkers pg stop ends it when they have left"
+            )
+            return
+        self._stop()
+
+    def _strangers(self, place: Place) -> int:
+        found = process.read(place.data) if process.running(place.data) else None
+        return sessions.strangers(found.socket_dir) if found is not None and found.status == "ready" else 0
 
     def _stop(self) -> bool:
         place = self._place()
@@ -198,9 +214,15 @@ class EmbeddedServer:
         return ended
 
     def _refuse_if_used(self, undone: str, otherwise: str) -> None:
-        if not locks.unused(self.home):
+        whom = ""
+        used = not locks.unused(self.home)
+        if used:
             pids = ", ".join(map(str, locks.users(self.home)))
             whom = f" by process {pids}" if pids else ""
+        elif strangers := self._strangers(self._place()):
+            used = True
+            whom = f" by {strangers} {'session' if strangers == 1 else 'sessions'} connected to its address"
+        if used:
             raise PgworkersError(
                 f"the embedded server in {self.home} is in use{whom}; {undone}. "
                 f"Stop what uses it first, {otherwise}"

@@ -8,8 +8,10 @@ between.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +39,19 @@ def make_home(home: Path) -> None:
         accounts.write_whole(home / ".gitignore", "*\n")
     except FileExistsError:
         pass  # another process was quicker
+    except OSError as error:
+        raise _unwritable(home, error) from None
+
+
+def refuse_unusable(home: Path) -> None:
+    """A home that can never be one is refused by whoever only looks, too; one that is not there yet is not."""
+    try:
+        if not stat.S_ISDIR(home.stat().st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(home, os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except FileNotFoundError:
+        return
     except OSError as error:
         raise _unwritable(home, error) from None
 

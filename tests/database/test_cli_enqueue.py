@@ -252,3 +252,21 @@ def test_wait_gives_up_in_time(cli: Command, db: Db) -> None:
     said = waits(cli, db, "", "--wait", "50ms")
     assert said.code == 1
     assert "the jobs go on" in said.err
+
+
+def test_an_app_that_never_finishes_importing_is_given_up(tmp_path: Path, dsn: str) -> None:
+    cli = Command(tmp_path, DATABASE_URL=dsn)
+    (cli.cwd / "app.py").write_text("import time\ntry:\n    time.sleep(600)\nexcept Exception:\n    pass\n")
+    told = cli("enqueue", "render", code=6, PGWORKERS_BOOT="2.2s").err
+    assert "importing app.py …" in told
+    assert "took longer than 2.2s; nothing was enqueued" in told
+    assert "--no-app" in told
+
+
+def test_an_app_that_dies_while_it_is_imported_says_where(tmp_path: Path, dsn: str) -> None:
+    cli = Command(tmp_path, DATABASE_URL=dsn)
+    (cli.cwd / "app.py").write_text("import ctypes\ndef dies():\n    ctypes.string_at(0)\ndies()\n")
+    told = cli("enqueue", "render", code=None)
+    assert told.code not in (0, 1)
+    assert "Segmentation fault" in told.err
+    assert 'app.py", line 3 in dies' in told.err

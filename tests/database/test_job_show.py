@@ -77,3 +77,40 @@ def test_a_burst_waits_for_what_is_ready_runs_or_is_to_be_retried(desk: Desk) ->
     assert left() == 1
     desk.conn.execute("UPDATE pgworkers.job SET run_at = now() WHERE attempt = 0 AND state = 'scheduled'")
     assert left() == 2, "due, and not yet promoted"
+
+
+def test_a_burst_does_not_wait_for_what_only_an_operator_can_set_going(desk: Desk) -> None:
+    def awaited() -> int:
+        return desk.ask(show.unfinished(["a", "b"], ["t", "u"]))
+
+    def left() -> list[tuple[str, str, str, int]]:
+        return [(o.queue, o.task, o.reason, o.count) for o in desk.ask(show.left(["a", "b"], ["t", "u"]))]
+
+    assert (awaited(), left()) == (0, [])
+    desk.ask(queue.declare(["a", "b"], {}))
+    desk.put()
+    desk.put()
+    retried = desk.run_one(task="u")
+    desk.again(retried)
+    assert awaited() == 3
+    desk.ask(queue.pause("a"))
+    assert awaited() == 0
+    desk.put(queue="b", task="u")
+    desk.put(queue="b", task="u", delay=7200.0)
+    desk.put(queue="b", task="nobodys")
+    assert awaited() == 1
+    desk.ask(queue.limit("task", "u", 0))
+    assert awaited() == 0
+    assert left() == [
+        ("a", "t", "paused", 2),
+        ("a", "u", "paused", 1),
+        ("b", "nobodys", "unknown", 1),
+        ("b", "u", "limit", 2),
+    ]
+    desk.ask(queue.limit("task", "u", None))
+    assert ("b", "u", "later", 1) in left()
+    desk.ask(queue.scale("b", workers=0))
+    assert awaited() == 0
+    assert ("b", "u", "no workers", 2) in left()
+    desk.ask(queue.resume("a"))
+    assert awaited() == 3

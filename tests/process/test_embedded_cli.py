@@ -77,3 +77,23 @@ def test_directory_that_cannot_be_used(pgworkers: Command) -> None:
     error = pgworkers.fails("pg", "start", code=4, PGWORKERS_HOME="/proc/pgworkers")
     assert "cannot be used" in error
     assert "PGWORKERS_HOME" in error
+
+
+@pytest.mark.parametrize(
+    "words", [["jobs", "list"], ["hosts"], ["pg", "status"], ["pg", "stop"], ["pg", "reset", "--yes"]]
+)
+@pytest.mark.parametrize("home", ["/dev/null", "/dev/null/below"])
+def test_what_can_never_be_a_home_is_refused_by_whoever_only_looks(
+    pgworkers: Command, words: list[str], home: str
+) -> None:
+    error = pgworkers.fails(*words, code=4, PGWORKERS_HOME=home)
+    assert f"{home} cannot be used (Not a directory)" in error
+    assert "PGWORKERS_HOME" in error
+
+
+@pytest.mark.parametrize("words", [["--dsn", "", "jobs", "list"], ["jobs", "list", "--dsn", " "]])
+def test_an_empty_dsn_does_not_mean_the_embedded_server(
+    pgworkers: Command, homes: Homes, words: list[str]
+) -> None:
+    assert "--dsn is empty" in pgworkers.fails(*words, code=2)
+    assert not homes.home.exists()

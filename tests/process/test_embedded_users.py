@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -16,6 +17,7 @@ from support.embedded import Homes
 
 from pgworkers.errors import DatabaseUnreachable, PgworkersError
 from pgworkers.postgres import embedded_process as process
+from pgworkers.postgres import embedded_sessions as sessions
 from pgworkers.postgres.embedded import EmbeddedServer
 
 
@@ -41,6 +43,32 @@ def answer(dsn: str, question: str) -> str:
         row = conn.execute(question.encode()).fetchone()
     assert row is not None
     return str(row[0])
+
+
+class Stranger:
+    """A program that knows nothing but the address."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def asked(self, question: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{question};\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+
+@contextmanager
+def psql(server: EmbeddedServer, dsn: str) -> Iterator[Stranger]:
+    program = server.binaries().program("psql")
+    found = program if program.is_file() else shutil.which("psql")
+    with subprocess.Popen(
+        [found or "psql", "-XAtq", dsn], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        stranger = Stranger(process)
+        assert stranger.asked("SELECT 1") == "1"
+        yield stranger
 
 
 def test_first_user_starts_it_and_last_one_stops_it(homes: Homes) -> None:
@@ -194,6 +222,45 @@ def test_stop_is_refused_while_it_is_used_and_says_by_whom(homes: Homes) -> None
         assert server.status().pid is None
         assert not server.stop()
         user.kill()
+
+
+def test_it_is_not_stopped_under_others_who_were_given_its_address(
+    homes: Homes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = homes.server()
+    dsn = server.acquire()
+    pid = server.status().pid
+    with psql(server, dsn) as stranger, monkeypatch.context() as quick:
+        quick.setattr(sessions, "PATIENCE", 0.0)  # this one does not leave
+        server.release()
+        assert server.status().pid == pid
+        assert "others are connected to its address (1 session)" in homes.said[-1]
+        with pytest.raises(PgworkersError, match=r"in use by 1 session connected to its address; it was not"):
+            server.stop()
+        with pytest.raises(PgworkersError, match="nothing was deleted"):
+            server.reset()
+        reader = homes.server()  # as a command is that only reads
+        reader.acquire()
+        reader.release()
+        assert stranger.asked("SELECT 7") == "7"
+    server.acquire()
+    server.release()
+    assert server.status().pid is None, "they have left, and so does the next last user"
+
+
+def test_a_session_of_the_last_users_own_does_not_keep_it(homes: Homes) -> None:
+    server = homes.server()
+    with closing(psycopg.connect(server.acquire())):
+        server.release()
+        assert server.status().pid is None
+
+
+def test_stop_by_force_ends_the_sessions_of_others(homes: Homes) -> None:
+    server = homes.server()
+    server.start()
+    with psql(server, server.status().dsn or ""):
+        assert server.stop(force=True)
+    assert server.status().pid is None
 
 
 def test_started_by_hand_it_stays_until_stopped_by_hand(homes: Homes) -> None:

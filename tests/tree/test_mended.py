@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import socket
 import urllib.request
+from pathlib import Path
 from urllib.error import HTTPError
 
 import psutil
 import pytest
 from psycopg.types.json import Jsonb
+from support.command import Command
 from support.ledger import audit, read
 from support.tree import Forest, wait_for
 
@@ -92,6 +96,27 @@ def test_a_burst_takes_what_is_due_and_leaves_what_it_does_not_know(forest: Fore
     assert (forest.state(due), forest.state(unknown)) == ("succeeded", "ready")
 
 
+def test_a_burst_ends_when_the_rest_cannot_run_and_says_why(forest: Forest) -> None:
+    forest.start("--burst", wait=False, queues="default:1,images:1").wait()  # the queues are known
+    forest.db.execute("UPDATE pgworkers.queue SET paused = true WHERE name = 'images'")
+    forest.db.execute("INSERT INTO pgworkers.concurrency (kind, name, slots) VALUES ('task', 'fail', 0)")
+    [runs] = forest.enqueue("work")
+    forest.enqueue("work", 2, queue="images")
+    forest.enqueue("fail")
+    forest.enqueue("work", delay="3 days")
+    forest.enqueue("of_another_app")
+    master = forest.start("--burst", wait=False, queues="default:1,images:1")
+    assert master.wait() == 0, master.log()
+    assert forest.state(runs) == "succeeded"
+    log = master.log()
+    assert "the queues are empty" not in log
+    assert "nothing is left that could run now; 5 jobs stay" in log
+    assert "left: 2 jobs of work: the queue images is paused; pgworkers queues resume images" in log
+    assert "left: 1 job of fail: the limit of fail, or of their concurrency key, is 0" in log
+    assert "left: 1 job of work: scheduled for 3d from now" in log or "scheduled for 2d" in log
+    assert "left: 1 job of of_another_app: this app has no task of_another_app" in log
+
+
 def test_an_app_that_starts_threads_is_refused_at_the_start(forest: Forest) -> None:
     threads = (
         "\nimport threading, time\nthreading.Thread(target=time.sleep, args=(600,), name='mine').start()\n"
@@ -101,6 +126,39 @@ def test_an_app_that_starts_threads_is_refused_at_the_start(forest: Forest) -> N
     assert master.wait() == 6, master.log()
     assert "mine" in master.log()
     assert "on_worker_start" in master.log()
+
+
+@pytest.mark.parametrize("address", ["banana", "0.0.0.0:99999", "127.0.0.1:", "no.such.host.invalid:9911"])
+def test_check_refuses_an_address_that_a_start_would_refuse(forest: Forest, address: str) -> None:
+    for words in (["--check"], []):
+        master = forest.start(*words, "--metrics", address, wait=False)
+        assert master.wait() == 2, master.log()
+        assert "metrics" in master.log()
+        assert "check     ok" not in master.log()
+
+
+def test_check_warns_of_a_port_that_is_taken(forest: Forest) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        master = forest.start("--check", "--metrics", address, wait=False)
+        assert master.wait() == 0, master.log()
+        assert f"{address}, but not now: metrics: cannot listen" in master.log()
+
+
+def test_the_label_is_in_the_title_the_metrics_and_the_lists(forest: Forest, tmp_path: Path) -> None:
+    label = 'blue "7"'
+    master = forest.start(queues="default:1", PGWORKERS_LABEL=label, PGWORKERS_METRICS="127.0.0.1:0")
+    wait_for(
+        lambda: [title for _, title in master.titles("pgworkers: master") if title.endswith(f", {label}")]
+    )
+    address = re.search(r"http://[\d.:]+", master.log())
+    assert address is not None
+    page = urllib.request.urlopen(f"{address[0]}/metrics", timeout=60).read().decode()
+    assert re.search(r'^pgworkers_build_info\{.*label="blue \\"7\\""\} 1', page, re.MULTILINE), page
+    cli = Command(tmp_path, PGWORKERS_DSN=forest.dsn)
+    rows = wait_for(lambda: cli("workers", "list", "-o", "json").json())
+    assert [row["label"] for row in rows] == [label]
+    assert [row["label"] for row in cli("hosts", "-o", "json").json()] == [label]
 
 
 def test_check_changes_nothing(forest: Forest) -> None:

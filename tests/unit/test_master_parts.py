@@ -13,8 +13,8 @@ from pgworkers import events
 from pgworkers.errors import UsageError
 from pgworkers.facts import Facts, Hearing
 from pgworkers.job.show import Other
+from pgworkers.master.burst import waiting
 from pgworkers.master.desk import QueueDesk, ahead, worth_a_claim
-from pgworkers.master.errands import waiting
 from pgworkers.master.http import CannotListen, bind
 from pgworkers.master.pace import Pace
 from pgworkers.master.renewal import Unbroken
