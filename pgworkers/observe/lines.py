@@ -86,7 +86,7 @@ def tell(fact: events.Fact) -> Told | None:
         case events.ReloadRefused():
             return ERROR, f"reload refused, the old code goes on: {escape(fact.why, 600)}"
         case events.LeaderChanged():
-            return INFO, fact.why
+            return INFO, escape(fact.why)
         case events.HostChanged():
             return INFO, f"{fact.state}: {escape(fact.why, 600)}"
         case _:
