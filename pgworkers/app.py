@@ -22,7 +22,7 @@ from pgworkers.declare.options import refuse_unknown
 from pgworkers.declare.signature import takes_ctx
 from pgworkers.decorator import Anything, Declare, TaskOptions, queue_spec, task_spec
 from pgworkers.errors import UsageError
-from pgworkers.job.new import Prepared
+from pgworkers.job.new import Prepared, new_job
 from pgworkers.scheduling import Scheduling
 from pgworkers.specs import AppSpec, QueueSpec, ScheduleSpec
 from pgworkers.steering import Steering
@@ -158,7 +158,7 @@ class App(Scheduling, Steering):
 
         `progress` is called with the number so far, `conn` is a psycopg connection of your own.
         """
-        return self.client.copy_in((job.new for job in jobs), conn, progress)
+        return self.client.copy_in(map(new_job, jobs), conn, progress)
 
     async def aenqueue_many(
         self,
@@ -168,7 +168,7 @@ class App(Scheduling, Steering):
         progress: Callable[[int], None] | None = None,
     ) -> int:
         """`enqueue_many` for asyncio."""
-        return await self.client.acopy_in((job.new for job in jobs), conn, progress)
+        return await self.client.acopy_in(map(new_job, jobs), conn, progress)
 
     def job(self, job_id: int) -> Job[Any]:
         """The handle of a job by its number; nothing is looked up yet."""

@@ -290,6 +290,14 @@ class LinesDropped:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class OutputDropped:
+    """Bytes that handlers printed and that were not shown: stderr did not take them in time."""
+
+    queue: str
+    count: int
+
+
 Fact = (
     JobStarted | JobEnded | JobsReleased | LeaseLost | FinishRejected | EndRefused
     | JobRescued | StopWished | JobStopped | JobStalled
@@ -299,5 +307,5 @@ Fact = (
     | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified
     | TickFired | TicksSkipped | ScheduleFailed | TaskUnknown
     | QueuesSeen | SchedulesSeen | StorageSeen | MemorySeen | LoopWoke | HandlerMeasured
-    | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | HostChanged | LinesDropped
+    | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | HostChanged | LinesDropped | OutputDropped
 )  # fmt: skip

@@ -13,7 +13,7 @@ from pgworkers.declare.routing import Route, read_route
 from pgworkers.errors import UsageError
 from pgworkers.flow.rate import Rate
 from pgworkers.handle import Job
-from pgworkers.job.new import Prepared
+from pgworkers.job.new import Prepared, new_job
 from pgworkers.task import Task
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Steering:
         `on_failed`: what failed or cancelled jobs mean for `then`: "run" it all the same (it finds the batch's number in
         `ctx.meta["batch"]`), "cancel" it, or "wait" until all have succeeded after a retry by an operator.
         """
-        made = self.client.batch((job.new for job in jobs), _new(then), _policy(on_failed), conn, progress)
+        made = self.client.batch(map(new_job, jobs), _new(then), _policy(on_failed), conn, progress)
         return Batch(made.id, self.client, self._handle(made.then_id))
 
     async def abatch(
@@ -68,9 +68,7 @@ class Steering:
         progress: Callable[[int], None] | None = None,
     ) -> Batch:
         """`batch` for asyncio."""
-        made = await self.client.abatch(
-            (job.new for job in jobs), _new(then), _policy(on_failed), conn, progress
-        )
+        made = await self.client.abatch(map(new_job, jobs), _new(then), _policy(on_failed), conn, progress)
         return Batch(made.id, self.client, self._handle(made.then_id))
 
     def get_batch(self, batch_id: int) -> Batch:

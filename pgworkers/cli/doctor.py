@@ -158,7 +158,8 @@ def _patient(db: place.Database, tolerance: Tolerance) -> Patient:
     from pgworkers.postgres import connect
 
     listen: Any = partial(connect.connect, db.settings, db.settings.direct_dsn or db.dsn, "doctor")
-    return Patient(db.conn, db.schema, db.settings, listen, tolerance)
+    psql = "pgworkers pg psql" if db.chosen.embedded else "psql"
+    return Patient(db.conn, db.schema, db.settings, listen, tolerance, psql)
 
 
 def _master(patient: Patient) -> int | None:

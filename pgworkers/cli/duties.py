@@ -43,7 +43,11 @@ def list_(ctx: click.Context) -> None:
     invocation = said(ctx)
     settings = place.load(invocation).settings
     found = _duties(Line("operator", "", settings, Facts()), Facts(), settings)
-    output.rows(invocation, list(found.all.values()), _COLUMNS, empty="")
+    told = [
+        {"duty": duty.name, "every": duty.every, "when_due": duty.seen, "what": duty.doc}
+        for duty in found.all.values()
+    ]
+    output.rows(invocation, told, _COLUMNS, empty="")
 
 
 @duties.command("run")
@@ -60,7 +64,11 @@ def run_(ctx: click.Context, *, name: str) -> None:
     invocation = said(ctx)
     with place.database(invocation) as db:
         count = asyncio.run(_perform(db.dsn, db.settings, name))
-    output.note(invocation, f"{name}: {count} row{'s' * (count != 1)}")
+    if invocation.output == "table":
+        output.note(invocation, f"{name}: {count} row{'s' * (count != 1)}")
+    else:
+        row = {"duty": name, "rows": count}
+        output.document(row) if invocation.output == "json" else output.line(row)
 
 
 async def _perform(dsn: str, settings: Settings, name: str) -> int:
@@ -95,7 +103,7 @@ def _duties(line: Line, facts: Facts, settings: Settings) -> Duties:
 
 
 _COLUMNS: list[Column] = [
-    ("duty", lambda duty: duty.name),
-    ("every", lambda duty: "when due" if duty.seen else show_seconds(duty.every)),
-    ("what", lambda duty: duty.doc),
+    ("duty", lambda duty: duty["duty"]),
+    ("every", lambda duty: "when due" if duty["when_due"] else show_seconds(duty["every"])),
+    ("what", lambda duty: duty["what"]),
 ]

@@ -21,6 +21,7 @@ from pgworkers.errors import JobFailed, UsageError
 from pgworkers.job.state import State
 
 if TYPE_CHECKING:
+    from pgworkers.job.enqueue import Enqueued
     from pgworkers.job.new import NewJob
 
 
@@ -108,10 +109,11 @@ def _one(said: Invocation, ready: Preparer, job: NewJob, wait: float | None) -> 
     with place.database(said, loaded=ready.loaded) as db:
         with _translated():
             made = run(db.conn, db.schema, verb.enqueue(job))
+        sentence = _sentence(job, made.id) if made.created else _conflict(db, job, made.id)
         if wait is None:
-            _tell(said, job, made.id, created=made.created)
+            _tell(said, job, made, sentence)
             return
-        _say(said, job, made.id, created=made.created)
+        output.note(said, sentence)  # beside the result that will be printed
         _await(said, db, made.id, None if math.isinf(wait) else wait)
 
 
@@ -130,28 +132,36 @@ def _await(said: Invocation, db: place.Database, job_id: int, timeout: float | N
         raise JobFailed(job_id, ended.state, ended.error)
 
 
-def _tell(said: Invocation, job: NewJob, job_id: int, *, created: bool) -> None:
+def _tell(said: Invocation, job: NewJob, made: Enqueued, sentence: str) -> None:
     """What became of it, as data on stdout."""
     if said.output != "table":
-        row = {"id": job_id, "created": created, "task": job.task}
+        row = {"id": made.id, "created": made.created, "task": job.task}
         output.document(row) if said.output == "json" else output.line(row)
-    elif said.quiet:
-        click.echo(str(job_id))
     else:
-        click.echo(_sentence(job, job_id, created))
+        click.echo(str(made.id) if said.quiet else sentence)
 
 
-def _say(said: Invocation, job: NewJob, job_id: int, *, created: bool) -> None:
-    """The same beside the result that will be printed."""
-    output.note(said, _sentence(job, job_id, created))
-
-
-def _sentence(job: NewJob, job_id: int, created: bool) -> str:
-    args = plain(short(arguments(json_object(job.args_json, "arguments"))))
+def _sentence(job: NewJob, job_id: int) -> str:
     where = f" on {plain(job.queue)}" if job.queue else ""
-    if not created:
-        return f"#{job_id} {plain(job.task)} already holds the unique key {plain(job.unique or '')}"
-    return f"#{job_id} {plain(job.task)}({args}) enqueued{where}"
+    return f"#{job_id} {_call(job)} enqueued{where}"
+
+
+def _conflict(db: place.Database, job: NewJob, job_id: int) -> str:
+    """What became of the job that holds the key."""
+    from pgworkers.job import show
+    from pgworkers.postgres.statements import run
+
+    held = f"#{job_id} {plain(job.task)} already holds the unique key {plain(job.unique or '')}"
+    if job.on_conflict != "replace":
+        return held
+    found = run(db.conn, db.schema, show.get(job_id))
+    if found is not None and found.args == json_object(job.args_json, "arguments"):
+        return f"{held}; it is {_call(job)} now"
+    return f"{held} and runs; its arguments were not replaced"
+
+
+def _call(job: NewJob) -> str:
+    return f"{plain(job.task)}({plain(short(arguments(json_object(job.args_json, 'arguments'))))})"
 
 
 def _many(said: Invocation, ready: Preparer, file: str) -> None:

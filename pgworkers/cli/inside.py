@@ -34,7 +34,8 @@ def _reach(ctx: click.Context, kind: str, number: int) -> None:
 def stack(ctx: click.Context, *, number: int) -> None:
     """The Python stack of a running job, now, without stopping it.
 
-    Works on any host, also while C code holds the interpreter's lock.
+    Works on any host, also while C code holds the interpreter's lock. It is done by a signal: Python's own calls go
+    on where they were, but C code that does not begin an interrupted call again (EINTR) may end a wait early.
 
     \b
     Examples:
@@ -89,8 +90,10 @@ def kill(ctx: click.Context, *, number: int) -> None:
 @click.command("stack", cls=Command)
 @click.argument("worker", metavar="[QUEUE[/SLOT]]", required=False)
 @click.pass_context
-def workers_stack(ctx: click.Context, *, worker: str | None) -> None:
+def workers_stack(ctx: click.Context, *, worker: str | None) -> int:
     """The Python stacks of workers, now. Of all of them, those of a queue, or one.
+
+    Exit code 1 when one of them gives no answer within 10 s.
 
     \b
     Examples:
@@ -104,6 +107,8 @@ def workers_stack(ctx: click.Context, *, worker: str | None) -> None:
     queue, slot = _worker(worker or "")
     with place.database(invocation) as db:
         found = asking.of_workers(db, "stack", queue, slot)
+    if worker and not found:
+        raise _unknown(worker)
     told = [
         {"host": one.host, "worker": f"{one.queue}/{one.slot}", "stack": one.text or "no answer"}
         for one in found
@@ -118,6 +123,7 @@ def workers_stack(ctx: click.Context, *, worker: str | None) -> None:
             click.echo(f"{row['worker']} on {row['host']}\n{row['stack']}\n")
         if not told:
             output.note(invocation, "no workers: no host has told of any yet; pgworkers run starts one")
+    return 0 if all(one.done for one in found) else 1
 
 
 @click.command("stop", cls=Command)
@@ -141,7 +147,7 @@ def workers_stop(ctx: click.Context, *, worker: str) -> int:
     with place.database(invocation) as db:
         found = asking.of_workers(db, "leave", queue, slot)
     if not found:
-        raise NotFound(f"there is no worker {worker!r}; pgworkers workers shows those there are")
+        raise _unknown(worker)
     told = [
         {"host": one.host, "worker": f"{one.queue}/{one.slot}", "outcome": one.text or "no answer"}
         for one in found
@@ -152,6 +158,10 @@ def workers_stop(ctx: click.Context, *, worker: str) -> int:
         for row in told:
             click.echo(f"{row['worker']} on {row['host']}: {row['outcome']}")
     return 0 if all(one.done for one in found) else 1
+
+
+def _unknown(worker: str) -> NotFound:
+    return NotFound(f"there is no worker {worker!r}; pgworkers workers shows those there are")
 
 
 def _worker(text: str) -> tuple[str | None, int | None]:

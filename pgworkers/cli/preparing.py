@@ -91,7 +91,7 @@ def _by_name(said: Invocation, name: str, how: dict[str, Any]) -> Preparer:
 
 def typed(signature: Signature, parameter: str, text: str) -> Any:
     """A typed word as its parameter takes it: `7` is text for a `str`, a number for an `int`."""
-    declared = signature.parameters.get(parameter)
+    declared = signature.parameters.get(parameter) or _rest(signature)
     if declared is None or declared.kind is Parameter.VAR_POSITIONAL:
         return scalar(text)
     hint = declared.annotation
@@ -101,6 +101,12 @@ def typed(signature: Signature, parameter: str, text: str) -> Any:
     if not isinstance(value, str) and not _fits(hint, value) and _fits(hint, text):
         return text
     return value
+
+
+def _rest(signature: Signature) -> Parameter | None:
+    """`**kw`, which takes every other name."""
+    kinds = (one for one in signature.parameters.values() if one.kind is Parameter.VAR_KEYWORD)
+    return next(kinds, None)
 
 
 def _fits(hint: Any, value: Any) -> bool:

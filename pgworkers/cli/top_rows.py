@@ -99,7 +99,7 @@ def _queue(row: Row) -> Line:
     if depth.ready:
         line.append((f", {depth.ready:,}{more} ready, the oldest for {short(depth.oldest)}", ""))
     if depth.scheduled:
-        line.append((f", {depth.scheduled:,} scheduled", "dim"))
+        line.append((f", {depth.scheduled:,}{'+' * (depth.scheduled >= DEEPEST)} scheduled", "dim"))
     if depth.limit is not None:
         line.append((f", {depth.limit} workers over all hosts", "dim"))
     if depth.paused:
@@ -143,7 +143,8 @@ def detail(row: Row) -> str:
     worker, host = row.worker, row.host
     if worker is None:
         if row.queue is None:
-            told = f"{clean(host.name, 60)}: {clean(host.state, 20)}, view written {short(host.age)} ago"
+            word = "lost" if host.lost else clean(host.state, 20)
+            told = f"{clean(host.name, 60)}: {word}, view written {short(host.age)} ago"
             return f"{told}, app {clean(host.app, 60)}, host {clean(host.id)}"
         return f"{clean(row.queue, 60)} on {clean(host.name, 60)}"
     parts = [f"{clean(worker.queue, 60)}/{worker.slot}"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pgworkers.cli.top_cells import Line, clean, fit, short
 from pgworkers.cli.top_model import Picture, Row, Wish, totals
-from pgworkers.cli.top_rows import STATES, detail, headings, shown
+from pgworkers.cli.top_rows import DEEPEST, STATES, detail, headings, shown
 
 SMALLEST = (40, 8)
 KEYS = "c cancel s stack z suspend r resume k kill p pause / filter <> sort ? help q end"
@@ -88,7 +88,8 @@ def _first(picture: Picture, scene: Scene) -> Line:
         f"{figures['hosts']} host{'s' * (figures['hosts'] != 1)}, {figures['busy']}/{figures['workers']} busy"
     )
     line: Line = [("pgworkers top ", "bold"), (f"{scene.clock} " if scene.clock else "", ""), (told, "")]
-    line.append((f", {figures['ready']:,} ready", ""))
+    more = "+" * any(depth.ready >= DEEPEST for depth in picture.queues)
+    line.append((f", {figures['ready']:,}{more} ready", ""))
     for name in ("stalled", "suspended", "lost"):
         if figures[name]:
             line.append((f", {figures[name]} {name}", STATES[name]))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgworkers.clock import show_seconds
-from pgworkers.doctor.finding import Finding, Tolerance, fail, ok, skip, wait, warn
+from pgworkers.doctor.finding import Finding, Tolerance, counted, fail, ok, skip, wait, warn
 from pgworkers.job.show import HostView
 from pgworkers.job.strangers import Stranger
 from pgworkers.postgres.statements import Query, Statement
@@ -136,7 +136,8 @@ def unserved(depths: Sequence[QueueDepth], found: Sequence[HostView], tolerance:
     for depth in depths:
         if depth.queue in served or not depth.ready + depth.scheduled:
             continue
-        what = f"nobody serves {depth.queue}, where {depth.ready:,} jobs are ready and {depth.scheduled:,} scheduled"
+        ready, scheduled = counted(depth.ready), counted(depth.scheduled)
+        what = f"nobody serves {depth.queue}, where {ready} jobs are ready and {scheduled} scheduled"
         why = "they will wait until a host does; a typing error in queue=… looks like this, too"
         fixes = f"pgworkers run -Q {depth.queue}", f"pgworkers jobs list --queue {depth.queue}"
         bad.append(
@@ -210,31 +211,28 @@ def schedules(found: list[Ticking], leads: bool, tolerance: Tolerance) -> list[F
     return bad or [ok(check, f"{len(found)}, none overdue")]
 
 
-def paused(found: list[Pause], depths: Sequence[QueueDepth]) -> list[Finding]:
+def paused(found: list[Pause], depths: Sequence[QueueDepth], tolerance: Tolerance) -> list[Finding]:
+    """Pauses that are older than the patience; a failure after ten times that, if jobs wait behind one."""
     check, bad = "paused", []
     ready = {depth.queue: depth.ready for depth in depths}
     for one in found:
-        waits = f"; {wait(ready[one.queue])}" if ready.get(one.queue) else ""
+        if one.seconds < tolerance.patience:
+            continue
+        waiting = ready.get(one.queue, 0)
         if one.paused:
-            what = f"{one.queue} has been paused for {show_seconds(one.seconds)}{waits}"
-            bad.append(
-                warn(
-                    check,
-                    what,
-                    "no job of it starts",
-                    f"pgworkers queues resume {one.queue}",
-                    queue=one.queue,
-                )
-            )
+            what = f"{one.queue} has been paused for {show_seconds(one.seconds)}"
+            fix = f"pgworkers queues resume {one.queue}"
         else:
-            what = f"{one.queue} was scaled to 0 workers {show_seconds(one.seconds)} ago{waits}"
-            bad.append(
-                warn(
-                    check,
-                    what,
-                    "no job of it starts",
-                    f"pgworkers queues scale {one.queue} 1",
-                    queue=one.queue,
-                )
-            )
-    return bad or [ok(check, "no queue is")]
+            what = f"{one.queue} was scaled to 0 workers {show_seconds(one.seconds)} ago"
+            fix = f"pgworkers queues scale {one.queue} 1"
+        what += f"; {wait(waiting)}" if waiting else ""
+        how = fail if waiting and one.seconds >= 10 * tolerance.patience else warn
+        bad.append(how(check, what, "no job of it starts", fix, queue=one.queue, seconds=one.seconds))
+    if bad:
+        return bad
+    return [
+        ok(
+            check,
+            f"{len(found)} for less than {show_seconds(tolerance.patience)}" if found else "no queue is",
+        )
+    ]

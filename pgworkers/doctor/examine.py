@@ -11,7 +11,7 @@ import psycopg
 
 from pgworkers.clock import show_seconds
 from pgworkers.doctor import cluster, server, storage, work
-from pgworkers.doctor.finding import Finding, Tolerance, fail, skip, sql, warn
+from pgworkers.doctor.finding import MOST, Finding, Tolerance, fail, skip, sql, warn
 from pgworkers.job.depth import depth
 from pgworkers.job.show import HostView
 from pgworkers.job.show import hosts as show_hosts
@@ -23,8 +23,6 @@ from pgworkers.settings import Settings
 from pgworkers.sightings import QueueDepth
 
 T = TypeVar("T")
-#: Queues are counted up to here: more is as bad.
-_MOST = 10_000
 
 
 @dataclass
@@ -36,6 +34,7 @@ class Patient:
     settings: Settings
     listen: server.Connect  # a second session, to the direct address if there is one
     tolerance: Tolerance = field(default_factory=Tolerance)
+    psql: str = "psql"  # what reaches this database
 
     def ask(self, query: Query[T]) -> T:
         """Whatever a check asks for: nothing is written. Said for each transaction, for behind a pooler a session that was
@@ -58,7 +57,7 @@ class Patient:
 
     @cached_property
     def depths(self) -> list[QueueDepth]:
-        return self.ask(depth(_MOST))
+        return self.ask(depth(MOST))
 
     @cached_property
     def tables(self) -> list[storage.Table]:
@@ -126,7 +125,7 @@ TABLES: dict[str, Check] = {
         p.hosts, p.ago(lambda host: host.started_at.timestamp()), p.ask(cluster.lock_holders())
     ),
     "queues": lambda p: cluster.unserved(p.depths, p.hosts, p.tolerance),
-    "paused": lambda p: cluster.paused(p.ask(cluster.pauses()), p.depths),
+    "paused": lambda p: cluster.paused(p.ask(cluster.pauses()), p.depths, p.tolerance),
     "tasks": lambda p: cluster.unknown(p.ask(strangers([one.queue for one in p.depths]))),
     "schedules": lambda p: cluster.schedules(p.ask(cluster.ticking()), p.leads, p.tolerance),
     "stuck": _stuck,
@@ -183,7 +182,10 @@ def _alone(patient: Patient, name: str, check: Check) -> Iterator[Finding]:
             )
         ]
     for finding in found:
-        fixes = tuple(fix.replace("{schema}", patient.schema) for fix in finding.fix)
+        fixes = tuple(
+            fix.replace("{schema}", patient.schema).replace("psql -c ", f"{patient.psql} -c ", 1)
+            for fix in finding.fix
+        )
         yield replace(finding, fix=fixes)
 
 

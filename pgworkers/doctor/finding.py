@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+#: Jobs of a queue are counted up to here: more is as bad.
+MOST = 10_000
+
 
 class Level(StrEnum):
     OK = "ok"
@@ -69,6 +72,11 @@ def worst(findings: Iterable[Finding]) -> Level:
     return max((finding.level for finding in findings), key=order.index, default=Level.OK)
 
 
+def counted(jobs: int) -> str:
+    """`7`, `at least 10,000`."""
+    return f"{jobs:,}" if jobs < MOST else f"at least {jobs:,}"
+
+
 def wait(jobs: int) -> str:
-    """`1 job waits`, `10,000 jobs wait`."""
-    return "1 job waits" if jobs == 1 else f"{jobs:,} jobs wait"
+    """`1 job waits`, `at least 10,000 jobs wait`."""
+    return "1 job waits" if jobs == 1 else f"{counted(jobs)} jobs wait"

@@ -57,7 +57,7 @@ class Index:
     valid: bool
     scans: int
     size: int
-    entries: int
+    entries: int | None  # None: nobody knows
     written: int  # to its table
 
 
@@ -195,11 +195,12 @@ def index_health(found: list[Index], tolerance: Tolerance) -> list[Finding]:
         )
     for index in found:
         again = sql(f"REINDEX INDEX CONCURRENTLY {{schema}}.{index.name}")
-        needed = max(_SMALL, index.entries * _ENTRY)
         if not index.valid:
             why = "a build that failed left it behind: it costs every write and answers nothing"
             bad.append(fail(check, f"the index {index.name} is not valid", why, again))
-        elif index.size > tolerance.bloat and index.size > tolerance.bloat_ratio * needed:
+        elif index.entries is not None and index.size > max(
+            tolerance.bloat, tolerance.bloat_ratio * max(_SMALL, index.entries * _ENTRY)
+        ):
             what = f"{index.name} takes {show_size(index.size)} for about {index.entries:,} entries"
             why = "a claim reads pages that are almost empty"
             bad.append(warn(check, what, why, again, size=index.size, entries=index.entries))

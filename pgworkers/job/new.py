@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import msgspec
+
+from pgworkers.errors import UsageError
 
 OnConflict = Literal["return", "replace", "raise"]
 R = TypeVar("R")
@@ -41,3 +43,14 @@ class Prepared(msgspec.Struct, Generic[R], frozen=True, gc=False):
     """A checked job that is not inserted yet."""
 
     new: NewJob
+
+
+def new_job(prepared: Prepared[Any]) -> NewJob:
+    """What is inserted; UsageError for anything that no task has prepared."""
+    try:
+        return prepared.new
+    except AttributeError:
+        shown = f"{type(prepared).__name__} {prepared!r:.80}"
+        raise UsageError(
+            f"{shown} is not a prepared job; give task.prepare(...) for each; nothing was enqueued"
+        ) from None

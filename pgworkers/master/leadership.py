@@ -22,7 +22,7 @@ from pgworkers.clock import monotonic
 from pgworkers.events import LeaderChanged
 from pgworkers.facts import Facts
 from pgworkers.job import lead
-from pgworkers.master.line import Line, LineDown
+from pgworkers.master.line import Line, LineDown, first_line
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -59,7 +59,7 @@ class Leadership:
                 if await self._round():
                     pause = min(pause, AFTER_DEPOSING)
             except (LineDown, psycopg.Error) as error:
-                self._lost(str(error))
+                self._lost(first_line(error))
                 await self._line.rest()
             await asyncio.sleep(pause)
 
@@ -88,7 +88,7 @@ class Leadership:
             return await self._line.ask(query, session=self._session)
         except LineDown as error:
             if self._line.session != self._session or not self._line.up:
-                self._lost(str(error))
+                self._lost(first_line(error))
             raise
 
     async def until_leading(self) -> None:

@@ -167,7 +167,7 @@ class Line:
         now = clock.monotonic()
         if self._down_since is None:
             self._down_since = now
-            self._facts.tell(DatabaseLost(self.role, _first_line(error)))
+            self._facts.tell(DatabaseLost(self.role, first_line(error)))
         self._pause = min(self._settings.reconnect, max(0.1, self._pause * 2))
         self._not_before = now + self._pause * random.uniform(0.5, 1.0)
 
@@ -195,6 +195,6 @@ def raised(error: psycopg.Error) -> bool:
     return (error.sqlstate or "").startswith(_RAISED)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

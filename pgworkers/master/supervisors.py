@@ -30,6 +30,7 @@ from pgworkers.supervisor.messages import (
     Booted,
     BootFailed,
     Died,
+    Dropped,
     Fact,
     Forked,
     Resting,
@@ -222,6 +223,8 @@ class Supervisors:
                 ):
                     stalled.held.stalled = fact.stalled
                     self._facts.tell(events.JobStalled(*stalled.held.named, fact.stalled))
+            case Dropped():
+                self._facts.tell(events.OutputDropped(supervisor.queue, fact.count))
             case Resting():
                 self._facts.tell(events.WorkersResting(supervisor.queue, fact.seconds, fact.deaths))
             case Stack():

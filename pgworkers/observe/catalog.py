@@ -118,6 +118,7 @@ PROCESSES = (
     Metric("worker_stalled", "gauge", "Workers whose job neither beats nor uses CPU.", _queue),
     Metric("supervisor_restarts_total", "counter", "Supervisors that died and were replaced.", _queue),
     Metric("orphans_killed_total", "counter", "Processes that outlived their worker and were killed."),
+    Metric("output_dropped_bytes_total", "counter", "What handlers printed and stderr did not take in time.", _queue),
 )  # fmt: skip
 MASTER = (
     Metric("leader", "gauge", "1 while this host performs the cluster's duties."),

@@ -69,6 +69,9 @@ def tell(fact: events.Fact) -> Told | None:
         case events.WorkersResting():
             text = f"queue {fact.queue}: {fact.deaths} workers died before they were ready"
             return ERROR, f"{text}; the next in {show_seconds(fact.seconds)}"
+        case events.OutputDropped():
+            text = f"queue {fact.queue}: {fact.count:,} bytes that handlers printed were not shown"
+            return WARNING, f"{text}: stderr did not take them in time"
         case events.OrphansKilled():
             return WARNING, f"{fact.count} orphaned process{'es' * (fact.count != 1)} killed"
         case events.DatabaseLost():
@@ -88,7 +91,7 @@ def tell(fact: events.Fact) -> Told | None:
         case events.ReloadRefused():
             return ERROR, f"reload refused, the old code goes on: {escape(fact.why, 600)}"
         case events.LeaderChanged():
-            return INFO, fact.why
+            return INFO, escape(fact.why)
         case events.HostChanged():
             return INFO, f"{fact.state}: {escape(fact.why, 600)}"
         case _:

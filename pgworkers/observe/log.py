@@ -15,7 +15,7 @@ from pgworkers import events
 from pgworkers.clock import monotonic
 from pgworkers.facts import Hearing, each
 from pgworkers.observe import lines
-from pgworkers.observe.escape import escape, json_line
+from pgworkers.observe.escape import escape, json_line, printable
 from pgworkers.sightings import SIGHTINGS
 
 #: The keys of every JSON line, in this order; null where a line has no such thing.
@@ -150,7 +150,7 @@ class Log:
                 json_line(record(level=level, host=host, pid=pid, fact=fact, message=message, data=data))
             )
         else:
-            self._write(message if fact == "said" else f"{self._time()} {message}")
+            self._write(printable(message if fact == "said" else f"{self._time()} {message}"))
 
     def hears(self, kind: type) -> Hearing | None:
         if kind is events.JobEnded:
@@ -183,7 +183,9 @@ class Log:
         if self._json:
             self._write(json_line(self._record(level, fact, text)))
         else:
-            self._write(f"{self._time()} {text}{lines.where(fact, self._host)}{lines.below(fact)}")
+            # whatever a sentence forgot to escape: one fact is one line, and only what is below has bars
+            line = printable(f"{self._time()} {text}{lines.where(fact, self._host)}")
+            self._write(line + lines.below(fact))
 
     def finish(self) -> None:
         """Tell all that was counted."""

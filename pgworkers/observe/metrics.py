@@ -64,6 +64,9 @@ class Metrics(ByKind):
             sightings.LoopWoke: lambda fact: self._observe("loop_lag_seconds", fact.late),
             events.LeaderChanged: self._leader,
             sightings.HandlerMeasured: lambda fact: self.user.add(fact.task, fact.body),
+            events.OutputDropped: lambda fact: self.count(
+                "output_dropped_bytes_total", fact.queue, n=fact.count
+            ),
             events.LinesDropped: lambda fact: self.count("log_lines_dropped_total", n=fact.count),
         }
         for name in ("notifications_total", "orphans_killed_total", "log_lines_dropped_total", "leader"):

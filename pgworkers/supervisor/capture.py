@@ -2,22 +2,23 @@
 
 The worker's stdout and stderr are such a file, so are those of the processes its handler starts. Nobody can
 block on it, and its end is there to be read when the process is dead. The supervisor passes new lines on to
-its own stderr, so that a user who prints sees it; where that is slower than the handler, lines are dropped
+its own stderr (`screen`), so that a user who prints sees it; where that does not take them, lines are dropped
 and counted.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import stat as modes
 
 from pgworkers.process import memfd
 from pgworkers.supervisor import stack
+from pgworkers.supervisor.screen import Screen
 
-#: Uncopied or unneeded output beyond this is given back to the kernel.
+#: Output that is passed on and beyond this is given back to the kernel; so is what a screen that is stuck did not take.
 KEEP = 1 << 20
-_WRITE = 4096
+#: How much may wait for a screen that takes something, only more slowly than the handler prints.
+WAITING = 64 << 20
+#: What one worker may pass on before it is another's turn; a longer line is not passed on in one piece.
 _TURN = 64 << 10
 STACK_LIMIT = 32 << 10
 _LINE = 4096
@@ -34,11 +35,17 @@ class Capture:
         self.dump = memfd.create(f"pgworkers-dump-{name}")
         self.echoed = 0  # how far output was passed on
         self.dump_from = 0  # where the dump we are interested in begins
+        self.over = False  # its process is dead: nothing will be added
         self._forgotten = 0
 
     @property
     def descriptors(self) -> list[int]:
         return [self.output, self.dump]
+
+    @property
+    def waits(self) -> bool:
+        """Is there output that was not passed on?"""
+        return self.echoed < memfd.size(self.output)
 
     def tail(self, start: int, limit: int) -> str:
         """The end of what was written to stdout and stderr since `start`."""
@@ -62,81 +69,37 @@ class Capture:
         return last.endswith(_ROOTS)
 
     def echo(self, screen: Screen, everything: bool) -> bool:
-        """Pass on whole lines (or `everything`); True: more is waiting."""
+        """Pass on one turn's share of whole lines (or of `everything`); True: perhaps there is more."""
         end = memfd.size(self.output)
-        if self.echoed < end:
-            self._copy(screen, end, everything)
-        if end - self._forgotten > 2 * self._keep:
-            self._forgotten = memfd.forget(self.output, self._forgotten, end - self._keep)
-            if self.echoed < self._forgotten:
-                screen.dropped += self._forgotten - self.echoed
-                self.echoed = self._forgotten
-        return self.echoed < end and not screen.full
+        if self.echoed == end:
+            return False
+        share = os.pread(self.output, min(_TURN, end - self.echoed), self.echoed)
+        lines = share.rfind(b"\n") + 1
+        if lines:
+            share = share[:lines]
+        elif len(share) < _TURN and not everything and not self.over:
+            return False
+        self.echoed += screen.show(share, self)
+        return self.echoed < end
 
-    def _copy(self, screen: Screen, end: int, everything: bool) -> None:
-        stop = min(end, self.echoed + _TURN)
-        while self.echoed < stop and not screen.full:
-            piece = os.pread(self.output, min(_WRITE, stop - self.echoed), self.echoed)
-            line_end = piece.rfind(b"\n") + 1
-            if line_end:
-                piece = piece[:line_end]
-            elif len(piece) < _WRITE and not everything:
-                return
-            self.echoed += screen.write(piece)
+    def trim(self, screen: Screen) -> None:
+        """Give back the memory of what nobody needs, and drop what the screen cannot be expected to take."""
+        end = memfd.size(self.output)
+        if end - self.echoed > (2 * self._keep if screen.stuck else WAITING):
+            self.drop(screen, self._line_after(end - self._keep))
+        if end - self._forgotten > 2 * self._keep:
+            self._forgotten = memfd.forget(self.output, self._forgotten, min(end - self._keep, self.echoed))
+
+    def drop(self, screen: Screen, upto: int | None = None) -> None:
+        """What waits will not be shown (`upto` there); the screen says how much it was."""
+        upto = memfd.size(self.output) if upto is None else upto
+        screen.drop(upto - self.echoed)
+        self.echoed = upto
+
+    def _line_after(self, start: int) -> int:
+        """Where the next line begins, so that what is shown again is not the end of one."""
+        return start + os.pread(self.output, _TURN, start).find(b"\n") + 1
 
     def close(self) -> None:
         os.close(self.output)
         os.close(self.dump)
-
-
-class Screen:
-    """The supervisor's own stderr, written to without ever waiting.
-
-    O_NONBLOCK belongs to the open file, which we share with the master and the shell, so a pipe or terminal
-    is opened anew. A regular file is not: the two would have different ideas of where its end is, and it
-    never blocks.
-    """
-
-    def __init__(self, fd: int = 2) -> None:
-        self.dropped = 0
-        self.full = False
-        self._fd = -1
-        self._socket: socket.socket | None = None
-        try:
-            kind = os.fstat(fd).st_mode
-            if modes.S_ISSOCK(kind):
-                self._socket = socket.socket(fileno=os.dup(fd))
-            elif modes.S_ISREG(kind):
-                self._fd = os.dup(fd)
-            else:
-                path = f"/proc/self/fd/{fd}"
-                self._fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        except OSError:
-            pass  # closed, or not ours to open: what workers print is then only on the record
-
-    @property
-    def descriptors(self) -> list[int]:
-        if self._socket is not None:
-            return [self._socket.fileno()]
-        return [self._fd] if self._fd >= 0 else []
-
-    def begin(self) -> None:
-        """A new turn: perhaps there is room again. Say what was lost."""
-        self.full = False
-        if self.dropped:
-            lost, self.dropped = self.dropped, 0
-            note = b"[pgworkers: %d bytes of output were not shown: nobody read them in time]\n" % lost
-            if self.write(note) == 0:
-                self.dropped = lost
-
-    def write(self, data: bytes) -> int:
-        """How many bytes were taken; without a place to write to, all of them."""
-        try:
-            if self._socket is not None:
-                return self._socket.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            return os.write(self._fd, data) if self._fd >= 0 else len(data)
-        except BlockingIOError:
-            self.full = True
-            return 0
-        except OSError:
-            return len(data)  # closed, or no space left: a print must not stop a job

@@ -13,15 +13,20 @@ from pgworkers.process.oom import Witness
 from pgworkers.process.scoreboard import Scoreboard
 from pgworkers.settings import Settings
 from pgworkers.supervisor import climb, fork, reap
-from pgworkers.supervisor.capture import Screen
+from pgworkers.supervisor.capture import Capture
 from pgworkers.supervisor.member import Worker
-from pgworkers.supervisor.messages import Died, Forked, Resting
+from pgworkers.supervisor.messages import Died, Dropped, Forked, Resting
+from pgworkers.supervisor.screen import Screen
 
 _STEP = 0.005
 #: Where jobs with a process of their own take less than so many seconds, workers begin without a heartbeat.
 BRIEF = 0.1
 #: Who leaves looks as often as this, however late it is: while we did not run, those we killed may not have run either.
 _LOOKS = 40
+#: Of how many dead workers output may wait for the screen; of more, the oldest is dropped and counted.
+LEFT = 8
+#: How long a supervisor that leaves tries to show what its workers printed.
+LAST_WORDS = 0.2
 
 
 class Crew:
@@ -43,7 +48,9 @@ class Crew:
         # what the import of the app started is the app's own business until we leave
         self._spared = set(tree.children(os.getpid()))
         self.wanted = wanted
-        self.echo_waits = False
+        self._left: list[Capture] = []  # of dead workers, with output that the screen has not taken yet
+        self.echo_waits = False  # there is more to show at once
+        self.echo_blocked = False  # there is more to show as soon as the screen has room
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -70,8 +77,7 @@ class Crew:
         for worker in [worker for worker in self if climb.is_gone(worker)]:
             self._learn(worker, now)
             death = reap.bury(worker, self._witness, self._settings.output_limit, now)
-            worker.capture.echo(self._screen, everything=True)
-            worker.capture.close()
+            self._bequeath(worker.capture)
             del self._workers[worker.index]
             self._deaths.append(death)
             if not _left_as_planned(death.fact):
@@ -135,19 +141,55 @@ class Crew:
                 worker.seen_ready = True
                 self._budget.ready()
 
-    def echo(self) -> None:
+    @property
+    def screen(self) -> list[int]:
+        """Where there may be room again."""
+        return self._screen.descriptors
+
+    def echo(self, *, everything: bool = False) -> None:
         """Pass on what workers printed. Lines that are not complete wait for a second."""
-        self._screen.begin()
-        self.echo_waits = False
-        for worker in self:
-            self.echo_waits |= worker.capture.echo(self._screen, everything=False)
+        captures = [*self._left, *(worker.capture for worker in self)]
+        more = self._screen.pass_on(captures, everything)
+        self.echo_waits, self.echo_blocked = more and not self._screen.full, more and self._screen.full
+        for capture in [capture for capture in self._left if not capture.waits]:
+            self._left.remove(capture)
+            capture.close()
+
+    def _bequeath(self, capture: Capture) -> None:
+        """What a dead worker printed and nobody has seen yet is still shown, or named."""
+        capture.over = True
+        if not capture.waits:
+            capture.close()
+            return
+        self._left.append(capture)
+        self.echo()
+        while len(self._left) > LEFT:
+            self._left[0].drop(self._screen)
+            self._left.pop(0).close()
+
+    def _last_words(self) -> None:
+        give_up = time.monotonic() + LAST_WORDS
+        self.echo()
+        while self._left and time.monotonic() < give_up:
+            time.sleep(_STEP)
+            self.echo()
+        for capture in self._left:
+            capture.drop(self._screen)
+        self.echo()
+        self._tell_dropped()
+
+    def _tell_dropped(self) -> None:
+        dropped = self._screen.take_dropped()
+        if dropped:
+            self._tell(Dropped(dropped))
 
     def each_second(self, now: float) -> None:
         self._witness.refresh()
         self.bury(now, look=True)
         self._spared = {pid for pid in self._spared if not tree.reap(pid)}
+        self.echo(everything=True)
+        self._tell_dropped()
         for worker in self:
-            worker.capture.echo(self._screen, everything=True)
             stalled = climb.feel(worker, self._settings, now)
             if stalled is not None:
                 self._tell(stalled)
@@ -158,14 +200,15 @@ class Crew:
         self._spared = set()
         for worker in self:
             climb.kill_group(worker, why)
+        clean = False
         for look in itertools.count(1):
             self.bury(0.0, look=True)
-            if not self._workers and not self._deaths and not tree.children(os.getpid()):
-                return True
-            if look >= _LOOKS and time.monotonic() > give_up:
+            clean = not self._workers and not self._deaths and not tree.children(os.getpid())
+            if clean or (look >= _LOOKS and time.monotonic() > give_up):
                 break
             time.sleep(_STEP)
-        return False
+        self._last_words()
+        return clean
 
 
 def _left_as_planned(died: Died) -> bool:

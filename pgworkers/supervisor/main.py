@@ -72,6 +72,8 @@ class Supervisor:
         self._poll.register(control.sock, select.POLLIN)
         self._spoken = True  # may the master have said something?
         self._writes = False  # do we wait until the master takes what we have for it?
+        self._shows = False  # do we wait until the screen takes what workers printed?
+        self._room = False  # it does again
         self._round_at = 0.0  # when all workers are looked at next
 
     def run(self) -> int:
@@ -95,6 +97,8 @@ class Supervisor:
             return
         now = now_seconds()
         self._crew.bury(now)
+        if self._room:
+            self._crew.echo()
         if told or now >= self._round_at:
             self._look(now)
         self._crew.replenish(now, self._descriptors)
@@ -135,10 +139,16 @@ class Supervisor:
             self._poll.modify(
                 self._control.sock, select.POLLIN | select.POLLOUT if self._writes else select.POLLIN
             )
+        if self._shows != self._crew.echo_blocked:
+            self._shows = not self._shows
+            for fd in self._crew.screen:
+                self._poll.register(fd, select.POLLOUT) if self._shows else self._poll.unregister(fd)
         woken = self._poll.poll(max(0.0, self._round_at - now) * 1000)
         while not woken and self._idles():  # a look at the scoreboard is all that this moment needs
             woken = self._poll.poll(TICK * 1000)
-        self._spoken = self._fd in dict(woken)
+        ready = dict(woken)
+        self._spoken = self._fd in ready
+        self._room = self._shows and any(fd in ready for fd in self._crew.screen)
 
     def _idles(self) -> bool:
         """Nobody works and nothing waits: until the round is over, or somebody begins."""

@@ -135,5 +135,11 @@ class Resting(msgspec.Struct, tag="resting", tag_field="is"):
     deaths: int
 
 
+class Dropped(msgspec.Struct, tag="dropped", tag_field="is"):
+    """So many bytes that workers printed were not shown: our stderr did not take them."""
+
+    count: int
+
+
 Command = Boot | Scale | Stop | Dump | Suspend | Exit
-Fact = Booted | BootFailed | Forked | Died | Stalled | Stack | Suspended | Alive | Resting
+Fact = Booted | BootFailed | Forked | Died | Stalled | Stack | Suspended | Alive | Resting | Dropped

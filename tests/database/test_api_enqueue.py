@@ -249,6 +249,9 @@ def test_many_is_all_or_nothing_and_its_generator_may_enqueue(app: App, db: Db) 
     with pytest.raises(UsageError, match="unique key cannot be enqueued in bulk"):
         app.enqueue_many([render(app).using(unique="u").prepare(1)])
     assert app.enqueue_many([]) == 0
+    for given in (7, "render", render(app)):
+        with pytest.raises(UsageError, match=r"is not a prepared job; give task\.prepare\(\.\.\.\)"):
+            app.enqueue_many([given])  # type: ignore[list-item]
     assert count(db) == 1
 
 

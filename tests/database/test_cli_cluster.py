@@ -185,3 +185,17 @@ def test_drain_waits_until_a_queue_is_empty(cli: Command, db: Db) -> None:
         {"queue": "api", "jobs": 0},
     ]
     waits.join()
+
+
+def test_duties_are_told_as_data(cli: Command) -> None:
+    told = cli("duties", "list", "-o", "json").json()
+    assert {"duty", "every", "when_due", "what"} == set(told[0])
+    assert "rescue" in {duty["duty"] for duty in told}
+    assert cli("duties", "run", "prune", "-o", "json").json() == {"duty": "prune", "rows": 0}
+    assert cli("duties", "run", "prune").err == "prune: 0 rows\n"
+
+
+def test_a_worker_that_is_not_there_is_not_found(cli: Command) -> None:
+    for words in (["stack", "nosuch"], ["stack", "api/9"], ["stop", "nosuch"]):
+        assert f"there is no worker {words[1]!r}" in cli.fails("workers", *words, code=3)
+    assert "no host has told of any" in cli("workers", "stack").err

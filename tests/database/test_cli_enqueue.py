@@ -28,6 +28,9 @@ def render(ctx: Ctx, report_id: int, *, fmt: str = "pdf", at: datetime | None = 
     return {}
 
 @app.task
+def tag(**names: str) -> None: ...
+
+@app.task
 def gather(*parts: int) -> int:
     return sum(parts)
 """
@@ -54,6 +57,11 @@ def test_arguments_are_typed_and_the_task_gives_the_rest(cli: Command, db: Db) -
     )
     assert job["args"] == {"report_id": 7, "fmt": "12", "at": "2026-03-01T08:00:00Z"}
     assert (job["queue"], job["priority"], job["max_attempts"], job["state"]) == ("reports", 7, 5, "ready")
+
+
+def test_names_that_only_the_rest_takes_are_read_by_its_annotation(cli: Command, db: Db) -> None:
+    cli("enqueue", "tag", "a=1", "b=true")
+    assert jobs(db)[0]["args"] == {"a": "1", "b": "true"}
 
 
 def test_what_the_app_prints_is_not_our_data(cli: Command, db: Db) -> None:
@@ -94,8 +102,15 @@ def test_a_unique_key_leads_to_the_job_that_holds_it(cli: Command, db: Db) -> No
     assert cli(*words, "report_id=8", "-o", "ndjson").json() == {**first, "created": False}
     assert "already holds the unique key report:7" in cli(*words, "report_id=8").out
     assert jobs(db)[0]["args"] == {"report_id": 7}
-    cli(*words, "report_id=8", "--on-conflict", "replace")
+    replaced = cli(*words, "report_id=8", "--on-conflict", "replace").out
+    assert (
+        replaced
+        == f"#{first['id']} render already holds the unique key report:7; it is render(report_id=8) now\n"
+    )
     assert jobs(db)[0]["args"] == {"report_id": 8}
+    db.execute("UPDATE pgworkers.job SET state = 'running', host = gen_random_uuid(), lease = 1")
+    refused = cli(*words, "report_id=9", "--on-conflict", "replace").out
+    assert refused.endswith("holds the unique key report:7 and runs; its arguments were not replaced\n")
     assert "report:7" in cli.fails(*words, "report_id=9", "--on-conflict", "raise", code=1)
     assert [job["args"] for job in jobs(db)] == [{"report_id": 8}]
 

@@ -243,6 +243,21 @@ def test_indexes_bloated_unused_missing_and_broken(dsn: str, db: Db) -> None:
     assert any(f.what == "the index broken is not valid" for f in examined(dsn)["indexes"])
 
 
+def test_an_index_that_has_just_grown_is_not_bloated(dsn: str, db: Db) -> None:
+    """What the planner knows of a table is from before the jobs came: it says nothing about their index."""
+    db.execute("ALTER TABLE pgworkers.job SET (autovacuum_enabled = off)")
+    rows = "SELECT pg_stat_get_live_tuples('pgworkers.job'::regclass)"
+    for before in ("SELECT", "VACUUM ANALYZE pgworkers.job"):  # never looked at; empty when somebody did
+        db.execute(before)
+        db.execute(
+            "INSERT INTO pgworkers.job (queue, task) SELECT 'default', 'render' FROM generate_series(1, 30000)"
+        )
+        until(lambda: db.execute(rows).fetchone() == (30_000,))
+        found = examined(dsn, Tolerance(bloat=1 << 20, bloat_ratio=1.0))["indexes"]
+        assert not [f for f in found if "entries" in f.what], found
+        db.execute("TRUNCATE pgworkers.job CASCADE")
+
+
 def test_few_connections_are_left(dsn: str, db: Db) -> None:
     def of(theirs: str, level: Level) -> Finding:
         """Once the sessions of the last examination are gone: they count until then."""
@@ -319,9 +334,13 @@ def test_a_paused_queue_and_one_without_workers(dsn: str, db: Db, leads: None) -
         "INSERT INTO pgworkers.queue (name, paused, workers) VALUES ('default', true, NULL), ('api', false, 0)"
     )
     db.execute("SELECT pgworkers.enqueue('render') FROM generate_series(1, 2)")
-    api, default = examined(dsn)["paused"]
+    assert only(examined(dsn), "paused", Level.OK).what == "2 for less than 1m", "the patience is not over"
+    api, default = examined(dsn, AT_ONCE)["paused"]
     assert (api.fix, default.fix) == (("pgworkers queues scale api 1",), ("pgworkers queues resume default",))
     assert default.what.endswith("; 2 jobs wait")
+    assert (api.level, default.level) == (Level.WARN, Level.FAIL), "nobody waits behind api"
+    db.execute("UPDATE pgworkers.queue SET updated_at = now() - interval '2m'")
+    assert {one.level for one in examined(dsn)["paused"]} == {Level.WARN}
 
 
 def test_schedules(dsn: str, db: Db, leads: None) -> None:
@@ -426,6 +445,17 @@ def test_a_backlog_names_its_reason(dsn: str, db: Db, leads: None) -> None:
     assert why("").why == "the queue is paused"
     db.execute("UPDATE pgworkers.queue SET paused = false, throttled_until = NULL")
     assert why(WORKER.format("busy", 99, 300)).level == Level.FAIL
+
+
+def test_a_statement_is_shown_with_what_reaches_the_database(dsn: str, db: Db) -> None:
+    db.execute("ALTER TABLE pgworkers.job SET (autovacuum_enabled = off)")
+    settings = Settings()
+    with connect(settings, dsn, "doctor") as conn:
+        patient = Patient(
+            conn, "pgworkers", settings, lambda: connect(settings, dsn, "x"), psql="pgworkers pg psql"
+        )
+        (off,) = (finding for finding in examine(patient) if finding.check == "autovacuum")
+    assert off.fix == ("pgworkers pg psql -c 'ALTER TABLE pgworkers.job RESET (autovacuum_enabled)'",)
 
 
 def test_hostile_names_cannot_paint_or_break_out(dsn: str, db: Db, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pgworkers
 from pgworkers.cli import api
 from pgworkers.cli.reference import commands
 from pgworkers.cli.root import COMMANDS, root
+from pgworkers.payload import DEPTH
 from pgworkers.settings import PREFIX, Settings
 
 HOUSE = Path(__file__).resolve().parents[2]
@@ -29,6 +30,11 @@ def gen_docs(house: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_the_reference_pages_are_current() -> None:
     ended = gen_docs(HOUSE, "--check")
     assert ended.returncode == 0, ended.stderr
+
+
+def test_how_deep_arguments_may_be_nested_is_what_the_code_says() -> None:
+    page = (HOUSE / "docs" / "security.md").read_text()
+    assert f"nested deeper than {DEPTH} levels" in page
 
 
 def test_a_stale_page_is_noticed_and_written_again(tmp_path: Path) -> None:

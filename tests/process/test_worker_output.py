@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from play import Died, Play, until
 
+from pgworkers.supervisor.messages import Dropped
+
 APP = """
 @app.task
 def flood(megabytes: int) -> None:
@@ -17,6 +19,12 @@ def flood(megabytes: int) -> None:
     for _ in range(megabytes * 10_000): sys.stdout.write(line)
     print("the last line")
     raise ValueError("flooded")
+
+@app.task
+def long_lines(count: int, die: bool) -> None:
+    for _ in range(count): print("o" * 10_000)
+    sys.stdout.flush()
+    if die: os.kill(os.getpid(), 9)
 
 @app.task
 def say(text: str) -> None:
@@ -47,6 +55,23 @@ def capture_blocks(pid: int) -> int:
     return os.stat(f"/proc/{pid}/fd/1").st_blocks * 512
 
 
+@pytest.mark.parametrize("die", [False, True], ids=["lives", "dies"])
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_a_flood_arrives_whole_where_somebody_takes_it(tmp_path: Path, kind: str, die: bool) -> None:
+    """20 MB are printed in a few milliseconds; a file or a reader takes them, also after the death of their worker."""
+    arrived = tmp_path / "arrived"
+    with (
+        arrived.open("wb") as file,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=file) as cat,
+    ):
+        assert cat.stdin is not None
+        with Play(tmp_path, APP, stderr=file.fileno() if kind == "file" else cat.stdin.fileno()) as play:
+            play.worker().order(1, "long_lines", count=2000, die=die)
+            until("all of it", lambda: arrived.stat().st_size >= 2000 * 10_001)
+        cat.stdin.close()
+    assert set(arrived.read_bytes().splitlines()) == {b"o" * 10_000}
+
+
 def test_nobody_reads_the_screen(tmp_path: Path) -> None:
     """stderr is a full pipe: jobs run, the supervisor climbs ladders, and later says what was not shown."""
     reader, writer = os.pipe()
@@ -59,6 +84,7 @@ def test_nobody_reads_the_screen(tmp_path: Path) -> None:
             worker.order(2, "crash", text="x")
             assert play.fact(Died).job == 2
             assert play.worker(other_than=worker.pid).run(3, "say", text="fine").outcome == "done"
+            dropped = play.fact(Dropped).count
             os.set_blocking(reader, False)
             shown = bytearray()
 
@@ -67,13 +93,19 @@ def test_nobody_reads_the_screen(tmp_path: Path) -> None:
                     shown.extend(os.read(reader, 1 << 16))
                 except BlockingIOError:
                     pass
-                return b"were not shown" in shown
+                return b"fine\n" in shown and b"no newline: x" in shown
 
-            until("the confession", read)
+            until("the end", read)
     finally:
         os.close(reader)
         if writer >= 0:
             os.close(writer)
+    lines = bytes(shown).splitlines()
+    confession = b"[pgworkers: %d bytes of output were not shown: nobody read them in time]" % dropped
+    assert lines.count(confession) == 1, "on a line of its own"
+    assert set(lines) - {confession} <= {b"x" * 99, b"the last line", b"no newline: x", b"fine"}, (
+        "whole lines"
+    )
 
 
 @pytest.mark.parametrize("kind", ["closed pipe", "closed", "socket", "full disk"])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 from support.bounds import BUSY, T_PROC, F
 from support.ledger import audit, read
 from support.lives import Watch
@@ -51,6 +52,20 @@ def test_the_stack_of_a_running_job_names_its_function_even_in_c_code(forest: Fo
     assert re.search(r"\n  \| .*in hold_gil", _logs(forest))
     forest.db.execute("SELECT pgworkers.cancel(%s)", (job,))
     forest.until(job, "cancelled")
+
+
+@pytest.mark.long
+def test_workers_that_give_no_answer_are_a_failure(forest: Forest) -> None:
+    """Their master stands still, so nobody hears the question."""
+    master = forest.start(queues="default:1")
+    wait_for(lambda: "default/0" in pgworkers(forest, "workers").stdout, what="a worker that is known")
+    assert pgworkers(forest, "workers", "stack", "default").returncode == 0
+    master.signal(signal.SIGSTOP)
+    try:
+        done = pgworkers(forest, "workers", "stack", "default")
+    finally:
+        master.signal(signal.SIGCONT)
+    assert (done.returncode, "no answer" in done.stdout) == (1, True), done
 
 
 def test_a_job_that_does_not_run_has_no_stack(forest: Forest) -> None:

@@ -11,7 +11,7 @@ import pytest
 import pgworkers.doctor
 from pgworkers.cli.root import root
 from pgworkers.doctor import local, machine, server
-from pgworkers.doctor.finding import Level, Tolerance, ok, warn, worst
+from pgworkers.doctor.finding import MOST, Level, Tolerance, ok, wait, warn, worst
 from pgworkers.doctor.machine import Machine
 from pgworkers.doctor.storage import masked, shipped
 from pgworkers.master.drain import longest
@@ -51,6 +51,14 @@ def look(tree: Path, **environ: str) -> Machine:
     return machine.look(
         70, environ, proc=tree / "proc", cgroups=tree / "cg", systemctl=str(tree / "systemctl")
     )
+
+
+def test_a_count_that_ended_early_says_so() -> None:
+    assert [wait(1), wait(9_999), wait(MOST)] == [
+        "1 job waits",
+        "9,999 jobs wait",
+        "at least 10,000 jobs wait",
+    ]
 
 
 def test_a_machine_is_read(tree: Path) -> None:

@@ -79,6 +79,11 @@ def of_no_job(text: str) -> list[events.Fact]:
         events.ReloadRefused(text),
         events.TaskUnknown("reports", text, 1),
         events.HostChanged("running", text),
+        events.LeaderChanged(False, text),
+        events.JobsReleased(2, text),
+        events.OutputDropped(text, 7),
+        events.OrphansKilled(1),
+        events.SupervisorDied(text, 7, text, 1.0),
     ]
 
 
@@ -100,7 +105,9 @@ class TestText:
         facts = of_a_job(text) + of_no_job(text)
         for fact in facts:
             log(fact)
-        assert len(lines) == len(facts)
+        log.put("error", "log", text, {})
+        log.say(text)
+        assert len(lines) == len(facts) + 2
         assert [line for line in lines if not line.isprintable()] == []
 
     def test_every_line_of_a_job_names_job_task_queue_attempt_and_host(self) -> None:

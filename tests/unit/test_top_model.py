@@ -361,3 +361,20 @@ def test_a_watched_host_writes_its_view_every_second_for_a_while() -> None:
     assert period(100.0, born, 100.0 + WATCHED, renew, settled=True) == 1.0
     assert period(100.0 + WATCHED, born, 100.0 + WATCHED, renew) == renew
     assert period(100.0, born, 101.0, 0.5) == 0.5
+
+
+def test_figures_that_are_only_counted_up_to_somewhere_say_so() -> None:
+    deep = QueueDepth("default", 10_000, 10_000, 0, 5.0, False, None, False)
+    lines = text(
+        Picture([host()], [worker()], [deep]),
+        rows(Picture([host()], [worker()], [deep]), Wish()),
+        Scene(),
+        200,
+    )
+    assert "10,000+ ready" in lines[0]
+    assert any("10,000+ ready" in line and "10,000+ scheduled" in line for line in lines[1:])
+
+
+def test_a_lost_host_is_not_called_running() -> None:
+    picture = Picture([host(lost=True, age=179.0)], [worker()], [])
+    assert detail(rows(picture, Wish())[0]).startswith("web-1: lost, view written 2m59s ago")
