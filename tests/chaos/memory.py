@@ -18,7 +18,8 @@ class Memory:
 
     ended: dict[int, str] = field(default_factory=dict)  # job -> its state and lease
     opened: dict[int, int] = field(default_factory=dict)  # pid of a master -> its descriptors
-    compared: int = 0  # masters that were looked at twice
+    compared: int = 0  # how often a master was looked at again
+    most: int = 0  # descriptors that one had more of than at first
 
     def look(self, world: World) -> list[str]:
         return [*self.ends(world), *self.descriptors(world)]
@@ -47,6 +48,7 @@ class Memory:
                 continue
             self.compared += pid in self.opened
             first = self.opened.setdefault(pid, now)
+            self.most = max(self.most, now - first)
             if now > first + SPARE:
                 wrong.append(f"I14 the master of {host.name} had {first} descriptors and has {now}")
         return wrong

@@ -15,6 +15,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from support.bounds import BUSY, T_DB, T_HOST, L, P, S
 from support.command import Command
+from support.forests import growing
 from support.ledger import audit, read
 from support.server import OwnServer, migrated
 from support.tree import Forest, wait_for
@@ -31,7 +32,9 @@ def _finding(forest: Forest, check: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def little_room(tmp_path: Path, bindir: Path | None, schema: str) -> Iterator[Forest]:
+def little_room(
+    request: pytest.FixtureRequest, tmp_path: Path, bindir: Path | None, schema: str
+) -> Iterator[Forest]:
     """A server whose queue of notifications holds 512 kB instead of 8 GB."""
     try:
         own = OwnServer(tmp_path / "own", bindir, max_notify_queue_pages="64")
@@ -39,11 +42,8 @@ def little_room(tmp_path: Path, bindir: Path | None, schema: str) -> Iterator[Fo
         pytest.skip(f"NOT TESTED: a queue of notifications that can be filled needs Postgres 17 ({why})")
     try:
         migrated(own.dsn, schema)
-        forest = Forest(own.dsn, tmp_path)
-        try:
+        with growing(request, own.dsn, tmp_path) as forest:
             yield forest
-        finally:
-            forest.close()
     finally:
         own.close()
 

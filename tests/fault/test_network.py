@@ -11,6 +11,7 @@ import pytest
 from proof.network import Network, NoNetwork
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.bounds import BACKOFF, BUSY, T_DB, T_HOST, T_LEAD, T_PROC, F, K, L, S
+from support.forests import growing
 from support.ledger import audit, read
 from support.lives import Watch
 from support.proxy import Proxy
@@ -94,20 +95,21 @@ def network() -> Iterator[Network]:
 
 
 @pytest.fixture
-def reachable(network: Network, tmp_path: Path, bindir: Path | None, schema: str) -> Iterator[Forest]:
+def reachable(
+    request: pytest.FixtureRequest, network: Network, tmp_path: Path, bindir: Path | None, schema: str
+) -> Iterator[Forest]:
     """Masters on a server that the far side of the network reaches."""
     own = OwnServer(tmp_path / "own", bindir, listen_addresses=network.address)
     try:
         migrated(own.dsn, schema)
         hba = own.embedded.status().data / "pg_hba.conf"
         hba.write_text(f"{hba.read_text()}host all all {network.network} trust\n")
-        grown = Forest(own.dsn, tmp_path)
-        grown.db.execute("SELECT pg_reload_conf()")
-        try:
-            yield grown
-        finally:
-            network.heal()
-            grown.close()
+        with growing(request, own.dsn, tmp_path) as grown:
+            grown.db.execute("SELECT pg_reload_conf()")
+            try:
+                yield grown
+            finally:
+                network.heal()
     finally:
         own.close()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from support.bounds import BACKOFF, BUSY, T_DB, T_HOST, D, K, P, S
+from support.forests import growing
 from support.ledger import audit, read
 from support.proxy import Proxy, mark
 from support.server import OwnServer, migrated
@@ -323,13 +324,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.long
 def test_row_58_the_disk_of_the_server_is_full(
-    small_disk: Path, tmp_path: Path, bindir: Path | None, schema: str
+    request: pytest.FixtureRequest, small_disk: Path, tmp_path: Path, bindir: Path | None, schema: str
 ) -> None:
     own = OwnServer(small_disk / "own", bindir, min_wal_size="32MB", max_wal_size="32MB")
     try:
         migrated(own.dsn, schema)
-        forest = Forest(own.dsn, tmp_path)
-        try:
+        with growing(request, own.dsn, tmp_path) as forest:
             master = forest.start(queues="default:2")
             args = {"seconds": 0.1, "value": "x" * 2000}
             jobs = forest.enqueue("work", 40, args=args, max_crashes=100)
@@ -354,8 +354,6 @@ def test_row_58_the_disk_of_the_server_is_full(
             assert master.process.poll() is None
             ids = [row[0] for row in forest.db.execute("SELECT id FROM pgworkers.jobs")]
             assert audit(forest.db, forest.ledger, [*jobs, *ids]) == []
-        finally:
-            forest.close()
     finally:
         own.close()
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import psutil
 import psycopg
+from psycopg.pq import TransactionStatus
 from support import leftovers
 
 T = TypeVar("T")
@@ -128,6 +129,7 @@ class Forest:
         self.app = directory / "app.py"
         shutil.copy(ZOO, self.app)
         self.masters: list[Master] = []
+        self.enqueued: set[int] = set()  # each of them must be found in the tables when the test is over
         self.db = psycopg.connect(dsn, autocommit=True)
 
     def reconnect(self) -> None:
@@ -206,6 +208,8 @@ class Forest:
             f"SELECT (pgworkers.enqueue(%(task)s, %(args)s, %(queue)s{names})).id FROM generate_series(1, %(count)s)",
             {"count": count, "task": task, "args": args, "queue": queue, **options},
         ).fetchall()
+        if self.db.info.transaction_status == TransactionStatus.IDLE:  # else the test may still take it back
+            self.enqueued.update(row[0] for row in rows)
         return [row[0] for row in rows]
 
     def open_gate(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.ledger import audit
 from support.tree import Forest
 
@@ -50,6 +51,7 @@ def test_whatever_a_handler_leaves_its_job_ends_at_the_first_try(forest: Forest)
     assert audit(forest.db, forest.ledger, jobs.values()) == []
 
 
+@pytest.mark.excused("I5", "its handler cannot be called")
 def test_arguments_that_do_not_fit_the_task_end_with_a_clear_error(forest: Forest) -> None:
     forest.start(queues="default:1")
     [job] = forest.enqueue("work", args={"seconds": "soon", "no_such": 1}, max_attempts=1)
