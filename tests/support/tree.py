@@ -202,6 +202,9 @@ class Forest:
         """Let the `gate` jobs of the zoo end."""
         Path(f"{self.ledger}.open").touch()
 
+    def close_gate(self) -> None:
+        Path(f"{self.ledger}.open").unlink()
+
     def declare(self, text: str) -> None:
         """More of the app; before its masters start."""
         self.app.write_text(f"{self.app.read_text()}\n\n{text}\n")
