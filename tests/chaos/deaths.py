@@ -130,13 +130,13 @@ def master_nap(world: World, host: Host | None, draw: random.Random) -> str | No
 def master_freeze(world: World, host: Host | None, draw: random.Random) -> str | None:
     """Longer than its lease: its jobs run elsewhere, and it wakes to find its own ends refused."""
     assert host is not None
-    return _freeze_master(host, world.settings.lease + draw.uniform(1.0, 2.5))
+    return _freeze_master(host, world.settings.lease + draw.uniform(2.0, 5.0))
 
 
 @kind("leader.freeze", "leader")
 def leader_freeze(world: World, host: Host | None, draw: random.Random) -> str | None:
     assert host is not None
-    return _freeze_master(host, world.settings.lease + draw.uniform(1.0, 2.5))
+    return _freeze_master(host, world.settings.lease + draw.uniform(2.0, 5.0))
 
 
 def _freeze_master(host: Host, seconds: float) -> str | None:

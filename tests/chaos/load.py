@@ -182,11 +182,11 @@ SORTS: dict[str, tuple[int, Maker]] = {
     ),
     "outlast": (
         3,
-        lambda load, token, draw: load.simple(token, "outlast", draw.uniform(10, 16), queue="slow"),
+        lambda load, token, draw: load.simple(token, "outlast", draw.uniform(12, 24), queue="slow"),
     ),
     "outlast_alone": (
         3,
-        lambda load, token, draw: load.simple(token, "outlast_alone", draw.uniform(10, 16), queue="alone"),
+        lambda load, token, draw: load.simple(token, "outlast_alone", draw.uniform(12, 24), queue="alone"),
     ),
     "unique": (
         8,

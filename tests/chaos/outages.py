@@ -121,7 +121,7 @@ def hole(world: World, host: Host | None, draw: random.Random) -> str | None:
     assert host is not None
     before = _held_up(host.proxy)
     host.proxy.hole()
-    time.sleep(world.settings.lease + draw.uniform(1.0, 5.0))
+    time.sleep(world.settings.lease + draw.uniform(2.0, 5.0))
     host.proxy.heal()
     swallowed = _held_up(host.proxy) - before
     return f"{host.name}, {swallowed} messages" if swallowed else None
