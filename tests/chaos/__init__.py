@@ -4,6 +4,7 @@
 
 - `world`    the server (a disk of its own that can be filled), one proxy per host and one for the enqueuer, the hosts;
 - `app`      the tasks that only the soak needs, beside the zoo's;
+- `lives`    when each handler was last seen alive, which is the end of those that were killed;
 - `load`     enqueues jobs of every sort and remembers what it was told about each;
 - `nemesis`  deals the kinds of fault from a shuffled deck; `deaths`, `outages`, `operators` are the kinds;
 - `quiet`    faults stop: everything that lives must end within a bound that follows from the settings;

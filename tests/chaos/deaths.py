@@ -7,6 +7,7 @@ import random
 import signal
 import time
 
+import psutil
 from support.tree import wait_for
 
 from chaos.nemesis import kind
@@ -81,11 +82,19 @@ def supervisor_stop(world: World, host: Host | None, draw: random.Random) -> str
     if not pids:
         return None
     pid = draw.choice(pids)
+    world.frozen.update(_children(pid))  # nobody fences them meanwhile
     if not _send(pid, signal.SIGSTOP):
         return None
     time.sleep(world.settings.patience * draw.choice([0.5, 1.5]))
     _send(pid, signal.SIGCONT)
     return f"supervisor {pid} of {host.name}"
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.Error:
+        return []
 
 
 @kind("master.kill", "host")
@@ -121,13 +130,13 @@ def master_nap(world: World, host: Host | None, draw: random.Random) -> str | No
 def master_freeze(world: World, host: Host | None, draw: random.Random) -> str | None:
     """Longer than its lease: its jobs run elsewhere, and it wakes to find its own ends refused."""
     assert host is not None
-    return _freeze_master(host, world.settings.lease + draw.uniform(1.0, 2.5))
+    return _freeze_master(host, world.settings.lease + draw.uniform(2.0, 5.0))
 
 
 @kind("leader.freeze", "leader")
 def leader_freeze(world: World, host: Host | None, draw: random.Random) -> str | None:
     assert host is not None
-    return _freeze_master(host, world.settings.lease + draw.uniform(1.0, 2.5))
+    return _freeze_master(host, world.settings.lease + draw.uniform(2.0, 5.0))
 
 
 def _freeze_master(host: Host, seconds: float) -> str | None:

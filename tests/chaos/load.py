@@ -21,15 +21,23 @@ from pgworkers.loading import load
 from pgworkers.settings import Settings
 
 MOST_ALIVE = 90  # jobs that wait or run, before the load holds back
+OUTLASTING = {"outlast", "outlast_alone"}  # sorts, and their tasks
+MOST_OUTLASTING = 4  # of each; their queues have six workers
 BEAT = 0.02
 #: What may become of a job that nobody cancelled.
 FINE = {
     "sturdy": {"succeeded"},
     "alone": {"succeeded"},
+    "outlast": {"succeeded"},
+    "outlast_alone": {"succeeded"},
     "gather": {"succeeded"},
     "beat": {"succeeded"},
     "stuck": {"dead"},
 }
+#: Those that write how they were left, however that was; and those that return their lease.
+NOTED = {"sturdy", "alone", "outlast", "outlast_alone", "gather", "beat"}
+TELLING = {"sturdy", "alone", "outlast", "outlast_alone"}
+EXCLUSIVE = {"alone", "outlast_alone"}
 
 
 @dataclass
@@ -51,6 +59,7 @@ class Load:
         self._world = world
         self._draw = random.Random(f"{seed} load")
         self._number = 0
+        self._alive: Counter[str] = Counter()  # jobs by task, when they were last counted
         self._on = threading.Event()
         self._still = threading.Event()
         self._end = threading.Event()
@@ -89,9 +98,12 @@ class Load:
                 self._on.wait(1)
                 continue
             try:
-                room = MOST_ALIVE - int(self._world.one("SELECT count(*) FROM pgworkers.job"))
+                self._alive = Counter(
+                    dict(self._world.rows("SELECT task, count(*) FROM pgworkers.job GROUP BY 1"))
+                )
             except psycopg.Error:
                 continue
+            room = MOST_ALIVE - self._alive.total()
             for _ in range(min(room, 12)):
                 self._one()
             time.sleep(BEAT if room > 0 else 0.2)
@@ -99,6 +111,9 @@ class Load:
     def _one(self) -> None:
         draw, token = self._draw, self._token()
         sort = draw.choices(list(SORTS), weights=[weight for weight, _ in SORTS.values()])[0]
+        if sort in OUTLASTING:
+            self._alive[sort] += 1
+            sort = sort if self._alive[sort] <= MOST_OUTLASTING else "short"
         self.told.sorts[sort] += 1
         SORTS[sort][1](self, token, draw)
 
@@ -164,6 +179,14 @@ SORTS: dict[str, tuple[int, Maker]] = {
     "alone": (
         4,
         lambda load, token, draw: load.simple(token, "alone", draw.uniform(0.5, 2.5), queue="alone"),
+    ),
+    "outlast": (
+        3,
+        lambda load, token, draw: load.simple(token, "outlast", draw.uniform(12, 24), queue="slow"),
+    ),
+    "outlast_alone": (
+        3,
+        lambda load, token, draw: load.simple(token, "outlast_alone", draw.uniform(12, 24), queue="alone"),
     ),
     "unique": (
         8,

@@ -13,6 +13,7 @@ from support.proxy import PACKAGE, Proxy, Rule, mark
 from chaos.nemesis import kind
 from chaos.world import Host, World
 
+DISK_FULL, TOO_MANY_CONNECTIONS = "53100", "53300"
 OURS = "application_name LIKE 'pgworkers %' AND datname = current_database()"
 
 
@@ -110,27 +111,36 @@ def slow(world: World, host: Host | None, draw: random.Random) -> str | None:
     before = host.proxy.counts["delay"]
     time.sleep(draw.uniform(2.0, 5.0))
     host.proxy.heal()
-    return f"{host.name}, {host.proxy.counts['delay'] - before} answers"
+    late = host.proxy.counts["delay"] - before
+    return f"{host.name}, {late} answers" if late else None
 
 
 @kind("network.hole", "host")
 def hole(world: World, host: Host | None, draw: random.Random) -> str | None:
     """Nothing passes and nobody is told, for longer than the lease."""
     assert host is not None
+    before = _held_up(host.proxy)
     host.proxy.hole()
-    time.sleep(world.settings.lease + draw.uniform(1.0, 3.0))
+    time.sleep(world.settings.lease + draw.uniform(2.0, 5.0))
     host.proxy.heal()
-    return host.name
+    swallowed = _held_up(host.proxy) - before
+    return f"{host.name}, {swallowed} messages" if swallowed else None
 
 
 @kind("network.half", "host")
 def half(world: World, host: Host | None, draw: random.Random) -> str | None:
     """What it asks arrives, what is answered does not."""
     assert host is not None
+    before = _held_up(host.proxy)
     host.proxy.stop_down = True
     time.sleep(draw.uniform(1.0, world.settings.lease + 1.0))
     host.proxy.heal()
-    return host.name
+    swallowed = _held_up(host.proxy) - before
+    return f"{host.name}, {swallowed} messages" if swallowed else None
+
+
+def _held_up(proxy: Proxy) -> int:
+    return proxy.counts["stop_up"] + proxy.counts["stop_down"]
 
 
 @kind("network.cut", "host")
@@ -173,7 +183,7 @@ def ack_finish(world: World, host: Host | None, draw: random.Random) -> str | No
 @kind("ack.claim", "host")
 def ack_claim(world: World, host: Host | None, draw: random.Random) -> str | None:
     assert host is not None
-    return _lose(host.proxy, host.name, "job/claim", "pgworkers claim")
+    return _lose(host.proxy, host.name, "job/claim", "pgworkers claim", filled=True)
 
 
 @kind("ack.retry", "host")
@@ -209,18 +219,18 @@ def query_lost(world: World, host: Host | None, draw: random.Random) -> str | No
     )
 
 
-def _lose(proxy: Proxy, name: str, statement: str, who: str) -> str | None:
+def _lose(proxy: Proxy, name: str, statement: str, who: str, *, filled: bool = False) -> str | None:
     room, file = statement.split("/")
     # Should the statement be named otherwise one day: any answer to that session.
     text = mark(statement) if (PACKAGE / room / f"{file}.sql").exists() else ""
-    return _lost(name, [proxy.lose_reply(text, who=who)])
+    return _lost(name, [proxy.lose_reply(text, who=who, filled=filled)])
 
 
 def _lost(name: str, rules: list[Rule]) -> str | None:
-    _until(lambda: any(rule.hits for rule in rules))
+    _until(lambda: any(rule.done.is_set() for rule in rules))
     for rule in rules:
         rule.times = 0
-    hits = sum(rule.hits for rule in rules)
+    hits = sum(rule.hits for rule in rules if rule.done.is_set())
     return f"{name}, {hits} answers" if hits else None
 
 
@@ -238,6 +248,7 @@ def _until(fact: object, seconds: float = 4.0) -> None:
 def full(world: World, _host: Host | None, draw: random.Random) -> str | None:
     """No connection is left, and everybody needs a new one."""
     held: list[psycopg.Connection[object]] = []
+    before = _told(world, TOO_MANY_CONNECTIONS)
     try:
         for _ in range(4):
             try:
@@ -248,10 +259,16 @@ def full(world: World, _host: Host | None, draw: random.Random) -> str | None:
             for host in world.hosts:
                 host.proxy.cut()
             time.sleep(0.5)
-        return f"{len(held)} connections held" if held else None
+        refused = _told(world, TOO_MANY_CONNECTIONS) - before
+        return f"{len(held)} connections held, {refused} refused" if refused else None
     finally:
         for conn in held:
             conn.close()
+
+
+def _told(world: World, sqlstate: str) -> int:
+    """How often the server has answered anybody so. (Its own log is on the disk that is full.)"""
+    return sum(proxy.counts[sqlstate] for proxy in (world.client, *(host.proxy for host in world.hosts)))
 
 
 @kind("disk.full", "server")
@@ -260,6 +277,7 @@ def disk_full(world: World, _host: Host | None, draw: random.Random) -> str | No
     if disk is None:
         return None
     ballast = disk / "ballast"
+    before = _told(world, DISK_FULL)
     try:
         with ballast.open("wb", buffering=0) as file:
             room = os.statvfs(disk)
@@ -274,4 +292,5 @@ def disk_full(world: World, _host: Host | None, draw: random.Random) -> str | No
     finally:
         ballast.unlink(missing_ok=True)
     world.postgres.start()  # a server that could not write its log has ended itself
-    return "the server's disk"
+    failed = _told(world, DISK_FULL) - before
+    return f"the server's disk, {failed} statements" if failed else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 from support.bounds import BUSY
@@ -46,6 +47,7 @@ def bound(s: Settings, alive: int, workers: int) -> float:
 def hold(world: World, load: Load, began: float, memory: Memory) -> Phase:
     """One phase. The load must be paused before, and no fault be open."""
     world.heal()
+    world.forest.open_gate()
     started = time.monotonic()
     probes = [load.probe(queue) for queue in QUEUES for _ in range(PROBES)]
     live = {row[0] for row in world.rows("SELECT id FROM pgworkers.job WHERE task <> 'beat'")}
@@ -76,6 +78,7 @@ def hold(world: World, load: Load, began: float, memory: Memory) -> Phase:
     phase.wrong += memory.look(world)
     if not phase.wrong:
         phase.wrong += _picked_up(world, load)
+    world.forest.close_gate()
     return phase
 
 
@@ -110,12 +113,7 @@ def _at_rest(world: World) -> list[str]:
             wrong.append(f"I11 job {job} runs on the gone host {host}")
     for host in world.hosts:
         wrong += [f"I14 zombie {pid} in the tree of {host.name}" for pid in _zombies(host.master.pid)]
-    sessions = world.one(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name IN"
-        " ('pgworkers claim', 'pgworkers finish', 'pgworkers listen', 'pgworkers leadership')"
-    )
-    if sessions > 4 * len(world.hosts):
-        wrong.append(f"I22 {sessions} sessions of {len(world.hosts)} hosts")
+    wrong += _sessions(world)
     old = world.rows(
         "SELECT application_name, now() - xact_start, left(query, 60) FROM pg_stat_activity"
         " WHERE application_name LIKE 'pgworkers %%' AND now() - xact_start > %s * interval '1 second'",
@@ -123,6 +121,25 @@ def _at_rest(world: World) -> list[str]:
     )
     wrong += [f"I22 an old transaction: {row}" for row in old]
     return wrong
+
+
+def _sessions(world: World) -> list[str]:
+    """Those that stay. A host that had no answer in time has a new session before the server has given the old one up."""
+    most = 4 * len(world.hosts)
+    first = _sessions_now(world)
+    if len(first) <= most:
+        return []
+    time.sleep(world.settings.statement_timeout + 1.0)
+    both = [row for row in _sessions_now(world) if row[0] in {pid for pid, *_ in first}]
+    return [f"I22 {len(both)} sessions of {len(world.hosts)} hosts: {both}"] if len(both) > most else []
+
+
+def _sessions_now(world: World) -> list[tuple[Any, ...]]:
+    return world.rows(
+        "SELECT pid, application_name, state, (now() - backend_start)::text, left(query, 40) FROM pg_stat_activity"
+        " WHERE application_name IN"
+        " ('pgworkers claim', 'pgworkers finish', 'pgworkers listen', 'pgworkers leadership')"
+    )
 
 
 def _zombies(pid: int) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any
 from support.bounds import BUSY
 from support.ledger import Entry, audit
 
-from chaos.load import FINE, Load
+from chaos.load import EXCLUSIVE, FINE, NOTED, TELLING, Load
 from chaos.nemesis import Nemesis
 from chaos.world import World
 from pgworkers.settings import Settings
@@ -19,6 +19,9 @@ from pgworkers.settings import Settings
 EXPLAINED = {"host_lost", "lease_lost"}
 #: Seconds that an enqueue of the load may wait for a lock; what it finds then is younger than the birth of its job.
 ENQUEUER = Settings().statement_timeout
+#: Kinds after which jobs run elsewhere while their host goes on; and how many of them make a run in which that must be seen.
+LOSING = ("network.hole", "master.freeze", "leader.freeze")
+MANY = 40
 
 
 @dataclass
@@ -60,7 +63,8 @@ class _Tables:
         self.ended = {
             row[0]: row
             for row in world.rows(
-                "SELECT id, task, meta->>'t', state::text, verdict, lease, errors FROM pgworkers.history"
+                "SELECT id, task, meta->>'t', state::text, verdict, lease, errors, result"
+                " FROM pgworkers.history"
             )
         }
         self.attempts = {
@@ -97,32 +101,36 @@ def _overlap(text: str) -> bool:
 
 def _overlaps(world: World, entries: list[Entry], tables: _Tables, found: Judgement) -> None:
     """I6: a lease may begin before another has ended only if that one's host was lost; never of an exclusive task."""
-    ends = {(one.job, one.lease): one.at for one in entries if one.kind == "END"}
+    ends = world.lives.ends(entries)
+    wrote = {(one.job, one.lease): one.kind for one in entries if one.kind != "START"}
     runs: dict[int, list[Entry]] = defaultdict(list)
     for one in entries:
         if one.kind == "START":
             runs[one.job].append(one)
-    overlaps = stood = 0
+    overlaps = stood = fenced = 0
     for job, starts in runs.items():
         task = (tables.ended.get(job) or tables.live.get(job) or (0, ""))[1]
         for earlier, later in pairwise(sorted(starts, key=lambda one: one.lease)):
-            ended = ends.get((job, earlier.lease), 0)
+            run = (job, earlier.lease)
+            ended = ends.get(run, 0) if run in wrote or task in NOTED else 0
+            verdict = tables.attempts.get(run)
             if ended <= later.at:
+                fenced += task in EXCLUSIVE and verdict in EXPLAINED and wrote.get(run) == "LEFT"
                 continue
             overlaps += 1
-            verdict = tables.attempts.get((job, earlier.lease))
             if verdict not in EXPLAINED:
                 found.wrong.append(
                     f"I6 job {job}: leases {earlier.lease} ({verdict}) and {later.lease} ran at once"
                 )
-            if task == "alone" and earlier.pid in world.frozen:
+            if task in EXCLUSIVE and earlier.pid in world.frozen:
                 stood += 1
-            elif task == "alone":
+            elif task in EXCLUSIVE:
                 found.wrong.append(
                     f"P3 job {job} is exclusive, and leases {earlier.lease} and {later.lease} ran at once"
                 )
     found.figures["overlaps after a lost host"] = overlaps
     found.figures["of exclusive jobs that stood still with their host"] = stood
+    found.figures["exclusive jobs stopped by the fence"] = fenced
 
 
 def _ends(world: World, load: Load, tables: _Tables, found: Judgement) -> None:
@@ -130,8 +138,12 @@ def _ends(world: World, load: Load, tables: _Tables, found: Judgement) -> None:
     for job, task, _token, state, *_ in tables.live.values():
         if task != "beat":
             found.wrong.append(f"I16 job {job} ({task}) is {state} at the end")
-    for job, task, _token, state, verdict, _lease, errors in tables.ended.values():
+    for job, task, _token, state, verdict, lease, errors, result in tables.ended.values():
         fine = FINE.get(task)
+        if state == "succeeded" and task in TELLING and result != lease:
+            found.wrong.append(
+                f"I3 job {job} ({task}) succeeded under lease {lease} by the end of lease {result}"
+            )
         if state == "cancelled" and job in world.cancelled_maybe:
             continue
         if fine is not None and state not in fine:
@@ -183,12 +195,9 @@ def _cancels(world: World, entries: list[Entry], found: Judgement) -> None:
 
 def _batches(world: World, load: Load, entries: list[Entry], found: Judgement) -> None:
     """What comes after a batch begins after the last of its jobs has ended."""
-    last_end: dict[int, int] = {}
     first_start: dict[int, int] = {}
     for one in entries:
-        if one.kind == "END":
-            last_end[one.job] = max(last_end.get(one.job, 0), one.at)
-        else:
+        if one.kind == "START":
             first_start.setdefault(one.job, one.at)
     members: dict[int, list[int]] = defaultdict(list)
     for job, batch in world.rows("SELECT id, batch_id FROM pgworkers.history WHERE batch_id IS NOT NULL"):
@@ -238,6 +247,10 @@ def _vacuity(nemesis: Nemesis, entries: list[Entry], load: Load, least: int, fou
         found.wrong.append("vacuous: fewer than 100 executions")
     if not load.told.batches or not load.told.acknowledged:
         found.wrong.append("vacuous: no batch, or no job")
+    if sum(hits[name] for name in LOSING) >= MANY:
+        for figure in ("overlaps after a lost host", "exclusive jobs stopped by the fence"):
+            if not found.figures[figure]:
+                found.wrong.append(f"vacuous: no {figure}")
     found.figures["kills of running jobs"] = killed
 
 

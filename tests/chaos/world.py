@@ -21,6 +21,7 @@ from support.proxy import PACKAGE, Proxy
 from support.server import CRASHABLE, migrated
 from support.tree import FAST, ZOO, Forest, Master, wait_for
 
+from chaos.lives import Lives
 from pgworkers.errors import PgworkersError
 from pgworkers.postgres import embedded_process as process
 from pgworkers.postgres.embedded import EmbeddedServer
@@ -28,7 +29,7 @@ from pgworkers.settings import Settings, load
 
 T = TypeVar("T")
 HOSTS = 3
-QUEUES = {"default": 2, "fast": 1, "slow": 1, "alone": 1}
+QUEUES = {"default": 2, "fast": 1, "slow": 2, "alone": 2}
 DISK = 512 << 20
 #: The test profile, with a supervisor's silence bounded as shortly as the rest.
 TIMINGS = FAST | {"PGWORKERS_PATIENCE": "3s", "PGWORKERS_TCP_TIMEOUT": "3s", "PGWORKERS_DRAIN": "3s"}
@@ -132,9 +133,10 @@ class World:
         shutil.copy(ZOO, directory / "zoo.py")
         shutil.copy(Path(__file__).with_name("app.py"), self.forest.app)
         self.ledger = self.forest.ledger
+        self.lives = Lives(self.ledger)
         self.client = Proxy(self.postgres.dsn)  # of the enqueuer
         self.server_free = threading.Lock()
-        self.frozen: set[int] = set()  # pids of handlers that stood still with their whole tree
+        self.frozen: set[int] = set()  # pids of handlers that stood still with their tree, or unguarded
         self.cancelled: dict[int, tuple[str, int, int]] = {}  # job -> (answer, CLOCK_BOOTTIME, lease)
         self.cancelled_maybe: set[int] = set()  # somebody tried
         self.requeued: set[int] = set()
@@ -264,6 +266,7 @@ class World:
         for master in self.forest.masters:
             left = _left(master)
             wrong += [f"I13 left behind: {text}" for text in left]
+        self.lives.close()
         for proxy in (self.client, *(host.proxy for host in self.hosts)):
             proxy.close()
         return wrong

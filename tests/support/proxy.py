@@ -54,6 +54,7 @@ class Rule:
     who: str = ""
     times: int = 1
     hits: int = 0
+    filled: bool = False  # of lose_reply: only an answer with rows in it
     done: threading.Event = field(
         default_factory=threading.Event
     )  # the server has answered the first of them
@@ -97,9 +98,12 @@ class Proxy:
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
-    def lose_reply(self, *texts: str, who: str = "", times: int = 1) -> Rule:
-        """The statement runs and commits; before its answer can reach the client, the client is cut off."""
-        return self._add(Rule("lose_reply", texts, who, times))
+    def lose_reply(self, *texts: str, who: str = "", times: int = 1, filled: bool = False) -> Rule:
+        """The statement runs and commits; before its answer can reach the client, the client is cut off.
+
+        `filled`: an answer without rows passes, and the rule waits for the next one.
+        """
+        return self._add(Rule("lose_reply", texts, who, times, filled=filled))
 
     def lose_query(self, *texts: str, who: str = "", times: int = 1) -> Rule:
         """The client is cut off before the statement reaches the server."""
@@ -156,6 +160,12 @@ class Proxy:
                     return rule
         return None
 
+    def spare(self, rule: Rule) -> None:
+        """There was nothing to lose in that answer."""
+        with self._lock:
+            rule.hits -= 1
+            self.counts[rule.action] -= 1
+
     def pass_bytes(self, count: int) -> int | None:
         """None: pass them all; else cut after so many."""
         with self._lock:
@@ -169,6 +179,7 @@ class Proxy:
             return allowed
 
     def wait_while(self, direction: str) -> None:
+        self.counts[direction] += getattr(self, direction)  # messages that were held up
         while getattr(self, direction) and not self._closed.is_set():
             time.sleep(STEP)
 
@@ -311,20 +322,22 @@ class _Pipe:
                     continue
                 doomed = self._doomed
                 if doomed is not None:
-                    if kind == b"Z":
-                        doomed.done.set()
-                        if doomed.action == "lose_reply":
-                            raise EOFError
-                    if doomed.action == "lose_reply":
-                        continue
                     held.append(kind + struct.pack("!I", len(body) + 4) + body)
                     if kind != b"Z":
                         continue
-                    doomed.go.wait()
+                    if doomed.filled and not any(message.startswith(b"D") for message in held):
+                        proxy.spare(doomed)
+                    else:
+                        doomed.done.set()
+                        if doomed.action == "lose_reply":
+                            raise EOFError
+                        doomed.go.wait()
                     self._doomed = None
                     self._client.sendall(b"".join(held))
                     held.clear()
                     continue
+                if kind == b"E":
+                    proxy.counts[_sqlstate(body)] += 1
                 if proxy.delay and kind == b"Z":
                     proxy.counts["delay"] += 1
                     time.sleep(proxy.delay)
@@ -336,6 +349,11 @@ class _Pipe:
                     raise EOFError
         except (OSError, EOFError):
             self.cut()
+
+
+def _sqlstate(body: bytes) -> str:
+    """What an ErrorResponse says in its field C."""
+    return next((part[1:].decode() for part in body.split(b"\0") if part.startswith(b"C")), "")
 
 
 def _message(sock: socket.socket) -> tuple[bytes, bytes]:

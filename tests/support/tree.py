@@ -220,6 +220,9 @@ class Forest:
         """Let the `turns` jobs end that run with this lease."""
         Path(f"{self.ledger}.{lease}").touch()
 
+    def close_gate(self) -> None:
+        Path(f"{self.ledger}.open").unlink()
+
     def declare(self, text: str) -> None:
         """More of the app; before its masters start."""
         self.app.write_text(f"{self.app.read_text()}\n\n{text}\n")
