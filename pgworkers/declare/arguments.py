@@ -119,7 +119,8 @@ class Arguments:
         try:
             return self.signature.bind(*args, **kwargs).arguments
         except TypeError as exc:
-            self._refuse(f"{self._misnamed(kwargs) or exc}; it takes {self.shown}")
+            wrong = self._misnamed(kwargs) or f"{exc};"
+            self._refuse(f"{wrong} it takes {self.shown}")
 
     def _misnamed(self, kwargs: Mapping[str, Any]) -> str | None:
         """An argument that is not there, named before the one that is missing for it; None: there is none."""
@@ -130,7 +131,7 @@ class Arguments:
         from difflib import get_close_matches
 
         near = get_close_matches(wrong, known, n=1)
-        return f"there is no argument {wrong!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        return f"there is no argument {wrong!r};" + (f" did you mean {near[0]!r}?" if near else "")
 
     def _refuse(self, reason: str) -> NoReturn:
         raise ArgumentError(f"{self.task}: {reason}; nothing was enqueued") from None
