@@ -149,6 +149,7 @@ def test_grandchildren_in_their_own_session_do_not_outlive_their_job(forest: For
     wait_for(lambda: len(master.processes()) == 3, what="master, supervisor and worker only")
 
 
+@pytest.mark.excused("I6", "its handler stood still with its host and goes on beside the other")
 def test_a_host_that_was_stopped_longer_than_its_lease_cannot_finish_what_it_lost(forest: Forest) -> None:
     """Its end is sent while another runs the job: nothing but the guard keeps it out."""
     forest.declare(TURNS)
