@@ -8,6 +8,8 @@ CREATE TYPE pgworkers.job_state AS ENUM ('scheduled', 'ready', 'running', 'succe
 CREATE DOMAIN pgworkers.queue_name AS text CONSTRAINT job_names_fit CHECK (octet_length(VALUE) BETWEEN 1 AND 200);
 CREATE DOMAIN pgworkers.task_name AS text CONSTRAINT job_names_fit CHECK (octet_length(VALUE) BETWEEN 1 AND 500);
 CREATE DOMAIN pgworkers.unique_name AS text CONSTRAINT job_unique_fits CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
+CREATE DOMAIN pgworkers.job_result AS jsonb CONSTRAINT job_result_fits CHECK (pg_column_size(VALUE) <= 67108864);
+CREATE DOMAIN pgworkers.attempt_text AS text CONSTRAINT attempt_texts_fit CHECK (octet_length(VALUE) <= 1048576);
 CREATE DOMAIN pgworkers.budget AS integer CONSTRAINT job_budgets CHECK (VALUE >= 1);
 CREATE DOMAIN pgworkers.spent AS integer CONSTRAINT job_budgets CHECK (VALUE >= 0);
 CREATE DOMAIN pgworkers.arguments AS jsonb
@@ -97,7 +99,7 @@ CREATE TABLE pgworkers.history (
     concurrency_key text,
     checkpoint      jsonb,
     progress        jsonb,
-    result          jsonb,
+    result          pgworkers.job_result,
     errors          text[]      NOT NULL,
     meta            jsonb,
     batch_id        bigint,
@@ -124,11 +126,11 @@ CREATE TABLE pgworkers.attempt (
     duration    double precision,
     cpu_seconds double precision,
     peak_rss    bigint,
-    error       text,
-    traceback   text,
-    stack       text,                                    -- faulthandler's dump of a killed or crashed worker
+    error       pgworkers.attempt_text,
+    traceback   pgworkers.attempt_text,
+    stack       pgworkers.attempt_text,                  -- faulthandler's dump of a killed or crashed worker
     exit_status text,                                    -- "exit 3", "SIGKILL"
-    output      text,                                    -- the end of stdout and stderr
+    output      pgworkers.attempt_text,                  -- the end of stdout and stderr
     progress    jsonb,
     rungs       jsonb,                                   -- the stop ladder: [{"rung": "ask", "after": 0.0}, ...]
     worker      text,                                    -- "render/0 pid 4711"

@@ -43,3 +43,24 @@ def test_names_fit(db: psycopg.Connection[Any], column: str, value: str) -> None
             "INSERT INTO pgworkers.job (queue, task, unique_key) VALUES (%(queue)s, %(task)s, %(unique_key)s)",
             row,
         )
+
+
+def test_what_a_handler_left_fits(db: psycopg.Connection[Any]) -> None:
+    """Beyond these limits the end is written without it (`test_ends_refused.py`): somebody else wrote past the API."""
+    attempt = (
+        "INSERT INTO pgworkers.attempt (job_id, attempt, lease, queue, task, verdict, {})"
+        " VALUES (1, 1, 1, 'q', 't', 'error', %s)"
+    )
+    for column in ("error", "traceback", "stack", "output"):
+        statement = attempt.format(column).encode()
+        db.execute(statement, ["x" * (1 << 20)])
+        with pytest.raises(CheckViolation, match="attempt_texts_fit"):
+            db.execute(statement, ["x" * ((1 << 20) + 1)])
+    history = (
+        b"INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,"
+        b" max_attempts, max_crashes, created_at, run_at, errors, result) VALUES (1, 'succeeded', 'succeeded', 0, 'q', 't', '{}',"
+        b" 1, 1, 0, 1, 1, now(), now(), '{}', to_jsonb(repeat('x', %s)))"
+    )
+    db.execute(history, [1 << 20])
+    with pytest.raises(CheckViolation, match="job_result_fits"):
+        db.execute(history, [(64 << 20) + 1])

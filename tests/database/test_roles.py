@@ -9,6 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from database.test_search_path import TRAP
 from psycopg import sql
 from psycopg.errors import InsufficientPrivilege
 from support.desk import Desk
@@ -111,6 +112,13 @@ def functions(conn: psycopg.Connection[Any]) -> dict[str, str]:
 
 def test_the_page_names_everything_that_there_is(admin: psycopg.Connection[Any]) -> None:
     wanted = set(relations(admin)) | {f"{name}()" for name in functions(admin)}
+    names = [
+        row[0]
+        for row in admin.execute("SELECT proname FROM pg_proc WHERE pronamespace = 'pgworkers'::regnamespace")
+    ]
+    assert len(names) == len(set(names)), (
+        "two functions of one name: one line of the page cannot speak for both"
+    )
     assert set(said()) == wanted, (
         "decide in pgworkers/schema/roles.sql who may use it, then run scripts/gen-roles"
     )
@@ -168,6 +176,30 @@ def test_nobody_but_the_owner_makes_objects(acting: psycopg.Connection[Any], rol
     ):
         with pytest.raises(InsufficientPrivilege):
             acting.execute(statement.encode())
+
+
+def test_an_enqueuer_with_a_trap_in_its_path_reaches_nothing_with_the_owners_rights(
+    shared: str, admin: psycopg.Connection[Any]
+) -> None:
+    """enqueue_now() acts for the owner and has no search_path of its own (docs/adr/2302): the attack is this role's."""
+    admin.execute(TRAP.encode())
+    try:
+        admin.execute(
+            "GRANT USAGE ON SCHEMA evil TO PUBLIC; GRANT ALL ON ALL TABLES IN SCHEMA evil TO PUBLIC"
+        )
+        with psycopg.connect(shared, autocommit=True) as conn:
+            become(conn, "enqueue")
+            conn.execute("SET search_path = evil, pg_temp, pg_catalog")
+            assert str(conn.execute("SELECT now()").fetchone()).count("1970"), "the trap does not work"
+            conn.execute("DELETE FROM evil.reached")
+            conn.execute("SELECT pgworkers.enqueue('t', '{\"a\": 1}', 'a', unique_key => 'trapped')")
+            conn.execute(
+                "SELECT pgworkers.enqueue_now('t', '{\"a\": 1}', 'a', 0::integer, 1::integer, 1::integer, false)"
+            )
+            assert conn.execute("SELECT what FROM evil.reached").fetchall() == []
+        assert admin.execute("SELECT count(*) FROM evil.job").fetchone() == (0,)
+    finally:
+        admin.execute("DROP SCHEMA evil CASCADE")
 
 
 # -- the verbs of the command line, of hosts, of enqueuers ----------------------------------------------------------------

@@ -31,6 +31,8 @@ CREATE FUNCTION evil.jsonb_typeof(jsonb) RETURNS text LANGUAGE plpgsql AS
 CREATE FUNCTION evil.pg_column_size("any") RETURNS integer LANGUAGE internal AS 'pg_column_size';
 CREATE FUNCTION evil.hashtextextended(text, bigint) RETURNS bigint LANGUAGE plpgsql AS
     $$ BEGIN INSERT INTO evil.reached VALUES ('hash'); RETURN 0; END $$;
+CREATE FUNCTION evil.concat(text, text) RETURNS text LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO evil.reached VALUES ('concat'); RETURN 'evil'; END $$;
 CREATE FUNCTION evil.joined(text, text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN 'evil'; END $$;
 CREATE OPERATOR evil.|| (LEFTARG = text, RIGHTARG = text, FUNCTION = evil.joined);
 CREATE FUNCTION evil.equal(text, text) RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN RETURN true; END $$;

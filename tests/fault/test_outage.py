@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 from support.bounds import BUSY, T_DB, P, S
 from support.ledger import audit, read
 from support.proxy import Proxy
 from support.server import OwnServer
-from support.tree import Forest, wait_for
+from support.tree import UNHURRIED, Forest, wait_for
+
+from pgworkers.postgres.migrate import known
 
 
 def _repeated(forest: Forest) -> list[int]:
@@ -52,11 +55,11 @@ def test_row_29_a_crash_of_postgres_loses_and_repeats_nothing(
 
 
 @pytest.mark.long
-def test_row_29_ten_crashes_under_load(own_forest: Forest, own_server: OwnServer) -> None:
+def test_row_29_twenty_crashes_under_load(own_forest: Forest, own_server: OwnServer) -> None:
     forest = own_forest
     forest.start(queues="default:3")
     jobs = forest.enqueue("work", 600, args={"seconds": 0.02}, max_crashes=100)
-    for _ in range(10):
+    for _ in range(20):
         seen = len(read(forest.ledger))
         wait_for(lambda n=seen: len(read(forest.ledger)) > n + 20 or len(read(forest.ledger)) >= 1200)
         forest.db.close()
@@ -152,3 +155,25 @@ def test_row_42_a_master_that_starts_while_a_table_is_locked_waits_for_it(forest
     [job] = forest.enqueue("work")
     forest.until(job, "succeeded", timeout=P + S + BUSY)
     assert audit(forest.db, forest.ledger, [job]) == []
+
+
+@pytest.mark.long
+def test_row_86_masters_that_start_together_on_an_empty_database(empty_dsn: str, tmp_path: Path) -> None:
+    """One of them migrates, the others wait for it; none is refused and the schema is made once."""
+    forest = Forest(empty_dsn, tmp_path)
+    try:
+        masters = [forest.start(queues="default:1", wait=False, **UNHURRIED) for _ in range(20)]
+        for master in masters:
+            wait_for(lambda m=master: "running:" in m.log() or m.process.poll() is not None, timeout=200)
+        assert [master.process.poll() for master in masters] == [None] * 20
+        whole = [m for m in masters if ", migrated (" in m.log()]
+        assert len(whole) >= 1, "nobody migrated: nothing was tested"
+        names = [row[0] for row in forest.db.execute("SELECT name FROM pgworkers.migration ORDER BY version")]
+        assert names == [migration.name for migration in known()]
+        said = "".join(m.log() for m in whole)
+        assert [said.count(name) for name in names] == [1] * len(names), "each was applied once"
+        jobs = forest.enqueue("work", 40)
+        forest.until_all_ended()
+        assert audit(forest.db, forest.ledger, jobs) == []
+    finally:
+        forest.close()

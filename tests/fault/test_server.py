@@ -198,6 +198,19 @@ def test_row_56_a_database_that_is_serializable_by_default(forest: Forest) -> No
     forest.db.execute(f"ALTER DATABASE {name[0]} SET default_transaction_isolation = 'serializable'")
     forest.reconnect()
     assert forest.db.execute("SHOW transaction_isolation").fetchone() == ("serializable",)
+    with psycopg.connect(
+        forest.dsn
+    ) as watcher:  # while its snapshot lives, the server forgets no other's reading
+        watcher.execute("SELECT FROM pgworkers.job LIMIT 1")
+        _lives_and_drains(forest)
+        readers = watcher.execute(
+            "SELECT DISTINCT pid FROM pg_locks WHERE mode = 'SIReadLock' AND pid <> ALL (%s)",
+            [[watcher.info.backend_pid, forest.db.info.backend_pid]],
+        ).fetchall()
+        assert readers == [], "a session of ours was serializable"
+
+
+def _lives_and_drains(forest: Forest) -> None:
     hosts = [forest.start(queues="default:2") for _ in range(2)]
     good = forest.enqueue("work", 30, args={"seconds": 0.02})
     [failing] = forest.enqueue("fail", args={"times": 1})

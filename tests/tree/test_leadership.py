@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from support.bounds import BUSY, PROMOTE, E, P, S
+from support.bounds import BUSY, PROMOTE, E, P, R, S
 from support.ledger import audit, read
 from support.tree import Forest, Master, wait_for
 
@@ -93,6 +93,16 @@ def test_two_installs_in_one_database_have_a_leader_each(forest: Forest) -> None
     forest.start(queues="default:1")
     forest.start(queues="default:1", PGWORKERS_SCHEMA="second")
     wait_for(lambda: len(leaders(forest)) == 2)
+    for schema in ("pgworkers", "second"):  # whose leader promotes what is due in it, and nothing else
+        forest.db.execute(f"SELECT {schema}.enqueue('work', queue => 'default', delay => interval '0.2 s')")
+        wait_for(
+            lambda name=schema: (
+                forest.db.execute(f"SELECT state::text, lease FROM {name}.jobs").fetchall()
+                == [("succeeded", 1)]
+            ),
+            timeout=0.2 + PROMOTE + R + P + S + BUSY,
+            what=f"{schema} is looked after",
+        )
 
 
 def test_each_duty_can_be_performed_by_hand(forest: Forest) -> None:
