@@ -282,8 +282,12 @@ MUTANTS = (
         "no-sweep",
         "no subreaper sweep",
         (Edit("pgworkers/supervisor/reap.py", r"    total = 0\n", "    return 0, True\n    total = 0\n"),),
-        ("tests/process/test_worker_death.py::test_nothing_survives_the_death_of_a_worker",),
+        (
+            "tests/process/test_worker_death.py::test_nothing_survives_the_death_of_a_worker[own session]",
+            "tests/process/test_worker_death.py::test_nothing_survives_the_death_of_a_worker[daemon]",
+        ),
         "dead before the death was told",
+        note="those without a session of their own may also die with the worker's group",
     ),
     Mutant(
         "host-is-its-name",
