@@ -58,8 +58,8 @@ def test_what_a_handler_left_fits(db: psycopg.Connection[Any]) -> None:
             db.execute(statement, ["x" * ((1 << 20) + 1)])
     history = (
         b"INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,"
-        b" max_attempts, max_crashes, created_at, run_at, errors, result) VALUES (1, 'succeeded', 'succeeded', 0, 'q', 't', '{}',"
-        b" 1, 1, 0, 1, 1, now(), now(), '{}', to_jsonb(repeat('x', %s)))"
+        b" max_attempts, max_crashes, created_at, run_at, errors, result)"
+        b" VALUES (1, 'succeeded', 'succeeded', 0, 'q', 't', '{}', 1, 1, 0, 1, 1, now(), now(), '{}', to_jsonb(repeat('x', %s)))"
     )
     db.execute(history, [1 << 20])
     with pytest.raises(CheckViolation, match="job_result_fits"):
