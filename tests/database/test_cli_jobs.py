@@ -16,6 +16,8 @@ import psycopg
 import pytest
 from support.command import Command, Forked
 
+from pgworkers.cli import bulk
+
 Db = psycopg.Connection[Any]
 
 
@@ -311,7 +313,10 @@ def test_a_filter_without_a_terminal_needs_yes(cli: Command, db: Db) -> None:
     assert state(db, job) == "ready"
 
 
-def test_many_jobs_are_changed_in_batches_and_the_others_passed_by(cli: Command, db: Db) -> None:
+def test_many_jobs_are_changed_in_batches_and_the_others_passed_by(
+    cli: Command, db: Db, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "PAGE", 700)  # two pages, the last batch of each is smaller
     db.execute(
         """INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,
                max_attempts, max_crashes, created_at, run_at, errors, unique_key)
