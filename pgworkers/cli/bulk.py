@@ -195,7 +195,7 @@ def change_by_filter(said: Invocation, db: place.Database, verb: Verb, chosen: F
     outcomes: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
     with counted(said, verb.past, total) as done:
-        for ids in _batches(db, chosen):
+        for ids in batches(db, chosen):
             for one, outcome in verb.apply(db, ids):
                 outcomes[outcome or "gone"] += 1
                 if said.output == "ndjson":
@@ -210,7 +210,7 @@ def change_by_filter(said: Invocation, db: place.Database, verb: Verb, chosen: F
     return 0
 
 
-def _batches(db: place.Database, chosen: Filter) -> Iterator[list[int]]:
+def batches(db: place.Database, chosen: Filter) -> Iterator[list[int]]:
     """The ids of the jobs, a bounded number at a time, the newest first. Looking for them is dearer than changing them."""
     from pgworkers.job import show
     from pgworkers.postgres.statements import run
