@@ -25,7 +25,9 @@ from pgworkers.job.state import State
 if TYPE_CHECKING:
     from pgworkers.job.show import Filter
 
+#: Jobs that are changed in one transaction, and ids that are looked for at once.
 BATCH = 500
+PAGE = 50 * BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +155,7 @@ def _change(
         if by_filter:
             from pgworkers.job.show import Filter
 
-            return change_by_filter(
-                said, db, verb, Filter(states=wished, queue=queue, task=task, limit=BATCH)
-            )
+            return change_by_filter(said, db, verb, Filter(states=wished, queue=queue, task=task))
         return _by_id(said, verb, verb.apply(db, list(dict.fromkeys(job_ids))))
 
 
@@ -199,7 +199,7 @@ def change_by_filter(said: Invocation, db: place.Database, verb: Verb, chosen: F
     outcomes: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
     with counted(said, verb.past, total) as done:
-        for ids in _batches(db, chosen):
+        for ids in batches(db, chosen):
             for one, outcome in verb.apply(db, ids):
                 outcomes[outcome or "gone"] += 1
                 if said.output == "ndjson":
@@ -214,15 +214,16 @@ def change_by_filter(said: Invocation, db: place.Database, verb: Verb, chosen: F
     return 0
 
 
-def _batches(db: place.Database, chosen: Filter) -> Iterator[list[int]]:
-    """The ids of the jobs, a bounded number at a time, the newest first."""
+def batches(db: place.Database, chosen: Filter) -> Iterator[list[int]]:
+    """The ids of the jobs, a bounded number at a time, the newest first. Looking for them is dearer than changing them."""
     from pgworkers.job import show
     from pgworkers.postgres.statements import run
 
     before: int | None = None
-    while found := run(db.conn, db.schema, show.find(replace(chosen, before=before))):
-        yield [job.id for job in found]
-        before = found[-1].id
+    while found := run(db.conn, db.schema, show.ids(replace(chosen, limit=PAGE, before=before))):
+        for start in range(0, len(found), BATCH):
+            yield found[start : start + BATCH]
+        before = found[-1]
 
 
 def _summary(verb: Verb, outcomes: Counter[str]) -> str:

@@ -44,7 +44,7 @@ def list_(ctx: click.Context) -> None:
     settings = place.load(invocation).settings
     found = _duties(Line("operator", "", settings, Facts()), Facts(), settings)
     told = [
-        {"duty": duty.name, "every": duty.every, "when_due": duty.seen, "what": duty.doc}
+        {"name": duty.name, "every": duty.every, "seen": duty.seen, "at_once": duty.at_once, "doc": duty.doc}
         for duty in found.all.values()
     ]
     output.rows(invocation, told, _COLUMNS, empty="")
@@ -103,7 +103,7 @@ def _duties(line: Line, facts: Facts, settings: Settings) -> Duties:
 
 
 _COLUMNS: list[Column] = [
-    ("duty", lambda duty: duty["duty"]),
-    ("every", lambda duty: "when due" if duty["when_due"] else show_seconds(duty["every"])),
-    ("what", lambda duty: duty["what"]),
+    ("duty", lambda duty: duty["name"]),
+    ("every", lambda duty: "when due" if duty["seen"] else show_seconds(duty["every"])),
+    ("what", lambda duty: duty["doc"]),
 ]

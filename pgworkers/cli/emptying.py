@@ -7,7 +7,7 @@ import time
 import click
 
 from pgworkers.cli import output, place
-from pgworkers.cli.bulk import BATCH, DISCARD, Verb, change_by_filter
+from pgworkers.cli.bulk import DISCARD, Verb, change_by_filter
 from pgworkers.cli.invocation import Command, Invocation, said, unknown
 from pgworkers.cli.progress import counted
 from pgworkers.cli.values import duration
@@ -51,9 +51,7 @@ def purge(ctx: click.Context, *, name: str, dead: bool) -> int:
     verb = PURGE if dead else DISCARD
     with place.database(invocation) as db:
         _known(db, (name,))
-        return change_by_filter(
-            invocation, db, verb, Filter(states=list(verb.meant), queue=name, limit=BATCH)
-        )
+        return change_by_filter(invocation, db, verb, Filter(states=list(verb.meant), queue=name))
 
 
 @click.command("drain", cls=Command)

@@ -15,6 +15,7 @@ from pgworkers.postgres.statements import Query, Statement
 _GET = Statement.beside(__file__, "show_get")
 _ATTEMPTS = Statement.beside(__file__, "show_attempts")
 _FIND = Statement.beside(__file__, "show_find")
+_IDS = Statement.beside(__file__, "show_ids")
 _COUNT = Statement.beside(__file__, "show_count")
 _QUEUES = Statement.beside(__file__, "show_queues")
 _HOSTS = Statement.beside(__file__, "show_hosts")
@@ -190,6 +191,11 @@ def attempts(job_id: int) -> Query[list[AttemptView]]:
 def find(where: Filter) -> Query[list[JobView]]:
     """The jobs a filter means, the newest first."""
     return Query(_FIND, {**_params(where), "limit": where.limit}, lambda rows: [_job(row) for row in rows])
+
+
+def ids(where: Filter) -> Query[list[int]]:
+    """Their numbers only, the newest first: so many can be asked for at once."""
+    return Query(_IDS, {**_params(where), "limit": where.limit}, lambda rows: [row[0] for row in rows])
 
 
 def count(where: Filter) -> Query[int]:

@@ -189,8 +189,8 @@ def test_drain_waits_until_a_queue_is_empty(cli: Command, db: Db) -> None:
 
 def test_duties_are_told_as_data(cli: Command) -> None:
     told = cli("duties", "list", "-o", "json").json()
-    assert {"duty", "every", "when_due", "what"} == set(told[0])
-    assert "rescue" in {duty["duty"] for duty in told}
+    assert {"name", "every", "seen", "at_once", "doc"} == set(told[0])
+    assert "rescue" in {duty["name"] for duty in told}
     assert cli("duties", "run", "prune", "-o", "json").json() == {"duty": "prune", "rows": 0}
     assert cli("duties", "run", "prune").err == "prune: 0 rows\n"
 

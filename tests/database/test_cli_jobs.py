@@ -16,6 +16,12 @@ import psycopg
 import pytest
 from support.command import Command, Forked
 
+from pgworkers.cli import bulk
+from pgworkers.cli.place import Database
+from pgworkers.job.show import Filter
+from pgworkers.postgres.connect import Chosen
+from pgworkers.settings import Settings
+
 Db = psycopg.Connection[Any]
 
 
@@ -309,6 +315,18 @@ def test_a_filter_without_a_terminal_needs_yes(cli: Command, db: Db) -> None:
     assert state(db, job) == "dead"
     assert cli("jobs", "retry", "--task", "render", "-y").out == "retried 1 job\n"
     assert state(db, job) == "ready"
+
+
+def test_a_filter_is_walked_through_page_by_page_without_a_gap(
+    db: Db, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "BATCH", 2)
+    monkeypatch.setattr(bulk, "PAGE", 3)
+    ids = [add(db) for _ in range(8)]
+    here = Database(db, "pgworkers", Settings(), Chosen(dsn, "a test", False, Path()), dsn)
+    found = list(bulk.batches(here, Filter(task="render")))
+    assert [len(some) for some in found] == [2, 1, 2, 1, 2]
+    assert [one for some in found for one in some] == ids[::-1]
 
 
 def test_many_jobs_are_changed_in_batches_and_the_others_passed_by(cli: Command, db: Db) -> None:

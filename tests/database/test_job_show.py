@@ -39,6 +39,7 @@ def test_jobs_are_found_by_what_they_are_the_newest_first_page_by_page(desk: Des
     }
     for where, expected in cases.items():
         assert [found.id for found in desk.ask(show.find(where))] == expected
+        assert desk.ask(show.ids(where)) == expected
         assert desk.ask(show.count(where)) == len(expected)
     page = desk.ask(show.find(Filter(limit=4)))
     rest = desk.ask(show.find(Filter(limit=4, before=page[-1].id)))
