@@ -19,7 +19,10 @@ SCHEMA = 5
 
 #: A password in a URL or in a keyword/value dsn, wherever a driver may quote one.
 _SECRETS = (
-    (re.compile(r"(//[^\s:/@]*)[:@]\S*@"), r"\1@"),
+    (
+        re.compile(r"(//[^\s:/@]*)(?!:password@host:5432/)[:@]\S*@"),
+        r"\1@",
+    ),  # but for our own advice how to write one
     (re.compile(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&'\"]+)", re.IGNORECASE), r"\1***"),
 )
 

@@ -151,6 +151,7 @@ def test_a_dsn_with_a_password_in_the_wrong_place_is_refused_and_not_quoted(dsn:
     with pytest.raises(UsageError, match="%, @ and / in the password as %25, %40 and %2F") as caught:
         connect(Settings(), dsn, "claim")
     assert CANARY not in str(caught.value)
+    assert scrub(str(caught.value)) == str(caught.value), "the advice arrives whole"
     assert shown(dsn) == "(a dsn that cannot be read)"
 
 

@@ -118,6 +118,17 @@ def test_a_burst_ends_when_the_rest_cannot_run_and_says_why(forest: Forest) -> N
     assert "left: 1 job of of_another_app: this app has no task of_another_app" in log
 
 
+def test_a_burst_that_only_waits_says_so_once(forest: Forest) -> None:
+    [job] = forest.enqueue("work", delay="1 hour")
+    forest.db.execute("UPDATE pgworkers.job SET attempt = 1 WHERE id = %s", [job])  # as after a retry
+    master = forest.start("--burst", queues="default:1")
+    wait_for(lambda: "burst: waiting for a job" in master.log())
+    forest.db.execute("UPDATE pgworkers.job SET run_at = now() WHERE id = %s", [job])
+    assert master.wait() == 0, master.log()
+    assert forest.state(job) == "succeeded"
+    assert master.log().count("burst: waiting for") == 1
+
+
 def test_an_app_that_starts_threads_is_refused_at_the_start(forest: Forest) -> None:
     threads = (
         "\nimport threading, time\nthreading.Thread(target=time.sleep, args=(600,), name='mine').start()\n"
