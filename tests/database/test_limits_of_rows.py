@@ -59,7 +59,8 @@ def test_what_a_handler_left_fits(db: psycopg.Connection[Any]) -> None:
     history = (
         b"INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,"
         b" max_attempts, max_crashes, created_at, run_at, errors, result)"
-        b" VALUES (1, 'succeeded', 'succeeded', 0, 'q', 't', '{}', 1, 1, 0, 1, 1, now(), now(), '{}', to_jsonb(repeat('x', %s)))"
+        b" VALUES (1, 'succeeded', 'succeeded', 0, 'q', 't', '{}', 1, 1, 0, 1, 1, now(), now(), '{}',"
+        b" to_jsonb(repeat('x', %s)))"
     )
     db.execute(history, [1 << 20])
     with pytest.raises(CheckViolation, match="job_result_fits"):
