@@ -87,6 +87,7 @@ def test_a_graph_runs_in_order_on_two_hosts_while_workers_are_killed(woods: Fore
     assert early == []
 
 
+@pytest.mark.excused("I2", "its last job writes no ledger")
 def test_a_batch_on_two_hosts_is_followed_once(woods: Forest, dsn: str) -> None:
     woods.start(queues="default:3")
     woods.start(queues="default:3")
