@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -167,6 +168,40 @@ def _with_pid(pid: int) -> subprocess.Popen[bytes]:
     raise AssertionError(f"pid {pid} could not be had: nothing was tested")
 
 
+def _zombies(master: int) -> list[int]:
+    found = []
+    for child in psutil.Process(master).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.status() == psutil.STATUS_ZOMBIE:
+                found.append(child.pid)
+    return found
+
+
+@pytest.mark.long
+def test_row_28_two_hundred_children_that_die_at_once_leave_no_zombie(forest: Forest) -> None:
+    forest.declare(
+        "@app.task\ndef brood(ctx: Ctx) -> None:\n"
+        '    note(ctx, "START")\n'
+        "    for _ in range(200 if ctx.lease == 1 else 0):\n"
+        "        if os.fork() == 0:\n            os.setsid()\n            time.sleep(600)\n            os._exit(0)\n"
+        "    while ctx.lease == 1:\n        time.sleep(1)\n"
+        '    note(ctx, "END")'
+    )
+    master = forest.start(queues="default:2")
+    [job] = forest.enqueue("brood")
+    worker = psutil.Process(started(forest, job))
+    brood = wait_for(lambda: len(found := worker.children()) == 200 and found)
+    for process in [worker, *brood]:
+        with suppress(psutil.NoSuchProcess):  # swept already
+            process.kill()
+    forest.until(job, "succeeded")
+    wait_for(lambda: not _zombies(master.pid), timeout=R + BUSY, what="no zombie is left")
+    assert not [child for child in brood if child.is_running()]
+    [after] = forest.enqueue("work")
+    forest.until(after, "succeeded")
+    assert audit(forest.db, forest.ledger, [job, after]) == []
+
+
 @pytest.mark.long
 def test_row_28_a_rain_of_signals_loses_no_wake_up_and_leaves_no_zombie(forest: Forest) -> None:
     master = forest.start(queues="default:2")
@@ -185,10 +220,5 @@ def test_row_28_a_rain_of_signals_loses_no_wake_up_and_leaves_no_zombie(forest: 
         time.sleep(0.05)
     assert sent > 10, "nothing was tested"
     assert forest.counts() == {"succeeded": 30}
-    tree = psutil.Process(master.pid)
-    wait_for(
-        lambda: not [c for c in tree.children(recursive=True) if c.status() == psutil.STATUS_ZOMBIE],
-        timeout=R + BUSY,
-        what="no zombie is left",
-    )
+    wait_for(lambda: not _zombies(master.pid), timeout=R + BUSY, what="no zombie is left")
     assert audit(forest.db, forest.ledger, jobs) == []

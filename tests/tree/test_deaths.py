@@ -57,6 +57,7 @@ def test_a_poison_job_is_dead_after_max_crashes_and_the_queue_behind_it_finishes
     row = forest.until(poison, "dead")
     assert row["crashes"] == 2
     assert row["attempt"] == 2
+    assert [(a["verdict"], a["exit_status"]) for a in forest.attempts(poison)] == [("crash", "SIGKILL")] * 2
     for job in others:
         forest.until(job, "succeeded")
     assert audit(forest.db, forest.ledger, [poison, *others]) == []
