@@ -18,9 +18,11 @@ from support.command import Command
 from support.forests import growing
 from support.ledger import audit, read
 from support.server import OwnServer, migrated
+from support.tallies import scrape, total
 from support.tree import Forest, wait_for
 
 from pgworkers.doctor.server import MOST_IDS
+from pgworkers.master.sights import STORAGE_EVERY
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -172,3 +174,24 @@ def _near_the_end(own: OwnServer, forest: Forest, *, left: int) -> None:
     os.chown(fate, owner.st_uid, owner.st_gid)
     own.start()
     forest.reconnect()
+
+
+@pytest.mark.long
+def test_row_52_a_snapshot_that_holds_vacuum_back_is_measured(forest: Forest) -> None:
+    master = forest.start(queues="default:1", PGWORKERS_METRICS="127.0.0.1:0")
+    [address] = [line.split()[1] for line in master.log().splitlines() if line.startswith("metrics ")]
+
+    def age() -> float:
+        return total(scrape(address), "oldest_transaction_seconds")
+
+    assert age() < 5
+    with psycopg.connect(forest.dsn) as idler:
+        idler.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        idler.execute("SELECT 1")
+        jobs = forest.enqueue("work", 50)
+        wait_for(
+            lambda: age() >= 5, timeout=60, what=f"the alarm's metric, looked at every {STORAGE_EVERY} s"
+        )
+        forest.until_all_ended()
+        assert forest.counts() == {"succeeded": 50}
+    assert audit(forest.db, forest.ledger, jobs) == []
