@@ -54,6 +54,7 @@ NOT_POOLED = {
     "test_an_exception_thrown_through_a_statement_gives_up_the_connection",
     "test_a_discard_that_waited_for_a_finish_answers_what_became_of_the_job",
     "test_two_operators_at_once_bring_a_job_back_once",
+    "test_what_was_rescued_and_begun_again_under_the_statement_is_left_alone",
     "test_a_finish_that_committed_first_wins",
     "test_wait_ends_with_the_jobs",
     "test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again",

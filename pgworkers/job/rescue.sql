@@ -5,6 +5,8 @@
 -- Indexes: job_running, in the gaps between the ids of the living, then the primary key, by BETWEEN: an equals
 -- sign lets the planner begin with the whole index (docs/adr/2501). Guard: the row is still held under the same host
 -- and lease, checked by the row lock. No unique key can stand in the way: a running row keeps its own.
+-- A row that was rescued by another and claimed again between this statement's snapshot and its lock is locked as it is now, but
+-- neither moved nor ended, for the snapshot shows it as it was: nothing is written or said of it (`taken`).
 WITH found AS MATERIALIZED (
     SELECT held.*
       FROM pgworkers.gaps(%(host)s::uuid) g
@@ -47,6 +49,9 @@ gone AS (
      WHERE j.id BETWEEN l.id AND l.id AND j.lease = l.lease AND j.state = 'running' AND l.state <> 'scheduled'
     RETURNING j.*, l.state AS final, l.error
 ),
+taken AS MATERIALIZED (
+    SELECT l.* FROM lost l WHERE l.id IN (SELECT id FROM moved UNION ALL SELECT id FROM gone)
+),
 kept AS (
     INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
                                    max_attempts, max_crashes, created_at, run_at, started_at, duration, deadline_at,
@@ -62,7 +67,7 @@ examined AS (
     INSERT INTO pgworkers.attempt (job_id, attempt, lease, host, queue, task, verdict, started_at, duration, error, progress)
     SELECT id, attempt, lease, host, queue, task, 'host_lost', claimed_at, extract(epoch FROM now() - claimed_at), error,
            progress
-      FROM lost
+      FROM taken
 ),
 told AS MATERIALIZED (
     SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM gone
@@ -70,6 +75,6 @@ told AS MATERIALIZED (
     SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
       FROM gone WHERE linked HAVING count(*) > 0
 )
-SELECT l.id, l.lease, l.queue, l.task, l.attempt, l.state::text, (SELECT count(*) FROM told), (SELECT count(*) FROM moved)
-  FROM lost l
- ORDER BY l.id
+SELECT t.id, t.lease, t.queue, t.task, t.attempt, t.state::text, (SELECT count(*) FROM told)
+  FROM taken t
+ ORDER BY t.id

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from support.desk import Desk, until
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from support.desk import Desk, blocked, until
 
 from pgworkers.job import cancel, host, queue, requeue, show
 from pgworkers.job.rescue import Rescued, rescue
@@ -142,3 +146,41 @@ def test_a_task_says_what_becomes_of_its_jobs_when_their_host_is_lost(desk: Desk
     assert pauses["at_once"] <= 0
     assert 0 < pauses["as_ever"] <= 2.2
     assert 0 < pauses["silent"] <= 2.2
+
+
+SLOW_GAPS = """
+CREATE OR REPLACE FUNCTION pgworkers.gaps(asking uuid) RETURNS TABLE (above uuid, below uuid)
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    PERFORM pg_catalog.pg_advisory_lock(41);
+    RETURN QUERY SELECT '00000000-0000-0000-0000-000000000000'::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff'::uuid;
+END $$
+"""
+
+
+def test_what_was_rescued_and_begun_again_under_the_statement_is_left_alone(
+    desk: Desk, other: Desk, session: Callable[[], psycopg.Connection[Any]], schema: str
+) -> None:
+    """Its snapshot is older than the new lease: it may not say that the living host, whom it cannot know yet, is lost."""
+    job = other.run_one()
+    other.ask(host.remove(other.host))
+    (whole,) = desk.conn.execute(
+        "SELECT pg_get_functiondef('pgworkers.gaps(uuid)'::regprocedure)"
+    ).fetchone() or ("",)
+    late, new = Desk(session(), schema), Desk(session(), schema)
+    late.register()
+    desk.conn.execute(SLOW_GAPS)
+    try:
+        desk.conn.execute("SELECT pg_advisory_lock(41)")
+        rescuing = late.in_thread(rescue(late.host, 10))
+        until(lambda: blocked(desk.conn, late.conn))
+        assert [rescued.id for rescued in desk.ask(rescue(desk.host, 10))] == [job.id]
+        desk.conn.execute("UPDATE pgworkers.job SET state = 'ready', run_at = now()")
+        new.register()
+        [again] = new.take()
+        desk.conn.execute("SELECT pg_advisory_unlock_all()")
+        assert rescuing.result() == []
+    finally:
+        desk.conn.execute(whole.encode())
+    assert [attempt.lease for attempt in desk.ask(show.attempts(job.id))] == [1]
+    assert new.end(again) == "written"
