@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as draw
 from prometheus_client.parser import text_string_to_metric_families
 
 from pgworkers import Ctx, sightings
@@ -69,6 +71,24 @@ def test_what_cannot_be_counted_raises_in_the_handler(name: str, value: Any, lab
     for say in (HandlerMetrics().counter, HandlerMetrics().gauge, HandlerMetrics().observe):
         with pytest.raises(UsageError):
             say(name, value, **labels)
+
+
+@settings(max_examples=60, deadline=None)
+@given(name=draw.text(max_size=70), label=draw.text(max_size=70), value=draw.text(max_size=300))
+def test_any_text_as_a_name_or_a_label_is_refused_or_scraped_as_it_is(
+    name: str, label: str, value: str
+) -> None:
+    metrics = Metrics()
+    for called, labels in ((name, {}), ("pages", {label: "x"}), ("pages", {"format": value})):
+        said = HandlerMetrics()
+        try:
+            said.counter(called, 1, **labels)
+        except UsageError:
+            continue
+        carry(said, metrics)
+    for (found, _labels), number in read(metrics).items():  # the page can be parsed, and nothing is forged
+        assert found in {f"{name}_total", "pages_total", f"{name}_created", "pages_created"}
+        assert number >= 1
 
 
 def test_a_counter_never_falls() -> None:
