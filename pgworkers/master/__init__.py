@@ -19,8 +19,8 @@ and tasks as data. Everything runs on one asyncio loop.
   the database refuses.
 - `verdict` turns a report or a death into what is written. Pure.
 - `http` answers scrapes, `view` knows what to say, `sights` what is measured for it; `pulse` is everything that is
-  looked at again and again, `errands` what a host does by the way; `minutes` and `settling` write statistics and settle
-  batches.
+  looked at again and again, `errands` what a host does by the way, `burst` (pure) what one says at its end;
+  `minutes` and `settling` write statistics and settle batches.
 
 May import from every room below; nobody imports from here but `cli`.
 """

@@ -13,7 +13,8 @@ socket; orders come down on it (`messages.Command`), facts go up (`messages.Fact
 - `suspend`  a group that stands still by wish, and its deadline with it
 - `climb`    does what `ladder` and `watch` decided
 - `reap`     the death of a worker: group, rusage, orphans, cause
-- `capture`  output and stack dumps in nameless files; output is passed on, never waited for
+- `capture`  output and stack dumps in nameless files
+- `screen`   passes output on to stderr, never waits for it, and counts what it drops
 - `main`     boot, tick, leave
 - `describe` and `ask`: a short-lived child that imports the app and tells the master what is in it
 
