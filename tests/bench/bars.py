@@ -107,8 +107,15 @@ BARS = (
         "backlog 1,000,000 against 10,000",
         ">= 0.95",
         ">= 1.0",
-        "backlog|pgworkers 1,000,000|steady_per_s",
-        "backlog|pgworkers 10,000|steady_per_s",
+        "backlog|pgworkers 1,000,000 standing|steady_per_s",
+        "backlog|pgworkers 10,000 standing|steady_per_s",
+    ),
+    Bar(
+        "the same, drained: the small one ends before its ends are written",
+        "",
+        "",
+        "backlog|pgworkers 1,000,000 drained|steady_per_s",
+        "backlog|pgworkers 10,000 drained|steady_per_s",
     ),
     Bar(
         "pinned xmin, last 20 s / first 20 s of 2 min",

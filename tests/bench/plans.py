@@ -237,26 +237,19 @@ def _fork() -> list[Measure]:
 
 
 def _backlog() -> list[Measure]:
+    """Standing: so many wait all the time, for the bar. Drained: until they are gone, for 13 s at most."""
+
     def both(name: str, seconds: float, **how: int) -> list[Measure]:
+        def one(what: str, jobs: int, about: float, *args: str) -> Measure:
+            label = f"{name} {jobs:,} {what}"
+            command = {"standing": "standing", "drained": "backlog"}[what]
+            return _peer("backlog", name, command, "--n", str(jobs), *args, label=label, seconds=about, **how)
+
         return [
-            _peer(
-                "backlog",
-                name,
-                *("backlog", "--n", "10000", "--repeat", "5"),
-                label=f"{name} 10,000",
-                seconds=25,
-                **how,
-            ),
-            _peer(
-                "backlog",
-                name,
-                "backlog",
-                "--n",
-                "1000000",
-                label=f"{name} 1,000,000",
-                seconds=seconds,
-                **how,
-            ),
+            one("standing", 10_000, 25),
+            one("standing", 1_000_000, seconds),
+            one("drained", 10_000, 25, "--repeat", "5"),
+            one("drained", 1_000_000, seconds),
         ]
 
     return [

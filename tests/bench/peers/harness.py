@@ -144,6 +144,27 @@ def tree_cpu(pids):
     return t / hz
 
 
+def postmaster():
+    """The process whose children serve everybody: what it and they take is the store's share."""
+    return int(sql("postgres", "select split_part(pg_read_file('postmaster.pid'), chr(10), 1)"))
+
+
+class Shares:
+    """CPU of the store and of the workers' tree, by stretches of time. Both move with the machine's pace; one against the other
+    does not: the workers do the same for each job at any time, so what grows is the store's."""
+
+    def __init__(self, w):
+        self.roots, self.seen = ([postmaster()], w.pids()), []
+
+    def mark(self):
+        self.seen.append((rec_count(), *map(tree_cpu, self.roots)))
+
+    def stretches(self):
+        """Microseconds per job, (store, tree), of each stretch between two marks."""
+        spans = [[b - a for a, b in zip(*two)] for two in zip(self.seen, self.seen[1:])]
+        return [[round(cpu / max(1, jobs) * 1e6, 1) for cpu in cpus] for jobs, *cpus in spans]
+
+
 def pct(xs, p):
     xs = sorted(xs)
     k = (len(xs) - 1) * p / 100
@@ -519,6 +540,50 @@ async def backlog_once(peer):
     )
 
 
+async def cmd_standing(peer):
+    """With so many jobs waiting all the time: what is done is enqueued again. So a small backlog is measured as a large one is, in the
+    middle of steady work, for as long, with as much to commit. (`backlog` drains: a small one is over before its ends are
+    written, and before the machine's pace can be told.)"""
+    a = peer.a
+    await fresh(peer, a.n)
+    w = Workers(peer, a.procs, "noop")
+    sent, began = a.n, None
+    with Pace() as pace:
+        try:
+            shares = Shares(w) if peer.pg else None
+            end = time.time() + 60
+            while time.time() < end:
+                if sent - rec_count() < a.n:
+                    await maybe(peer.enqueue_bulk(range(sent, sent + 500)))
+                    sent += 500
+                    if began is None:
+                        began = time.time()
+                        end = began + 3 + a.secs
+                else:
+                    await asyncio.sleep(0.002)
+                if shares and not shares.seen and began and time.time() > began + 3:
+                    shares.mark()
+                if not w.alive():
+                    raise RuntimeError("worker died")
+            if shares:
+                shares.mark()
+        finally:
+            w.stop()
+    await maybe(peer.close())
+    lo, hi = (began + 3) * 1e9, (began + 3 + a.secs) * 1e9
+    done = sum(lo <= x[1] < hi for x in rec_read())
+    store, tree = shares.stretches()[0] if shares else (None, None)
+    return dict(
+        backlog=a.n,
+        done=done,
+        steady_per_s=round(done / a.secs),
+        store_us=store,
+        tree_us=tree,
+        store_share=round(store / tree, 3) if shares else None,
+        pace_us=pace.between(lo, hi),
+    )
+
+
 async def cmd_horizon(peer):
     a = peer.a
     await fresh(peer)
@@ -538,10 +603,14 @@ async def cmd_horizon(peer):
     sent = 0
     pace = Pace()
     pace.start()
+    shares = Shares(w)
+    began, end = time.time(), time.time() + 60
     try:
-        t0 = time.time()
-        end = t0 + a.secs
         while time.time() < end:
+            if rec_count() and time.time() >= began + 20 * len(shares.seen):
+                if not shares.seen:  # the clock starts with the first job: else the last 20 s are shorter by the workers' start
+                    start, began, end = time.time() - began, time.time(), time.time() + a.secs
+                shares.mark()
             if sent - rec_count() < 1500:
                 await maybe(peer.enqueue_bulk(range(sent, sent + 500)))
                 sent += 500
@@ -549,6 +618,7 @@ async def cmd_horizon(peer):
                 await asyncio.sleep(0.005)
             if not w.alive():
                 raise RuntimeError("worker died")
+        shares.mark()
         sizes = sql(
             peer.db,
             "select string_agg(relname||':dead='||n_dead_tup||':MB='||pg_total_relation_size(relid)/1048576, ' ' order by n_dead_tup desc) from (select * from pg_stat_user_tables order by n_dead_tup desc limit 5) s",
@@ -573,15 +643,19 @@ async def cmd_horizon(peer):
     nb = a.secs // 20
     rates = [round(len(buckets.get(b, [])) / 20) for b in range(nb)]
     paces = [pace.between(base + b * 20e9, base + (b + 1) * 20e9) for b in range(nb)]
+    share = [round(store / tree, 3) for store, tree in shares.stretches()]
     return dict(
         pin=a.pin,
         secs=a.secs,
         per20s=rates,
         pace20s=paces,
         paced_ratio=round(rates[-1] * paces[-1] / max(1.0, rates[0] * paces[0]), 2),
+        store_per20s=share,
+        store_ratio=round((1 + share[0]) / (1 + share[-1]), 3),
         first20=rates[0],
         last20=rates[-1],
         ratio=round(rates[-1] / max(1, rates[0]), 2),
+        start_s=round(start, 2),
         total=len(r),
         xmin_age=xa,
         tables=sizes,
@@ -595,6 +669,7 @@ CMDS = dict(
     cpu=cmd_cpu,
     mem=cmd_mem,
     backlog=cmd_backlog,
+    standing=cmd_standing,
     horizon=cmd_horizon,
 )
 
@@ -619,7 +694,9 @@ def main(cls, extra=None):
         return asyncio.run(peer.worker()) if inspect.iscoroutinefunction(peer.worker) else peer.worker()
     if a.cmd == "reset":
         return asyncio.run(maybe(peer.reset()))
-    a.n = a.n or dict(enqueue=20000, drain=20000, latency=200, cpu=200, backlog=10000).get(a.cmd, 0)
+    a.n = a.n or dict(enqueue=20000, drain=20000, latency=200, cpu=200, backlog=10000, standing=10000).get(
+        a.cmd, 0
+    )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that finally: w.stop() runs
     for k in range(a.runs):
         peer = cls(a)
