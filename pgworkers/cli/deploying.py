@@ -14,7 +14,8 @@ from pgworkers import settings
 from pgworkers.cli import output, place
 from pgworkers.cli.init import procfile_of
 from pgworkers.cli.invocation import Command, Invocation, said
-from pgworkers.errors import AppNotLoaded
+from pgworkers.cli.values import printed
+from pgworkers.errors import AppNotLoaded, UsageError
 
 if TYPE_CHECKING:
     from pgworkers.deploy.around import Around
@@ -23,11 +24,21 @@ if TYPE_CHECKING:
 @click.command("systemd", cls=Command)
 @click.option("--name", metavar="NAME", help="Of the service; by default after the app.")
 @click.option(
-    "--user", metavar="USER", default="pgworkers", show_default=True, help="The account it runs as."
+    "--user",
+    metavar="USER",
+    type=printed,
+    default="pgworkers",
+    show_default=True,
+    help="The account it runs as.",
 )
-@click.option("--directory", metavar="DIR", help="Where it runs; by default the app's directory.")
 @click.option(
-    "--environment", metavar="FILE", help="Secrets, one NAME=value a line; /etc/NAME.env by default."
+    "--directory", metavar="DIR", type=printed, help="Where it runs; by default the app's directory."
+)
+@click.option(
+    "--environment",
+    metavar="FILE",
+    type=printed,
+    help="Secrets, one NAME=value a line; /etc/NAME.env by default.",
 )
 @click.pass_context
 def systemd(
@@ -97,6 +108,7 @@ def k8s(ctx: click.Context, *, name: str | None, image: str, secret: str, most: 
 @click.option(
     "--python",
     metavar="VERSION",
+    type=printed,
     default=f"{sys.version_info[0]}.{sys.version_info[1]}",
     help="Of the image python:VERSION-slim; by default the one that runs this.",
 )
@@ -123,7 +135,7 @@ def procfile(ctx: click.Context) -> None:
     Examples:
       pgworkers export procfile >> Procfile
     """
-    click.echo(procfile_of(place.config(said(ctx)) or place.DEFAULT_CONFIG), nl=False)
+    click.echo(procfile_of(_config(said(ctx)) or place.DEFAULT_CONFIG), nl=False)
 
 
 def _around(said: Invocation, name: str | None, *, absolute: bool = False) -> Around:
@@ -131,7 +143,7 @@ def _around(said: Invocation, name: str | None, *, absolute: bool = False) -> Ar
     from pgworkers.deploy.around import around
     from pgworkers.deploy.containers import label
 
-    loaded, found = place.load(said), place.config(said)
+    loaded, found = place.load(said), _config(said)
     config = found or place.DEFAULT_CONFIG
     app = None
     if found is None:
@@ -156,6 +168,14 @@ def _around(said: Invocation, name: str | None, *, absolute: bool = False) -> Ar
     if absolute and path.endswith(".py"):
         config = f"{Path(path).resolve()}{colon}{attribute}"
     return around(label(name or stem), config, loaded, app)
+
+
+def _config(said: Invocation) -> str | None:
+    """The app that is meant, if its name can stand in a line of a file."""
+    found = place.config(said)
+    if found is not None and not found.isprintable():
+        raise UsageError(f"--config: {found!r} cannot stand in a line; rename what cannot be printed")
+    return found
 
 
 def _program() -> str:

@@ -19,6 +19,7 @@ from pgworkers.cli.values import duration, duration_or_forever, json_object, mom
 from pgworkers.cli.wording import arguments, compact, plain, plural, short
 from pgworkers.errors import JobFailed, UsageError
 from pgworkers.job.state import State
+from pgworkers.observe.escape import json_text
 
 if TYPE_CHECKING:
     from pgworkers.job.enqueue import Enqueued
@@ -127,7 +128,7 @@ def _await(said: Invocation, db: place.Database, job_id: int, timeout: float | N
     elif said.output == "ndjson":
         output.line(ended)
     elif ended.state == State.SUCCEEDED:
-        click.echo(compact(ended.result))
+        click.echo(json_text(compact(ended.result)))
     if ended.state != State.SUCCEEDED:
         raise JobFailed(job_id, ended.state, ended.error)
 

@@ -12,6 +12,7 @@ import click
 
 from pgworkers.cli.invocation import Invocation
 from pgworkers.errors import PgworkersError
+from pgworkers.observe.escape import printable
 
 INTERRUPTED = 130
 DATABASE = 4
@@ -53,7 +54,7 @@ def report(exc: Exception, *, traces: bool = False) -> int:
     """Say what went wrong in one line; the traceback only when it is asked for."""
     text, code = explain(exc)
     if traces:
-        print(scrub("".join(traceback.format_exception(exc))), file=sys.stderr, end="")
+        print(printable(scrub("".join(traceback.format_exception(exc))), "\n\t"), file=sys.stderr, end="")
     elif code == 1 and not isinstance(exc, (PgworkersError, click.ClickException)):
         text += " (-v shows the traceback)"
     print("pgworkers: error: " + scrub(one_line(text)), file=sys.stderr)
@@ -72,6 +73,11 @@ def explain(exc: Exception) -> tuple[str, int]:
         return exc.format_message(), exc.exit_code
     if type(exc).__module__.partition(".")[0] == "psycopg":
         return _explain_database(exc)
+    if isinstance(
+        exc, UnicodeEncodeError
+    ):  # Python shows bytes of an argv that are no UTF-8 as halves of characters
+        half = exc.object[exc.start : exc.end][:20]
+        return f"{half!r} is no text: these bytes are not UTF-8; write the word in UTF-8", 2
     if isinstance(exc, OSError):
         return f"{exc.strerror or exc}" + (f": {exc.filename}" if exc.filename else ""), 1
     return f"{type(exc).__name__}: {exc}", 1

@@ -7,6 +7,7 @@ import click
 from pgworkers.cli import output, place
 from pgworkers.cli.invocation import Command, said
 from pgworkers.cli.values import job_id
+from pgworkers.cli.wording import plain
 from pgworkers.errors import NotFound, PgworkersError, UsageError
 
 
@@ -23,7 +24,8 @@ def _reach(ctx: click.Context, kind: str, number: int) -> None:
     if not answer.done:
         raise PgworkersError(f"job #{number}: {answer.text}")
     if invocation.output == "table":
-        click.echo(answer.text if kind == "stack" else f"#{number} {answer.text}")
+        told = plain(answer.text or "", lines=True)
+        click.echo(told if kind == "stack" else f"#{number} {told}")
     else:
         output.document({"id": number, kind: answer.text})
 
@@ -120,7 +122,7 @@ def workers_stack(ctx: click.Context, *, worker: str | None) -> int:
             output.line(row)
     else:
         for row in told:
-            click.echo(f"{row['worker']} on {row['host']}\n{row['stack']}\n")
+            click.echo(plain(f"{row['worker']} on {row['host']}") + f"\n{plain(row['stack'], lines=True)}\n")
         if not told:
             output.note(invocation, "no workers: no host has told of any yet; pgworkers run starts one")
     return 0 if all(one.done for one in found) else 1
@@ -156,7 +158,7 @@ def workers_stop(ctx: click.Context, *, worker: str) -> int:
         output.rows(invocation, told, [], empty="")
     else:
         for row in told:
-            click.echo(f"{row['worker']} on {row['host']}: {row['outcome']}")
+            click.echo(plain(f"{row['worker']} on {row['host']}: {row['outcome']}"))
     return 0 if all(one.done for one in found) else 1
 
 

@@ -16,6 +16,7 @@ import click
 
 from pgworkers.cli.invocation import Invocation
 from pgworkers.cli.wording import plain
+from pgworkers.observe.escape import json_text
 
 #: A column: its heading and how a row's cell reads.
 Column = tuple[str, Callable[[Any], str]]
@@ -74,12 +75,12 @@ def document(value: Any) -> None:
     """One JSON document."""
     import msgspec
 
-    click.echo(msgspec.json.format(_encode(value), indent=2))
+    click.echo(json_text(msgspec.json.format(_encode(value), indent=2).decode(), "\n"))
 
 
 def line(row: Any) -> None:
     """One line of NDJSON."""
-    click.echo(_encode(record(row)))
+    click.echo(json_text(_encode(record(row)).decode()))
 
 
 def _encode(value: Any) -> bytes:
@@ -91,7 +92,7 @@ def _encode(value: Any) -> bytes:
 def note(said: Invocation, text: str) -> None:
     """Something worth knowing that is not data: to stderr, and silent with -q."""
     if not said.quiet:
-        click.echo(text, err=True)
+        click.echo(plain(text), err=True)
 
 
 def warn(said: Invocation, text: str) -> None:

@@ -49,6 +49,13 @@ def moment(value: str | datetime) -> datetime:
         ) from None
 
 
+def printed(value: str) -> str:
+    """A word that becomes part of a line of a file: a line end in it would begin another line there."""
+    if not value or not value.isprintable():
+        raise click.BadParameter(f"{value!r} cannot stand in a line; leave out what cannot be printed")
+    return value
+
+
 def plain_wait(args: list[str]) -> list[str]:
     """`--wait` alone is `--wait=`; a duration after it belongs to it, anything else does not."""
     found: list[str] = []

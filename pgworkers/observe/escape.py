@@ -34,14 +34,19 @@ def json_line(record: dict[str, Any]) -> str:
         text = _encode(record).decode()
     except UnicodeEncodeError:  # half a character, which no decoder would take
         text = _encode(_whole(record)).decode()
+    return json_text(text)
+
+
+def json_text(text: str, keep: str = "") -> str:
+    """JSON that says the same, with everything in it that cannot be printed in the way JSON has for that."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else _units(c) for c in text)
+    return "".join(c if c.isprintable() or c in keep else _units(c) for c in text)
 
 
 def _units(char: str) -> str:
     """The same character as JSON writes it in ASCII; above the basic plane as two halves."""
-    data = char.encode("utf-16-be")
+    data = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{data[at]:02x}{data[at + 1]:02x}" for at in range(0, len(data), 2))
 
 

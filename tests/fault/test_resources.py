@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
 import resource
 import signal
 import socket
@@ -15,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.bounds import BUSY, D, H, K, P, S
-from support.ledger import audit, read
+from support.ledger import audit
 from support.tallies import scrape, total
 from support.tree import Forest, Master, wait_for
 
@@ -182,29 +181,3 @@ def test_row_81_five_percent_of_a_cpu(little_cpu: Path, forest: Forest) -> None:
     assert forest.counts() == {"succeeded": len(jobs)}
     assert audit(forest.db, forest.ledger, jobs) == []
     assert starved.terminate() == 0
-
-
-@pytest.mark.long
-def test_row_82_sigterm_at_random_moments(forest: Forest) -> None:
-    seed = int(os.environ.get("FAULT_SEED", "82"))
-    draw = random.Random(seed)
-    jobs: list[int] = []
-    for _ in range(8):
-        master = forest.start(queues="default:3", wait=False)
-        wait_for(lambda m=master: "running:" in m.log(), timeout=60)
-        jobs += forest.enqueue("work", 120, args={"seconds": 0.01}, max_crashes=50)
-        jobs += forest.enqueue("work", 2, args={"seconds": 1.0}, max_crashes=50)
-        time.sleep(draw.uniform(0, 1.2))
-        began = time.monotonic()
-        assert master.terminate() == 0, master.log()
-        assert time.monotonic() - began < D + K + S + 4 + BUSY
-        owned = forest.db.execute("SELECT count(*) FROM pgworkers.job WHERE host IS NOT NULL").fetchone()
-        hosts = forest.db.execute("SELECT count(*) FROM pgworkers.host").fetchone()
-        assert (owned, hosts) == ((0,), (0,)), f"seed {seed}: a host that left owns something"
-        wait_for(lambda m=master: not m.processes())
-    forest.start(queues="default:3")
-    forest.until_all_ended()
-    assert forest.counts() == {"succeeded": len(jobs)}
-    ended = [entry.job for entry in read(forest.ledger) if entry.kind == "END"]
-    assert len(ended) == len(set(ended)), f"seed {seed}: something that had finished ran again"
-    assert audit(forest.db, forest.ledger, jobs) == []

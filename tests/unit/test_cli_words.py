@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from datetime import UTC, datetime, timedelta
 from inspect import signature
@@ -10,7 +11,9 @@ from typing import Any, Literal
 import click
 import pytest
 
-from pgworkers.cli.failure import explain, one_line, scrub
+from pgworkers.cli import output
+from pgworkers.cli.failure import explain, guarded, one_line, report, scrub
+from pgworkers.cli.invocation import Invocation
 from pgworkers.cli.output import aligned, fitted
 from pgworkers.cli.preparing import as_call, typed
 from pgworkers.cli.run import parse_queues, parse_workers
@@ -196,3 +199,59 @@ def test_durations_without_zeros_nobody_says(seconds: float, told: str) -> None:
 )
 def test_progress_reads_like_a_sentence(said: Any, told: str) -> None:
     assert progress(said) == told
+
+
+NASTY = "a\x1b[2J\x9b31m\u202e\u2028\r\npgworkers: error: forged"
+
+
+def _forges(text: str) -> bool:
+    return any(not c.isprintable() and c != "\n" for c in text) or "\npgworkers: error: forged" in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["export", "systemd", "--user", NASTY],
+        ["export", "systemd", "--directory", NASTY],
+        ["export", "systemd", "--environment", NASTY],
+        ["export", "docker", "--python", NASTY],
+        ["export", "procfile", "-c", NASTY],
+        ["export", "systemd", "-c", NASTY],
+        ["-v", "jobs", "show", NASTY],
+    ],
+)
+def test_a_word_that_cannot_stand_in_a_line_is_refused(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(words) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert not _forges(err), "the traceback of -v cannot be painted on either"
+
+
+@pytest.mark.parametrize(
+    "words", [["config", "show", "--dsn", "\udcff"], ["export", "docker", "--python", "\udcff"]]
+)
+def test_bytes_that_are_no_text_are_a_usage_error(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(words) == 2
+    assert "traceback" not in capsys.readouterr().err
+
+
+def test_notes_and_json_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> None:
+    """What an app is called, what a job returned: on a terminal too JSON is only text, and says the same."""
+    output.warn(Invocation(), f"{NASTY} cannot be loaded")
+    output.document({"value": NASTY})
+    output.line({"value": NASTY})
+    out, err = capsys.readouterr()
+    assert not _forges(out)
+    assert not _forges(err)
+    document, _, line = out.strip().rpartition("\n")
+    assert json.loads(document) == json.loads(line) == {"value": NASTY}
+
+
+def test_a_traceback_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report(ValueError(NASTY), traces=True) == 1
+    said = capsys.readouterr().err
+    assert not any(not c.isprintable() and c != "\n" for c in said)
