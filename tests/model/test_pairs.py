@@ -67,6 +67,7 @@ VERBS: dict[str, Callable[[], Query[Any]]] = {
     "cancel": lambda: cancel.cancel(1),
     "cancel many": lambda: cancel.cancel_many([1]),
     "discard": lambda: discard.discard(1),
+    "discard many": lambda: discard.discard_many([1]),
     "requeue": lambda: requeue.requeue([1]),
     "rescue": lambda: rescue.rescue(OTHER, 10),
     "promote": lambda: promote.promote(10),
