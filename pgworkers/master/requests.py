@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from pgworkers.clock import monotonic
-from pgworkers.events import StopWished, WorkerDumped
+from pgworkers.events import StopWished
 from pgworkers.job import request
 from pgworkers.job.request import Request
+from pgworkers.lives import WorkerDumped
 from pgworkers.master.crew import Worker
 from pgworkers.master.line import LineDown
 from pgworkers.supervisor.messages import Dump, Suspend

@@ -14,7 +14,7 @@ import socket
 
 import msgspec
 
-from pgworkers import events
+from pgworkers import events, lives
 from pgworkers.clock import monotonic
 from pgworkers.facts import Facts
 from pgworkers.master import orphans, silence
@@ -108,7 +108,7 @@ class Supervisors:
             if self._leaving:
                 break  # a drain began meanwhile: what it hangs up on must not be replaced
             fresh = Supervisor(boot, version, self._term, self._heard, self._died)
-            self._facts.tell(events.SupervisorStarted(queue, fresh.pid))
+            self._facts.tell(lives.SupervisorStarted(queue, fresh.pid))
             self._retiring.append(fresh)  # not the one to restart, until it has proved itself
             while not (fresh.booted or fresh.failure or fresh.process.returncode is not None):
                 await asyncio.sleep(0.02)
@@ -176,7 +176,7 @@ class Supervisors:
             return
         supervisor = Supervisor(self._boots[queue], self._version, self._term, self._heard, self._died)
         self._current[queue] = supervisor
-        self._facts.tell(events.SupervisorStarted(queue, supervisor.pid))
+        self._facts.tell(lives.SupervisorStarted(queue, supervisor.pid))
 
     def _retire(self, old: Supervisor | None) -> None:
         if old is None:
@@ -199,13 +199,13 @@ class Supervisors:
                 supervisor.booted = True
                 self._budget(supervisor.queue).ready()
                 self.errors.pop(supervisor.queue, None)
-                self._facts.tell(events.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))
+                self._facts.tell(lives.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))
                 self._let_go(supervisor)
             case BootFailed():
                 supervisor.failure = fact.error
                 if supervisor is self._current.get(supervisor.queue):
                     self.errors[supervisor.queue] = fact.error
-                self._facts.tell(events.SupervisorFailed(supervisor.queue, fact.error, fact.traceback))
+                self._facts.tell(lives.SupervisorFailed(supervisor.queue, fact.error, fact.traceback))
             case Forked():
                 self._forked(supervisor, fact, fds)
                 fds = []
@@ -226,7 +226,7 @@ class Supervisors:
             case Dropped():
                 self._facts.tell(events.OutputDropped(supervisor.queue, fact.count))
             case Resting():
-                self._facts.tell(events.WorkersResting(supervisor.queue, fact.seconds, fact.deaths))
+                self._facts.tell(lives.WorkersResting(supervisor.queue, fact.seconds, fact.deaths))
             case Stack():
                 self._answered(fact.token, True, fact.text)
             case Suspended():
@@ -258,7 +258,7 @@ class Supervisors:
         )
         supervisor.workers[fact.slot] = worker
         self._dispatch.joined(worker)
-        self._facts.tell(events.WorkerForked(supervisor.queue, fact.slot, fact.pid))
+        self._facts.tell(lives.WorkerForked(supervisor.queue, fact.slot, fact.pid))
         if supervisor.retired:  # it was on its way
             self._dispatch.retire(worker)
         if fact.ready:  # its first order need not wait until it says so itself
@@ -271,7 +271,7 @@ class Supervisors:
         verdict = self._dispatch.died(worker, died)
         why = verdict or ("left" if left else "while idle")
         self._facts.tell(
-            events.WorkerDied(
+            lives.WorkerDied(
                 worker.queue,
                 worker.slot,
                 worker.pid,
@@ -299,7 +299,7 @@ class Supervisors:
             self._retiring.remove(supervisor)
         killed = await orphans.sweep(self._host, lambda: self.pids)
         if killed:
-            self._facts.tell(events.OrphansKilled(killed))
+            self._facts.tell(lives.OrphansKilled(killed))
         for worker in supervisor.workers.values():
             worker.catch_up()
             self._dispatch.recover(worker)
@@ -317,7 +317,7 @@ class Supervisors:
         supervisor.workers.clear()
         again = was_current and not self._leaving
         pause = self._budget(queue).died(monotonic(), supervisor.booted) if again else None
-        self._facts.tell(events.SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
+        self._facts.tell(lives.SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
         if (
             pause is not None
         ):  # nothing to bury any more: a drain does not wait for a restart that never comes
