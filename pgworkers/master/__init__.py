@@ -9,7 +9,8 @@ and tasks as data. Everything runs on one asyncio loop.
 - `dispatch` decides who runs what, with a `desk` per queue; `handing` gives and takes back; `crew` is one channel.
 - `pace` says how much may wait in front of a worker and which ends are foreseen, `lookout` when nothing may wait any longer
   (both pure); `orders` words them.
-- `supervisors` starts, hears and buries (`child` is one of them, `orphans` what it left); `scaling` says how many workers.
+- `supervisors` starts them and starts them again (`child` is one, `orphans` what it left); `hearing` is what they say of
+  their workers, and how those are buried; `scaling` says how many workers.
 - `leadership` wins and loses the lock that `duties` need; `ticks` are the duty of schedules.
 - `reload` replaces the code, `requests` are what operators ask, `drain` is how a host ends, `signals` what it hears.
 - `wakes` says when a host looks for work and of what it wants to be told, `positions` where it looks, `before` how it
