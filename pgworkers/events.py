@@ -1,5 +1,5 @@
 """The facts. Each is stated once, in the past tense; logs, metrics and tests listen to them.
-Where they are told: `facts`.
+Those of processes stand in `lives`, measurements in `sightings`; `Fact` is any of them. Where they are told: `facts`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,19 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pgworkers.lives import (
+    OrphansKilled,
+    SupervisorBooted,
+    SupervisorDied,
+    SupervisorFailed,
+    SupervisorSilent,
+    SupervisorStarted,
+    WorkerDied,
+    WorkerDumped,
+    WorkerForked,
+    WorkerReady,
+    WorkersResting,
+)
 from pgworkers.sightings import HandlerMeasured, LoopWoke, MemorySeen, QueuesSeen, SchedulesSeen, StorageSeen
 
 
@@ -88,96 +101,6 @@ class JobStopped:
 
 class JobStalled(OfJob, frozen=True, gc=False):
     stalled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OfWorker:
-    """What facts about a worker begin with."""
-
-    queue: str
-    slot: int
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerForked(OfWorker):
-    """Its supervisor made it; it is not ready yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerReady(OfWorker):
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDied(OfWorker):
-    job: int  # 0: it had none
-    status: str
-    why: str  # recycled, drained, or the verdict
-    swept: int
-    task: str = ""
-    attempt: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDumped(OfWorker):
-    """Somebody wanted to know where it is (SIGUSR2)."""
-
-    job: int  # 0: it has none
-    task: str
-    attempt: int
-    stack: str
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisorStarted:
-    queue: str
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisorBooted:
-    queue: str
-    pid: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisorFailed:
-    """It could not import the app, or not fork."""
-
-    queue: str
-    error: str
-    traceback: str
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisorDied:
-    queue: str
-    pid: int
-    status: str
-    restart_in: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisorSilent:
-    """It is alive and its loop does not go round: stopped, or starved."""
-
-    queue: str
-    pid: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersResting:
-    queue: str
-    seconds: float
-    deaths: int
-
-
-@dataclass(frozen=True, slots=True)
-class OrphansKilled:
-    count: int
 
 
 @dataclass(frozen=True, slots=True)

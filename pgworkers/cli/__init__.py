@@ -8,10 +8,16 @@ of `job/`, `postgres/migrate`, the master) and says what happened; it decides no
 - `invocation` is what the global options said; `place` finds the app and the database they mean.
 - `failure` is the one place that turns an exception into one line on stderr and an exit code: 0 ok, 1 failed,
   2 usage, 3 not found, 4 database unreachable, 5 schema out of date, 6 app cannot be loaded, 130 interrupted.
-- `output` prints rows as a table, JSON or NDJSON; `wording` says times and arguments as people do; `story`
-  tells one job; `top` is the live tree; `bulk` changes many jobs; `waiting` awaits some; `values` reads what was
-  typed for a task.
+- `output` prints rows as a table, JSON or NDJSON; `wording` says times and arguments as people do; `progress` how far
+  bulk work is; `story` tells one job, `reasons` (pure) why it waits.
+- `bulk` changes many jobs, `choosing` says which; `emptying` is about whole queues; `waiting` awaits jobs; `inside` reaches
+  into running ones, `asking` their hosts.
+- `preparing` makes a job of typed words: `values` reads them, `importing` has the app, which checks them.
+- `top` is the live tree: `top_loop` runs it on `top_terminal` with what `top_database` knows; `top_model`, `top_keys`,
+  `top_rows`, `top_cells` and `top_screen` are pure.
 - `bench` says how fast a database is, `measuring` how, with the jobs of `benched`.
+- `deploying` are the exports of `deploy/`; `variables` finds settings with a typing error; `api` and `reference` write pages
+  of docs/ from the code.
 
 What is asked for goes to stdout, everything else (progress, questions, warnings, errors) to stderr, so that a
 pipe sees only data. Text that came from jobs is printed with its control characters escaped: a job must not

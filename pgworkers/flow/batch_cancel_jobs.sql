@@ -9,7 +9,7 @@ WITH picked AS MATERIALIZED (
        FOR UPDATE SKIP LOCKED
 ),
 wished AS MATERIALIZED (
-    SELECT pgworkers.cancel(p.id) AS answer FROM picked p
+    SELECT c.answer FROM pgworkers.call_off(ARRAY(SELECT id FROM picked), 'cancelled') c
 )
 SELECT (SELECT count(*) FROM wished WHERE answer IS NOT NULL),
        EXISTS (SELECT FROM pgworkers.job j

@@ -14,6 +14,13 @@ they cannot deadlock with each other. A row that ends leaves `job` for `history`
 A cancel is a wish: `finish` wins over one that comes later; `retry`, `release` and `rescue` find it under the row lock
 and end the job as cancelled, so that nothing starts after an acknowledged cancel.
 
+- Hosts: `host`, `claim`, `renew`, `progress`, `finish`, `retry`, `release`; `asleep` says of what they want to be told,
+  `mine` and `locked` what they ask when an answer was lost or a row is held; `backend` ends sessions of handlers.
+- The leader: `lead`, then `look` for what is due: `promote`, `rescue`, `archive`; `depth` and `strangers` for gauges.
+- Those who enqueue: `new` is a job to be, `enqueue` one, `copying` many, `children` with the end of another.
+- People: `cancel`, `discard`, `requeue`, `purge`, `queue`, `request`; they read `show`, `standing` and `watch`.
+
+`postmortem` is what is known of an attempt, `reading` what people see of JSON.
 `clean` and the arithmetic of `retry` are pure. Data that a handler left behind is cleaned before it becomes a parameter.
 May import: postgres, specs, clock, errors. Called by: the master, the API, the command line.
 """

@@ -1,2 +1,2 @@
 -- Wish that these jobs end, in one transaction, locked in the order of their ids. Index: the primary keys.
-SELECT w.id, pgworkers.cancel(w.id) FROM (SELECT DISTINCT id FROM unnest(%(ids)s::bigint[]) AS u (id) ORDER BY id) w
+SELECT c.id, c.answer FROM pgworkers.call_off(%(ids)s::bigint[], 'cancelled') c

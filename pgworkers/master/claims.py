@@ -53,7 +53,6 @@ class Claims:
         self._hungry = False  # the last claim did not bring all that there was room for
         self._asked: tuple[list[Wants], list[str], bool] | None = None
         self._at_hand: Query[list[Claimed]]  # that asks for it
-        self.polls = 0
 
     def poke(self) -> None:
         """There may be work in any queue that was known to have none."""
@@ -91,7 +90,6 @@ class Claims:
                 if not wants:
                     self._hungry = False
                     continue
-                self.polls += 1
                 await self._claim(wants)
             except LineDown:
                 await self._line.rest()

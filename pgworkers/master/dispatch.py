@@ -18,13 +18,14 @@ from functools import partial
 import msgspec
 
 from pgworkers.clock import monotonic
-from pgworkers.events import JobStarted, JobStopped, LeaseLost, StopWished, WorkerReady
+from pgworkers.events import JobStarted, JobStopped, LeaseLost, StopWished
 from pgworkers.facts import Facts
 from pgworkers.job.claim import Wants
 from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved
 from pgworkers.job.retry import Again
 from pgworkers.job.state import Verdict
+from pgworkers.lives import WorkerReady
 from pgworkers.master import verdict
 from pgworkers.master.crew import Worker
 from pgworkers.master.desk import QueueDesk

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from pgworkers.clock import monotonic
-from pgworkers.events import StopWished, WorkerDumped
+from pgworkers.events import StopWished
 from pgworkers.job import request
 from pgworkers.job.request import Request
+from pgworkers.lives import WorkerDumped
 from pgworkers.master.crew import Worker
 from pgworkers.master.line import LineDown
 from pgworkers.supervisor.messages import Dump, Suspend
@@ -115,7 +116,7 @@ class Requests:
     async def _answer_of(self, worker: Worker, send: Callable[[int], None]) -> tuple[bool, str]:
         token = next(self._tokens)
         answer: asyncio.Future[tuple[bool, str]] = asyncio.get_running_loop().create_future()
-        self._host.supervisors.answers[token] = answer
+        self._host.supervisors.hearing.answers[token] = answer
         send(token)
         try:
             async with asyncio.timeout(PATIENCE):
@@ -123,4 +124,4 @@ class Requests:
         except TimeoutError:
             return False, f"the supervisor of queue {worker.queue} did not answer within {PATIENCE:.0f}s"
         finally:
-            self._host.supervisors.answers.pop(token, None)
+            self._host.supervisors.hearing.answers.pop(token, None)

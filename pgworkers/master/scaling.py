@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from pgworkers.clock import monotonic
-from pgworkers.events import Fact, HostChanged, JobEnded, WorkerDied
+from pgworkers.events import Fact, HostChanged, JobEnded
 from pgworkers.facts import Hearing, each
 from pgworkers.flow import slots
 from pgworkers.job import queue as queues
 from pgworkers.job.queue import Cooling, QueueConfig
 from pgworkers.job.state import Verdict
+from pgworkers.lives import WorkerDied
 from pgworkers.master.duties import Duty
 from pgworkers.master.line import Asker, LineDown
 from pgworkers.specs import QueueSpec

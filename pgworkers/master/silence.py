@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pgworkers.events import SupervisorSilent
 from pgworkers.facts import Facts
+from pgworkers.lives import SupervisorSilent
 from pgworkers.master.child import Supervisor
 from pgworkers.settings import Settings
 

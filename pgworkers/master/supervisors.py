@@ -1,48 +1,27 @@
-"""The supervisors of this host: started, heard, buried and started again.
+"""The supervisors of this host: started, watched, and started again.
 
-The master execs them (it never forks itself), hears facts on their control sockets and receives each new worker's
-socket with `Forked`. When a supervisor dies, its workers die with it by PDEATHSIG; their ends are written only when each is
-really gone, so that no job runs twice at once.
+The master execs them (it never forks itself). What they say of their workers goes to `hearing`. When a supervisor dies, its
+workers die with it by PDEATHSIG; their ends are written only when each is really gone, so that no job runs twice at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
 
 import msgspec
 
-from pgworkers import events
+from pgworkers import lives
 from pgworkers.clock import monotonic
 from pgworkers.facts import Facts
 from pgworkers.master import orphans, silence
 from pgworkers.master.child import Supervisor
 from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch
+from pgworkers.master.hearing import Hearing
 from pgworkers.master.held import Held
 from pgworkers.process.budget import Budget
-from pgworkers.process.frames import Frame
 from pgworkers.settings import Settings
-from pgworkers.supervisor.messages import (
-    Boot,
-    Booted,
-    BootFailed,
-    Died,
-    Dropped,
-    Fact,
-    Forked,
-    Resting,
-    Scale,
-    Stack,
-    Stalled,
-    Stop,
-    Suspended,
-)
-from pgworkers.worker.messages import Kind
-
-_READY = Frame(Kind.READY, 0, 0, b"")
+from pgworkers.supervisor.messages import Boot, Booted, BootFailed, Fact, Scale, Stop
 
 
 class Supervisors:
@@ -72,7 +51,7 @@ class Supervisors:
         self._watched = monotonic()
         self.guests: set[int] = set()  # children that somebody else in this process waits for
         self.errors: dict[str, str] = {}  # why a queue has no workers
-        self.answers: dict[int, asyncio.Future[tuple[bool, str]]] = {}  # who waits for one, by token
+        self.hearing = Hearing(facts, dispatch)
 
     def start(self) -> None:
         for name in self._boots:
@@ -108,7 +87,7 @@ class Supervisors:
             if self._leaving:
                 break  # a drain began meanwhile: what it hangs up on must not be replaced
             fresh = Supervisor(boot, version, self._term, self._heard, self._died)
-            self._facts.tell(events.SupervisorStarted(queue, fresh.pid))
+            self._facts.tell(lives.SupervisorStarted(queue, fresh.pid))
             self._retiring.append(fresh)  # not the one to restart, until it has proved itself
             while not (fresh.booted or fresh.failure or fresh.process.returncode is not None):
                 await asyncio.sleep(0.02)
@@ -176,7 +155,7 @@ class Supervisors:
             return
         supervisor = Supervisor(self._boots[queue], self._version, self._term, self._heard, self._died)
         self._current[queue] = supervisor
-        self._facts.tell(events.SupervisorStarted(queue, supervisor.pid))
+        self._facts.tell(lives.SupervisorStarted(queue, supervisor.pid))
 
     def _retire(self, old: Supervisor | None) -> None:
         if old is None:
@@ -199,90 +178,16 @@ class Supervisors:
                 supervisor.booted = True
                 self._budget(supervisor.queue).ready()
                 self.errors.pop(supervisor.queue, None)
-                self._facts.tell(events.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))
+                self._facts.tell(lives.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))
                 self._let_go(supervisor)
             case BootFailed():
                 supervisor.failure = fact.error
                 if supervisor is self._current.get(supervisor.queue):
                     self.errors[supervisor.queue] = fact.error
-                self._facts.tell(events.SupervisorFailed(supervisor.queue, fact.error, fact.traceback))
-            case Forked():
-                self._forked(supervisor, fact, fds)
-                fds = []
-            case Died():
-                gone = supervisor.workers.pop(fact.slot, None)
-                if gone is not None:
-                    self._bury(gone, fact)
+                self._facts.tell(lives.SupervisorFailed(supervisor.queue, fact.error, fact.traceback))
+            case _:
+                self.hearing.heard(supervisor, fact, fds)
                 self._let_go(supervisor)
-            case Stalled():
-                stalled = supervisor.workers.get(fact.slot)
-                if (
-                    stalled is not None
-                    and stalled.held is not None
-                    and stalled.held.key == (fact.job, fact.lease)
-                ):
-                    stalled.held.stalled = fact.stalled
-                    self._facts.tell(events.JobStalled(*stalled.held.named, fact.stalled))
-            case Dropped():
-                self._facts.tell(events.OutputDropped(supervisor.queue, fact.count))
-            case Resting():
-                self._facts.tell(events.WorkersResting(supervisor.queue, fact.seconds, fact.deaths))
-            case Stack():
-                self._answered(fact.token, True, fact.text)
-            case Suspended():
-                self._answered(fact.token, fact.done, fact.text)
-        for fd in fds:
-            os.close(fd)
-
-    def _answered(self, token: int, done: bool, text: str) -> None:
-        waiting = self.answers.pop(token, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result((done, text))
-
-    def _forked(self, supervisor: Supervisor, fact: Forked, fds: list[int]) -> None:
-        sock, reads, writes, *shelf = fds
-        worker = Worker(
-            supervisor.queue,
-            fact.slot,
-            fact.pid,
-            supervisor.version,
-            (
-                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, sock),
-                reads,
-                writes,
-                shelf[0] if shelf else -1,
-            ),
-            self._dispatch.heard,
-            self._dispatch.recover,
-            supervisor.send,
-        )
-        supervisor.workers[fact.slot] = worker
-        self._dispatch.joined(worker)
-        self._facts.tell(events.WorkerForked(supervisor.queue, fact.slot, fact.pid))
-        if supervisor.retired:  # it was on its way
-            self._dispatch.retire(worker)
-        if fact.ready:  # its first order need not wait until it says so itself
-            self._dispatch.heard(worker, [_READY])
-
-    def _bury(self, worker: Worker, died: Died) -> None:
-        left = worker.state == "leaving" or (worker.state == "booting" and died.status == "exit 0")
-        held = self._dispatch.held.get(died.job)
-        job = held.claimed if held is not None else None
-        verdict = self._dispatch.died(worker, died)
-        why = verdict or ("left" if left else "while idle")
-        self._facts.tell(
-            events.WorkerDied(
-                worker.queue,
-                worker.slot,
-                worker.pid,
-                died.job,
-                died.status,
-                why,
-                died.swept,
-                job.task if job is not None else "",
-                job.attempt if job is not None else 0,
-            )
-        )
 
     def _died(self, supervisor: Supervisor) -> None:
         task = asyncio.get_running_loop().create_task(self._after_death(supervisor))
@@ -299,25 +204,15 @@ class Supervisors:
             self._retiring.remove(supervisor)
         killed = await orphans.sweep(self._host, lambda: self.pids)
         if killed:
-            self._facts.tell(events.OrphansKilled(killed))
-        for worker in supervisor.workers.values():
-            worker.catch_up()
-            self._dispatch.recover(worker)
-            if (self._leaving or not was_current) and worker.held is None:
-                worker.become("leaving")  # it was told to go with its supervisor
-            job, lease = worker.held.key if worker.held is not None else (0, 0)
-            why = f"the death of its supervisor ({supervisor.status})"
-            # Killed by us, or on the way out: the job is handed back. Killed by somebody, perhaps the job itself: a crash.
-            reason = "kill" if supervisor.killed or self._leaving else None
-            died = Died(
-                worker.slot, worker.pid, job, lease, why, int(signal.SIGKILL), ready=True, reason=reason
-            )
-            died.duration = monotonic() - worker.since
-            self._bury(worker, died)
-        supervisor.workers.clear()
+            self._facts.tell(lives.OrphansKilled(killed))
+        self.hearing.bury_all(
+            supervisor,
+            blameless=supervisor.killed or self._leaving,
+            dismissed=self._leaving or not was_current,
+        )
         again = was_current and not self._leaving
         pause = self._budget(queue).died(monotonic(), supervisor.booted) if again else None
-        self._facts.tell(events.SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
+        self._facts.tell(lives.SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
         if (
             pause is not None
         ):  # nothing to bury any more: a drain does not wait for a restart that never comes

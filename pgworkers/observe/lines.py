@@ -6,7 +6,7 @@ import json
 
 import msgspec
 
-from pgworkers import events
+from pgworkers import events, lives
 from pgworkers.clock import show_seconds, show_size
 from pgworkers.job.state import ASKED
 from pgworkers.observe.escape import escape, printable
@@ -51,28 +51,28 @@ def tell(fact: events.Fact) -> Told | None:
             return INFO, f"{_job(fact)} goes on: no longer stalled"
         case events.JobsReleased():
             return INFO, f"{fact.count} unstarted job{'s' * (fact.count != 1)} given back: {fact.why}"
-        case events.WorkerDied():
+        case lives.WorkerDied():
             return _died(fact)
-        case events.WorkerDumped():
+        case lives.WorkerDumped():
             return INFO, f"{_whose(fact)}worker {fact.queue}/{fact.slot} (pid {fact.pid}) is here:"
-        case events.SupervisorFailed():
+        case lives.SupervisorFailed():
             return ERROR, f"queue {fact.queue}: {escape(fact.error, 600)}"
-        case events.SupervisorDied():
+        case lives.SupervisorDied():
             if fact.restart_in is None:
                 return None
             text = f"queue {fact.queue}: its supervisor (pid {fact.pid}) died: {fact.status}"
             return ERROR, f"{text}; the next in {show_seconds(fact.restart_in)}"
-        case events.SupervisorSilent():
+        case lives.SupervisorSilent():
             silence = show_seconds(fact.seconds)
             text = f"queue {fact.queue}: its supervisor (pid {fact.pid}) has said nothing for {silence}"
             return ERROR, f"{text}: stopped or starved"
-        case events.WorkersResting():
+        case lives.WorkersResting():
             text = f"queue {fact.queue}: {fact.deaths} workers died before they were ready"
             return ERROR, f"{text}; the next in {show_seconds(fact.seconds)}"
         case events.OutputDropped():
             text = f"queue {fact.queue}: {fact.count:,} bytes that handlers printed were not shown"
             return WARNING, f"{text}: stderr did not take them in time"
-        case events.OrphansKilled():
+        case lives.OrphansKilled():
             return WARNING, f"{fact.count} orphaned process{'es' * (fact.count != 1)} killed"
         case events.DatabaseLost():
             text = f"database: no answer on the {fact.role} connection ({escape(fact.error)})"
@@ -105,7 +105,7 @@ def where(fact: events.Fact, host: str) -> str:
             return f" [{fact.queue}, attempt {fact.attempt} of {fact.max_attempts}, {host}]"
         case events.OfJob():
             return f" [{fact.queue}, attempt {fact.attempt}, {host}]"
-        case events.WorkerDied() | events.WorkerDumped() if fact.job:
+        case lives.WorkerDied() | lives.WorkerDumped() if fact.job:
             return f" [{fact.queue}, attempt {fact.attempt}, {host}]"
         case _:
             return ""
@@ -113,7 +113,7 @@ def where(fact: events.Fact, host: str) -> str:
 
 def below(fact: events.Fact) -> str:
     """What follows the line of a stack, each line behind a bar: nothing in it can pass for another fact."""
-    if not isinstance(fact, events.WorkerDumped):
+    if not isinstance(fact, lives.WorkerDumped):
         return ""
     return "".join(f"\n  | {printable(line)}" for line in fact.stack.splitlines())
 
@@ -122,11 +122,11 @@ def _job(fact: events.OfJob) -> str:
     return f"#{fact.job} {escape(fact.task)}"
 
 
-def _whose(fact: events.WorkerDied | events.WorkerDumped) -> str:
+def _whose(fact: lives.WorkerDied | lives.WorkerDumped) -> str:
     return f"#{fact.job} {escape(fact.task)} " if fact.job else ""
 
 
-def _died(fact: events.WorkerDied) -> Told | None:
+def _died(fact: lives.WorkerDied) -> Told | None:
     if fact.why in ("recycled", "left"):
         return None
     swept = f", {fact.swept} process{'es' * (fact.swept != 1)} it left were killed" if fact.swept else ""

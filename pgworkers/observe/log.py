@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from math import inf
 from typing import Any
 
-from pgworkers import events
+from pgworkers import events, lives
 from pgworkers.clock import monotonic
 from pgworkers.facts import Hearing, each
 from pgworkers.observe import lines
@@ -37,10 +37,10 @@ SILENT: frozenset[type] = frozenset(
         events.DutyDone,
         events.LinesDropped,  # the writer says it, when it can
         events.JobStopped,
-        events.WorkerForked,
-        events.WorkerReady,
-        events.SupervisorStarted,
-        events.SupervisorBooted,
+        lives.WorkerForked,
+        lives.WorkerReady,
+        lives.SupervisorStarted,
+        lives.SupervisorBooted,
         events.TickFired,
         events.TicksSkipped,
         *SIGHTINGS,

@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from pgworkers import events, sightings
+from pgworkers import events, lives, sightings
 from pgworkers.facts import ByKind, Hearing, each
 from pgworkers.observe import catalog, exposition
 from pgworkers.observe.attempts import Attempts
@@ -44,11 +44,11 @@ class Metrics(ByKind):
             events.JobRescued: lambda fact: self.count("jobs_rescued_total", fact.queue, "host_lost"),
             events.LeaseLost: lambda fact: self.count("leases_lost_total", fact.queue),
             events.FinishRejected: lambda fact: self.count("finishes_rejected_total", fact.queue),
-            events.WorkerForked: lambda fact: self.count("worker_starts_total", fact.queue),
-            events.WorkerReady: lambda fact: self._observe("worker_start_seconds", fact.seconds, fact.queue),
-            events.WorkerDied: self._worker_died,
-            events.SupervisorDied: self._supervisor_died,
-            events.OrphansKilled: lambda fact: self.count("orphans_killed_total", n=fact.count),
+            lives.WorkerForked: lambda fact: self.count("worker_starts_total", fact.queue),
+            lives.WorkerReady: lambda fact: self._observe("worker_start_seconds", fact.seconds, fact.queue),
+            lives.WorkerDied: self._worker_died,
+            lives.SupervisorDied: self._supervisor_died,
+            lives.OrphansKilled: lambda fact: self.count("orphans_killed_total", n=fact.count),
             events.DutyDone: self._duty_done,
             events.DutyFailed: lambda fact: self.count("duty_failures_total", fact.duty),
             events.DatabaseBack: lambda fact: self.count("db_reconnects_total", fact.role),
@@ -134,7 +134,7 @@ class Metrics(ByKind):
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    def _worker_died(self, fact: events.WorkerDied) -> None:
+    def _worker_died(self, fact: lives.WorkerDied) -> None:
         self.count(
             "worker_exits_total",
             fact.queue,
@@ -143,7 +143,7 @@ class Metrics(ByKind):
         if fact.swept:
             self.count("orphans_killed_total", n=fact.swept)
 
-    def _supervisor_died(self, fact: events.SupervisorDied) -> None:
+    def _supervisor_died(self, fact: lives.SupervisorDied) -> None:
         if fact.restart_in is not None:
             self.count("supervisor_restarts_total", fact.queue)
 

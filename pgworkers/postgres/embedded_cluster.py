@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -49,17 +51,22 @@ def version(place: Place) -> int | None:
         return None
 
 
+def enter(socket_dir: Path) -> psycopg.Connection[tuple[Any, ...]]:
+    """A session of the superuser, beside our database: it need not be there yet."""
+    return psycopg.connect(
+        host=str(socket_dir),
+        port=PORT,
+        user=SUPERUSER,
+        dbname="postgres",
+        autocommit=True,
+        connect_timeout=10,
+    )
+
+
 def make_database(socket_dir: Path) -> None:
     """Create our database unless it is there; under the start lock, so nobody else does so meanwhile."""
     try:
-        with psycopg.connect(
-            host=str(socket_dir),
-            port=PORT,
-            user=SUPERUSER,
-            dbname="postgres",
-            autocommit=True,
-            connect_timeout=10,
-        ) as conn:
+        with closing(enter(socket_dir)) as conn:
             there = conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
             if there is None:
                 conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))

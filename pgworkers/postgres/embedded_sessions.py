@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psycopg
 
-from pgworkers.postgres.embedded_cluster import SUPERUSER
+from pgworkers.postgres.embedded_cluster import enter
 from pgworkers.postgres.embedded_place import PORT
 
 #: A backend whose client has just left, or was just killed with its host, is gone within this time.
@@ -30,17 +30,8 @@ def strangers(socket_dir: Path) -> int:
     own = _own(socket_dir)
     give_up = time.monotonic() + PATIENCE
     try:
-        with closing(
-            psycopg.connect(
-                host=str(socket_dir),
-                port=PORT,
-                user=SUPERUSER,
-                dbname="postgres",
-                autocommit=True,
-                connect_timeout=10,
-                options="-c statement_timeout=5s",
-            )
-        ) as conn:
+        with closing(enter(socket_dir)) as conn:
+            conn.execute("SET statement_timeout = '5s'")
             while True:
                 row = conn.execute(_OTHERS).fetchone()
                 left = (row[0] if row else 0) - own

@@ -1,7 +1,8 @@
 """POSIX and Linux, and nothing else.
 
 What lives here: thin, typed wrappers around what the kernel offers to somebody who runs a tree of processes: death
-signals and subreapers (`prctl`), descriptors without a name (`memfd`), process titles, shared memory (`scoreboard`),
+signals and subreapers (`prctl`), descriptors without a name (`memfd`), process titles (`titles`), what a child inherits
+(`environment`, `streams`) and how often it may die (`budget`), shared memory (`scoreboard`),
 framing of byte streams (`frames`), who may begin what (`tickets`) and until when (`term`), what was not sent yet
 (`shelf`), packets (`packets`), signals turned into notes (`signals`), who is whose child (`tree`), memory and CPU of
 a process (`measure`, `memory`; of whom it is not asked again: `resting`), evidence of the kernel's out-of-memory

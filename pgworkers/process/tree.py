@@ -146,28 +146,6 @@ def marked(variable: str, prefix: str) -> list[int]:
     return found
 
 
-def kill_marked(variable: str, prefix: str, spared: set[int]) -> int:
-    """SIGKILL all marked processes but the spared. A pidfd pins the process between the look and the signal."""
-    wanted = f"{variable}={prefix}".encode()
-    killed = 0
-    for pid in marked(variable, prefix):
-        if pid in spared or pid == os.getpid():
-            continue
-        try:
-            pinned = os.pidfd_open(pid)
-        except OSError:
-            continue
-        try:
-            if _has_marker(pid, wanted):
-                signal.pidfd_send_signal(pinned, signal.SIGKILL)
-                killed += 1
-        except ProcessLookupError:
-            pass
-        finally:
-            os.close(pinned)
-    return killed
-
-
 def _has_marker(pid: int, wanted: bytes) -> bool:
     try:
         environ = read(f"/proc/{pid}/environ")

@@ -10,7 +10,7 @@ Two halves. The pure half answers questions about time and knows neither a clock
 
 The other half is verbs, each a `Query` with its `.sql` beside it, as in `job/`: `sync` writes down what a deploy
 declares, `fire` reads what is due and turns ticks into jobs, `operate` is what people do (pause, resume, remove, run now,
-scopes), `show` is what they read.
+scopes), `show` is what they read, `times` what gauges say.
 
 The database clock decides: `fire.due` answers `now()` with the rows, the plan takes it as an argument. A tick (schedule,
 scope, at) and its job are inserted by one statement; the primary key makes a second job for the same tick impossible,

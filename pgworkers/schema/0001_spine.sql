@@ -404,71 +404,97 @@ BEGIN
     RETURN made;
 END $$;
 
+-- Somebody calls jobs off: those that wait end unrun, by `verdict` 'cancelled' or 'discarded' (which is dead). Those that run are
+-- flagged by a cancel and their hosts told, and end when their processes are dead; a discard leaves them alone. Answers for each id
+-- 'cancelled' or 'dead', 'cancelling', the state that it keeps, or NULL: no such job. Locks in id order.
+CREATE FUNCTION pgworkers.call_off(ids bigint[], verdict text) RETURNS TABLE (id bigint, answer text)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+DECLARE
+    wanted bigint[] := ARRAY(SELECT DISTINCT w.id FROM unnest(call_off.ids) AS w (id) ORDER BY w.id);
+    outcome pgworkers.job_state := CASE call_off.verdict WHEN 'cancelled' THEN 'cancelled' ELSE 'dead' END;
+    locked bigint[];
+    gone bigint[];
+    linked bigint[];
+    batches bigint[];
+    again bigint[] := '{}';
+    one record;
+BEGIN
+    WHILE cardinality(wanted) > 0 LOOP
+        locked := ARRAY(SELECT j.id FROM pgworkers.job j WHERE j.id = ANY (wanted) ORDER BY j.id FOR UPDATE);
+        WITH ended AS (
+            DELETE FROM pgworkers.job j WHERE j.id = ANY (locked) AND j.state <> 'running' RETURNING j.*
+        ),
+        kept AS (
+            INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,
+                                           max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
+                                           unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id, linked)
+            SELECT e.id, outcome, call_off.verdict, e.priority, e.queue, e.task, e.args, e.lease, e.attempt, e.crashes,
+                   e.max_attempts, e.max_crashes, e.created_at, e.run_at, e.deadline_at, e.timeout, e.memory,
+                   e.unique_key, e.concurrency_key, e.checkpoint, e.progress,
+                   CASE outcome WHEN 'cancelled' THEN e.errors
+                        ELSE (e.errors || 'discarded by an operator'::text)[greatest(cardinality(e.errors) - 8, 1):] END,
+                   e.meta, e.batch_id, e.linked
+              FROM ended e
+        )
+        SELECT coalesce(array_agg(e.id), '{}'), array_agg(e.id) FILTER (WHERE e.linked),
+               array_agg(e.batch_id) FILTER (WHERE e.linked)
+          INTO gone, linked, batches
+          FROM ended e;
+        IF linked IS NOT NULL THEN
+            PERFORM pgworkers.ended(linked, batches, false);
+        END IF;
+        IF cardinality(gone) > 0 THEN
+            PERFORM pgworkers.tell(CASE WHEN octet_length(told.ids) > 7000 THEN '*' ELSE told.ids END, 'pgworkers_done')
+               FROM array_to_string(gone, ' ') AS told (ids);
+            RETURN QUERY SELECT g.id, outcome::text FROM unnest(gone) AS g (id);
+        END IF;
+        IF cardinality(locked) > cardinality(gone) AND outcome = 'cancelled' THEN
+            RETURN QUERY
+            WITH flagged AS (
+                UPDATE pgworkers.job j SET cancel_at = coalesce(j.cancel_at, now())
+                 WHERE j.id = ANY (locked) AND j.id <> ALL (gone)
+                RETURNING j.id, pgworkers.tell('cancel:' || j.id)
+            )
+            SELECT f.id, 'cancelling' FROM flagged f;
+        ELSIF cardinality(locked) > cardinality(gone) THEN
+            RETURN QUERY SELECT r.id, 'running' FROM unnest(locked) AS r (id) WHERE r.id <> ALL (gone);
+        END IF;
+        IF cardinality(wanted) = cardinality(locked) THEN
+            RETURN;
+        END IF;
+        -- The others have ended, or were never there. One that is in `job` now was requeued since the look for the locks.
+        FOR one IN
+            SELECT w.id, EXISTS (SELECT FROM pgworkers.job j WHERE j.id = w.id) AS lives,
+                   (SELECT h.state::text FROM pgworkers.history h WHERE h.id = w.id ORDER BY h.finished_at DESC LIMIT 1) AS state
+              FROM unnest(wanted) AS w (id)
+             WHERE w.id <> ALL (locked)
+        LOOP
+            IF one.lives THEN
+                again := again || one.id;
+            ELSE
+                RETURN QUERY SELECT one.id, one.state;
+            END IF;
+        END LOOP;
+        wanted := again;
+        again := '{}';
+    END LOOP;
+END $$;
+
 -- Wish that a job ends. Ready or scheduled: cancelled at once. Running: its host is told, and the row becomes
 -- cancelled when the process is dead. Answers 'cancelled', 'cancelling', the terminal state, or NULL: no such job.
 CREATE FUNCTION pgworkers.cancel(job_id bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    found_state pgworkers.job_state;
-    answer text;
-    batch bigint;
-    told boolean;
 BEGIN
-    SELECT j.state INTO found_state FROM pgworkers.job j WHERE j.id = cancel.job_id FOR UPDATE;
-    IF found_state = 'running' THEN
-        UPDATE pgworkers.job j SET cancel_at = coalesce(j.cancel_at, now()) WHERE j.id = cancel.job_id;
-        PERFORM pgworkers.tell('cancel:' || cancel.job_id);
-        RETURN 'cancelling';
-    ELSIF found_state IS NOT NULL THEN
-        WITH gone AS (DELETE FROM pgworkers.job j WHERE j.id = cancel.job_id RETURNING j.*)
-        INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
-                                       max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
-                                       unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id, linked)
-        SELECT id, 'cancelled', 'cancelled', priority, queue, task, args, lease, host, attempt, crashes,
-               max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
-               unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id, linked
-          FROM gone
-        RETURNING batch_id, linked INTO batch, told;
-        IF told THEN
-            PERFORM pgworkers.ended(ARRAY[cancel.job_id], ARRAY[batch], false);
-        END IF;
-        PERFORM pgworkers.tell(cancel.job_id::text, 'pgworkers_done');
-        RETURN 'cancelled';
-    END IF;
-    SELECT h.state::text INTO answer FROM pgworkers.history h WHERE h.id = cancel.job_id ORDER BY h.finished_at DESC LIMIT 1;
-    RETURN answer;
+    RETURN (SELECT c.answer FROM pgworkers.call_off(ARRAY[cancel.job_id], 'cancelled') c);
 END $$;
 
 -- Give up a job that does not run: dead, verdict discarded. Answers the state it then has ('running': nothing was done), or
 -- NULL: no such job.
 CREATE FUNCTION pgworkers.discard(job_id bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    answer text;
-    batch bigint;
-    told boolean;
 BEGIN
-    SELECT j.state::text INTO answer FROM pgworkers.job j WHERE j.id = discard.job_id FOR UPDATE;
-    IF answer = 'running' THEN
-        RETURN answer;
-    ELSIF answer IS NOT NULL THEN
-        WITH gone AS (DELETE FROM pgworkers.job j WHERE j.id = discard.job_id RETURNING j.*)
-        INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes, max_attempts,
-                                       max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key,
-                                       concurrency_key, checkpoint, progress, errors, meta, batch_id, linked)
-        SELECT id, 'dead', 'discarded', priority, queue, task, args, lease, attempt, crashes, max_attempts, max_crashes,
-               created_at, run_at, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint, progress,
-               (errors || 'discarded by an operator'::text)[greatest(cardinality(errors) - 8, 1):], meta, batch_id, linked
-          FROM gone
-        RETURNING batch_id, linked INTO batch, told;
-        IF told THEN
-            PERFORM pgworkers.ended(ARRAY[discard.job_id], ARRAY[batch], false);
-        END IF;
-        PERFORM pgworkers.tell(discard.job_id::text, 'pgworkers_done');
-        RETURN 'dead';
-    END IF;
-    SELECT h.state::text INTO answer FROM pgworkers.history h WHERE h.id = discard.job_id ORDER BY h.finished_at DESC LIMIT 1;
-    RETURN answer;
+    RETURN (SELECT c.answer FROM pgworkers.call_off(ARRAY[discard.job_id], 'discarded') c);
 END $$;
 
 -- Daily partitions of history and attempt, from today to `ahead` days from now (UTC). Rows that meanwhile fell

@@ -7,13 +7,13 @@ socket; orders come down on it (`messages.Command`), facts go up (`messages.Fact
 - `boot`     imports the app, and refuses to fork if that started threads
 - `fork`     makes a worker: socketpair, capture files, the child's first steps
 - `hooks`    what modules want done around a fork, and what of it is needed here
-- `crew`     what it knows of each living worker
+- `crew`     all its living workers, `member` what it knows of one
 - `ladder`   (pure) which rung of ask, raise, dump, kill is due
 - `watch`    (pure) deadlines, memory limits, stalls
 - `suspend`  a group that stands still by wish, and its deadline with it
 - `climb`    does what `ladder` and `watch` decided
 - `reap`     the death of a worker: group, rusage, orphans, cause
-- `capture`  output and stack dumps in nameless files
+- `capture`  output and stack dumps in nameless files; `stack` (pure) words a dump, `scrub` (pure) takes passwords out
 - `screen`   passes output on to stderr, never waits for it, and counts what it drops
 - `main`     boot, tick, leave
 - `describe` and `ask`: a short-lived child that imports the app and tells the master what is in it

@@ -14,10 +14,8 @@ from pgworkers.process import memfd
 from pgworkers.supervisor import stack
 from pgworkers.supervisor.screen import Screen
 
-#: Output that is passed on and beyond this is given back to the kernel; so is what a screen that is stuck did not take.
+#: Output that is passed on and beyond this is given back to the kernel; so is what waits beyond its share of the screen.
 KEEP = 1 << 20
-#: How much may wait for a screen that takes something, only more slowly than the handler prints.
-WAITING = 64 << 20
 #: What one worker may pass on before it is another's turn; a longer line is not passed on in one piece.
 _TURN = 64 << 10
 STACK_LIMIT = 32 << 10
@@ -43,9 +41,9 @@ class Capture:
         return [self.output, self.dump]
 
     @property
-    def waits(self) -> bool:
-        """Is there output that was not passed on?"""
-        return self.echoed < memfd.size(self.output)
+    def behind(self) -> int:
+        """How much output was not passed on."""
+        return memfd.size(self.output) - self.echoed
 
     def tail(self, start: int, limit: int) -> str:
         """The end of what was written to stdout and stderr since `start`."""
@@ -82,10 +80,10 @@ class Capture:
         self.echoed += screen.show(share, self)
         return self.echoed < end
 
-    def trim(self, screen: Screen) -> None:
+    def trim(self, screen: Screen, share: int) -> None:
         """Give back the memory of what nobody needs, and drop what the screen cannot be expected to take."""
         end = memfd.size(self.output)
-        if end - self.echoed > (2 * self._keep if screen.stuck else WAITING):
+        if end - self.echoed > max(share, 2 * self._keep):
             self.drop(screen, self._line_after(end - self._keep))
         if end - self._forgotten > 2 * self._keep:
             self._forgotten = memfd.forget(self.output, self._forgotten, min(end - self._keep, self.echoed))

@@ -151,14 +151,14 @@ class Crew:
         captures = [*self._left, *(worker.capture for worker in self)]
         more = self._screen.pass_on(captures, everything)
         self.echo_waits, self.echo_blocked = more and not self._screen.full, more and self._screen.full
-        for capture in [capture for capture in self._left if not capture.waits]:
+        for capture in [capture for capture in self._left if not capture.behind]:
             self._left.remove(capture)
             capture.close()
 
     def _bequeath(self, capture: Capture) -> None:
         """What a dead worker printed and nobody has seen yet is still shown, or named."""
         capture.over = True
-        if not capture.waits:
+        if not capture.behind:
             capture.close()
             return
         self._left.append(capture)

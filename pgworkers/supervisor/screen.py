@@ -11,6 +11,8 @@ from typing import Protocol
 
 #: How long a full screen may take nothing until it counts as stuck.
 PATIENCE = 1.0
+#: How much may wait for a screen that takes something, only more slowly than the handlers of a queue print, in all.
+WAITING = 64 << 20
 #: How long the loop may be kept by passing on; what still waits has its turn a moment later.
 TURNS = 0.05
 #: A pipe takes so much in one piece or not at all, so that lines of several supervisors do not mix.
@@ -21,8 +23,10 @@ _FILE_PIECE = 64 << 10
 class Source(Protocol):
     """What one worker prints (`Capture`)."""
 
+    @property
+    def behind(self) -> int: ...
     def echo(self, screen: Screen, everything: bool) -> bool: ...
-    def trim(self, screen: Screen) -> None: ...
+    def trim(self, screen: Screen, share: int) -> None: ...
 
 
 class Screen:
@@ -74,8 +78,9 @@ class Screen:
             waiting = [one for one in waiting if one.echo(self, everything)]
             if time.monotonic() > until:
                 break
+        share = 0 if self.stuck else share_of([one.behind for one in waiting])
         for one in sources:
-            one.trim(self)
+            one.trim(self, share)
         return bool(waiting)
 
     def show(self, data: bytes, whose: Source) -> int:
@@ -128,3 +133,8 @@ class Screen:
             return len(data)
         self._full_since = None
         return count
+
+
+def share_of(behind: Sequence[int]) -> int:
+    """How much each may let wait. One that prints much has what the others do not need; too much of all is shared out."""
+    return WAITING if sum(behind) <= WAITING else WAITING // len(behind)

@@ -6,6 +6,7 @@ its queue's `max_jobs` or `max_rss` is reached, or somebody kills it.
 - `birth`     the first steps after the fork: streams, signals, stack dumps, limits
 - `rehearsal` a life on stage, in the supervisor, so that no worker has to learn what all of them need
 - `main`      start hooks, READY, then order after order
+- `messages`  what it and the master say to each other
 - `inbox`     a ticket, then the order that it names
 - `plan`      what orders with the same head have in common, read once
 - `attempt`   one order: slot, window, handler, report

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import psycopg
+import pytest
 from support.desk import Desk, blocked, until
 
-from pgworkers.job import cancel, discard, finish
+from pgworkers.job import cancel, discard, finish, requeue
 from pgworkers.job.finish import End
 from pgworkers.job.state import State, Verdict
+from pgworkers.postgres.statements import Query
 
 
 def test_a_job_that_waits_is_cancelled_at_once(desk: Desk) -> None:
@@ -76,3 +81,101 @@ def test_a_discard_that_waited_for_a_finish_answers_what_became_of_the_job(desk:
         waiting = other.in_thread(discard.discard(job.id))
         until(lambda: blocked(desk.conn, other.conn))
     assert waiting.result(timeout=20) == "succeeded"
+
+
+def test_many_at_once_each_hears_its_own_answer(desk: Desk) -> None:
+    running, ended = desk.run_one(), desk.run_one()
+    desk.end(ended)
+    ready, scheduled = desk.put(), desk.put(delay=60.0)
+    desk.listen()
+    asked = [scheduled, 12345, ready, ended.id, ready, running.id]
+    assert desk.ask(cancel.cancel_many(asked)) == {
+        running.id: "cancelling",
+        ended.id: "succeeded",
+        ready: "cancelled",
+        scheduled: "cancelled",
+        12345: None,
+    }
+    assert sorted(desk.notices()) == [
+        ("pgworkers", f"cancel:{running.id}"),
+        ("pgworkers_done", f"{ready} {scheduled}"),
+    ]
+    assert desk.see(running.id).cancel_at is not None
+    assert [desk.see(one).verdict for one in (ready, scheduled)] == ["cancelled", "cancelled"]
+    assert desk.ask(cancel.cancel_many([])) == {}
+
+
+def test_many_are_discarded_but_those_that_run(desk: Desk) -> None:
+    running, waiting = desk.run_one(), [desk.put(), desk.put(delay=60.0)]
+    gone = desk.ask(discard.discard_many([*waiting, running.id, 12345]))
+    assert gone == {waiting[0]: "dead", waiting[1]: "dead", running.id: "running", 12345: None}
+    assert {desk.see(one).error for one in waiting} == {"discarded by an operator"}
+    assert desk.see(running.id).cancel_at is None
+    assert desk.end(running) == "written"
+
+
+def test_waiters_are_told_to_look_themselves_when_the_ids_would_not_fit(desk: Desk) -> None:
+    jobs = [desk.put() for _ in range(3)]
+    desk.conn.execute("UPDATE pgworkers.job SET id = id + 1000000000000000000")
+    more = desk.conn.execute(
+        "INSERT INTO pgworkers.job (id, queue, task, args, priority, max_attempts, max_crashes) OVERRIDING SYSTEM VALUE"
+        " SELECT 2000000000000000000 + n, 'a', 't', '{}', 0, 1, 1 FROM generate_series(1, 400) n RETURNING id"
+    ).fetchall()
+    desk.listen()
+    answers = desk.ask(
+        cancel.cancel_many([1000000000000000000 + job for job in jobs] + [row[0] for row in more])
+    )
+    assert (len(answers), set(answers.values())) == (403, {"cancelled"})
+    assert desk.notices() == [("pgworkers_done", "*")]
+
+
+@pytest.mark.parametrize("on_failed", ["cancel", "run"])
+def test_a_job_and_what_waits_for_it_are_called_off_together(desk: Desk, on_failed: str) -> None:
+    parent = desk.put()
+    child = desk.put(after=(parent,), on_failed=on_failed)
+    grandchild = desk.put(after=(child,))
+    assert desk.ask(discard.discard_many([child, parent])) == {parent: "dead", child: "dead"}
+    assert desk.see(grandchild).state is State.CANCELLED
+    assert desk.conn.execute("SELECT count(*) FROM pgworkers.dependency").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
+    ("verb", "answer"), [(cancel.cancel_many, "cancelled"), (discard.discard_many, "dead")]
+)
+def test_one_that_ends_meanwhile_keeps_its_end_and_holds_up_no_other(
+    desk: Desk, other: Desk, verb: Callable[[list[int]], Query[dict[int, str | None]]], answer: str
+) -> None:
+    job, waiting = desk.run_one(), desk.put()
+    end = End(id=job.id, lease=job.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED)
+    with desk.conn.transaction():
+        desk.ask(finish.finish(desk.host, [end]))
+        asked = other.in_thread(verb([waiting, job.id]))
+        until(lambda: blocked(desk.conn, other.conn))
+    assert asked.result(timeout=20) == {job.id: "succeeded", waiting: answer}
+
+
+def test_one_that_is_requeued_meanwhile_is_cancelled_all_the_same(desk: Desk, other: Desk) -> None:
+    busy, dead = desk.put(), desk.put()
+    desk.ask(discard.discard(dead))
+    with desk.conn.transaction():
+        desk.conn.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [busy])
+        asked = other.in_thread(cancel.cancel_many([busy, dead]))  # it has looked, and waits for the first
+        until(lambda: blocked(desk.conn, other.conn))
+        desk.ask(requeue.requeue([dead]))
+    assert asked.result(timeout=20) == {busy: "cancelled", dead: "cancelled"}
+    assert desk.see(dead).state is State.CANCELLED
+
+
+def test_many_are_locked_in_the_order_of_their_ids_so_that_two_verbs_cannot_deadlock(
+    desk: Desk, other: Desk
+) -> None:
+    first, second = desk.put(), desk.put()
+    with desk.conn.transaction():
+        desk.conn.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [first])
+        asked = other.in_thread(cancel.cancel_many([second, first]))
+        until(lambda: blocked(desk.conn, other.conn))
+        try:
+            desk.conn.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE NOWAIT", [second])
+        except psycopg.errors.LockNotAvailable:
+            pytest.fail("it holds the second while it waits for the first")
+    assert asked.result(timeout=20) == {first: "cancelled", second: "cancelled"}

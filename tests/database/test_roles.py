@@ -210,6 +210,7 @@ WISHES: dict[str, Query[Any]] = {
     "cancel": cancel.cancel(1),
     "cancel many": cancel.cancel_many([1]),
     "discard": discard.discard(1),
+    "discard many": discard.discard_many([1]),
     "retry": requeue.requeue([1]),
     "pause": queue.pause("q"),
     "scale": queue.scale("q", workers=2),

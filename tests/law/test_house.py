@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from pgworkers.cli.root import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pgworkers"
@@ -47,6 +50,11 @@ def test_imports_run_down_the_tree() -> None:
 def test_each_room_has_an_essay_at_its_door(room: Path) -> None:
     essay = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
     assert len(essay or "") > 80, f"{room.name}/__init__.py has no essay"
+    named = {name.rpartition("/")[2] for name in re.findall(r"`([\w/]+)(?:\.\w+)*`", essay or "")}
+    inside = {path.stem for path in room.glob("*.py")} - {"__init__", "__main__"}
+    if room.name == "cli":
+        inside -= set(COMMANDS)  # a file per command says enough
+    assert not inside - named, f"the essay of {room.name} does not name {sorted(inside - named)}"
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))

@@ -65,8 +65,7 @@ VERBS: dict[str, Callable[[], Query[Any]]] = {
     "progress": lambda: progress.save(OWNER, [Saved(*KEY, "1", None)]),
     "renew": lambda: renew.renew(OWNER, [KEY], "running", "[]"),
     "cancel": lambda: cancel.cancel(1),
-    "cancel many": lambda: cancel.cancel_many([1]),
-    "discard": lambda: discard.discard(1),
+    "discard many": lambda: discard.discard_many([1]),  # one and many are the same SQL function
     "requeue": lambda: requeue.requeue([1]),
     "rescue": lambda: rescue.rescue(OTHER, 10),
     "promote": lambda: promote.promote(10),

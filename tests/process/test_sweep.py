@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
-from play import is_alive, until
+from play import until
 
 from pgworkers.process import tree
 
@@ -56,19 +55,15 @@ def test_a_chain_of_generations_is_killed_to_its_end_and_counted_once() -> None:
         assert asked.stdout.split() == [str(depth + 1), str(depth + 1), "[]", "None"], asked
 
 
-def test_a_process_is_known_by_its_marker_and_only_then_killed() -> None:
+def test_a_process_is_known_by_its_marker() -> None:
     environ = {**os.environ, "PGWORKERS_SWEEP_TEST": f"run-{os.getpid()}-a"}
     with (
         subprocess.Popen(["sleep", "999"], env=environ) as ours,
-        subprocess.Popen(["sleep", "999"]) as stranger,
+        subprocess.Popen(["sleep", "999"]) as stranger,  # not this one
     ):
         try:
             name, prefix = "PGWORKERS_SWEEP_TEST", f"run-{os.getpid()}-"
             until("the marker", lambda: tree.marked(name, prefix) == [ours.pid])
-            assert tree.kill_marked(name, prefix, spared={ours.pid}) == 0
-            assert tree.kill_marked(name, prefix, spared=set()) == 1
-            assert ours.wait() == -signal.SIGKILL
-            assert is_alive(stranger.pid)
         finally:
             ours.kill()
             stranger.kill()

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from play import Died, Play, until
 
+from pgworkers.supervisor.capture import Capture
 from pgworkers.supervisor.messages import Dropped
+from pgworkers.supervisor.screen import WAITING, Screen
 
 APP = """
 @app.task
@@ -158,3 +160,29 @@ def test_output_with_escapes_fits_into_a_packet(tmp_path: Path) -> None:
         died = play.fact(Died)
         assert died.output is not None
         assert set(died.output) == {"\x01"}
+
+
+def test_however_many_workers_print_more_than_the_screen_takes_the_memory_has_one_bound() -> None:
+    """The screen takes a little at every look, so it is not stuck: they share what may wait, and the rest is counted."""
+    line = b"y" * 99 + b"\n"
+    reader, writer = os.pipe()
+    screen = Screen(writer)
+    captures = [Capture(f"test-{n}", 16 << 10) for n in range(6)]
+    try:
+        os.write(captures[0].output, line * 600_000)
+        assert screen.pass_on(captures, False), "60 MB of one alone wait"
+        assert screen.take_dropped() == 0
+        for capture in captures[1:]:
+            os.write(capture.output, line * 300_000)
+        printed = sum(capture.behind for capture in captures)
+        shown = len(os.read(reader, 1 << 16))
+        assert screen.pass_on(captures, False)
+        held = sum(os.stat(capture.output).st_blocks * 512 for capture in captures)
+        assert held <= WAITING, f"{held >> 20} MB"
+        left = sum(capture.behind for capture in captures)
+        assert shown >= printed - left - screen.take_dropped() > 0, "what is not shown is counted"
+    finally:
+        for fd in (reader, writer, *screen.descriptors):
+            os.close(fd)
+        for capture in captures:
+            capture.close()

@@ -59,4 +59,5 @@ BAD_ENDS: dict[str, Callable[[Desk, int], Any]] = {
     "cancel": lambda desk, job: desk.ask(cancel.cancel(job)),
     "cancel many": lambda desk, job: desk.ask(cancel.cancel_many([job])),
     "discard": lambda desk, job: desk.ask(discard.discard(job)),
+    "discard many": lambda desk, job: desk.ask(discard.discard_many([job])),
 }

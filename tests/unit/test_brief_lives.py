@@ -16,12 +16,13 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from pgworkers.events import Fact, JobStarted, WorkerDied, WorkerReady
+from pgworkers.events import Fact, JobStarted
 from pgworkers.facts import Facts
 from pgworkers.job.claim import Claimed
 from pgworkers.job.finish import End
 from pgworkers.job.retry import Again
 from pgworkers.job.state import State, Verdict
+from pgworkers.lives import WorkerDied, WorkerReady
 from pgworkers.master import handing
 from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pgworkers import Ctx, events
+from pgworkers import Ctx, events, lives
 from pgworkers.observe import records
 from pgworkers.observe.escape import escape, json_line, printable
 from pgworkers.observe.lines import call
@@ -66,13 +66,13 @@ def of_a_job(text: str) -> list[events.Fact]:
         events.StopWished(*said, "cancel"),
         events.JobStalled(*said, True),
         events.JobStalled(*said, False),
-        events.WorkerDied("reports", 0, 77, 1042, "SIGSEGV", "crash", 0, text, 2),
+        lives.WorkerDied("reports", 0, 77, 1042, "SIGSEGV", "crash", 0, text, 2),
     ]
 
 
 def of_no_job(text: str) -> list[events.Fact]:
     return [
-        events.SupervisorFailed("reports", text, text),
+        lives.SupervisorFailed("reports", text, text),
         events.DatabaseLost("claim", text),
         events.DutyFailed("rescue", text),
         events.ScheduleFailed(text, text, text),
@@ -82,8 +82,8 @@ def of_no_job(text: str) -> list[events.Fact]:
         events.LeaderChanged(False, text),
         events.JobsReleased(2, text),
         events.OutputDropped(text, 7),
-        events.OrphansKilled(1),
-        events.SupervisorDied(text, 7, text, 1.0),
+        lives.OrphansKilled(1),
+        lives.SupervisorDied(text, 7, text, 1.0),
     ]
 
 
@@ -492,7 +492,7 @@ def test_printable_text_is_left_alone() -> None:
 
 def test_a_stack_follows_its_line_behind_bars_and_can_forge_none() -> None:
     stack = 'Current thread:\n  File "a.py", line 3 in wait\n12:00:00 #1 forged() done\x1b[31m'
-    fact = events.WorkerDumped("reports", 0, 77, 1042, "render", 2, stack)
+    fact = lives.WorkerDumped("reports", 0, 77, 1042, "render", 2, stack)
     said: list[str] = []
     Log(said.append, host="web-1")(fact)
     first, *rest = said[0].splitlines()
