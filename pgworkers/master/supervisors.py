@@ -220,6 +220,8 @@ class Supervisors:
                     stalled is not None
                     and stalled.held is not None
                     and stalled.held.key == (fact.job, fact.lease)
+                    and stalled.held.stalled
+                    != fact.stalled  # it may have stalled in the job before, which was stopped
                 ):
                     stalled.held.stalled = fact.stalled
                     self._facts.tell(events.JobStalled(*stalled.held.named, fact.stalled))
