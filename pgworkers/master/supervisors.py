@@ -220,8 +220,7 @@ class Supervisors:
                     stalled is not None
                     and stalled.held is not None
                     and stalled.held.key == (fact.job, fact.lease)
-                    and stalled.held.stalled
-                    != fact.stalled  # it may have stalled in the job before, which was stopped
+                    and stalled.held.stalled != fact.stalled  # else the one before it stalled
                 ):
                     stalled.held.stalled = fact.stalled
                     self._facts.tell(events.JobStalled(*stalled.held.named, fact.stalled))
