@@ -177,7 +177,7 @@ class ScheduleFailed:
 
 @dataclass(frozen=True, slots=True)
 class TaskUnknown:
-    """Jobs of a task that no app has declared wait; told once by a leader that has an idle worker in their queue."""
+    """Jobs of a task that no host of the queue has wait; told once by a leader that has an idle worker in their queue."""
 
     queue: str
     task: str

@@ -96,6 +96,14 @@ def _explain_database(exc: Exception) -> tuple[str, int]:
         return f"the schema is not the one this version speaks ({text}); run pgworkers migrate up", SCHEMA
     if isinstance(exc, psycopg.errors.InsufficientPrivilege):
         return f"the database refused: {text}; use a role that may do this", 1
+    if (
+        isinstance(exc, psycopg.Error)
+        and (exc.sqlstate or "").startswith(("53", "58"))
+        and exc.diag.message_primary
+    ):
+        # It answers, but lacks disk, memory or connections: where in our SQL it noticed says nothing.
+        hint = f" ({one_line(exc.diag.message_hint).rstrip('.')})" if exc.diag.message_hint else ""
+        return f"the database cannot do it now: {one_line(exc.diag.message_primary)}{hint}", DATABASE
     if isinstance(exc, (psycopg.OperationalError, psycopg.InterfaceError)):
         return f"the database is not reachable: {text}", DATABASE
     return f"the database refused: {text}", 1

@@ -24,6 +24,11 @@ def hindrance(job: JobView, around: Standing) -> str | None:
         return f"no host is running; pgworkers run starts one that serves {queue}"
     if not around.serving:
         return f"no running host serves the queue {queue}; pgworkers hosts shows what each one serves"
+    if not around.able:
+        return (
+            f"no running host of the queue {queue} has the task {task} any more; deploy an app that has it, or give the "
+            f"job up: pgworkers jobs discard {job.id}"
+        )
     if around.throttled is not None:
         return f"its queue {queue} was throttled and cools down for {lasting(around.throttled)}"
     if around.workers == 0:

@@ -157,7 +157,7 @@ def unknown(found: list[Stranger]) -> list[Finding]:
             f"pgworkers jobs discard --task {stranger.task}"
         )
         bad.append(fail("tasks", what, why, fix, task=stranger.task, jobs=stranger.jobs))
-    return bad or [ok("tasks", "every ready job is of a task that some deploy declared")]
+    return bad or [ok("tasks", "every ready job is of a task that a host of its queue has")]
 
 
 def schedules(found: list[Ticking], leads: bool, tolerance: Tolerance) -> list[Finding]:

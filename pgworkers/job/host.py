@@ -20,6 +20,7 @@ def register(
     app: str,
     version: str,
     queues: Sequence[str],
+    tasks: Sequence[str],
     lease_seconds: float,
 ) -> Query[None]:
     """Make this host known; its lease begins now."""
@@ -31,6 +32,7 @@ def register(
         "app": clean.line(app),
         "version": clean.line(version),
         "queues": list(queues),
+        "tasks": list(tasks),
         "lease": lease_seconds,
     }
     return Query(_REGISTER, params, lambda rows: None)

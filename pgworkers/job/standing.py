@@ -19,6 +19,7 @@ class Standing:
     workers: int | None = None  # what an operator said of the queue; 0: nothing runs
     hosts: int = 1  # that are alive
     serving: int = 1  # of these, the ones that serve its queue
+    able: int = 1  # of these, the ones whose app has its task
     room_of_task: int | None = None  # slots left under the limit of its task; None: no limit
     room_of_key: int | None = None
     parents: int = 0  # jobs it waits for

@@ -1,7 +1,8 @@
 -- What a job's state depends on besides its own row: does anybody know its task, is its queue served, open and cool, is
 -- there room under its limits, what it waits for, and which process holds it. Index: the primary keys, dependency_job.
 WITH alive AS (
-    SELECT h.queues FROM pgworkers.host h WHERE h.renewed_at >= now() - h.lease AND h.state IN ('starting', 'running')
+    SELECT h.queues, h.tasks FROM pgworkers.host h
+     WHERE h.renewed_at >= now() - h.lease AND h.state IN ('starting', 'running')
 )
 SELECT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = j.task),
        coalesce(q.paused, false),
@@ -9,6 +10,7 @@ SELECT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = j.task),
        least(q.workers, q.cluster_workers),
        (SELECT count(*) FROM alive),
        (SELECT count(*) FROM alive a WHERE j.queue = ANY (a.queues)),
+       (SELECT count(*) FROM alive a WHERE j.queue = ANY (a.queues) AND j.task = ANY (a.tasks)),
        r.of_task, r.of_key,
        (SELECT count(*) FROM pgworkers.dependency d WHERE d.job_id = j.id),
        j.run_at = pgworkers.never(),

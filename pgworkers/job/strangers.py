@@ -1,4 +1,4 @@
-"""Strangers: ready jobs of tasks that no deploy has declared. Nobody takes them, and nobody else would say so."""
+"""Strangers: ready jobs of tasks that no host of their queue has. Nobody takes them, and nobody else would say so."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOOK = 1000
 
 @dataclass(frozen=True, slots=True)
 class Stranger:
-    """A task that no deploy has declared."""
+    """A task that no living host of the queue has, or no deploy ever had."""
 
     queue: str
     task: str

@@ -1,5 +1,8 @@
--- Tasks that no deploy has declared, among the first `look` ready jobs of each queue. Index: job_ready, one range a queue.
--- No guard: it only reads.
+-- Tasks that no living host of their queue has, among the first `look` ready jobs of each queue; where none serves the queue, those
+-- that no deploy has ever declared. Index: job_ready, one range a queue. No guard: it only reads.
+WITH alive AS MATERIALIZED (
+    SELECT h.queues, h.tasks FROM pgworkers.host h WHERE h.renewed_at >= now() - h.lease AND h.state IN ('starting', 'running')
+)
 SELECT s.queue, s.task, count(*), max(extract(epoch FROM now() - s.run_at))::double precision
   FROM unnest(%(queues)s::text[]) AS q (name)
  CROSS JOIN LATERAL (
@@ -8,7 +11,9 @@ SELECT s.queue, s.task, count(*), max(extract(epoch FROM now() - s.run_at))::dou
         WHERE j.queue = q.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
         ORDER BY j.priority DESC, j.id
         LIMIT %(look)s::integer) s
- WHERE NOT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = s.task)
+ WHERE CASE WHEN EXISTS (SELECT FROM alive a WHERE s.queue = ANY (a.queues))
+            THEN NOT EXISTS (SELECT FROM alive a WHERE s.queue = ANY (a.queues) AND s.task = ANY (a.tasks))
+            ELSE NOT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = s.task) END
  GROUP BY s.queue, s.task
  ORDER BY count(*) DESC, s.task
  LIMIT 100

@@ -103,6 +103,8 @@ class Hearing:
     def _stalled(self, worker: Worker | None, fact: Stalled) -> None:
         if worker is None or worker.held is None or worker.held.key != (fact.job, fact.lease):
             return
+        if worker.held.stalled == fact.stalled:  # it was the job before it that stalled
+            return
         worker.held.stalled = fact.stalled
         self._facts.tell(events.JobStalled(*worker.held.named, fact.stalled))
 

@@ -30,6 +30,7 @@ def registration(host: Host) -> Query[Any]:
         host.plan.app.name,
         host.plan.app.version,
         list(host.plan.queues),
+        [task.name for task in host.plan.app.tasks],
         host.settings.lease,
     )
 

@@ -85,7 +85,7 @@ def tell(fact: events.Fact) -> Told | None:
             whose = f" ({escape(fact.scope)})" if fact.scope else ""
             return ERROR, f"schedule {escape(fact.schedule)}{whose} cannot fire: {escape(fact.error)}"
         case events.TaskUnknown():
-            jobs = f"{fact.jobs} job{'s' * (fact.jobs != 1)} of a task that no app has declared"
+            jobs = f"{fact.jobs} job{'s' * (fact.jobs != 1)} of a task that no host of the queue has"
             wait = f"{jobs} wait{'s' * (fact.jobs == 1)} in {fact.queue}: {escape(fact.task)}"
             return WARNING, f"{wait}; pgworkers doctor says what to do"
         case events.ReloadRefused():

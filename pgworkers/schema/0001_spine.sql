@@ -177,6 +177,7 @@ CREATE TABLE pgworkers.host (
     state      text        NOT NULL DEFAULT 'running',
     leader     boolean     NOT NULL DEFAULT false,
     queues     text[]      NOT NULL,
+    tasks      text[]      NOT NULL DEFAULT '{}',        -- that its app has now; pgworkers.task keeps those of all deploys
     started_at timestamptz NOT NULL DEFAULT now(),
     renewed_at timestamptz NOT NULL DEFAULT now(),
     lease      interval    NOT NULL,                     -- after this long without renewal its jobs are lost

@@ -190,7 +190,7 @@ def test_whatever_a_handler_leaves_its_job_and_its_neighbour_end(
 @given(text=TEXT)
 def test_what_a_host_says_about_itself_is_stored_in_any_case(desk: Desk, text: str) -> None:
     made = str(uuid.uuid4())
-    desk.ask(host.register(made, text, 1, text, text, text, ["a"], 30.0))
+    desk.ask(host.register(made, text, 1, text, text, text, ["a"], [text], 30.0))
     assert desk.ask(renew.renew(made, [], text, json.dumps([{"task": text, "queue": text, "job": 1}]))).known
     assert any(str(one.id) == made for one in desk.ask(show.hosts()))
     desk.ask(show.workers())

@@ -53,7 +53,7 @@ class Hands:
     def __init__(self, db: Db) -> None:
         self.db = db
         self.host = str(uuid.uuid4())
-        run(db, "pgworkers", host.register(self.host, "h", 1, "", "app", "v", ["default"], 30.0))
+        run(db, "pgworkers", host.register(self.host, "h", 1, "", "app", "v", ["default"], ["add"], 30.0))
 
     def claim(self) -> list[claim.Claimed]:
         return run(

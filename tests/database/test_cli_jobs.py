@@ -168,6 +168,11 @@ def test_show_says_what_a_ready_job_waits_for(cli: Command, db: Db) -> None:
     host(db, "other")
     assert "no running host serves the queue default" in told()
     host(db, "default")
+    assert (
+        "no running host of the queue default has the task render any more; deploy an app that has it"
+        in told()
+    )
+    db.execute("UPDATE pgworkers.host SET tasks = '{mail,render}' WHERE queues = '{default}'")
     assert told().startswith("ready: waits in default for a worker, since ")
     db.execute("INSERT INTO pgworkers.queue (name, paused) VALUES ('default', true)")
     assert "its queue default is paused; pgworkers queues resume default" in told()

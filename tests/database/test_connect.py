@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from pgworkers.cli.failure import scrub
+from pgworkers.cli.failure import explain, scrub
 from pgworkers.errors import DatabaseUnreachable, UsageError
 from pgworkers.postgres.connect import aconnect, choose, connect
 from pgworkers.postgres.dsn import shown
@@ -54,6 +54,15 @@ def test_a_statement_that_takes_too_long_is_ended(dsn: str) -> None:
     settings = Settings(statement_timeout=0.05)
     with connect(settings, dsn, "claim") as conn, pytest.raises(psycopg.errors.QueryCanceled):
         conn.execute("SELECT pg_sleep(10)")
+
+
+def test_a_full_disk_is_told_as_one_and_not_as_a_database_that_cannot_be_reached(dsn: str) -> None:
+    full = """DO $$ BEGIN RAISE EXCEPTION 'could not extend file "base/1"'
+                       USING ERRCODE = 'disk_full', HINT = 'Check free disk space.'; END $$"""
+    with connect(Settings(), dsn, "claim") as conn, pytest.raises(psycopg.errors.DiskFull) as caught:
+        conn.execute(full)
+    told = 'the database cannot do it now: could not extend file "base/1" (Check free disk space)'
+    assert explain(caught.value) == (told, 4)
 
 
 def test_options_of_the_dsn_stay_but_ours_win(dsn: str) -> None:

@@ -65,7 +65,7 @@ def test_row_40_the_fence_counts_from_the_sending(proxy: Proxy, dsn: str, tmp_pa
     async def story() -> tuple[float, float]:
         settings, facts = Settings(), Facts()
         line = Line("listen", proxy.dsn, settings, facts)
-        registration = register(host, "box", 1, "", "app.py", "1", ["a"], 30.0)
+        registration = register(host, "box", 1, "", "app.py", "1", ["a"], ["nap"], 30.0)
         await line.ask(registration)
         renewal = Renewal(
             host,

@@ -90,7 +90,7 @@ class Machine(RuleBasedStateMachine):
 
     def _new_host(self) -> str:
         made = str(uuid.uuid4())
-        self.desk.ask(host.register(made, "box", 1, "", "app.py", "1", ["a"], 600.0))
+        self.desk.ask(host.register(made, "box", 1, "", "app.py", "1", ["a"], [], 600.0))
         self.model.hosts.add(made)
         return made
 

@@ -32,7 +32,7 @@ def rescue(stage: Stage, *, quick: bool) -> list[Finding]:
         wait_for(lambda: not site.living()[0].worker_pids(), what="no worker here")
         site.command("queues", "resume", "default")
         lost = str(uuid.uuid4())
-        run(site.db, "pgworkers", host.register(lost, "lost", 1, "", "app.py", "", ["default"], lease))
+        run(site.db, "pgworkers", host.register(lost, "lost", 1, "", "app.py", "", ["default"], [], lease))
         began = time.monotonic()
         held = sum(
             len(run(site.db, "pgworkers", claim(lost, [Wants("default", 100)], ["work"]))) for _ in range(10)

@@ -44,7 +44,7 @@ class Desk:
         return run(self.conn, self.schema, query)
 
     def register(self, lease: float = 30.0) -> None:
-        self.ask(host.register(self.host, "box", 4711, "", "app.py", "1", ["a"], lease))
+        self.ask(host.register(self.host, "box", 4711, "", "app.py", "1", ["a"], ["t"], lease))
 
     def put(self, task: str = "t", args: str = "{}", **more: Any) -> int:
         return self.ask(enqueue.enqueue(enqueue.NewJob(task, args, **{"queue": "a", **more}))).id

@@ -235,11 +235,28 @@ def test_a_burst_that_waits_for_a_lost_host_says_so_and_takes_its_job(forest: Fo
 def test_a_job_of_a_task_that_nobody_knows_is_told_of_once(forest: Forest) -> None:
     master = forest.start(queues="default:1", PGWORKERS_DEPTH="0.5s")
     forest.enqueue("of_another_app", 2)
-    told = "2 jobs of a task that no app has declared wait in default: of_another_app"
+    told = "2 jobs of a task that no host of the queue has wait in default: of_another_app"
     wait_for(lambda: told in master.log(), what="an idle worker beside a job that waits too long")
     looks = forest.db.execute("SELECT now()").fetchone()
     wait_for(lambda: forest.db.execute("SELECT now() - %s > '4 seconds'", looks).fetchone() == (True,))
-    assert master.log().count("no app has declared") == 1
+    assert master.log().count("no host of the queue has") == 1
+
+
+def test_a_job_is_not_told_to_go_on_because_the_one_before_it_stalled(forest: Forest) -> None:
+    master = forest.start(queues="default:1")
+    [frozen] = forest.enqueue("polite")
+    worker = wait_for(lambda: read(forest.ledger))[0].pid
+    os.kill(worker, signal.SIGSTOP)
+    wait_for(lambda: f"#{frozen} polite stalled" in master.log())
+    wait_for(lambda: any("stalled" in title for _, title in master.titles("pgworkers: queue")))
+    [after] = forest.enqueue("gate")
+    forest.db.execute("SELECT pgworkers.cancel(%s)", (frozen,))
+    forest.until(frozen, "cancelled")
+    wait_for(lambda: master.titles(f"#{after}"))
+    wait_for(lambda: not any("stalled" in title for _, title in master.titles("pgworkers: queue")))
+    forest.open_gate()
+    forest.until(after, "succeeded")
+    assert f"#{after} gate goes on" not in master.log()
 
 
 def test_hooks_titles_and_four_connections_for_eight_workers(forest: Forest) -> None:

@@ -9,6 +9,9 @@ import time
 from support.ledger import audit, read
 from support.tree import Forest, wait_for
 
+from pgworkers.job.strangers import strangers
+from pgworkers.postgres.statements import run
+
 ADDED = """
 
 @app.task
@@ -95,11 +98,14 @@ def test_a_version_without_a_task_leaves_its_jobs_to_others_and_goes_on(forest: 
     wait_for(lambda: "reloaded: version" in master.log())
     [job] = forest.enqueue("work")
     forest.until(job, "succeeded")
+    doomed += forest.enqueue("newcomer")
+    left = run(forest.db, "pgworkers", strangers(["default"]))
+    assert [one.task for one in left] == ["newcomer"], "a task that was declared once is not known for ever"
     change(forest, old + ADDED)
     master.signal(signal.SIGHUP)
     forest.until_all_ended()
     assert audit(forest.db, forest.ledger, [*doomed, job]) == []
-    assert len([e for e in read(forest.ledger) if e.kind == "START"]) == 2001, "none was tried in vain"
+    assert len([e for e in read(forest.ledger) if e.kind == "START"]) == 2002, "none was tried in vain"
     tried = forest.db.execute("SELECT count(*) FROM pgworkers.history WHERE attempt <> 1").fetchone()
     assert tried == (0,)
 
