@@ -149,7 +149,7 @@ def test_a_task_says_what_becomes_of_its_jobs_when_their_host_is_lost(desk: Desk
 
 
 SLOW_GAPS = """
-CREATE OR REPLACE FUNCTION pgworkers.gaps(asking uuid) RETURNS TABLE (above uuid, below uuid)
+CREATE OR REPLACE FUNCTION pgworkers.gaps(asking uuid, clock timestamptz) RETURNS TABLE (above uuid, below uuid)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     PERFORM pg_catalog.pg_advisory_lock(41);
@@ -165,7 +165,7 @@ def test_what_was_rescued_and_begun_again_under_the_statement_is_left_alone(
     job = other.run_one()
     other.ask(host.remove(other.host))
     (whole,) = desk.conn.execute(
-        "SELECT pg_get_functiondef('pgworkers.gaps(uuid)'::regprocedure)"
+        "SELECT pg_get_functiondef('pgworkers.gaps(uuid, timestamptz)'::regprocedure)"
     ).fetchone() or ("",)
     late, new = Desk(session(), schema), Desk(session(), schema)
     late.register()
