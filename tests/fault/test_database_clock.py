@@ -95,11 +95,9 @@ def test_row_72_the_clock_of_the_database_jumps_back(jumping: Forest, wall: Shif
     assert {jumping.state(job) for job in (later, again)} == {"scheduled"}, "by the database's time"
     assert len(ticks(jumping)) <= beats + 1, "ticks that had their turn are not repeated"
     assert jumping.leader() is leader
-    other.signal(
-        signal.SIGKILL
-    )  # it has renewed since: its lease is as long as ever, its job is older than it
+    other.signal(signal.SIGKILL)  # it has renewed since: its lease is as long as ever
     assert jumping.until(held[1], "dead", timeout=T_HOST + BUSY)["verdict"] == "host_lost"
-    refuse_negatives(jumping, leader)
+    refuse_negatives(jumping, leader)  # that job was claimed ten minutes after it was rescued
 
     wall.move(0.0)
     prove(jumping, 0.0)

@@ -9,7 +9,7 @@ from datetime import datetime
 from support.command import Command
 from support.tree import Forest, Master, wait_for
 
-#: Each second; which of those that were missed, and where.
+#: Each second; the policy for those that were missed is to be said.
 BEAT = 'app.schedule("* * * * * *", name="beat", missed="{}")(work)'
 #: So that `measured` has something to read.
 SHOWN = {"PGWORKERS_METRICS": "127.0.0.1:0", "PGWORKERS_DEPTH": "0.5s"}
@@ -35,9 +35,11 @@ def verdicts(forest: Forest, verdict: str) -> list[int]:
 
 def refuse_negatives(forest: Forest, *masters: Master) -> None:
     """No time that something took is below zero: in the tables, the metrics, and what is shown of jobs, queues and hosts."""
-    assert forest.db.execute(BELOW_ZERO).fetchall() == []
+    wrong = forest.db.execute(BELOW_ZERO).fetchall()
+    assert not wrong, f"took less than nothing: {wrong}"
     for master in masters:
-        assert [(name, value) for name, value in measured(master).items() if value < 0] == []
+        below = [(name, value) for name, value in measured(master).items() if value < 0]
+        assert not below, f"metrics below zero: {below}"
     command = Command(forest.directory, PGWORKERS_DSN=forest.dsn)
     jobs = [str(row[0]) for row in forest.db.execute("SELECT DISTINCT job_id FROM pgworkers.attempt")]
     shown = [command("jobs", "show", job).out for job in jobs] + [
