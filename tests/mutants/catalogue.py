@@ -109,7 +109,13 @@ MUTANTS = (
     Mutant(
         "rescue-all-or-nothing",
         "sweep in one batch statement without per-row fallback",
-        (Edit("pgworkers/master/rescuing.py", r"rescued = await _one_by_one\(asker, host, reckoned\)", "raise"),),
+        (
+            Edit(
+                "pgworkers/master/rescuing.py",
+                r"rescued = await _one_by_one\(asker, host, reckoned\)",
+                "raise",
+            ),
+        ),
         (
             "tests/database/test_duties.py"
             "::test_a_thousand_are_rescued_and_the_one_with_a_conflict_ends_with_its_reason",
