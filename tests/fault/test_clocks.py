@@ -7,7 +7,6 @@ import time
 from contextlib import nullcontext
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from support.bounds import BUSY, T_HOST, T_LEAD
@@ -15,7 +14,7 @@ from support.shifted import Shifted
 from support.times import BEAT, SHOWN, measured, more_ticks, refuse_negatives, ticks, verdicts
 from support.tree import Forest, Master, wait_for
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # on a busy machine
 
 #: A job so long that the sweep looks at its host several times, and a candidate at its leader.
 SWEPT = T_HOST + T_LEAD
@@ -32,11 +31,6 @@ def clock(ctx: Ctx, seconds: float = 0.0) -> list[float]:
     note(ctx, "END")
     return [min(away), max(away)]
 """
-
-
-@pytest.fixture
-def wall(tmp_path: Path) -> Shifted:
-    return Shifted(tmp_path / "clock")
 
 
 @pytest.mark.parametrize("shift", [HOUR, -HOUR, DAY, -DAY, None], ids=["+1h", "-1h", "+1d", "-1d", "jumping"])
@@ -67,7 +61,7 @@ def test_row_70_the_wall_clock_of_a_host_decides_nothing(
         assert forest.row(endless)["verdict"] == "timeout"
         row = forest.row(later)
         assert timedelta(0) <= row["started_at"] - row["run_at"] < timedelta(seconds=60)
-        refuse_negatives(forest, honest, liar)
+        refuse_negatives(forest, honest, liar, show=endless)
         assert all(wall.moves(process.pid) for process in liar.processes()), "master, supervisors, workers"
         low, high = forest.row(clock)["result"]
         seen = measured(liar)["process_start_time_seconds"] - started(liar)
