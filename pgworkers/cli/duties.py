@@ -99,7 +99,7 @@ async def _perform(dsn: str, settings: Settings, name: str) -> int:
 def _duties(line: Line, facts: Facts, settings: Settings) -> Duties:
     from pgworkers.master.duties import Duties
 
-    return Duties(NOBODY, line, facts, settings, may_rescue=lambda: True)
+    return Duties(NOBODY, line, facts, settings, may_rescue=lambda: True, reckoned=lambda: None)
 
 
 _COLUMNS: list[Column] = [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from pgworkers.postgres.statements import Query, Statement
@@ -32,20 +33,24 @@ def take(host: str, held: Mapping[str, int], *, leaving: bool = False) -> Query[
     return Query(_TAKE, params, dict)
 
 
-def grant(queue: str, total: int, wanted: Mapping[str, int]) -> Query[int]:
-    """Let each host have what is `wanted` for it, as far as the total allows. Answers how many grants changed."""
+def grant(queue: str, total: int, wanted: Mapping[str, int], *, clock: datetime | None = None) -> Query[int]:
+    """Let each host have what is `wanted` for it, as far as the total allows. Answers how many grants changed.
+
+    `clock`: the database's time as the host reckons it; who has not acknowledged is judged by the earlier of the two.
+    """
     params = {
         "queue": queue,
         "total": total,
         "hosts": list(wanted),
         "wanted": list(wanted.values()),
+        "clock": clock,
     }
     return Query(_GRANT, params, lambda rows: int(rows[0][0]))
 
 
-def facts() -> Query[list[Shared]]:
-    """Every queue that is shared out, as far as a live host serves it."""
-    return Query(_FACTS, {}, _read)
+def facts(*, clock: datetime | None = None) -> Query[list[Shared]]:
+    """Every queue that is shared out, as far as a live host serves it; who lives is judged as in `grant`."""
+    return Query(_FACTS, {"clock": clock}, _read)
 
 
 def _read(rows: list[tuple[Any, ...]]) -> list[Shared]:

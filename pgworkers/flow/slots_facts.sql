@@ -1,7 +1,9 @@
 -- The queues whose workers are counted over all hosts, their totals, and the live hosts that serve them, in the order of
--- their ids. A host that drains is no longer asked; what it has counts until it is gone. Small tables, read as a whole.
+-- their ids. A host that drains is no longer asked; what it has counts until it is gone. `clock`: the time as the
+-- asking host reckons it. Small tables, read as a whole.
 SELECT q.name, coalesce(q.cluster_workers, q.declared_cluster), h.id::text
   FROM pgworkers.queue q
-  JOIN pgworkers.host h ON q.name = ANY (h.queues) AND h.renewed_at > now() - h.lease AND h.state IN ('starting', 'running')
+  JOIN pgworkers.host h ON q.name = ANY (h.queues) AND h.renewed_at > least(now(), %(clock)s::timestamptz) - h.lease
+                       AND h.state IN ('starting', 'running')
  WHERE q.cluster_workers IS NOT NULL OR (q.workers IS NULL AND q.declared_cluster IS NOT NULL)
  ORDER BY q.name, h.id

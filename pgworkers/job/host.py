@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from pgworkers.job import clean
 from pgworkers.postgres.statements import Query, Statement
@@ -43,6 +44,9 @@ def remove(host: str) -> Query[bool]:
     return Query(_REMOVE, {"host": host}, bool)
 
 
-def sweep() -> Query[int]:
-    """Forget hosts that have been gone for ten leases and own nothing. Answers how many."""
-    return Query(_SWEEP, {}, len)
+def sweep(*, clock: datetime | None = None) -> Query[int]:
+    """Forget hosts that have been gone for ten leases and own nothing. Answers how many.
+
+    `clock`: the database's time as the host reckons it; the earlier of the two counts.
+    """
+    return Query(_SWEEP, {"clock": clock}, len)

@@ -5,6 +5,8 @@ Correctness never rests on the lock: every duty is idempotent. It only keeps hos
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from pgworkers.postgres.statements import Query, Statement
 
 _TRY = Statement.beside(__file__, "lead_try")
@@ -22,6 +24,9 @@ def resign(host: str) -> Query[bool]:
     return Query(_RESIGN, {"host": host}, lambda rows: bool(rows[0][0]))
 
 
-def depose(silence: float) -> Query[int]:
-    """End the session that holds the lock if its host has not renewed for `silence` seconds. Answers how many."""
-    return Query(_DEPOSE, {"silence": silence}, len)
+def depose(silence: float, *, clock: datetime | None = None) -> Query[int]:
+    """End the session that holds the lock if its host has not renewed for `silence` seconds. Answers how many.
+
+    `clock`: the database's time as the host reckons it; the earlier of the two counts.
+    """
+    return Query(_DEPOSE, {"silence": silence, "clock": clock}, len)

@@ -17,9 +17,14 @@ class Held(NamedTuple):
     until: datetime
 
 
-def mine(host: str, age: float, since: datetime | None = None) -> Query[Held]:
-    """Every job this host claimed at least `age` seconds ago and has not ended; with `since`, of those claimed after it."""
-    return Query(_MINE, {"host": host, "age": age, "since": since}, _read)
+def mine(
+    host: str, age: float, since: datetime | None = None, *, clock: datetime | None = None
+) -> Query[Held]:
+    """Every job this host claimed at least `age` seconds ago and has not ended; with `since`, of those claimed after it.
+
+    `clock`: the database's time as the host reckons it; the age is counted by the earlier of the two.
+    """
+    return Query(_MINE, {"host": host, "age": age, "since": since, "clock": clock}, _read)
 
 
 def _read(rows: list[tuple[Any, ...]]) -> Held:

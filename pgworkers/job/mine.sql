@@ -1,9 +1,10 @@
--- Which jobs the tables say this host holds, claimed at least `age` seconds ago and, if it is said, after `since`; the last row
+-- Which jobs the tables say this host holds, claimed at least `age` seconds ago and, if it is said, after `since`, by
+-- `clock`, the time as the host reckons it, if that is earlier than ours; the last row
 -- says how far the look went. Reads only. Index: job_running, by host and time. No order is asked for: where statistics say that the
 -- table is nearly empty, the planner would walk over the whole primary key for it (docs/adr/2501).
 SELECT j.id, j.lease, NULL::timestamptz
   FROM pgworkers.job j
  WHERE j.host = %(host)s::uuid AND j.claimed_at > coalesce(%(since)s::timestamptz, '-infinity')
-   AND j.claimed_at <= now() - make_interval(secs => %(age)s::double precision)
+   AND j.claimed_at <= least(now(), %(clock)s::timestamptz) - make_interval(secs => %(age)s::double precision)
 UNION ALL
-SELECT NULL, NULL, now() - make_interval(secs => %(age)s::double precision)
+SELECT NULL, NULL, least(now(), %(clock)s::timestamptz) - make_interval(secs => %(age)s::double precision)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from pgworkers.job import clean
@@ -16,11 +17,13 @@ _RENEW = Statement.beside(__file__, "renew")
 class Renewed:
     """What a host learns by renewing. `known` is False when its row is gone: it must register again.
 
-    `alone`: no other host lives.
+    `alone`: no other host lives. `at`: the database's time. `longest`: of all hosts' leases, in seconds.
     """
 
     known: bool
     alone: bool
+    at: datetime
+    longest: float
     cancels: list[tuple[int, int]]
     lost: list[tuple[int, int]]
 
@@ -47,7 +50,7 @@ def renew(
 
 
 def _read(rows: list[tuple[Any, ...]]) -> Renewed:
-    ((known, alone),) = [(fact, alone) for job_id, _, fact, alone in rows if job_id is None]
-    cancels = [(job_id, lease) for job_id, lease, fact, _ in rows if job_id is not None and fact]
-    lost = [(job_id, lease) for job_id, lease, fact, _ in rows if job_id is not None and fact is None]
-    return Renewed(known, alone, cancels, lost)
+    ((known, alone, at, longest),) = [row[2:] for row in rows if row[0] is None]
+    cancels = [(job_id, lease) for job_id, lease, fact, *_ in rows if job_id is not None and fact]
+    lost = [(job_id, lease) for job_id, lease, fact, *_ in rows if job_id is not None and fact is None]
+    return Renewed(known, alone, at, longest or 0.0, cancels, lost)

@@ -6,6 +6,7 @@ A worker that dies on a living host is no rescue: its own master finishes the at
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from pgworkers.job import clean
@@ -30,19 +31,26 @@ class Rescued:
 
 
 def rescue(
-    host: str, limit: int, *, only: int | None = None, refused: str | None = None
+    host: str,
+    limit: int,
+    *,
+    clock: datetime | None = None,
+    only: int | None = None,
+    refused: str | None = None,
 ) -> Query[list[Rescued]]:
     """Rescue at most `limit` jobs, none of `host` itself. Only a host that has renewed without a gap may ask.
 
+    `clock`: the database's time as the host reckons it; who is lost is judged by the earlier of the two.
     `only`: this job and no other. `refused`: why the database will not schedule it again, so that it ends instead.
     """
     cause = None if refused is None else clean.line(refused, LINE_LIMIT)
-    return Query(_RESCUE, {"host": host, "limit": limit, "only": only, "refused": cause}, _read)
+    params = {"host": host, "limit": limit, "clock": clock, "only": only, "refused": cause}
+    return Query(_RESCUE, params, _read)
 
 
-def lost(host: str, limit: int) -> Query[list[int]]:
+def lost(host: str, limit: int, *, clock: datetime | None = None) -> Query[list[int]]:
     """Which jobs a rescue would take."""
-    return Query(_LOST, {"host": host, "limit": limit}, lambda rows: [row[0] for row in rows])
+    return Query(_LOST, {"host": host, "limit": limit, "clock": clock}, lambda rows: [row[0] for row in rows])
 
 
 def _read(rows: list[tuple[Any, ...]]) -> list[Rescued]:

@@ -1,7 +1,7 @@
 -- Take running jobs away from hosts that are gone: no row, or not renewed for the lease that the row itself names. Never
 -- from the asking host. Each costs a crash; out of crashes, out of attempts, past its deadline or because its task says so it
 -- is dead, wished away it is cancelled, else it is scheduled as its task says, or by exponential back-off. Bounded, skips
--- what others have locked. `only` names the one job to try, and `refused` why it cannot be scheduled: then it is dead.
+-- what others have locked. `clock` is the time as the asking host reckons it. `only` names the one job to try, and `refused` why it cannot be scheduled: then it is dead.
 -- Indexes: job_running, in the gaps between the ids of the living, then the primary key, by BETWEEN: an equals
 -- sign lets the planner begin with the whole index (docs/adr/2501). Guard: the row is still held under the same host
 -- and lease, checked by the row lock. No unique key can stand in the way: a running row keeps its own.
@@ -9,7 +9,7 @@
 -- neither moved nor ended, for the snapshot shows it as it was: nothing is written or said of it (`taken`).
 WITH found AS MATERIALIZED (
     SELECT held.*
-      FROM pgworkers.gaps(%(host)s::uuid) g
+      FROM pgworkers.gaps(%(host)s::uuid, %(clock)s::timestamptz) g
      CROSS JOIN LATERAL (
            SELECT j.id, j.lease, j.host, j.queue, j.task, j.attempt, j.max_attempts, j.crashes, j.max_crashes, j.claimed_at,
                   j.deadline_at, j.cancel_at, j.progress
@@ -58,15 +58,15 @@ kept AS (
                                    timeout, memory, unique_key, concurrency_key, checkpoint, progress, errors, meta,
                                    batch_id, linked)
     SELECT id, final, 'host_lost', priority, queue, task, args, lease, host, attempt, crashes + 1, max_attempts, max_crashes,
-           created_at, run_at, claimed_at, extract(epoch FROM now() - claimed_at), deadline_at, timeout, memory,
+           created_at, run_at, claimed_at, greatest(extract(epoch FROM now() - claimed_at), 0), deadline_at, timeout, memory,
            unique_key, concurrency_key, checkpoint, progress,
            (errors || error)[greatest(cardinality(errors) - 8, 1):], meta, batch_id, linked
       FROM gone
 ),
 examined AS (
     INSERT INTO pgworkers.attempt (job_id, attempt, lease, host, queue, task, verdict, started_at, duration, error, progress)
-    SELECT id, attempt, lease, host, queue, task, 'host_lost', claimed_at, extract(epoch FROM now() - claimed_at), error,
-           progress
+    SELECT id, attempt, lease, host, queue, task, 'host_lost', claimed_at, greatest(extract(epoch FROM now() - claimed_at), 0),
+           error, progress
       FROM taken
 ),
 told AS MATERIALIZED (

@@ -1,7 +1,7 @@
 -- The jobs that rescue.sql would take, for the case that it cannot take them in one statement. Index: job_running, in the
 -- gaps between the living. It only reads; the guard is in the rescue of each.
 SELECT held.id
-  FROM pgworkers.gaps(%(host)s::uuid) g
+  FROM pgworkers.gaps(%(host)s::uuid, %(clock)s::timestamptz) g
  CROSS JOIN LATERAL (
        SELECT j.id FROM pgworkers.job j WHERE j.host > g.above AND j.host < g.below ORDER BY j.host LIMIT %(limit)s::bigint) held
  ORDER BY held.id

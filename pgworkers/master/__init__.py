@@ -17,9 +17,9 @@ and tasks as data. Everything runs on one asyncio loop.
 - `reload` replaces the code, `requests` are what operators ask, `drain` is how a host ends, `signals` what it hears.
 - `wakes` says when a host looks for work and of what it wants to be told, `positions` where it looks, `before` how it
   looks at what lies before that (all pure); `bell` is what wakes the claimer.
-- `claims`, `ends`, `renewal`, `duties` are the four users of the database, each with its own `line`; `overlooked` gives
-  back what was claimed without an answer; `writing` is one batch of ends, `aside` keeps those whose row is locked or which
-  the database refuses.
+- `claims`, `ends`, `renewal`, `duties` are the four users of the database, each with its own `line`; `reckoning` (pure)
+  is the database's time to judge others by; `overlooked` gives back what was claimed without an answer; `writing` is one
+  batch of ends, `aside` keeps those whose row is locked or which the database refuses.
 - `verdict` turns a report or a death into what is written, `sentences` say it to people. Pure.
 - `http` answers scrapes, `view` knows what to say, `sights` what is measured for it; `pulse` is everything that is
   looked at again and again, `errands` what a host does by the way, `burst` (pure) what one says at its end;

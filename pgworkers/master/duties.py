@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from datetime import datetime
 from math import inf
 from typing import Any
 
@@ -67,12 +68,14 @@ class Duties:
         facts: Facts,
         settings: Settings,
         may_rescue: Callable[[], bool],
+        reckoned: Callable[[], datetime | None],
     ) -> None:
         self._host = host_id
         self._asker = asker
         self._facts = facts
         self._settings = settings
         self._may_rescue = may_rescue
+        self._reckoned = reckoned  # the database's time, as this host reckons it
         every = settings
         self.all = {
             duty.name: duty
@@ -187,13 +190,13 @@ class Duties:
 
     async def _rescue(self) -> int:
         """Only a host that has itself renewed without a gap may call others lost: an outage must not be a mass rescue."""
-        rescued = await rescue_all(self._asker, self._host, self._facts, self._may_rescue)
+        rescued = await rescue_all(self._asker, self._host, self._facts, self._may_rescue, self._reckoned)
         if rescued:
             self.heard()  # they are scheduled now
         return rescued
 
     async def _sweep(self) -> int:
-        return await self._asker.ask(host.sweep()) if self._may_rescue() else 0
+        return await self._asker.ask(host.sweep(clock=self._reckoned())) if self._may_rescue() else 0
 
     async def _partitions(self) -> int:
         made = await self._asker.ask(archive.make_partitions(DAYS_AHEAD))

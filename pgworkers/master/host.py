@@ -6,11 +6,12 @@ import asyncio
 import os
 from collections.abc import Coroutine
 from dataclasses import asdict
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pgworkers.clock import monotonic
+from pgworkers.clock import boottime, monotonic
 from pgworkers.events import HostChanged, JobEnded, JobStarted
 from pgworkers.facts import Facts
 from pgworkers.master import sights, signals, view
@@ -79,7 +80,7 @@ class Host:
         self.scaling = Scaling(self)
         self.claims = Claims(self.id, self.lines["claim"], self.dispatch, facts, settings, self.term.holds)
         self.ends.on_written = self.claims.poke
-        self.overlooked = Overlooked(self.id, self.lines, self.dispatch, self.ends, settings)
+        self.overlooked = Overlooked(self.id, self.lines, self.dispatch, self.ends, settings, self.reckoned)
         self.renewal = Renewal(
             self.id,
             self.lines["listen"],
@@ -93,15 +94,18 @@ class Host:
             on_renewed=self.renewed,
             settled=lambda: view.settled(self),
         )
-        self.leadership = Leadership(self.id, self.lines["leadership"], facts, settings, self._unbroken)
+        self.leadership = Leadership(
+            self.id, self.lines["leadership"], facts, settings, self._unbroken, self.reckoned
+        )
         self.duties = Duties(
             self.id,
             self.leadership,
             facts,
             settings,
             may_rescue=lambda: self._unbroken(settings.lease),
+            reckoned=self.reckoned,
         )
-        self.duties.add(split_duty(self.leadership, settings.leader_retry))
+        self.duties.add(split_duty(self.leadership, settings.leader_retry, self.reckoned))
         for look in sights.duties(self.leadership, facts, settings, self.dispatch):
             self.duties.add(look)
         self.supervisors = Supervisors(
@@ -222,6 +226,10 @@ class Host:
     def _unbroken(self, period: float) -> bool:
         """Has this host renewed without a gap for so long? Only then may it call others lost."""
         return self.renewal.unbroken.for_at_least(period, monotonic())
+
+    def reckoned(self) -> datetime | None:
+        """The database's time, to judge others by; None before the first renewal."""
+        return self.renewal.reckoning.at(boottime())
 
     def _noticed(self, payload: str) -> None:
         kind, _, what = payload.partition(":")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import datetime
 from typing import TypeVar
 
 import psycopg
@@ -33,7 +34,13 @@ AFTER_DEPOSING = 0.1  # seconds; the lock is free as soon as the ended session h
 
 class Leadership:
     def __init__(
-        self, host: str, line: Line, facts: Facts, settings: Settings, unbroken: Callable[[float], bool]
+        self,
+        host: str,
+        line: Line,
+        facts: Facts,
+        settings: Settings,
+        unbroken: Callable[[float], bool],
+        reckoned: Callable[[], datetime | None],
     ) -> None:
         self.leads = False
         self.since = 0.0
@@ -42,6 +49,7 @@ class Leadership:
         self._facts = facts
         self._settings = settings
         self._unbroken = unbroken  # has this host renewed without a gap for so long?
+        self._reckoned = reckoned  # the database's time, as this host reckons it
         self._session = -1
         self._resigned = False
         self._won = asyncio.Event()
@@ -75,7 +83,9 @@ class Leadership:
             self._won.set()
             self._facts.tell(LeaderChanged(True, "this host leads"))
             return False
-        deposed = await self._line.ask(lead.depose(self.silence)) if self._unbroken(self.silence) else 0
+        if not self._unbroken(self.silence):
+            return False
+        deposed = await self._line.ask(lead.depose(self.silence, clock=self._reckoned()))
         if deposed:
             self._facts.tell(LeaderChanged(False, "a leader that stopped renewing was deposed"))
         return deposed > 0

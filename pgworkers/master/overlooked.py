@@ -14,6 +14,7 @@ be seen late; when the database's clock was set back; when a while has passed, f
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import datetime
 from math import inf
 
@@ -46,7 +47,13 @@ class Overlooked:
     """Asks on the line of the finishes: a job that becomes ready never waits for this, and ends can."""
 
     def __init__(
-        self, host: str, lines: dict[str, Line], dispatch: Dispatch, ends: Ends, settings: Settings
+        self,
+        host: str,
+        lines: dict[str, Line],
+        dispatch: Dispatch,
+        ends: Ends,
+        settings: Settings,
+        reckoned: Callable[[], datetime | None],
     ) -> None:
         self._host = host
         self._line = lines["finish"]
@@ -54,6 +61,7 @@ class Overlooked:
         self._dispatch = dispatch
         self._ends = ends
         self._settings = settings
+        self._reckoned = reckoned  # the database's time, as this host reckons it
         self._sessions: list[int] = []  # of the lines, at the last look
         self._wary_until = -inf
         self._seen: datetime | None = None  # claims up to then were looked at
@@ -74,7 +82,8 @@ class Overlooked:
             self._sessions, self._wary_until = sessions, began + WARY * self._settings.lease
         since = None if whole or began < self._wary_until or began >= self._whole_at else self._seen
         try:
-            held = await self._line.ask(mine(self._host, age, since))
+            clock = self._reckoned() if age else None  # at the end nothing is on its way
+            held = await self._line.ask(mine(self._host, age, since, clock=clock))
         except (LineDown, psycopg.Error):
             if since is None:  # all of it may be too much: the next look goes on, if there is a place for it
                 self._whole_at = monotonic() + WHILE

@@ -1,7 +1,8 @@
 """The renewer: listens for notifications and renews the host's row, on one connection.
 
 One UPDATE of one row keeps every lease of the host alive and brings back which of its jobs are wished away and
-which it no longer owns. It also keeps the no-gap record: how long this host has renewed without missing the lease.
+which it no longer owns. It also keeps the no-gap record: how long this host has renewed without missing the lease;
+and what time it was there (reckoning).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pgworkers.facts import Facts
 from pgworkers.job.renew import renew
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.line import Line, LineDown
+from pgworkers.master.reckoning import Reckoning
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -87,6 +89,7 @@ class Renewal:
         self._due = self._sent = self._watched = 0.0
         self._wake: Callable[[], None] | None = None  # ends the wait for the next renewal
         self._born = monotonic()
+        self.reckoning = Reckoning()
         self.unbroken = Unbroken(2 * settings.renew + settings.statement_timeout)
         line.on_connect = self._listen
 
@@ -179,6 +182,7 @@ class Renewal:
         self._sent = sent
         self._due = sent + period(sent, self._born, self._watched, self._settings.renew, settled=settled)
         self.unbroken.renewed(sent)
+        self.reckoning.renewed(sent_boottime, renewed.at, max(renewed.longest, self._settings.lease))
         self._on_renewed(sent_boottime)
         self._dispatch.alone = renewed.alone
         for job, _lease in renewed.cancels:

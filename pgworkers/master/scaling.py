@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from math import ceil, inf
 from typing import TYPE_CHECKING
 
@@ -131,10 +132,12 @@ class Scaling:
         grants = await self._take(totals)
         without = [name for name in totals if name not in grants]
         if without and not self._host.leaving:
-            live = {shared.queue: len(shared.hosts) for shared in await self._line.ask(slots.facts())}
+            clock = self._host.reckoned()
+            seen = await self._line.ask(slots.facts(clock=clock))
+            live = {shared.queue: len(shared.hosts) for shared in seen}
             for name in without:
                 share = ceil(totals[name] / max(1, live.get(name, 1)))
-                await self._line.ask(slots.grant(name, totals[name], {self._host.id: share}))
+                await self._line.ask(slots.grant(name, totals[name], {self._host.id: share}, clock=clock))
             grants = await self._take(totals)
         return grants
 
@@ -233,14 +236,14 @@ def _caps(host: Host) -> dict[str, int]:
     return {name: desk.cap for name, desk in host.dispatch.desks.items()}
 
 
-def split_duty(asker: Asker, every: float) -> Duty:
+def split_duty(asker: Asker, every: float, reckoned: Callable[[], datetime | None]) -> Duty:
     """The leader's part: shares out each total anew when hosts come and go."""
 
     async def perform() -> int:
         changed = 0
-        for shared in await asker.ask(slots.facts()):
+        for shared in await asker.ask(slots.facts(clock=reckoned())):
             wanted = slots.split(shared.total, shared.hosts)
-            changed += await asker.ask(slots.grant(shared.queue, shared.total, wanted))
+            changed += await asker.ask(slots.grant(shared.queue, shared.total, wanted, clock=reckoned()))
         return changed
 
     return Duty("split", every, perform, "share out workers that are counted over all hosts", seen=True)

@@ -234,11 +234,12 @@ SELECT CASE WHEN pg_catalog.pg_notification_queue_usage() OPERATOR(pg_catalog.<)
 $$;
 
 -- Between which ids lie the hosts that are lost: whoever looks for their jobs passes by those of the living. (In job_running
--- there are as many entries of a host as it has run jobs since the last vacuum.) `asking` lives, whatever its row says.
-CREATE FUNCTION pgworkers.gaps(asking uuid) RETURNS TABLE (above uuid, below uuid)
+-- there are as many entries of a host as it has run jobs since the last vacuum.) `asking` lives, whatever its row says. `clock`: the
+-- time as it reckons it, if that is earlier than ours: a clock that was set forward makes nobody lost (master/reckoning).
+CREATE FUNCTION pgworkers.gaps(asking uuid, clock timestamptz) RETURNS TABLE (above uuid, below uuid)
 LANGUAGE sql STABLE AS $$
 SELECT l.id, lead(l.id) OVER (ORDER BY l.id)
-  FROM (SELECT h.id FROM pgworkers.host h WHERE h.renewed_at >= now() - h.lease
+  FROM (SELECT h.id FROM pgworkers.host h WHERE h.renewed_at >= least(now(), clock) - h.lease
         UNION
         SELECT asking
         UNION

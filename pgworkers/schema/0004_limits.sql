@@ -211,8 +211,9 @@ CREATE INDEX slots_host ON pgworkers.slots (host);
 
 -- Grant workers of a queue to hosts: `wanted`, as far as `total` allows. A host that must give up is told at once; what it
 -- has counts until it has acknowledged that it is gone, or its lease is over. So the sum of what may run never exceeds
--- the total, whoever asks, in whatever order. Answers how many grants changed.
-CREATE FUNCTION pgworkers.grant_slots(queue text, total integer, hosts uuid[], wanted integer[]) RETURNS integer
+-- the total, whoever asks, in whatever order. `clock`: see `gaps`. Answers how many grants changed.
+CREATE FUNCTION pgworkers.grant_slots(queue text, total integer, hosts uuid[], wanted integer[], clock timestamptz)
+RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -224,7 +225,7 @@ BEGIN
     PERFORM FROM pgworkers.queue q WHERE q.name = grant_slots.queue FOR UPDATE;
     PERFORM FROM pgworkers.slots s WHERE s.queue = grant_slots.queue ORDER BY s.host FOR UPDATE;
     DELETE FROM pgworkers.slots s USING pgworkers.host h
-     WHERE s.queue = grant_slots.queue AND h.id = s.host AND s.taken_at < now() - h.lease;
+     WHERE s.queue = grant_slots.queue AND h.id = s.host AND s.taken_at < least(now(), clock) - h.lease;
     UPDATE pgworkers.slots s SET workers = w.workers
       FROM unnest(grant_slots.hosts, grant_slots.wanted) AS w (host, workers)
      WHERE s.queue = grant_slots.queue AND s.host = w.host AND w.workers < s.workers;

@@ -64,7 +64,8 @@ class Nemesis:
         self._deck: list[str] = []
         self._misses: Counter[str] = Counter()
         self.began = time.monotonic()
-        self.no_disk = world.postgres.disk is None
+        self.without = {} if world.postgres.disk else {"disk.full": "needs root"}  # what cannot be had here
+        self.without |= {} if world.hosts[0].wall else {"host.clock": "needs a C compiler"}
         self._slots = threading.Semaphore(OPEN)
         self._lock = threading.Lock()
 
@@ -74,7 +75,7 @@ class Nemesis:
     def missing(self, least: int) -> list[str]:
         """Kinds that have not hit often enough; they come next."""
         hits = self.hits()
-        found = [name for name in KINDS if hits[name] < least and not (name == "disk.full" and self.no_disk)]
+        found = [name for name in KINDS if hits[name] < least and name not in self.without]
         if found:
             self._deck = found
         return found

@@ -294,3 +294,19 @@ def disk_full(world: World, _host: Host | None, draw: random.Random) -> str | No
     world.postgres.start()  # a server that could not write its log has ended itself
     failed = _told(world, DISK_FULL) - before
     return f"the server's disk, {failed} statements" if failed else None
+
+
+# -- clocks ------------------------------------------------------------------------------------------------------------
+
+
+@kind("host.clock", "host")
+def clock(world: World, host: Host | None, draw: random.Random) -> str | None:
+    """The wall clock of a whole host jumps by up to a day, and stays wrong for longer than a lease: it decides nothing."""
+    assert host is not None
+    if host.wall is None or not host.wall.moves(host.master.pid):
+        return None
+    shift = draw.choice([-86400.0, -3600.0, 3600.0, 86400.0])
+    host.wall.move(shift)
+    time.sleep(world.settings.lease + draw.uniform(0.5, 2.0))
+    host.wall.move(0.0)
+    return f"{host.name}, {shift:+.0f} s"

@@ -233,8 +233,8 @@ def _vacuity(nemesis: Nemesis, entries: list[Entry], load: Load, least: int, fou
     found.wrong += [
         f"vacuous: {name} hit {hits[name]} times, {least} wanted" for name in nemesis.missing(least)
     ]
-    if nemesis.no_disk:
-        found.figures["not tried"] = "disk.full (needs root)"
+    if nemesis.without:
+        found.figures["not tried"] = ", ".join(f"{name} ({why})" for name, why in nemesis.without.items())
     found.wrong += [f"the enqueuer: {text}" for text in load.told.errors if text.startswith("UsageError")]
     found.wrong += [f"the fault {one.kind} broke: {one.error}" for one in nemesis.played if one.error]
     found.wrong += [f"{one.kind}: {one.hit}" for one in nemesis.played if one.hit and "WRONG" in one.hit]

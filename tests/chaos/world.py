@@ -19,6 +19,7 @@ import psycopg
 from support.ledger import Entry, read
 from support.proxy import PACKAGE, Proxy
 from support.server import CRASHABLE, migrated
+from support.shifted import NoCompiler, Shifted
 from support.tree import FAST, ZOO, Forest, Master, wait_for
 
 from chaos.lives import Lives
@@ -92,10 +93,12 @@ class Host:
         self.free = threading.Lock()  # held by the fault that plays with it
         self.proxy = Proxy(world.postgres.dsn)
         self._world = world
+        self.wall = _own_clock(world.directory / f"clock{index}")
         self.master = self.start()
 
     def start(self) -> Master:
         env = TIMINGS | {"PGWORKERS_LABEL": self.name, "PYTHONPATH": str(PACKAGE.parent)}
+        env |= self.wall.environ if self.wall else {}
         with self._world.starting:
             self.master = self._world.forest.start(
                 queues=self._world.queues, dsn=self.proxy.dsn, wait=False, **env
@@ -281,6 +284,13 @@ def _left(master: Master) -> list[str]:
         for one in found:
             one.kill()
         return [f"{one.pid} {' '.join(one.cmdline())[:100]}" for one in found]
+
+
+def _own_clock(directory: Path) -> Shifted | None:
+    try:
+        return Shifted(directory)
+    except NoCompiler:
+        return None
 
 
 def _own_disk(home: Path) -> bool:

@@ -25,11 +25,17 @@ from pgworkers.settings import Settings
 Db = psycopg.Connection[Any]
 
 
+def unreckoned() -> None:
+    """By the database's clock alone: nothing was renewed here."""
+
+
 def perform(dsn: str, duty: str, *, may_rescue: bool) -> int:
     async def once() -> int:
         line = Line("duty", dsn, PATIENT, Facts())
         try:
-            return await Duties(str(uuid4()), line, Facts(), PATIENT, lambda: may_rescue).perform(duty)
+            return await Duties(str(uuid4()), line, Facts(), PATIENT, lambda: may_rescue, unreckoned).perform(
+                duty
+            )
         finally:
             await line.close()
 
@@ -45,7 +51,7 @@ def test_where_nothing_is_scheduled_looks_are_rarer_until_somebody_says_so(
 
     async def story() -> tuple[float, float]:
         line = Line("duty", dsn, PATIENT, Facts())
-        duties = Duties(str(uuid4()), line, Facts(), PATIENT, lambda: True)
+        duties = Duties(str(uuid4()), line, Facts(), PATIENT, lambda: True, unreckoned)
         look = duties.all["look"]
         try:
             look.done = began = monotonic()
@@ -116,7 +122,9 @@ def test_a_thousand_are_rescued_and_the_one_with_a_conflict_ends_with_its_reason
 def names() -> list[str]:
     settings, facts = Settings(), Facts()
     return [
-        *Duties(str(uuid4()), Line("duty", "", settings, facts), facts, settings, lambda: True).all,
+        *Duties(
+            str(uuid4()), Line("duty", "", settings, facts), facts, settings, lambda: True, unreckoned
+        ).all,
         "split",
     ]
 
@@ -138,9 +146,9 @@ def test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again(
         settings, facts = PATIENT, Facts()
         facts.listen(told.append)
         line = Line("leadership", dsn, settings, facts)
-        leadership = Leadership(str(uuid4()), line, facts, settings, lambda _: True)
-        duties = Duties(str(uuid4()), leadership, facts, settings, lambda: True)
-        duties.add(split_duty(leadership, 1.0))
+        leadership = Leadership(str(uuid4()), line, facts, settings, lambda _: True, unreckoned)
+        duties = Duties(str(uuid4()), leadership, facts, settings, lambda: True, unreckoned)
+        duties.add(split_duty(leadership, 1.0, unreckoned))
         trying = asyncio.ensure_future(leadership.run())
         try:
             await leadership.until_leading()

@@ -20,6 +20,15 @@ def test_what_was_claimed_just_now_may_still_be_on_its_way(desk: Desk) -> None:
     assert desk.ask(mine(desk.host, 3600.0)).jobs == []
 
 
+def test_a_clock_that_was_set_forward_makes_no_claim_old(desk: Desk) -> None:
+    """By the row it is as old as after a jump; its answer may still be on its way."""
+    job = desk.run_one()
+    desk.conn.execute("UPDATE pgworkers.job SET claimed_at = claimed_at - interval '10 min'")
+    (clock,) = desk.conn.execute("SELECT now() - interval '10 min'").fetchone() or (None,)
+    assert desk.ask(mine(desk.host, 60.0, clock=clock)).jobs == []
+    assert desk.ask(mine(desk.host, 60.0)).jobs == [(job.id, job.lease)]
+
+
 def test_a_look_goes_on_where_the_last_one_ended(desk: Desk) -> None:
     first = desk.run_one()
     seen = desk.ask(mine(desk.host, 0.0))

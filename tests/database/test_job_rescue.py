@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
 from support.desk import Desk, blocked, until
 
 from pgworkers.job import cancel, host, queue, requeue, show
-from pgworkers.job.rescue import Rescued, rescue
+from pgworkers.job.rescue import Rescued, lost, rescue
 from pgworkers.job.state import State
 from pgworkers.specs import TaskSpec
 
 
-def lose(lost: Desk, seen_by: Desk) -> None:
+def lose(gone: Desk, seen_by: Desk) -> None:
     """Let the lease of a host run out."""
-    lost.register(lease=0.05)
-    until(lambda: any(seen.stale for seen in seen_by.ask(show.hosts()) if str(seen.id) == lost.host))
+    gone.register(lease=0.05)
+    until(lambda: any(seen.stale for seen in seen_by.ask(show.hosts()) if str(seen.id) == gone.host))
 
 
 def test_a_lost_host_costs_its_job_one_crash_and_one_attempt(desk: Desk, other: Desk) -> None:
@@ -148,8 +149,42 @@ def test_a_task_says_what_becomes_of_its_jobs_when_their_host_is_lost(desk: Desk
     assert 0 < pauses["silent"] <= 2.2
 
 
+def test_a_clock_that_was_set_forward_makes_nobody_lost(desk: Desk, other: Desk) -> None:
+    """By the rows they are as old as after a jump; the asking host knows better."""
+    job = other.run_one()
+    clock = moment(desk)
+    desk.conn.execute("UPDATE pgworkers.host SET renewed_at = renewed_at - interval '10 min'")
+    reckoned = clock - timedelta(minutes=10)
+    assert (
+        desk.ask(lost(desk.host, 10, clock=reckoned)) == desk.ask(rescue(desk.host, 10, clock=reckoned)) == []
+    )
+    assert desk.ask(host.sweep(clock=reckoned)) == 0
+    assert desk.ask(lost(desk.host, 10, clock=clock)) == [job.id], "and who is lost is lost"
+    later = clock + timedelta(days=1)
+    other.register()
+    assert desk.ask(rescue(desk.host, 10, clock=later)) == [], "the earlier one counts"
+
+
+def test_a_rescue_after_the_clock_was_set_back_took_no_less_than_nothing(desk: Desk, other: Desk) -> None:
+    """Claimed before the jump: by the rows ten minutes from now."""
+    first, second = other.run_one(), other.run_one()
+    desk.conn.execute("UPDATE pgworkers.job SET claimed_at = now() + interval '10 min'")
+    desk.conn.execute("UPDATE pgworkers.job SET max_crashes = 1 WHERE id = %s", [second.id])
+    other.ask(host.remove(other.host))
+    assert {one.state for one in desk.ask(rescue(desk.host, 10))} == {State.SCHEDULED, State.DEAD}
+    took = [desk.ask(show.attempts(job.id))[0].duration for job in (first, second)]
+    assert [*took, desk.see(second.id).duration] == [0, 0, 0]
+
+
+def moment(desk: Desk) -> datetime:
+    row = desk.conn.execute("SELECT clock_timestamp()").fetchone()
+    assert row is not None
+    found: datetime = row[0]
+    return found
+
+
 SLOW_GAPS = """
-CREATE OR REPLACE FUNCTION pgworkers.gaps(asking uuid) RETURNS TABLE (above uuid, below uuid)
+CREATE OR REPLACE FUNCTION pgworkers.gaps(asking uuid, clock timestamptz) RETURNS TABLE (above uuid, below uuid)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     PERFORM pg_catalog.pg_advisory_lock(41);
@@ -165,7 +200,7 @@ def test_what_was_rescued_and_begun_again_under_the_statement_is_left_alone(
     job = other.run_one()
     other.ask(host.remove(other.host))
     (whole,) = desk.conn.execute(
-        "SELECT pg_get_functiondef('pgworkers.gaps(uuid)'::regprocedure)"
+        "SELECT pg_get_functiondef('pgworkers.gaps(uuid, timestamptz)'::regprocedure)"
     ).fetchone() or ("",)
     late, new = Desk(session(), schema), Desk(session(), schema)
     late.register()

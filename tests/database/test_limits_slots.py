@@ -83,6 +83,18 @@ def test_the_share_of_a_dead_host_is_free_only_when_its_lease_is_over(desk: Desk
     assert desk.ask(slots.take(dead, {"a": 3})) == {}, "should it wake up, it has nothing"
 
 
+def test_a_clock_that_was_set_forward_takes_no_share_from_the_living(desk: Desk) -> None:
+    desk.ask(queue.declare(["a"], {"a": 6}))
+    quiet, alive = serve(desk), desk.host
+    desk.ask(slots.grant("a", 6, {quiet: 3, alive: 3}))
+    (clock,) = desk.conn.execute("SELECT now() - interval '10 min'").fetchone() or (None,)
+    desk.conn.execute("UPDATE pgworkers.slots SET taken_at = taken_at - interval '10 min'")
+    desk.conn.execute("UPDATE pgworkers.host SET renewed_at = renewed_at - interval '10 min'")
+    assert [set(shared.hosts) for shared in desk.ask(slots.facts(clock=clock))] == [{quiet, alive}]
+    desk.ask(slots.grant("a", 6, {alive: 6}, clock=clock))
+    assert granted(desk) == {quiet: 3, alive: 3}
+
+
 def test_a_host_that_leaves_takes_its_slots_along(desk: Desk) -> None:
     desk.ask(queue.declare(["a"]))
     gone = serve(desk)

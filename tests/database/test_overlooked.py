@@ -75,7 +75,7 @@ def looker(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Looker:
     claim, finish, known = OnDesk(desk), OnDesk(desk), Known()
     lines = cast("Any", {"claim": claim, "finish": finish})
     held = cast("Any", known)
-    looker = Looker(claim, finish, known, Overlooked(desk.host, lines, held, held, SETTINGS))
+    looker = Looker(claim, finish, known, Overlooked(desk.host, lines, held, held, SETTINGS, lambda: None))
     monkeypatch.setattr(overlooked, "monotonic", lambda: looker.now)
     looker.look()
     looker.now += WARY * SETTINGS.lease

@@ -7,6 +7,7 @@ import pytest
 from support.cgroups import NoCgroup, cgroup
 from support.forests import forest, own_forest
 from support.proxy import Proxy
+from support.shifted import NoCompiler, Shifted
 
 __all__ = ["forest", "own_forest"]
 
@@ -24,6 +25,15 @@ def _place(controller: str) -> Iterator[Path]:
         with cgroup(controller) as made:
             yield made
     except NoCgroup as why:
+        pytest.skip(f"NOT TESTED: {why}")
+
+
+@pytest.fixture
+def wall(tmp_path: Path) -> Shifted:
+    """A wall clock that the test moves; of those who are started with `**wall.environ`."""
+    try:
+        return Shifted(tmp_path / "clock")
+    except NoCompiler as why:
         pytest.skip(f"NOT TESTED: {why}")
 
 

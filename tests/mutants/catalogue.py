@@ -109,7 +109,13 @@ MUTANTS = (
     Mutant(
         "rescue-all-or-nothing",
         "sweep in one batch statement without per-row fallback",
-        (Edit("pgworkers/master/rescuing.py", r"rescued = await _one_by_one\(asker, host\)", "raise"),),
+        (
+            Edit(
+                "pgworkers/master/rescuing.py",
+                r"rescued = await _one_by_one\(asker, host, reckoned\)",
+                "raise",
+            ),
+        ),
         (
             "tests/database/test_duties.py"
             "::test_a_thousand_are_rescued_and_the_one_with_a_conflict_ends_with_its_reason",
@@ -328,10 +334,21 @@ MUTANTS = (
                 "pgworkers/job/renew.py", r'"host": host,', '"host": host, "wall": __import__("time").time(),'
             ),
         ),
+        (f"{FAULT}/test_clocks.py::test_row_70_the_wall_clock_of_a_host_decides_nothing[-1d]",),
+        "somebody was rescued because of a wall clock",
+    ),
+    Mutant(
+        "lost-by-the-databases-clock-alone",
+        "a database clock that jumps forward is believed at once",
         (
-            f"{FAULT}/test_clocks_and_leaders.py::test_row_70_the_wall_clock_of_a_host_decides_nothing[-86400]",
+            Edit(
+                "pgworkers/master/reckoning.py",
+                r"if not self\._seen:\n            return None",
+                "if True:\n            return None",
+            ),
         ),
-        r"assert {'dead': \d+, 'succeeded': \d+} == {'succeeded': \d+}",
+        (f"{FAULT}/test_database_clock.py::test_row_72_the_clock_of_the_database_jumps_forward",),
+        "because of the database's clock",
     ),
     Mutant(
         "claim-by-a-subquery",
