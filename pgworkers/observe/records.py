@@ -35,7 +35,7 @@ class Bearings(NamedTuple):
     host: str = ""
 
 
-_find: Callable[[], Bearings] = Bearings
+_job: Callable[[], tuple[int, str, str, int] | None] | None = None  # that runs here now
 
 
 class Record(logging.LogRecord):
@@ -47,7 +47,7 @@ class Record(logging.LogRecord):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.bearings = _find()
+        self.bearings = _bearings()
 
     def getMessage(self) -> str:
         for name, value in zip(_NAMES, self.bearings, strict=True):
@@ -62,14 +62,16 @@ def know() -> None:
 
 def bind(find: Callable[[], tuple[int, str, str, int] | None]) -> None:
     """In a worker: where records find their job."""
-    global _find
+    global _job
+    _job = find
 
-    def found() -> Bearings:
-        job = find()
-        host = socket.gethostname()
-        return Bearings(host=host) if job is None else Bearings(*job, host)
 
-    _find = found
+def _bearings() -> Bearings:
+    if _job is None:
+        return Bearings()
+    job = _job()
+    host = socket.gethostname()
+    return Bearings(host=host) if job is None else Bearings(*job, host)
 
 
 def dress(style: str, level: str) -> None:

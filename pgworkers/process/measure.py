@@ -61,14 +61,8 @@ class Meter:
     Clocks are in nanoseconds, answers in microseconds.
     """
 
-    def __init__(self, *, alone: bool = False) -> None:
-        """`alone`: there is one job in the life of this process, and nothing before it."""
+    def __init__(self) -> None:
         self._reset = -1  # the peak is that of the whole life
-        if not alone:
-            try:
-                self._reset = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
-            except OSError:
-                pass  # not allowed
         self._cpu = 0
         self._guessed = 0  # what jobs took that were not measured since
         self._last = 0  # what the kernel said last; kB
@@ -76,6 +70,13 @@ class Meter:
         self._children = 0
         self.grew = 0  # bytes by which the last job needed more than there was before it
         self._next_reset = 0
+
+    def open(self) -> None:
+        """By the process that is measured, unless there is one job in its life and nothing before it."""
+        try:
+            self._reset = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+        except OSError:
+            pass  # not allowed
 
     @property
     def descriptor(self) -> int:

@@ -7,11 +7,11 @@ packet is one message; descriptors travel with it and are closed here once they 
 from __future__ import annotations
 
 import errno
-import os
 import socket
 from array import array
 from collections import deque
 from collections.abc import Sequence
+from os import close  # as it was before `noting`
 
 #: The largest packet. Below the kernel's default socket buffer (208 KiB), so that one always fits.
 MAX_PACKET = 128 << 10
@@ -65,12 +65,12 @@ class Packets:
                 return
             self._queue.popleft()
             for fd in fds:
-                os.close(fd)
+                close(fd)
 
     def drop(self) -> None:
         """Close what was never sent."""
         for fd in self.descriptors:
-            os.close(fd)
+            close(fd)
         self._queue.clear()
 
     def receive(self) -> list[tuple[bytes, list[int]]] | None:

@@ -144,6 +144,15 @@ class Slot:
         view[_LEASE] = 0
         _end(view, _END_AT, 0, 0, 0, 0, _IDLE, 0)
 
+    def rest(self) -> None:
+        """By the worker: I wait for an order."""
+        self.view[STATE] = _IDLE
+
+    def leave(self, deadline: int) -> None:
+        """By the worker: what is left to do for me must be done by then."""
+        self.view[_DEADLINE] = deadline
+        self.view[STATE] = _LEAVING
+
     def running(self) -> Running:
         """By the supervisor: job 0 means none."""
         while True:
@@ -190,9 +199,9 @@ def _index(name: str) -> int:
     return found
 
 
-_LEASE, STATE = _index("lease"), _index("state")
+_LEASE, STATE, _DEADLINE = _index("lease"), _index("state"), _index("deadline")
 _WISH_JOB, _WISH_LEASE, _WISH_REASON = _index("wish_job"), _index("wish_lease"), _index("wish_reason")
-_RUNNING, _IDLE = int(State.RUNNING), int(State.IDLE)
+_RUNNING, _IDLE, _LEAVING = int(State.RUNNING), int(State.IDLE), int(State.LEAVING)
 
 # Fields in a row by one call, each as one number and in their order. `begin`: started … lease; `end`: deadline … job.
 _begin, _BEGIN_AT = struct.Struct("13q").pack_into, 8 * _index("started")

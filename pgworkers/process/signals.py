@@ -63,25 +63,14 @@ class Blocked:
         _c.pthread_sigmask(_c.SIG_SETMASK, self._before)
 
 
-def changed() -> list[tuple[int, Any]]:
-    """Which signals are not as in a fresh Python, with what they are there: SIGPIPE is ignored."""
+def changed(taken: Iterable[int]) -> list[tuple[int, Any]]:
+    """Which signals are not as in a fresh Python, with what they are there: SIGPIPE is ignored. `taken`: but for these."""
     found = []
     for signum in _NUMBERS:
         wanted = _c.SIG_IGN if signum == _c.SIGPIPE else _c.SIG_DFL
-        if signum not in (_c.SIGKILL, _c.SIGSTOP) and _c.getsignal(signum) != wanted:
+        if signum not in (_c.SIGKILL, _c.SIGSTOP, *taken) and _c.getsignal(signum) != wanted:
             found.append((signum, wanted))
     return found
-
-
-def reset(those: Iterable[tuple[int, Any]]) -> None:
-    """What was `changed` back to what a fresh Python has, and no signal blocked."""
-    _c.set_wakeup_fd(-1)
-    for signum, wanted in those:
-        try:
-            _c.signal(signum, wanted)
-        except (OSError, ValueError):
-            continue  # a real-time signal that the C library keeps for itself
-    _c.pthread_sigmask(_c.SIG_SETMASK, ())
 
 
 def name(signum: int) -> str:

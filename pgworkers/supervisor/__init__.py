@@ -5,7 +5,7 @@ fork safe and its death harmless. `python -m pgworkers.supervisor` is exec'd by 
 socket; orders come down on it (`messages.Command`), facts go up (`messages.Fact`).
 
 - `boot`     imports the app, and refuses to fork if that started threads
-- `fork`     makes a worker: socketpair, capture files, the child's first steps
+- `fork`     makes a worker: its crib once for each slot, socketpair, capture files, the child's first steps
 - `hooks`    what modules want done around a fork, and what of it is needed here
 - `crew`     all its living workers, `member` what it knows of one
 - `ladder`   (pure) which rung of ask, raise, dump, kill is due

@@ -9,6 +9,7 @@ and counted.
 from __future__ import annotations
 
 import os
+from os import close  # as it was before `noting`
 
 from pgworkers.process import memfd
 from pgworkers.supervisor import stack
@@ -99,5 +100,5 @@ class Capture:
         return start + os.pread(self.output, _TURN, start).find(b"\n") + 1
 
     def close(self) -> None:
-        os.close(self.output)
-        os.close(self.dump)
+        close(self.output)
+        close(self.dump)

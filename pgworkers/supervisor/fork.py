@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import traceback
+from _socket import AF_UNIX, SOCK_STREAM, socket, socketpair
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from os import close  # as it was before `noting`
+from os import _exit, close, setpgid  # as they were before `noting`
 from typing import Any, NoReturn
 
 from pgworkers.app import App
-from pgworkers.process import faults, prctl, shelf, signals, tickets
+from pgworkers.process import faults, shelf, signals, tickets
+from pgworkers.process.prctl import die_with_parent, inherit_orphans
 from pgworkers.process.scoreboard import Slot, State
 from pgworkers.process.term import Term
 from pgworkers.settings import Settings
@@ -23,7 +24,7 @@ from pgworkers.supervisor.boot import running_threads
 from pgworkers.supervisor.capture import Capture
 from pgworkers.supervisor.member import Worker
 from pgworkers.worker.birth import Birth
-from pgworkers.worker.main import live
+from pgworkers.worker.main import Worker as Crib
 
 
 @dataclass(slots=True)
@@ -35,13 +36,25 @@ class Nursery:
     queue: QueueSpec
     term: Term
     signals: list[tuple[int, Any]] = field(default_factory=list)  # that this process hears
+    cribs: dict[int, Crib] = field(default_factory=dict)  # by slot
 
     def hears(self) -> None:
         """It has its handlers now: note what a worker must put back."""
-        self.signals = signals.changed()
+        self.signals = signals.changed((signal.SIGUSR1, signal.SIGUSR2))  # which are its own
+
+    def crib(self, index: int, slot: Slot) -> Crib:
+        """The worker of this slot as it is before its birth. Each that is born there is a copy of it."""
+        found = self.cribs.get(index)
+        if found is None:
+            birth = Birth(
+                *(self.app, self.settings, self.queue, index, slot, self.term, os.getpid(), self.signals)
+            )
+            found = self.cribs[index] = Crib(birth)
+        return found
 
 
 _BLOCKED = signals.Blocked()
+_SIGKILL = int(signal.SIGKILL)
 
 
 class ForkRefused(RuntimeError):
@@ -62,7 +75,8 @@ def make(
     threads = running_threads()
     if threads:
         raise ForkRefused(f"no worker was forked: this process has threads ({', '.join(threads)})")
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    crib = nursery.crib(index, slot)
+    ours, theirs = socketpair(AF_UNIX, SOCK_STREAM)
     reads = writes = page = -1
     capture = Capture(f"{nursery.queue.name}-{index}"[:200], nursery.settings.output_limit)
     slot.clear()
@@ -78,7 +92,7 @@ def make(
             pid = _fork()
             if pid == 0:
                 not_ours = [*not_theirs, ours.fileno(), writes]
-                _child(nursery, index, slot, capture, theirs, (reads, page), parent, not_ours, brief)
+                _child(crib, capture.output, capture.dump, theirs, reads, page, parent, not_ours, brief)
     except OSError:
         ours.close()
         theirs.close()
@@ -89,7 +103,7 @@ def make(
         raise
     theirs.close()
     try:
-        os.setpgid(pid, pid)  # the child does it too: whoever comes first
+        setpgid(pid, pid)  # the child does it too: whoever comes first
     except OSError:
         pass  # it has done so, or is dead
     return Worker(index, pid, slot, capture), [ours.detach(), reads, writes, *([page] if page >= 0 else [])]
@@ -110,12 +124,12 @@ def _fork() -> int:
 
 
 def _child(
-    nursery: Nursery,
-    index: int,
-    slot: Slot,
-    capture: Capture,
-    sock: socket.socket,
-    channel: tuple[int, int],
+    crib: Crib,
+    output: int,
+    dump: int,
+    sock: socket,
+    reads: int,
+    page: int,
     parent: int,
     not_ours: list[int],
     brief: bool,
@@ -123,31 +137,16 @@ def _child(
     """From here on we are a worker, and must never return into the supervisor's frames."""
     status = 70  # EX_SOFTWARE: something below raised that should not have
     try:
-        faults.point("fork_child_early")
-        if not prctl.die_with_parent(signal.SIGKILL, parent):
-            os._exit(0)
-        os.setpgid(0, 0)
-        prctl.inherit_orphans()
+        if faults.ARMED:
+            faults.point("fork_child_early")
+        if not die_with_parent(_SIGKILL, parent):
+            _exit(0)
+        setpgid(0, 0)
+        inherit_orphans()
         for fd in not_ours:
             close(fd)
-        birth = Birth(
-            app=nursery.app,
-            settings=nursery.settings,
-            queue=nursery.queue,
-            index=index,
-            slot=slot,
-            term=nursery.term,
-            sock=sock,
-            tickets=channel[0],
-            shelf=shelf.Shelf(channel[1]) if channel[1] >= 0 else None,
-            output=capture.output,
-            dump=capture.dump,
-            parent=parent,
-            signals=nursery.signals,
-            brief=brief,
-        )
-        status = live(birth)
+        status = crib.live(sock, reads, shelf.Shelf(page) if page >= 0 else None, output, dump, brief)
     except BaseException:
         traceback.print_exc()
     finally:
-        os._exit(status)
+        _exit(status)

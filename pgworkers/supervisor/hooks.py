@@ -8,10 +8,12 @@ worker the interpreter gets them all, in their order: a handler that forks may h
 
 from __future__ import annotations
 
+import _random
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from os import getpid
 from typing import Any
 
 Hook = Callable[[], Any]
@@ -20,6 +22,7 @@ _WHEN = ("before", "after_in_parent", "after_in_child")
 #: Module -> what it registers for the child, which needs none of it when its parent had one thread.
 _NEEDLESS = {"threading": "_after_fork", "logging": "_after_at_fork_child_reinit_locks"}
 _register = os.register_at_fork
+_main: dict[str, Any] | None = None  # attributes of the main thread's object
 _kept: list[dict[str, Hook]] = []
 _wanted: dict[str, list[Hook]] = {when: [] for when in _WHEN}
 
@@ -38,7 +41,7 @@ def _keep(**hooks: Hook) -> None:
             _kept.append(hooks)
             if not _is_needless(hooks.get("after_in_child")):
                 for when, hook in hooks.items():
-                    _wanted[when].append(hook)
+                    _wanted[when].append(_short(hook))
             return
     _register(**hooks)  # it says what is wrong with them
 
@@ -48,8 +51,26 @@ def _is_needless(hook: Hook | None) -> bool:
     return name is not None and name == getattr(hook, "__qualname__", None)
 
 
+def _short(hook: Hook) -> Hook:
+    """That of `random` without its way through Python: thirty pages."""
+    owner: Any = getattr(hook, "__self__", None)
+    if type(owner).__module__ != "random" or getattr(hook, "__name__", "") != "seed":
+        return hook
+    seed = _random.Random.seed.__get__(owner)
+
+    def reseed() -> None:
+        seed()
+        owner.gauss_next = None
+
+    return reseed
+
+
 def before() -> None:
     """In the supervisor, just before it forks."""
+    global _main
+    if _main is None and "threading" in sys.modules:
+        main = vars(sys.modules["threading"].main_thread())
+        _main = main if "_native_id" in main else None
     _call(reversed(_wanted["before"]))
 
 
@@ -60,9 +81,8 @@ def in_parent() -> None:
 
 def in_child() -> None:
     """In the worker: what is wanted now, and for forks of its own everything."""
-    main = sys.modules["threading"].main_thread() if "threading" in sys.modules else None
-    if main is not None and hasattr(main, "_native_id"):
-        main._native_id = os.getpid()
+    if _main is not None:
+        _main["_native_id"] = getpid()
     if os.register_at_fork is _keep:
         os.register_at_fork = _register
         _call(_wanted["after_in_child"])

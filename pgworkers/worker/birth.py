@@ -7,16 +7,19 @@ import importlib
 import io
 import os
 import signal
-import socket
 import sys
+from _socket import socket
+from collections.abc import Callable
+from faulthandler import enable as _enable
+from faulthandler import register as _register
 from os import close, dup2  # as they were before `noting`
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from pgworkers.app import App
-from pgworkers.process import limits, signals
+from pgworkers.process import limits
 from pgworkers.process.scoreboard import Slot
 from pgworkers.process.shelf import Shelf
 from pgworkers.process.term import Term
@@ -24,10 +27,14 @@ from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
 
 _c_signal: Any = importlib.import_module("_signal")  # `signal` makes enums of what it answers
+_signal, _set_wakeup_fd, _sigmask = _c_signal.signal, _c_signal.set_wakeup_fd, _c_signal.pthread_sigmask
+_SIGUSR1, _SIGUSR2, _SIG_SETMASK = int(signal.SIGUSR1), int(signal.SIGUSR2), int(signal.SIG_SETMASK)
+
+OnSignal = Callable[[int, FrameType | None], None]
 
 
-class Birth(msgspec.Struct, frozen=True):
-    """All that a worker is given."""
+class Birth(msgspec.Struct):
+    """All that a worker is given: by its crib, and below that by its birth."""
 
     app: App
     settings: Settings
@@ -35,26 +42,48 @@ class Birth(msgspec.Struct, frozen=True):
     index: int
     slot: Slot
     term: Term
-    sock: socket.socket
-    tickets: int  # reading end of the pipe that says which order may begin
-    shelf: Shelf | None  # for reports that are not sent yet; a worker that has one job needs none
-    output: int  # descriptor of the capture file
-    dump: int  # descriptor that stacks are written to
     parent: int
     signals: list[tuple[int, Any]]  # that the supervisor hears, and what they are without it
+
+    sock: socket = cast("socket", None)
+    tickets: int = -1  # reading end of the pipe that says which order may begin
+    shelf: Shelf | None = None  # for reports that are not sent yet; a worker that has one job needs none
+    output: int = -1  # descriptor of the capture file
+    dump: int = -1  # descriptor that stacks are written to
     brief: bool = False  # its life is likely over before a heartbeat is of any use, and its order on the way
 
 
-def settle(birth: Birth) -> None:
-    """Streams, signals, dumps, limits, random numbers. The streams are dressed and stdin is empty: the supervisor's are."""
-    dup2(birth.output, 1)
-    dup2(birth.output, 2)
-    signals.reset(birth.signals)
-    _c_signal.signal(signal.SIGUSR2, unheard)
-    watch_faults(birth.dump)
+def settle(output: int, dump: int, heard: list[tuple[int, Any]], on_signal: OnSignal) -> None:
+    """Streams, signals, dumps. The streams are dressed and stdin is empty: the supervisor's are.
+
+    Every worker runs this, once, so that the interpreter learns nothing of it: no attribute is looked up, no enum made.
+    """
+    dup2(output, 1)
+    dup2(output, 2)
+    _set_wakeup_fd(-1)
+    for signum, wanted in heard:
+        try:
+            _signal(signum, wanted)
+        except (OSError, ValueError):
+            continue  # a real-time signal that the C library keeps for itself
+    _signal(_SIGUSR1, on_signal)
+    _signal(_SIGUSR2, unheard)
+    _enable(dump, True)
+    _register(_SIGUSR2, dump, True, False)
+    _sigmask(_SIG_SETMASK, ())
+
+
+def bound(birth: Birth) -> None:
+    """What its queue may take, where it has limits; and random numbers that are no sibling's."""
     limits.set_cores(birth.index, birth.queue.cores, birth.queue.pin)
     limits.set_address_space(birth.queue.address_space)
     _reseed()
+
+
+def is_bound(birth: Birth) -> bool:
+    """Is there anything for `bound` to do?"""
+    queue = birth.queue
+    return bool(queue.cores or queue.pin or queue.address_space is not None or "numpy.random" in sys.modules)
 
 
 def empty_stdin() -> None:

@@ -45,7 +45,6 @@ class Heartbeat:
         self._outbox = outbox
         self._extended = 0  # as the master was told last
         self._poll = select.poll()
-        self._poll.register(birth.sock, select.POLLRDHUP)
         self._idle = 0  # beats since the last job
         self.resting = False  # does the next job have to `wake` it?
         self._alarm = _thread.allocate_lock()  # ends a rest when it is let go
@@ -77,6 +76,7 @@ class Heartbeat:
             poll.poll()
 
     def run(self) -> None:
+        self._poll.register(self._birth.sock, select.POLLRDHUP)
         while True:
             self._slot.beat += 1
             try:

@@ -7,7 +7,7 @@ tickets come in the order of their orders.
 from __future__ import annotations
 
 import os
-import socket
+from _socket import socket
 from collections import deque
 from collections.abc import Callable
 
@@ -19,11 +19,10 @@ _CHUNK = 1 << 16
 
 
 class Inbox:
-    def __init__(
-        self, sock: socket.socket, pipe: int, rest: Callable[[], bool], pause: Callable[[int], None]
-    ) -> None:
-        self._sock = sock
-        self._pipe = pipe
+    sock: socket  # from its worker's birth on
+    pipe: int
+
+    def __init__(self, rest: Callable[[], bool], pause: Callable[[int], None]) -> None:
         self._reader = Reader()
         self._frames: deque[Frame] = deque()
         self._pause = pause
@@ -32,7 +31,7 @@ class Inbox:
 
     def ticket(self) -> Key | None:
         """The next ticket, ours alone from now on; None: we are to leave."""
-        key, self.waited = tickets.wait(self._pipe, self._rest, self._pause)
+        key, self.waited = tickets.wait(self.pipe, self._rest, self._pause)
         return key
 
     def order(self, key: Key) -> Frame | None:
@@ -43,11 +42,11 @@ class Inbox:
                 frame = frames.popleft()
                 if frame[1:3] == key:
                     return frame
-            data = self._sock.recv(_CHUNK)
+            data = self.sock.recv(_CHUNK)
             if not data:
                 return None
             frames.extend(self._reader.feed(data))
 
     def forget(self) -> None:
         """In a child forked by a handler: the tickets are its parent's."""
-        os.close(self._pipe)
+        os.close(self.pipe)

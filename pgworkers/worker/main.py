@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import traceback
+from _socket import socket
 from collections.abc import Callable, Coroutine, Iterable
 from os import getpid
 from typing import Any
@@ -18,10 +19,11 @@ from pgworkers.observe import records, tracing
 from pgworkers.process import faults, frames, measure, memfd, memory, tickets, tree
 from pgworkers.process.frames import Frame
 from pgworkers.process.measure import Meter
-from pgworkers.process.scoreboard import State, now
+from pgworkers.process.scoreboard import now
+from pgworkers.process.shelf import Shelf
 from pgworkers.worker import noting, outcome
 from pgworkers.worker.attempt import Attempt
-from pgworkers.worker.birth import Birth, settle
+from pgworkers.worker.birth import Birth, bound, is_bound, settle
 from pgworkers.worker.heartbeat import Heartbeat
 from pgworkers.worker.inbox import Inbox
 from pgworkers.worker.loop import Loop
@@ -34,68 +36,99 @@ from pgworkers.worker.window import Window
 #: After a job that needed so many bytes more than there were before it, memory is given back.
 RELEASE = 16 << 20
 _encode = msgspec.json.Encoder().encode
-
-
-def live(birth: Birth) -> int:
-    """Everything a worker does, from its fork to its exit status."""
-    settle(birth)
-    worker = Worker(birth)
-    try:
-        worker.start()
-    except BaseException:
-        traceback.print_exc()
-        print("[pgworkers: a start hook failed; this worker has taken no job]", file=sys.stderr)
-        _flush()
-        return 1
-    worker.serve()
-    return worker.leave()
+_READY = frames.encode(Kind.READY, 0, 0)
 
 
 class Worker:
+    """Made in its supervisor, once for each slot, as the crib of all that will be born there: what a worker makes for itself
+    it makes in pages that it has to copy first. So nothing here belongs to a process until `live`."""
+
     def __init__(self, birth: Birth) -> None:
         self._birth = birth
         self._slot = birth.slot
-        self._outbox = Outbox(birth.sock, birth.shelf)
+        self._outbox = Outbox()
         self._loop = Loop()
         self._heartbeat = Heartbeat(birth, self._outbox)
-        self._inbox = Inbox(birth.sock, birth.tickets, self._rest, self._heartbeat.wait)
-        self._window = Window(birth.slot, self._loop, birth.dump, self._heartbeat.heed)
+        self._inbox = Inbox(self._rest, self._heartbeat.wait)
+        self._window = Window(birth.slot, self._loop, self._heartbeat.heed)
         self._tidy: Tidy | None = None
         self.spared: set[int] = set()  # children that start hooks made
-        self._pid = os.getpid()
-        self._jobs_left = _jittered(birth.queue.max_jobs)
-        self._meter = Meter(alone=self._jobs_left == 1 and not birth.app.start_hooks)
+        self._pid = 0
+        self._jobs_left = birth.queue.max_jobs or sys.maxsize
+        self._hooks = bool(birth.app.start_hooks), bool(birth.app.stop_hooks)
+        self._meter = Meter()
         self._may_grow = birth.queue.max_rss is None
         self._plans = Plans(birth)
         self._brief: set[str] = set()  # tasks whose last job was over at once
+        self._bound = is_bound(birth)
+        self._graces = int((birth.settings.ask_grace + birth.settings.raise_grace) * 1e9)
+        self._signals = birth.signals
+        self._on_signal = self._window.on_signal
+        self._at_fork = self._in_forked_child
+        self._at_log = self._bearings
 
-    def start(self) -> None:
-        self._window.install()
-        os.register_at_fork(after_in_child=self._in_forked_child)
-        if not self._birth.brief:
+    def live(
+        self, sock: socket, tickets: int, shelf: Shelf | None, output: int, dump: int, brief: bool
+    ) -> int:
+        """Everything a worker does, from its fork to its exit status."""
+        self.take(sock, tickets, shelf, output, dump, brief)
+        settle(output, dump, self._signals, self._on_signal)
+        try:
+            self.start(brief)
+        except BaseException:
+            traceback.print_exc()
+            print("[pgworkers: a start hook failed; this worker has taken no job]", file=sys.stderr)
+            _flush()
+            return 1
+        self.serve()
+        return self.leave()
+
+    def take(
+        self, sock: socket, tickets: int, shelf: Shelf | None, output: int, dump: int, brief: bool
+    ) -> None:
+        """What comes with its birth."""
+        birth, outbox, inbox = self._birth, self._outbox, self._inbox
+        birth.sock = outbox.sock = inbox.sock = sock
+        birth.tickets = inbox.pipe = tickets
+        birth.shelf = outbox.shelf = shelf
+        birth.output = output
+        birth.dump = self._window.dump = dump
+        birth.brief = brief
+        self._pid = getpid()
+
+    def start(self, brief: bool) -> None:
+        os.register_at_fork(after_in_child=self._at_fork)
+        if self._bound:
+            bound(self._birth)
+        if not brief:
             self._heartbeat.start()
-        hooks = self._birth.app.start_hooks
-        self._run_hooks(hooks)
-        records.bind(self._bearings)
-        if hooks:  # without any the supervisor has done it
+        hooked = self._hooks[0]
+        if hooked or self._jobs_left > 1:
+            self._meter.open()
+        if hooked:
+            self._run_hooks(self._birth.app.start_hooks)
+        records.bind(self._at_log)
+        if hooked:  # else the supervisor has done it
             records.dress(self._birth.settings.log, self._birth.settings.log_level)
         if self._jobs_left > 1:
+            self._jobs_left = _jittered(self._jobs_left)
             self._tidy = Tidy(self._birth.output, self._birth.dump)
-        elif self._birth.app.start_hooks:  # nobody comes after the first job: what it leaves goes with us
+        elif hooked:  # nobody comes after the first job: what it leaves goes with us
             self.spared = set(tree.children(self._pid))
-        faults.point("before_ready")
-        _flush()
+        if faults.ARMED:
+            faults.point("before_ready")
+        if not brief:
+            _flush()
 
     def serve(self) -> None:
         """Orders until the master closes the pipe of tickets or this worker has done enough."""
-        self._slot.state = State.IDLE
-        ready = frames.encode(Kind.READY, 0, 0)
+        self._slot.rest()
         try:
             if not self._birth.brief:  # else it is taken for ready as it is
-                self._outbox.send(ready)
+                self._outbox.send(_READY)
             while (key := self._inbox.ticket()) is not None:
                 if key == tickets.CALL:
-                    self._outbox.send(ready)
+                    self._outbox.send(_READY)
                     continue
                 frame = self._inbox.order(key)
                 if frame is None or self._obey(frame):
@@ -230,15 +263,15 @@ class Worker:
 
     def leave(self) -> int:
         """Stop hooks, within the graces of the ladder; the supervisor ends one that hangs."""
-        settings = self._birth.settings
-        self._slot.deadline = now() + int((settings.ask_grace + settings.raise_grace) * 1e9)
-        self._slot.state = State.LEAVING
+        self._slot.leave(now() + self._graces)
         try:
-            self._run_hooks(self._birth.app.stop_hooks)
+            if self._hooks[1]:
+                self._run_hooks(self._birth.app.stop_hooks)
             self._loop.close()
         except BaseException:
             traceback.print_exc()
-        tracing.flush()
+        if tracing.wanted():
+            tracing.flush()
         _flush()
         return 0
 
@@ -259,13 +292,9 @@ class Worker:
         faulthandler.disable()
 
 
-def _jittered(jobs: int | None) -> int:
+def _jittered(jobs: int) -> int:
     """Workers that started together should not be replaced together."""
-    if jobs is None:
-        return sys.maxsize
-    if jobs <= 1:
-        return jobs
-    return max(1, round(jobs * random.uniform(0.9, 1.1)))
+    return jobs if jobs == sys.maxsize else max(1, round(jobs * random.uniform(0.9, 1.1)))
 
 
 def _flush() -> None:

@@ -8,16 +8,17 @@ socket did not take of a frame is kept and goes first next time.
 
 from __future__ import annotations
 
-import socket
 import threading
+from _socket import MSG_DONTWAIT, MSG_NOSIGNAL, socket
 
 from pgworkers.process.shelf import Shelf
 
 
 class Outbox:
-    def __init__(self, sock: socket.socket, shelf: Shelf | None) -> None:
-        self._sock = sock
-        self._shelf = shelf
+    sock: socket  # from its worker's birth on
+
+    def __init__(self) -> None:
+        self.shelf: Shelf | None = None
         self._rest = b""
         self.lock = threading.Lock()
 
@@ -26,21 +27,21 @@ class Outbox:
 
         Raises OSError when nobody reads any more.
         """
-        shelf = self._shelf
+        shelf = self.shelf
         with self.lock:
             rest, self._rest = self._rest, b""
-            self._sock.sendall(rest + frame if shelf is None else rest + shelf.lying() + frame)
+            self.sock.sendall(rest + frame if shelf is None else rest + shelf.lying() + frame)
         if shelf is not None:
             shelf.clear()
 
     def lay(self, frame: bytes) -> None:
         """From the main thread: to be sent with what comes next, and soon."""
-        if self._shelf is None or not self._shelf.lay(frame):
+        if self.shelf is None or not self.shelf.lay(frame):
             self.send(frame)
 
     def send_waiting(self) -> None:
         """What lies on the shelf."""
-        if self._shelf is not None and self._shelf.used:
+        if self.shelf is not None and self.shelf.used:
             self.send(b"")
 
     def is_clear(self) -> bool:
@@ -55,7 +56,7 @@ class Outbox:
 
     def _try(self, data: bytes) -> int:
         try:
-            return self._sock.send(data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            return self.sock.send(data, MSG_DONTWAIT | MSG_NOSIGNAL)
         except (BlockingIOError, InterruptedError):
             return 0
 
@@ -63,4 +64,4 @@ class Outbox:
         """In a child forked by a handler: the socket is its parent's."""
         self.lock = threading.Lock()
         self._rest = b""
-        self._sock.close()
+        self.sock.close()

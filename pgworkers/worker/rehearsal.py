@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
+from _socket import AF_UNIX, SOCK_STREAM, socketpair
 
 import msgspec
 
 from pgworkers.app import App
 from pgworkers.observe import tracing
-from pgworkers.process import faults, frames, limits, memfd, prctl, scoreboard, tickets, tree
+from pgworkers.process import faults, frames, memfd, prctl, scoreboard, tickets, tree
 from pgworkers.process.scoreboard import Scoreboard
 from pgworkers.process.term import OwnTerm, Term
 from pgworkers.settings import Settings
@@ -54,15 +54,9 @@ def rehearse(settings: Settings, queue: QueueSpec, parent: int) -> None:
         index=0,
         slot=Scoreboard(1)[0],
         term=Term(own.fd),
-        sock=socket.socket(socket.AF_UNIX),
-        tickets=-1,
-        shelf=None,
-        output=-1,
-        dump=-1,
         parent=parent,
         signals=[],
     )
-    stage.sock.close()
     for _ in range(LIVES):
         _be_born(parent)
         _play(stage, frame, children)
@@ -72,24 +66,23 @@ def _be_born(parent: int) -> None:
     """Those of the first steps that change nothing in a process which has made them before."""
     prctl.die_with_parent(signal.SIGKILL, parent)
     prctl.inherit_orphans()
-    limits.set_cores(0, (), False)
-    limits.set_address_space(None)
     random.seed()
 
 
 def _play(stage: Birth, frame: bytes, children: set[int]) -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    ours, theirs = socketpair(AF_UNIX, SOCK_STREAM)
     reads, writes = tickets.make()
     output = memfd.create("pgworkers-rehearsal")
     try:
-        with ours, theirs:
-            ours.sendall(frame)
-            tickets.write(writes, [(_JOB, _LEASE)])
-            worker = Worker(
-                msgspec.structs.replace(stage, sock=theirs, tickets=reads, output=output, dump=output)
-            )
-            worker.spared = children
-            worker.serve()
+        ours.sendall(frame)
+        tickets.write(writes, [(_JOB, _LEASE)])
+        worker = Worker(stage)
+        worker.take(theirs, reads, None, output, output, True)
+        worker.spared = children
+        worker.serve()
+        worker.leave()
     finally:
+        ours.close()
+        theirs.close()
         for fd in (reads, writes, output):
             os.close(fd)

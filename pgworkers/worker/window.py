@@ -12,17 +12,12 @@ as `Carried`.
 
 from __future__ import annotations
 
-import importlib
-import signal
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 from pgworkers.errors import JobStopped
 from pgworkers.process.scoreboard import Reason, Slot
 from pgworkers.worker.loop import Loop
-
-_c_signal: Any = importlib.import_module("_signal")  # `signal` makes enums of what it answers
 
 
 class Carried(Exception):
@@ -30,24 +25,22 @@ class Carried(Exception):
 
 
 class Window:
-    def __init__(self, slot: Slot, loop: Loop, dump: int, heed: Callable[[], None]) -> None:
+    dump: int  # where stacks are written, from its worker's birth on
+
+    def __init__(self, slot: Slot, loop: Loop, heed: Callable[[], None]) -> None:
         self._slot = slot
         self._loop = loop
-        self._dump = dump
         self._loops = (loop,)
         self._heed = heed  # the signal may mean that somebody misses our heartbeat
         self._open = False
         self.raised: BaseException | None = None  # by the last handler
-
-    def install(self) -> None:
-        _c_signal.signal(signal.SIGUSR1, self.on_signal)
 
     def on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         self._heed()
         slot = self._slot
         wanted = slot.tell
         if wanted != slot.told:
-            self._loop.write_stacks(self._dump)
+            self._loop.write_stacks(self.dump)
             slot.told = wanted
         if not self._open:
             return

@@ -66,9 +66,9 @@ def play(task: str) -> None:
     from pgworkers.process import frames, memfd, scoreboard, shelf, term, tickets
     from pgworkers.settings import Settings
     from pgworkers.specs import QueueSpec
-    from pgworkers.worker import noting
+    from pgworkers.worker import main, noting
     from pgworkers.worker.birth import Birth
-    from pgworkers.worker.main import live
+    from pgworkers.worker.main import Worker
     from pgworkers.worker.messages import NULL, Kind, Order
 
     noting.begin()
@@ -102,11 +102,11 @@ def play(task: str) -> None:
         ours.close()
         os.close(writes)
         output, dump = memfd.create("output"), memfd.create("dump")
-        birth = Birth(
-            app, Settings(), QueueSpec("q"), 0, board[0], term.Term(own.fd), theirs, reads, shelf.Shelf(page),
-            output, dump, parent, [],
-        )  # fmt: skip
-        os._exit(live(birth))
+        given = app, Settings(), QueueSpec("q"), 0, board[0], term.Term(own.fd)
+        channel = theirs, reads, shelf.Shelf(page), output, dump
+        if hasattr(Worker, "live"):
+            os._exit(Worker(Birth(*given, parent, [])).live(*channel, False))
+        os._exit(main.live(Birth(*given, *channel, parent, [])))  # an older tree
     theirs.close()
     rest = "q", 1, 0, 60.0, None, NULL, NULL, []
     try:

@@ -30,6 +30,22 @@ def hear():
 def draw():
     return [random.random(), threading.main_thread().native_id, os.getpid()]
 
+random.gauss(0, 1)  # which draws two, and keeps the second for the next call
+
+@app.task
+def draw_again():
+    return random.gauss(0, 1)
+
+@app.task
+def belongings():
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{fd}").partition(":")[0])
+        except FileNotFoundError:
+            pass
+    return sorted(links)
+
 @app.task
 def fork_with_a_thread():
     rest = threading.Event()
@@ -93,6 +109,27 @@ def test_no_two_workers_draw_the_same_numbers_and_each_knows_its_thread(tmp_path
             assert thread == pid == worker.pid
             drawn.append(number)
         assert len(set(drawn)) == 3
+
+
+def test_no_two_workers_have_the_number_that_the_import_of_the_app_left(tmp_path: Path) -> None:
+    without_rehearsal = {"PGWORKERS_FAULT": "nowhere"}  # which seeds them, too
+    with Play(tmp_path, TASKS, queue=ONE, environ=without_rehearsal) as play:
+        first = play.worker()
+        drawn = bytes(first.run(1, "draw_again").result)
+        assert bytes(play.worker(other_than=first.pid).run(2, "draw_again").result) != drawn
+
+
+def test_each_worker_of_a_slot_begins_as_the_one_before_it_began(tmp_path: Path) -> None:
+    """They are copies of one crib: what a life does to it is over with that life."""
+    with Play(tmp_path, TASKS, queue=ONE) as play:
+        seen = []
+        before = 0
+        for job in (1, 2, 3):
+            worker = play.worker(other_than=before)
+            before = worker.pid
+            seen.append(bytes(worker.run(job, "belongings").result))
+            assert play.fact(Died).status == "exit 0"
+        assert seen[0] == seen[1] == seen[2]
 
 
 @pytest.mark.parametrize("jobs", [1, None])

@@ -369,7 +369,7 @@ class TestWriter:
 def bare() -> Iterator[Callable[[], None]]:
     """Call it: the records of a worker, and a root logger as bare as an app may leave it (pytest adds handlers)."""
     root = logging.getLogger()
-    level, factory, find = root.level, logging.getLogRecordFactory(), records._find
+    level, factory, find = root.level, logging.getLogRecordFactory(), records._job
 
     def undress() -> None:
         root.handlers[:] = []
@@ -380,7 +380,7 @@ def bare() -> Iterator[Callable[[], None]]:
     root.handlers[:] = [
         one for one in root.handlers if type(one) not in (records.Screen, logging.StreamHandler)
     ]
-    records._find = find
+    records._job = find
     root.setLevel(level)
     logging.setLogRecordFactory(factory)
 

@@ -25,7 +25,7 @@ class _NOTHING:
 
 
 def test_a_job_is_told_what_it_used(cpu: list[int]) -> None:
-    meter = Meter(alone=True)
+    meter = Meter()
     assert meter.begin(0, fresh=True) == 0
     cpu[0] = 5_000_000
     assert meter.end(9_000_000) == (5000, 1000 * 1024)
@@ -34,7 +34,7 @@ def test_a_job_is_told_what_it_used(cpu: list[int]) -> None:
 
 def test_what_the_shortest_used_is_shared_by_durations(cpu: list[int]) -> None:
     """Each of them is told what it took; the next that is measured does not pay for them."""
-    meter = Meter(alone=True)
+    meter = Meter()
     meter.begin(0, fresh=True)
     for number in range(1, 10):
         assert meter.guess(10_000) == (10, 1000 * 1024)
@@ -46,7 +46,7 @@ def test_what_the_shortest_used_is_shared_by_durations(cpu: list[int]) -> None:
 
 
 def test_time_before_a_job_that_was_waited_for_is_nobodys(cpu: list[int]) -> None:
-    meter = Meter(alone=True)
+    meter = Meter()
     meter.begin(0, fresh=True)
     meter.guess(10_000)
     cpu[0] = 3_000_000
@@ -56,7 +56,7 @@ def test_time_before_a_job_that_was_waited_for_is_nobodys(cpu: list[int]) -> Non
 
 
 def test_really() -> None:
-    meter = Meter(alone=True)
+    meter = Meter()
     before = meter.begin(time.monotonic_ns(), fresh=True)
     end = time.process_time_ns() + 2_000_000
     while time.process_time_ns() < end:

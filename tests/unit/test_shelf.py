@@ -88,7 +88,8 @@ def test_what_is_sent_takes_along_what_lies_there_and_goes_behind_it(page: int) 
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)
-        outbox = Outbox(theirs, Shelf(os.dup(page)))
+        outbox = Outbox()
+        outbox.sock, outbox.shelf = theirs, Shelf(os.dup(page))
         outbox.lay(b"one,")
         outbox.lay(b"two,")
         with pytest.raises(BlockingIOError):
