@@ -30,6 +30,7 @@ from pgworkers.specs import TaskSpec
 
 if TYPE_CHECKING:
     from pgworkers.client.session import Client
+    from pgworkers.job.enqueue import Enqueued
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -218,17 +219,24 @@ class Task(Generic[P, R]):
         )
 
     def _enqueue(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:
+        if not tracing.wanted():
+            return self._job(self._client.enqueue(self._new(how, args, kwargs), how.conn))
         with tracing.enqueueing(self.name) as span:
             new = self._new(how, args, kwargs)
             made = self._client.enqueue(new, how.conn)
             span.made(made.id, new.queue, made.created)
-        return Job(made.id, self._client, decode=self.decode_result, created=made.created)
+        return self._job(made)
 
     async def _aenqueue(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:
+        if not tracing.wanted():
+            return self._job(await self._client.aenqueue(self._new(how, args, kwargs), how.conn))
         with tracing.enqueueing(self.name) as span:
             new = self._new(how, args, kwargs)
             made = await self._client.aenqueue(new, how.conn)
             span.made(made.id, new.queue, made.created)
+        return self._job(made)
+
+    def _job(self, made: Enqueued) -> Job[R]:
         return Job(made.id, self._client, decode=self.decode_result, created=made.created)
 
 

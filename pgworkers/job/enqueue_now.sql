@@ -2,4 +2,4 @@
 -- whom to notify: whoever sleeps, and in a longer transaction everybody, because who will sleep when it ends cannot be known.
 SELECT pgworkers.enqueue_now(
        %(task)s::text, %(args)s::jsonb, %(queue)s::text, %(priority)s::integer, %(max_attempts)s::integer,
-       %(max_crashes)s::integer, %(alone)s::boolean), true
+       %(max_crashes)s::integer, %(alone)s::boolean)

@@ -69,6 +69,8 @@ class Wording:
         text, names = query.statement.numbered(self._schema)
         if query is self._last:
             params, types, formats = self._last_values
+        elif query.wire is not None:
+            params, types, formats = query.wire, (), None
         else:
             values, given = self._values, query.params
             params = values.dump_sequence([given[name] for name in names], [PyFormat.AUTO] * len(names))
@@ -80,10 +82,12 @@ class Wording:
         name = self._prepared.get(key)
         if name is None and self._due(key):
             name = b"pgworkers_%d" % len(self._prepared)
-            self._read((yield pgconn.send_prepare, (name, text, types)))
+            self._read((yield pgconn.send_prepare, (name, text, types or None)))
             self._prepared[key] = name
         if name is None:
-            return self._read((yield pgconn.send_query_params, (text, params, types, formats, binary)))
+            return self._read(
+                (yield pgconn.send_query_params, (text, params, types or None, formats, binary))
+            )
         return self._read((yield pgconn.send_query_prepared, (name, params, formats, binary)))
 
     def _due(self, key: tuple[Statement, Types]) -> bool:

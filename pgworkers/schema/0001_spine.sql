@@ -49,10 +49,8 @@ CREATE TABLE pgworkers.job (
     meta            jsonb,                               -- why it was enqueued
     batch_id        bigint,
     linked          boolean     NOT NULL DEFAULT false,  -- somebody must hear of its end: a batch, or a job that waits for it
-    -- Only these three are live, and a running one has an owner.
-    CONSTRAINT job_is_live CHECK (CASE state WHEN 'running' THEN host IS NOT NULL
-                                             WHEN 'ready' THEN host IS NULL
-                                             WHEN 'scheduled' THEN host IS NULL ELSE false END)
+    -- Only the first three states are live, and a running job has an owner. Short: it is parsed anew by every statement that writes.
+    CONSTRAINT job_is_live CHECK (CASE WHEN host IS NULL THEN state < 'running' ELSE state = 'running' END)
 ) WITH (
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,

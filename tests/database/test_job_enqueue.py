@@ -6,9 +6,11 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import psycopg
 import pytest
 from psycopg.rows import dict_row
@@ -21,6 +23,9 @@ from pgworkers.job.copying import CHUNK_ROWS, acopy_in, copy_in
 from pgworkers.job.enqueue import Enqueued, enqueue, translate
 from pgworkers.job.new import NewJob
 from pgworkers.job.state import State
+from pgworkers.postgres.blocking import Blocking
+from pgworkers.postgres.connect import connect
+from pgworkers.settings import Settings
 from pgworkers.specs import TaskSpec
 
 Session = Callable[[], psycopg.Connection[Any]]
@@ -49,6 +54,38 @@ def test_a_job_is_ready_and_whoever_sleeps_is_told(desk: Desk) -> None:
     assert (seen.state, seen.args, seen.meta, seen.queue) == (State.READY, {"a": [1, "é"]}, {"why": 1}, "a")
     assert (seen.attempt, seen.max_attempts, seen.lease, seen.priority) == (0, 10, 0, 0)
     assert desk.notices() == [("pgworkers", "ready:a")]
+
+
+@contextmanager
+def own_session(desk: Desk) -> Iterator[Blocking]:
+    """As a process that enqueues has it."""
+    dsn = desk.conn.info.dsn
+    with connect(Settings(dsn=dsn), dsn, "client") as conn:
+        yield Blocking(conn, "pgworkers")
+
+
+PLAIN = NewJob("t ä", '{"a": "\u2603"}', queue="q ö", priority=-7, max_attempts=3, max_crashes=2)
+
+
+def test_a_plain_job_is_the_same_on_our_own_session_and_on_a_cursor(desk: Desk) -> None:
+    """The first and the sixth enqueue of a session differ, too: then it is prepared."""
+    with own_session(desk) as session:
+        made = [session.ask(enqueue(PLAIN, alone=True)) for _ in range(7)]
+    made.append(desk.ask(enqueue(PLAIN)))
+    assert all(each.created for each in made)
+    for each in made:
+        seen = desk.see(each.id)
+        assert (seen.task, seen.args, seen.queue, seen.priority) == ("t ä", {"a": "\u2603"}, "q ö", -7)
+        assert (seen.state, seen.max_attempts) == (State.READY, 3)
+
+
+@pytest.mark.parametrize("part", ["task", "queue", "args_json"])
+def test_a_nul_ends_no_text_on_the_wire(desk: Desk, part: str) -> None:
+    job = msgspec.structs.replace(PLAIN, **{part: getattr(PLAIN, part)[:4] + "\0" + getattr(PLAIN, part)[4:]})
+    assert isinstance(refused(desk, job), ArgumentError)
+    with own_session(desk) as session, pytest.raises(psycopg.DataError):
+        session.ask(enqueue(job, alone=True))
+    assert count(desk) == 0
 
 
 def test_what_the_task_says_is_used_where_the_caller_says_nothing(desk: Desk) -> None:
