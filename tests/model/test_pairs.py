@@ -149,7 +149,7 @@ def answer(desk: Desk, verb: str) -> Any:
         case "enqueue unique" | "enqueue after":
             return number(said.id), said.created
         case "renew":
-            return said
+            return said.known, said.alone, said.cancels, said.lost  # not when it was
         case _:
             return next(iter(said.values())) if isinstance(said, dict) else said
 
