@@ -14,6 +14,9 @@ from pgworkers.errors import UsageError
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _SIZES = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_DURATIONS = re.compile(
+    r"(?:\d++(?:\.\d++)?(?:ms|s|m|h|d|w) *+)++"
+)  # ++: nothing is tried twice, however long
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?B)?", re.IGNORECASE)
 MAX_SECONDS = 100 * 365 * 86400.0
 
@@ -33,9 +36,8 @@ def seconds(value: float | str, *, what: str = "duration") -> float:
         result = float(value)
     else:
         text = value.strip()
-        parts = _DURATION.findall(text)
-        if parts and "".join(n + u for n, u in parts) == text.replace(" ", ""):
-            result = sum(float(n) * _UNITS[u] for n, u in parts)
+        if _DURATIONS.fullmatch(text):
+            result = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
         else:
             try:
                 result = float(text)
@@ -51,16 +53,16 @@ def seconds(value: float | str, *, what: str = "duration") -> float:
 def size(value: int | str, *, what: str = "size") -> int:
     """Read `512MB`, `2GB` or a number of bytes; units are powers of 1024."""
     if isinstance(value, int) and not isinstance(value, bool):
-        result = value
+        result: float = value
     else:
         match = _SIZE.fullmatch(str(value).strip())
         if match is None:
             raise UsageError(f"{what}: {value!r} is not a size; write 512MB, 2GB or a number of bytes")
         unit = match[2].upper()
-        result = int(float(match[1]) * _SIZES[unit + "B" if unit else ""])
+        result = float(match[1]) * _SIZES[unit + "B" if unit else ""]
     if not 0 <= result < 1 << 60:
         raise UsageError(f"{what}: {value!r} is out of range")
-    return result
+    return int(result)
 
 
 def show_seconds(value: float) -> str:

@@ -168,7 +168,7 @@ def _by_id(said: Invocation, verb: Verb, outcomes: list[tuple[int, str | None]])
     elif not said.quiet:
         for one, outcome in outcomes:
             if outcome is not None:
-                click.echo(f"#{one} {_says(verb, outcome)}")
+                output.say(f"#{one} {_says(verb, outcome)}")
     if unknown := [one for one, outcome in outcomes if outcome is None]:
         raise NotFound(missing(unknown))
     return 0 if all(outcome in verb.good for _, outcome in outcomes) else 1
@@ -210,7 +210,7 @@ def change_by_filter(said: Invocation, db: place.Database, verb: Verb, chosen: F
     if said.output == "json":
         output.document(rows)
     elif said.output == "table":
-        click.echo(_summary(verb, outcomes))
+        output.say(_summary(verb, outcomes))
     return 0
 
 

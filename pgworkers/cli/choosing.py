@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from pgworkers.cli.invocation import Invocation
+from pgworkers.cli.wording import plain
 from pgworkers.errors import UsageError
 from pgworkers.job.state import State
 
@@ -50,4 +51,4 @@ def agreed(said: Invocation, question: str) -> bool:
         return True
     if not sys.stdin.isatty():
         raise UsageError(f"{question} There is no terminal to ask on; -y goes ahead; nothing was changed")
-    return click.confirm(question, err=True)
+    return click.confirm(plain(question), err=True)

@@ -65,7 +65,7 @@ def systemd(
         directory=directory or str(path.resolve().parent if path.suffix == ".py" else Path.cwd()),
         environment=environment or f"/etc/{app.name}.env",
     )
-    click.echo(text, nl=False)
+    output.script(text)
 
 
 @click.command("k8s", cls=Command)
@@ -101,7 +101,7 @@ def k8s(ctx: click.Context, *, name: str | None, image: str, secret: str, most: 
     from pgworkers.deploy.containers import label, manifests
 
     app = _around(said(ctx), name)
-    click.echo(manifests(app, image=image, secret=label(secret), most=most), nl=False)
+    output.script(manifests(app, image=image, secret=label(secret), most=most))
 
 
 @click.command("docker", cls=Command)
@@ -123,7 +123,7 @@ def docker(ctx: click.Context, *, python: str) -> None:
     """
     from pgworkers.deploy.containers import dockerfile
 
-    click.echo(dockerfile(_around(said(ctx), None), python=python), nl=False)
+    output.script(dockerfile(_around(said(ctx), None), python=python))
 
 
 @click.command("procfile", cls=Command)
@@ -135,7 +135,7 @@ def procfile(ctx: click.Context) -> None:
     Examples:
       pgworkers export procfile >> Procfile
     """
-    click.echo(procfile_of(_config(said(ctx)) or place.DEFAULT_CONFIG), nl=False)
+    output.script(procfile_of(_config(said(ctx)) or place.DEFAULT_CONFIG))
 
 
 def _around(said: Invocation, name: str | None, *, absolute: bool = False) -> Around:

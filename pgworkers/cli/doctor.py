@@ -13,7 +13,7 @@ from pgworkers import settings
 from pgworkers.cli import output, place
 from pgworkers.cli.failure import DATABASE
 from pgworkers.cli.invocation import Command, Invocation, said
-from pgworkers.cli.wording import plain, plural
+from pgworkers.cli.wording import plural
 from pgworkers.clock import seconds
 from pgworkers.errors import AppNotLoaded, DatabaseUnreachable
 
@@ -80,12 +80,13 @@ def doctor(ctx: click.Context, *, patience: str, strict: bool) -> None:
 def _tell(said: Invocation, finding: Finding) -> None:
     if said.quiet and finding.level in ("ok", "skip"):
         return
-    level = click.style(f"{finding.level:<5}", fg=_COLOURS[finding.level])
-    click.echo(f"{level} {finding.check:<13} {plain(finding.what)}")
+    output.say(
+        f" {finding.check:<13} {finding.what}", head=f"{finding.level:<5}", colour=_COLOURS[finding.level]
+    )
     if finding.why:
-        click.echo(f"{'':<19} why: {plain(finding.why)}")
+        output.say(f"{'':<19} why: {finding.why}")
     for fix in finding.fix if finding.level != "ok" else ():
-        click.echo(f"{'':<19} fix: {plain(fix)}")
+        output.say(f"{'':<19} fix: {fix}")
 
 
 def _all(said: Invocation, tolerance: Tolerance) -> Iterator[Finding | None]:

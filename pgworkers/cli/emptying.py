@@ -90,7 +90,7 @@ def _until_empty(
             first = max(first, left)
             done(first - left)
     if invocation.output == "table":
-        output.note(invocation, f"{', '.join(map(plain, names))}: empty")
+        output.note(invocation, f"{', '.join(names)}: empty")
     else:
         output.rows(invocation, [{"queue": name, "jobs": 0} for name in names], [], empty="")
     return 0

@@ -16,10 +16,9 @@ from pgworkers.cli.invocation import Command, Invocation, said
 from pgworkers.cli.preparing import Preparer, preparer
 from pgworkers.cli.progress import counted
 from pgworkers.cli.values import duration, duration_or_forever, json_object, moment, pairs, plain_wait
-from pgworkers.cli.wording import arguments, compact, plain, plural, short
+from pgworkers.cli.wording import arguments, plural, short
 from pgworkers.errors import JobFailed, UsageError
 from pgworkers.job.state import State
-from pgworkers.observe.escape import json_text
 
 if TYPE_CHECKING:
     from pgworkers.job.enqueue import Enqueued
@@ -128,7 +127,7 @@ def _await(said: Invocation, db: place.Database, job_id: int, timeout: float | N
     elif said.output == "ndjson":
         output.line(ended)
     elif ended.state == State.SUCCEEDED:
-        click.echo(json_text(compact(ended.result)))
+        output.value(ended.result)
     if ended.state != State.SUCCEEDED:
         raise JobFailed(job_id, ended.state, ended.error)
 
@@ -139,11 +138,11 @@ def _tell(said: Invocation, job: NewJob, made: Enqueued, sentence: str) -> None:
         row = {"id": made.id, "created": made.created, "task": job.task}
         output.document(row) if said.output == "json" else output.line(row)
     else:
-        click.echo(str(made.id) if said.quiet else sentence)
+        output.say(str(made.id) if said.quiet else sentence)
 
 
 def _sentence(job: NewJob, job_id: int) -> str:
-    where = f" on {plain(job.queue)}" if job.queue else ""
+    where = f" on {job.queue}" if job.queue else ""
     return f"#{job_id} {_call(job)} enqueued{where}"
 
 
@@ -152,7 +151,7 @@ def _conflict(db: place.Database, job: NewJob, job_id: int) -> str:
     from pgworkers.job import show
     from pgworkers.postgres.statements import run
 
-    held = f"#{job_id} {plain(job.task)} already holds the unique key {plain(job.unique or '')}"
+    held = f"#{job_id} {job.task} already holds the unique key {job.unique}"
     if job.on_conflict != "replace":
         return held
     found = run(db.conn, db.schema, show.get(job_id))
@@ -162,7 +161,7 @@ def _conflict(db: place.Database, job: NewJob, job_id: int) -> str:
 
 
 def _call(job: NewJob) -> str:
-    return f"{plain(job.task)}({plain(short(arguments(json_object(job.args_json, 'arguments'))))})"
+    return f"{job.task}({short(arguments(json_object(job.args_json, 'arguments')))})"
 
 
 def _many(said: Invocation, ready: Preparer, file: str) -> None:
@@ -178,7 +177,7 @@ def _many(said: Invocation, ready: Preparer, file: str) -> None:
         ):
             count = copy_in(db.conn, db.schema, _jobs(stream, name, ready.prepare), done, stream=True)
     if said.output == "table":
-        click.echo(str(count) if said.quiet else f"enqueued {plural(count, 'job')} of {plain(ready.task)}")
+        output.say(str(count) if said.quiet else f"enqueued {plural(count, 'job')} of {ready.task}")
     else:
         row = {"enqueued": count, "task": ready.task}
         output.document(row) if said.output == "json" else output.line(row)

@@ -39,7 +39,7 @@ def alerts() -> None:
       pgworkers export alerts > /etc/prometheus/rules/pgworkers.yml
       pgworkers export alerts | promtool check rules /dev/stdin
     """
-    click.echo(shipped("alerts.yml").read_text(encoding="utf-8"), nl=False)
+    output.script(shipped("alerts.yml").read_text(encoding="utf-8"))
 
 
 @export.command("grafana")

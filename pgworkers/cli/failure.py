@@ -17,6 +17,7 @@ from pgworkers.observe.escape import printable
 INTERRUPTED = 130
 DATABASE = 4
 SCHEMA = 5
+LONGEST = 2000  #: characters of an error
 
 #: A password in a URL or in a keyword/value dsn, wherever a driver may quote one.
 _SECRETS = (
@@ -57,7 +58,7 @@ def report(exc: Exception, *, traces: bool = False) -> int:
         print(printable(scrub("".join(traceback.format_exception(exc))), "\n\t"), file=sys.stderr, end="")
     elif code == 1 and not isinstance(exc, (PgworkersError, click.ClickException)):
         text += " (-v shows the traceback)"
-    print("pgworkers: error: " + scrub(one_line(text)), file=sys.stderr)
+    print("pgworkers: error: " + _brief(scrub(one_line(text))), file=sys.stderr)
     return code
 
 
@@ -113,6 +114,11 @@ def one_line(text: str) -> str:
     """A text as one line without control characters."""
     line = " ".join(part.strip() for part in text.splitlines() if part.strip())
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def _brief(line: str) -> str:
+    """A line of a readable length: what was typed stands in the middle, what is wrong with it around."""
+    return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
 
 
 def scrub(text: str) -> str:

@@ -64,11 +64,11 @@ def init(ctx: click.Context, directory: Path) -> None:
         output.rows(invocation, found, [], empty="")
         return
     for row in found:
-        click.echo(
+        output.say(
             f"{'wrote  ' if row['written'] else 'skipped'} {row['file']}"
             + ("" if row["written"] else " (it exists)")
         )
-    where = "" if directory == Path(".") else f"cd {directory} && "
+    where = "" if directory == Path(".") else f"cd {shlex.quote(str(directory))} && "
     output.note(invocation, f"next: {where}pgworkers run")
 
 

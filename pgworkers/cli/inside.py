@@ -7,7 +7,6 @@ import click
 from pgworkers.cli import output, place
 from pgworkers.cli.invocation import Command, said
 from pgworkers.cli.values import job_id
-from pgworkers.cli.wording import plain
 from pgworkers.errors import NotFound, PgworkersError, UsageError
 
 
@@ -24,8 +23,10 @@ def _reach(ctx: click.Context, kind: str, number: int) -> None:
     if not answer.done:
         raise PgworkersError(f"job #{number}: {answer.text}")
     if invocation.output == "table":
-        told = plain(answer.text or "", lines=True)
-        click.echo(told if kind == "stack" else f"#{number} {told}")
+        if kind == "stack":
+            output.say(answer.text or "", lines=True)
+        else:
+            output.say(f"#{number} {answer.text}")
     else:
         output.document({"id": number, kind: answer.text})
 
@@ -122,7 +123,8 @@ def workers_stack(ctx: click.Context, *, worker: str | None) -> int:
             output.line(row)
     else:
         for row in told:
-            click.echo(plain(f"{row['worker']} on {row['host']}") + f"\n{plain(row['stack'], lines=True)}\n")
+            output.say(f"{row['worker']} on {row['host']}")
+            output.say(f"{row['stack']}\n", lines=True)
         if not told:
             output.note(invocation, "no workers: no host has told of any yet; pgworkers run starts one")
     return 0 if all(one.done for one in found) else 1
@@ -158,7 +160,7 @@ def workers_stop(ctx: click.Context, *, worker: str) -> int:
         output.rows(invocation, told, [], empty="")
     else:
         for row in told:
-            click.echo(plain(f"{row['worker']} on {row['host']}: {row['outcome']}"))
+            output.say(f"{row['worker']} on {row['host']}: {row['outcome']}")
     return 0 if all(one.done for one in found) else 1
 
 
@@ -173,7 +175,7 @@ def _worker(text: str) -> tuple[str | None, int | None]:
     queue, stroke, slot = text.rpartition("/")
     if not stroke:
         return text, None
-    if not slot.isdigit():
+    if not (slot.isascii() and slot.isdigit() and len(slot) < 10):
         raise UsageError(
             f"{text!r} is not a worker; write QUEUE or QUEUE/SLOT, as pgworkers workers shows them"
         )

@@ -86,7 +86,7 @@ def show_(ctx: click.Context, *, number: int) -> None:
         attempts = run(db.conn, db.schema, show.attempts(number))
         around = run(db.conn, db.schema, standing(number))
     if invocation.output == "table":
-        click.echo("\n".join(tell(job, attempts, utcnow(), around)))
+        output.say("\n".join(tell(job, attempts, utcnow(), around)), lines=True)
         return
     told = {
         **output.record(job),

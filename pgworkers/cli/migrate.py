@@ -36,7 +36,7 @@ def up(ctx: click.Context) -> None:
         output.rows(invocation, [{"name": name, "schema": db.schema} for name in applied], [], empty="")
         return
     for name in applied:
-        click.echo(f"applied {name}")
+        output.say(f"applied {name}")
     output.note(invocation, f"schema {db.schema} is up to date")
 
 
@@ -82,7 +82,7 @@ def sql(ctx: click.Context) -> None:
     """
     from pgworkers.postgres import migrate as migrations
 
-    click.echo(migrations.render_sql(place.load(said(ctx)).settings.schema), nl=False)
+    output.script(migrations.render_sql(place.load(said(ctx)).settings.schema))
 
 
 @migrate.command("roles")
@@ -99,4 +99,4 @@ def roles(ctx: click.Context) -> None:
     """
     from pgworkers.postgres import migrate as migrations
 
-    click.echo(migrations.render_roles(place.load(said(ctx)).settings.schema), nl=False)
+    output.script(migrations.render_roles(place.load(said(ctx)).settings.schema))

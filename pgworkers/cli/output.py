@@ -16,7 +16,7 @@ import click
 
 from pgworkers.cli.invocation import Invocation
 from pgworkers.cli.wording import plain
-from pgworkers.observe.escape import json_text
+from pgworkers.observe.escape import json_data, json_text
 
 #: A column: its heading and how a row's cell reads.
 Column = tuple[str, Callable[[Any], str]]
@@ -46,7 +46,7 @@ def rows(
             line(row)
     elif said.quiet and key is not None:
         for row in found:
-            click.echo(plain(str(record(row)[key])))
+            say(str(record(row)[key]))
     elif not found:
         note(said, empty)
     else:
@@ -55,7 +55,7 @@ def rows(
         if sys.stdout.isatty():
             _drawn(headings, cells)
         else:
-            click.echo("\n".join(aligned(headings, cells)))
+            say("\n".join(aligned(headings, cells)), lines=True)
 
 
 def record(row: Any) -> dict[str, Any]:
@@ -71,22 +71,31 @@ def record(row: Any) -> dict[str, Any]:
     return found
 
 
-def document(value: Any) -> None:
+def document(found: Any) -> None:
     """One JSON document."""
     import msgspec
 
-    click.echo(json_text(msgspec.json.format(_encode(value), indent=2).decode(), "\n"))
+    click.echo(json_text(msgspec.json.format(json_data(found), indent=2).decode(), "\n"))
 
 
 def line(row: Any) -> None:
     """One line of NDJSON."""
-    click.echo(json_text(_encode(record(row)).decode()))
+    value(record(row))
 
 
-def _encode(value: Any) -> bytes:
-    import msgspec
+def value(found: Any) -> None:
+    """Any value as JSON in one line."""
+    click.echo(json_text(json_data(found).decode()))
 
-    return msgspec.json.encode(value, enc_hook=str)
+
+def say(text: str, *, lines: bool = False, head: str = "", colour: str | None = None) -> None:
+    """What was asked for, to stdout: one line, whatever is in it, or all its lines. A terminal shows `head` in colour."""
+    click.echo((click.style(plain(head), fg=colour) if head else "") + plain(text, lines=lines))
+
+
+def script(text: str) -> None:
+    """A file for another program, to stdout."""
+    click.echo(plain(text, lines=True), nl=False)
 
 
 def note(said: Invocation, text: str) -> None:

@@ -12,6 +12,7 @@ import click
 
 from pgworkers.cli import output, place
 from pgworkers.cli.invocation import Group, Invocation, said
+from pgworkers.cli.wording import plain
 from pgworkers.errors import NotFound, UsageError
 from pgworkers.postgres.embedded import EmbeddedServer, ServerStatus
 
@@ -38,7 +39,7 @@ def start(ctx: click.Context) -> None:
     invocation = said(ctx)
     dsn = _server(invocation).start()
     if invocation.output == "table":
-        click.echo(dsn)
+        output.say(dsn)
     elif invocation.output == "json":
         output.document({"dsn": dsn})
     else:
@@ -81,7 +82,7 @@ def status(ctx: click.Context) -> None:
         output.line(found)
     else:
         for name, value in _lines(found):
-            click.echo(f"{name:9}{value}")
+            output.say(f"{name:9}{value}")
     if found.pid is None:
         ctx.exit(NOT_RUNNING)
 
@@ -140,7 +141,7 @@ def reset(ctx: click.Context) -> None:
     if not invocation.yes:
         if not sys.stdin.isatty():
             raise UsageError(f"this deletes all jobs in {found.data}; nothing was deleted. Say so with --yes")
-        click.confirm(f"Delete all jobs in {found.data}?", abort=True, err=True)
+        click.confirm(plain(f"Delete all jobs in {found.data}?"), abort=True, err=True)
     server.reset()
     output.note(invocation, f"deleted {found.data}")
 

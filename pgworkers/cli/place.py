@@ -54,12 +54,6 @@ def required_config(said: Invocation) -> str:
     return found
 
 
-def config_dir(said: Invocation) -> Path:
-    """The directory beside which an embedded server keeps its data."""
-    path = Path((config(said) or "").partition(":")[0])
-    return path.resolve().parent if path.suffix == ".py" else Path.cwd()
-
-
 def load(said: Invocation, extra: dict[str, Any] | None = None) -> settings.Loaded:
     """The settings without asking the app."""
     return settings.load(flags={**said.flags(), **(extra or {})})
@@ -87,7 +81,7 @@ def load_with_app(said: Invocation) -> settings.Loaded:
 def choose(said: Invocation, loaded: settings.Loaded) -> Chosen:
     from pgworkers.postgres import connect
 
-    return connect.choose(loaded.settings, loaded.sources, config_dir(said))
+    return connect.choose(loaded.settings, loaded.sources, connect.beside(config(said)))
 
 
 @contextmanager
@@ -130,4 +124,4 @@ def embedded_home(said: Invocation, found: settings.Settings) -> Path:
     """Where the embedded server of this app keeps its data, whether it is the one that is meant or not."""
     from pgworkers.postgres import connect
 
-    return connect.choose(found, {}, config_dir(said)).home
+    return connect.choose(found, {}, connect.beside(config(said))).home

@@ -99,11 +99,11 @@ def scale(
     if invocation.output != "table":
         output.rows(invocation, [{"queue": name, "workers": workers, "cluster": cluster}], [], empty="")
     elif workers is not None:
-        click.echo(f"{plain(name)}: {workers} workers on each host")
+        output.say(f"{name}: {workers} workers on each host")
     elif cluster is not None:
-        click.echo(f"{plain(name)}: {cluster} workers over all hosts")
+        output.say(f"{name}: {cluster} workers over all hosts")
     else:
-        click.echo(f"{plain(name)}: as many workers as the app says")
+        output.say(f"{name}: as many workers as the app says")
 
 
 @queues.command("limit")
@@ -139,9 +139,9 @@ def limit(
     if invocation.output != "table":
         output.rows(invocation, [{"kind": kind, "name": name, "slots": slots}], [], empty="")
     elif slots is None:
-        click.echo(f"{kind} {plain(name)}: as the app says")
+        output.say(f"{kind} {name}: as the app says")
     else:
-        click.echo(f"{kind} {plain(name)}: {slots} at once")
+        output.say(f"{kind} {name}: {slots} at once")
 
 
 @queues.command("limits")
@@ -187,7 +187,7 @@ def _set(ctx: click.Context, names: tuple[str, ...], *, paused: bool) -> None:
     done = [{"queue": name, "paused": paused} for name in names]
     if invocation.output == "table":
         for name in names:
-            click.echo(f"{plain(name)} {'paused' if paused else 'resumed'}")
+            output.say(f"{name} {'paused' if paused else 'resumed'}")
     else:
         output.rows(invocation, done, [], empty="")
 

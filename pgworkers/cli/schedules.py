@@ -10,7 +10,7 @@ import click
 from pgworkers.cli import output, place
 from pgworkers.cli.invocation import Group, Invocation, said, unknown
 from pgworkers.cli.output import Column
-from pgworkers.cli.wording import ago, lasting, plain, plural, short
+from pgworkers.cli.wording import ago, lasting, plural, short
 from pgworkers.errors import NotFound, PgworkersError, UsageError
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def run_(ctx: click.Context, *, name: str, scope: str | None) -> int:
             f"the last job of schedule {name} is still live and its overlap is skip; nothing was enqueued"
         )
     if invocation.output == "table":
-        click.echo(str(tick.job) if invocation.quiet else f"#{tick.job} {plain(view.task)} enqueued")
+        output.say(str(tick.job) if invocation.quiet else f"#{tick.job} {view.task} enqueued")
     else:
         output.rows(invocation, [told], [], empty="")
     return 0
@@ -207,10 +207,10 @@ def _say(
             empty="",
         )
         return
-    what = plain(name) + (f" ({plain(scope)})" if scope else "")
+    what = name + (f" ({scope})" if scope else "")
     scopes = sum(1 for _, its in changed if its)
     with_scopes = f" with {plural(scopes, 'scope')}" if scopes and not scope else ""
-    click.echo(f"{what} {done}{with_scopes}" if changed else f"{what} was {done} already")
+    output.say(f"{what} {done}{with_scopes}" if changed else f"{what} was {done} already")
 
 
 def _views(db: place.Database, name: str, scope: str | None) -> list[ScheduleView]:

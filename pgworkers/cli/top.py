@@ -80,4 +80,6 @@ def _print(db: Database, how: str, queue: str | None) -> None:
     else:
         width = os.get_terminal_size().columns if sys.stdout.isatty() else PIPE
         scene = top_screen.Scene(wish)
-        click.echo("\n".join(top_screen.text(picture, top_model.rows(picture, wish), scene, width)))
+        output.say(
+            "\n".join(top_screen.text(picture, top_model.rows(picture, wish), scene, width)), lines=True
+        )

@@ -15,7 +15,9 @@ from pgworkers.clock import seconds
 from pgworkers.errors import UsageError
 
 _MAX_ID = 2**63 - 1
-_DURATION = re.compile(r"(\d+(\.\d+)?(ms|s|m|h|d|w)?)+")
+_DURATION = re.compile(
+    r"(?:\d++(?:\.\d++)?(?:ms|s|m|h|d|w)?)++"
+)  # ++: nothing is tried twice, however long a word is
 
 
 def job_id(value: str) -> int:

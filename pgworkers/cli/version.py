@@ -42,7 +42,7 @@ def version(ctx: click.Context) -> None:
     invocation = said(ctx)
     if invocation.output == "table":
         for name, value in facts.items():
-            click.echo(f"{name:<10}{value}")
+            output.say(f"{name:<10}{value}")
     elif invocation.output == "json":
         output.document(facts)
     else:

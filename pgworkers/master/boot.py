@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version as package_version
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,7 +22,7 @@ from pgworkers.job.new import NewJob
 from pgworkers.master import http
 from pgworkers.master.options import RunOptions
 from pgworkers.postgres import migrate
-from pgworkers.postgres.connect import Chosen, choose, connect, is_pooled
+from pgworkers.postgres.connect import Chosen, beside, choose, connect, is_pooled
 from pgworkers.postgres.dsn import shown
 from pgworkers.postgres.embedded import EmbeddedServer
 from pgworkers.postgres.statements import run as ask
@@ -62,8 +61,7 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
     if loaded.settings.metrics != "off":
         http.parse(loaded.settings.metrics)  # before anything is done
     served = choose_queues(app, options.queues, options.workers, loaded.settings.max_workers)
-    config_dir = Path(options.config.partition(":")[0]).resolve().parent
-    chosen = choose(loaded.settings, loaded.sources, config_dir)
+    chosen = choose(loaded.settings, loaded.sources, beside(options.config))
     server = None
     dsn = chosen.dsn
     if chosen.embedded:

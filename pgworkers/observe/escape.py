@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
-import msgspec
-
-_encode = msgspec.json.Encoder(enc_hook=lambda value: printable(str(value))).encode
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -30,11 +29,24 @@ def escape(text: str, limit: int = 300) -> str:
 
 def json_line(record: dict[str, Any]) -> str:
     """A record as one line of JSON in which everything that cannot be printed is escaped."""
+    return json_text(json_data(record).decode())
+
+
+def json_data(value: Any) -> bytes:
+    """JSON, whatever is in it: half a character, which no decoder would take, is shown as one that is missing."""
     try:
-        text = _encode(record).decode()
-    except UnicodeEncodeError:  # half a character, which no decoder would take
-        text = _encode(_whole(record)).decode()
-    return json_text(text)
+        return _encoder()(value)
+    except UnicodeEncodeError:
+        import msgspec
+
+        return _encoder()(_whole(msgspec.to_builtins(value, enc_hook=str)))
+
+
+@functools.cache
+def _encoder() -> Callable[[Any], bytes]:
+    import msgspec  # not for `pgworkers --help`, which escapes as well
+
+    return msgspec.json.Encoder(enc_hook=str).encode
 
 
 def json_text(text: str, keep: str = "") -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,23 @@ def choose(
     if any(environ.get(name) for name in PG_VARIABLES):
         return Chosen("", "PG* variables", False, home)
     return Chosen("", "embedded server", True, home)
+
+
+def beside(config: str | None) -> Path:
+    """The directory of an app, by its name alone: the embedded server lives there, as it does for Python (`origin_of`).
+
+    A dotted name is looked for as an import would, but nothing of it is imported: who asks is often the master.
+    """
+    name = (config or "").rpartition(":")[0] or config or ""
+    path = Path(name)
+    if name.endswith(".py") or os.sep in name or path.is_file():
+        return path.resolve().parent
+    for root in (os.getcwd(), *sys.path) if name else ():
+        module = Path(root, *name.split("."))
+        for file in (module / "__init__.py", module.with_name(f"{module.name}.py")):
+            if file.is_file():
+                return file.resolve().parent
+    return Path.cwd()
 
 
 def connect(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any]:

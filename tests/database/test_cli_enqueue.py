@@ -221,7 +221,7 @@ def test_the_schema_of_the_app_is_used(cli: Command, db: Db) -> None:
     assert jobs(db) == []
 
 
-def waits(cli: Command, db: Db, verdict: str, *words: str) -> Said:
+def waits(cli: Command, db: Db, verdict: str, *words: str, result: str = '{"url":"x"}') -> Said:
     """Enqueue with --wait, and end the job as a host would."""
     found: list[Said] = []
     thread = threading.Thread(
@@ -241,9 +241,9 @@ def waits(cli: Command, db: Db, verdict: str, *words: str) -> Said:
                 """WITH gone AS (DELETE FROM pgworkers.job RETURNING *)
                 INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,
                        max_attempts, max_crashes, created_at, run_at, result, errors)
-                SELECT id, %s, 'error', 0, queue, task, args, 1, 1, 0, 1, 3, created_at, run_at, '{"url":"x"}', '{boom}'
+                SELECT id, %s, 'error', 0, queue, task, args, 1, 1, 0, 1, 3, created_at, run_at, %s, '{boom}'
                   FROM gone""",
-                [verdict],
+                [verdict, result],
             )
             db.execute("SELECT pg_notify('pgworkers_done', '*')")
     finally:
@@ -255,6 +255,11 @@ def test_wait_prints_the_result(cli: Command, db: Db) -> None:
     said = waits(cli, db, "succeeded", "--wait=50s")
     assert (said.code, said.out) == (0, '{"url":"x"}\n')
     assert "enqueued on reports" in said.err
+
+
+def test_a_result_paints_nothing_and_is_json(cli: Command, db: Db) -> None:
+    said = waits(cli, db, "succeeded", "--wait", result='"\\u001b[2J\\u202e\\n"')
+    assert (said.code, said.out) == (0, '"\\u001b[2J\\u202e\\n"\n')
 
 
 def test_wait_fails_with_the_job(cli: Command, db: Db) -> None:

@@ -79,6 +79,19 @@ def test_the_master_never_imports_what_imports_the_users_code() -> None:
         }, module
 
 
+def test_what_a_command_prints_goes_through_the_room_that_escapes_it() -> None:
+    """`output` shows what would steer a terminal or forge a line; click itself prints only its help and our version."""
+    printing = {"click.echo", "click.secho", "click.prompt", "print", "sys.stdout.write", "sys.stderr.write"}
+    found = {m.name: calls(m) & printing for m in (PACKAGE / "cli").glob("*.py") if calls(m) & printing}
+    assert found == {
+        "output.py": {"click.echo"},
+        "invocation.py": {"click.echo"},
+        "root.py": {"click.echo"},
+        "failure.py": {"print"},
+        "progress.py": {"print"},
+    }
+
+
 def test_nothing_is_ever_pickled() -> None:
     for module in MODULES:
         assert not imports(module) & {"pickle", "marshal", "shelve"}, module

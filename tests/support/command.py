@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import io
 import json
 import os
 import signal
@@ -143,6 +145,49 @@ class Forked(Command):
         self, words: Sequence[str], given: bytes, environ: Mapping[str, str]
     ) -> tuple[int, bytes, bytes]:
         return _nursery().run(words, cwd=str(self.cwd), environ=environ, given=given, limit=LIMIT)
+
+
+class Warm(Command):
+    """The same in this very process, where a command costs what it does: for those that leave nothing behind."""
+
+    def start(
+        self, words: Sequence[str], given: bytes, environ: Mapping[str, str]
+    ) -> tuple[int, bytes, bytes]:
+        from pgworkers.cli.failure import guarded
+
+        # As the streams of a process are, but that what is no text would be an error of the test.
+        files = [io.TextIOWrapper(io.BytesIO(data), "utf-8", newline="\n") for data in (given, b"", b"")]
+        before, cwd, stdin, path = dict(os.environ), os.getcwd(), sys.stdin, [*sys.path]
+        try:
+            os.chdir(self.cwd)
+            _become(environ)
+            sys.stdin = files[0]
+            with contextlib.redirect_stdout(files[1]), contextlib.redirect_stderr(files[2]):
+                code = guarded(words)
+        finally:
+            sys.stdin = stdin
+            sys.path[:] = path
+            for name in [name for name, module in sys.modules.items() if _lies_in(self.cwd, module)]:
+                del sys.modules[name]
+            os.chdir(cwd)
+            _become(before)
+        return code, *(_written(file) for file in files[1:])
+
+
+def _lies_in(directory: Path, module: Any) -> bool:
+    return str(getattr(module, "__file__", None)).startswith(f"{directory}{os.sep}")
+
+
+def _become(environ: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environ)
+
+
+def _written(file: io.TextIOWrapper) -> bytes:
+    file.flush()
+    buffer = file.buffer
+    assert isinstance(buffer, io.BytesIO)
+    return buffer.getvalue()
 
 
 @functools.cache

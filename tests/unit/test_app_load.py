@@ -14,6 +14,7 @@ import pytest
 from pgworkers import AppNotLoaded
 from pgworkers.declare.loading import release_of
 from pgworkers.loading import load
+from pgworkers.postgres.connect import beside
 
 APP = "from pgworkers import App\n{name} = App()\n{name}.queue('q')\n"
 
@@ -173,3 +174,31 @@ def test_release_is_the_commit_or_a_hash_of_the_files(tmp_path: Path) -> None:
     assert release_of(tmp_path / "tree" / "sub" / "app.py") == head[:10]
     subprocess.run([*git, "checkout", "-q", "--detach"], check=True, timeout=30)
     assert release_of(config) == head[:10]
+
+
+@pytest.mark.parametrize(
+    ("config", "file"),
+    [
+        ("beside_app.py", "beside_app.py"),
+        ("beside_dir/app.py:app", "beside_dir/app.py"),
+        ("beside_mod", "beside_mod.py"),
+        ("beside_mod:app", "beside_mod.py"),
+        ("beside_pkg.deep.mod:app", "beside_pkg/deep/mod.py"),
+        ("beside_whole", "beside_whole/__init__.py"),
+    ],
+)
+def test_the_embedded_server_of_a_command_is_that_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, file: str
+) -> None:
+    write(tmp_path / "beside_pkg" / "__init__.py", "1 / 0")
+    write(tmp_path / file, APP.format(name="app"))
+    monkeypatch.chdir(tmp_path)
+    assert beside(config) == (tmp_path / file).resolve().parent, "known although nothing was imported"
+    write(tmp_path / "beside_pkg" / "__init__.py", "")
+    assert load(config).origin.parent == beside(config)
+
+
+def test_an_app_that_is_not_there_is_looked_for_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for config in (None, "", "nosuch.mod:app", "no such", ":app"):
+        assert beside(config) == tmp_path.resolve(), config

@@ -19,7 +19,7 @@ from pgworkers.cli.preparing import as_call, typed
 from pgworkers.cli.run import parse_queues, parse_workers
 from pgworkers.cli.values import duration_or_forever, job_id, json_object, moment, pairs, plain_wait, scalar
 from pgworkers.cli.wording import ago, arguments, plain, plural, progress, short
-from pgworkers.clock import show_seconds
+from pgworkers.clock import seconds, show_seconds, size
 from pgworkers.errors import UsageError
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -249,6 +249,48 @@ def test_notes_and_json_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> 
     assert not _forges(err)
     document, _, line = out.strip().rpartition("\n")
     assert json.loads(document) == json.loads(line) == {"value": NASTY}
+
+
+def test_what_is_said_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> None:
+    output.say(NASTY)
+    output.say(f" one\n\ttwo{NASTY[:6]}", lines=True, head=NASTY)
+    output.value(NASTY)
+    output.script(f"a: {NASTY[:6]}\n")
+    said = capsys.readouterr().out
+    assert not _forges(said.replace("\t", ""))
+    assert [line[:5] for line in said.splitlines()] == ["a\\x1b", "a\\x1b", "\ttwoa", '"a\\u0', "a: a\\"]
+
+
+def test_a_name_that_is_half_a_character_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file's name in Latin-1, say: the directory is there, and telling so must not fail."""
+    output.document([{"file": "caf\udce9", "at": NOW}])
+    assert json.loads(capsys.readouterr().out) == [{"file": "caf\ufffd", "at": "2026-03-01T12:00:00Z"}]
+
+
+LONG = 100_000  # less than an argv may hold; what is tried twice for each of them takes for ever
+
+
+@pytest.mark.parametrize("word", ["1" * LONG + "x", "1s" * LONG + "!", "1." * LONG, "9" * LONG, "x" * LONG])
+def test_a_word_is_read_in_a_time_that_grows_with_it(word: str) -> None:
+    assert plain_wait(["--wait", word]) in (["--wait=", word], [f"--wait={word}"])
+    with pytest.raises(UsageError):
+        seconds(word)
+    with pytest.raises(UsageError):
+        size(word)
+
+
+def test_an_error_about_a_long_word_begins_and_ends_as_others_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(["jobs", "show", "x" * LONG]) == 2
+    said = capsys.readouterr().err
+    assert len(said) < 2100
+    assert said.startswith("pgworkers: error: Invalid value for 'ID': 'xxx")
+    assert said.endswith("try `pgworkers jobs show --help`\n")
+
+
+@pytest.mark.parametrize("slot", ["²", "٣", "-1", "1e3", "", "9" * 10, "9" * 5000])
+def test_a_slot_is_a_number_that_a_worker_may_have(slot: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(["workers", "stop", f"render/{slot}"]) == 2
+    assert "is not a worker; write QUEUE or QUEUE/SLOT" in capsys.readouterr().err
 
 
 def test_a_traceback_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> None:

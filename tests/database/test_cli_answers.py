@@ -1,0 +1,76 @@
+"""What hosts and jobs answer to `jobs stack|suspend`, `workers stack|stop`: shown, whatever it says and they are called."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from support.command import Forked, Said
+from support.desk import Desk
+from support.words import fair
+
+from pgworkers.job import host, renew, request
+
+EVIL = "\x1b[2J\u202e\u2028\x85"
+STACK = f'File "{EVIL}.py", line 7, in {EVIL}\n  wait()'
+
+
+@pytest.fixture
+def cli(emptied: str, tmp_path: Path) -> Forked:
+    return Forked(tmp_path, DATABASE_URL=emptied, PGWORKERS_SCHEMA="pgworkers")
+
+
+@pytest.fixture
+def job(session: Callable[[], psycopg.Connection[Any]], schema: str) -> Iterator[int]:
+    """Of a host with a name like no other, which answers everything in two lines."""
+    desk = Desk(session(), schema)
+    desk.ask(host.register(desk.host, f"box\n{EVIL}", 1, EVIL, EVIL, EVIL, ["a"], ["t"], 60.0))
+    running = desk.run_one().id
+    told = {"queue": "a", "slot": 0, "pid": 1, "state": "busy", "job": running, "task": "t"}
+    desk.ask(renew.renew(desk.host, [], "running", json.dumps([told])))
+    with _answering(desk):
+        yield running
+
+
+@contextmanager
+def _answering(desk: Desk) -> Iterator[None]:
+    enough = threading.Event()
+
+    def answer() -> None:
+        while not enough.wait(0.02):
+            for one in desk.ask(request.take(desk.host)):
+                desk.ask(request.answer(one.id, True, STACK))
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+def shown(said: Said) -> str:
+    fair(said, repr(said))
+    assert said.code == 0, said.err
+    assert "\\x1b[2J\\u202e\\u2028\\x85" in said.out
+    return said.out
+
+
+def test_a_stack_has_its_lines_and_paints_nothing(cli: Forked, job: int) -> None:
+    assert len(shown(cli("jobs", "stack", str(job))).splitlines()) == 2
+    assert cli("jobs", "stack", str(job), "-o", "json").json() == {"id": job, "stack": STACK}
+    told = shown(cli("workers", "stack")).splitlines()
+    assert told[0].startswith("a/0 on ")
+    assert told[2].endswith("wait()")
+
+
+def test_what_became_of_a_request_is_one_line(cli: Forked, job: int) -> None:
+    assert len(shown(cli("jobs", "suspend", str(job))).splitlines()) == 1
+    assert len(shown(cli("workers", "stop", "a")).splitlines()) == 1
