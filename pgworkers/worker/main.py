@@ -107,6 +107,7 @@ class Worker:
             self._meter.open()
         if hooked:
             self._run_hooks(self._birth.app.start_hooks)
+            self._heartbeat.spared = measure.threads()
         records.bind(self._at_log)
         if hooked:  # else the supervisor has done it
             records.dress(self._birth.settings.log, self._birth.settings.log_level)
