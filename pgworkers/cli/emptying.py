@@ -61,7 +61,7 @@ def purge(ctx: click.Context, *, name: str, dead: bool) -> int:
     verb = PURGE_DEAD if dead else PURGE
     with place.database(invocation) as db:
         _known(db, (name,))
-        return change_by_filter(invocation, db, verb, Filter(states=list(verb.meant), queue=name))
+        return change_by_filter(invocation, db, verb, Filter(states=list(verb.meant), queues=(name,)))
 
 
 @click.command("drain", cls=Command)
