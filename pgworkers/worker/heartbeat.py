@@ -127,7 +127,10 @@ class Heartbeat:
         """No supervisor, or no master while a job runs: whatever this process does, nobody will hear of it."""
         gone = os.getppid() != self._birth.parent
         if not gone and self._slot.state == State.RUNNING:
-            gone = bool(self._poll.poll(0))
+            found = self._poll.poll(0)
+            gone = bool(found)
+            if any(event & select.POLLNVAL for _, event in found):
+                self._slot.closed = 1
         if gone:
             os.killpg(os.getpgrp(), signal.SIGKILL)
 
