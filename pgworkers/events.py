@@ -15,6 +15,7 @@ from pgworkers.lives import (
     SupervisorFailed,
     SupervisorSilent,
     SupervisorStarted,
+    WorkerBurned,
     WorkerDied,
     WorkerDumped,
     WorkerForked,
@@ -224,7 +225,7 @@ class OutputDropped:
 Fact = (
     JobStarted | JobEnded | JobsReleased | LeaseLost | FinishRejected | EndRefused
     | JobRescued | StopWished | JobStopped | JobStalled
-    | WorkerForked | WorkerReady | WorkerDied | WorkerDumped
+    | WorkerForked | WorkerReady | WorkerBurned | WorkerDied | WorkerDumped
     | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | SupervisorSilent
     | WorkersResting | OrphansKilled
     | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified

@@ -135,8 +135,9 @@ class Job(Generic[R]):
 
         view = self._seen(view)
         if view.state not in TERMINAL:
+            goes_on = "it goes on" if view.state == State.RUNNING else "it has not begun, and goes on waiting"
             raise ResultTimeout(
-                f"job #{self.id} is still {view.state} after {show_seconds(waited or 0.0)}; it goes on"
+                f"job #{self.id} is still {view.state} after {show_seconds(waited or 0.0)}; {goes_on}"
             )
         if view.state != State.SUCCEEDED:
             raise JobFailed(self.id, str(view.state), view.error)

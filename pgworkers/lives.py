@@ -28,10 +28,18 @@ class WorkerReady(OfWorker):
 class WorkerDied(OfWorker):
     job: int  # 0: it had none
     status: str
-    why: str  # recycled, drained, or the verdict
+    why: str  # left, threads, while idle, or the verdict
     swept: int
     task: str = ""
     attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBurned(OfWorker):
+    """Threads that a job left behind used CPU while there was none: it is replaced."""
+
+    job: int  # the last that it had
+    task: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pgworkers.app import App
-from pgworkers.declare.loading import import_config
+from pgworkers.declare.loading import import_config, names_file
 from pgworkers.errors import AppNotLoaded
 
 
@@ -30,3 +30,10 @@ def load(config: str) -> App:
             raise AppNotLoaded(
                 f"{config}: several Apps in it ({names}); say which one: {config}:{several[0][0]}"
             )
+
+
+def name_of(app: App, config: str) -> str:
+    """What titles call it: the name that it was given, else the module that was asked for, else its file."""
+    if app.name != app.origin.name or names_file(config.rpartition(":")[0] or config):
+        return app.name
+    return config

@@ -90,7 +90,7 @@ class ScheduleSpec(msgspec.Struct, frozen=True):
 
 
 class AppSpec(msgspec.Struct, frozen=True):
-    name: str  # "app.py" as shown in titles
+    name: str  # as shown in titles: "app.py", or "pkg.mod:app" if it was asked for like that
     version: str
     queues: tuple[QueueSpec, ...]
     tasks: tuple[TaskSpec, ...]

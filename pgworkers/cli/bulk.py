@@ -138,8 +138,8 @@ def _change(
     *,
     job_ids: tuple[int, ...],
     state: tuple[str, ...],
-    queue: str | None,
-    task: str | None,
+    queue: tuple[str, ...],
+    task: tuple[str, ...],
 ) -> int:
     by_filter = bool(state or queue or task)
     if by_filter == bool(job_ids):
@@ -155,7 +155,7 @@ def _change(
         if by_filter:
             from pgworkers.job.show import Filter
 
-            return change_by_filter(said, db, verb, Filter(states=wished, queue=queue, task=task))
+            return change_by_filter(said, db, verb, Filter(states=wished, queues=queue, tasks=task))
         return _by_id(said, verb, verb.apply(db, list(dict.fromkeys(job_ids))))
 
 

@@ -22,8 +22,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 def filters(command: F) -> F:
     """The options that choose jobs."""
     for option in (
-        click.option("--task", metavar="TASK", help="Only jobs of this task."),
-        click.option("--queue", metavar="QUEUE", help="Only jobs of this queue."),
+        click.option(
+            "--task", multiple=True, metavar="TASK", help="Only jobs of this task; may be repeated."
+        ),
+        click.option(
+            "--queue", multiple=True, metavar="QUEUE", help="Only jobs of this queue; may be repeated."
+        ),
         click.option(
             "--state",
             multiple=True,
@@ -41,8 +45,8 @@ def states(given: Sequence[str]) -> list[State]:
 
 def described(chosen: Filter) -> str:
     """`dead or cancelled, queue reports, task render`"""
-    parts = [" or ".join(chosen.states or ()), f"queue {chosen.queue}" if chosen.queue else ""]
-    return ", ".join(filter(None, [*parts, f"task {chosen.task}" if chosen.task else ""]))
+    said = (("", chosen.states), ("queue ", chosen.queues), ("task ", chosen.tasks))
+    return ", ".join(what + " or ".join(names) for what, names in said if names)
 
 
 def agreed(said: Invocation, question: str) -> bool:

@@ -7,7 +7,7 @@ import time
 import click
 
 from pgworkers.cli import output, place
-from pgworkers.cli.bulk import DISCARD, Verb, change_by_filter
+from pgworkers.cli.bulk import Verb, change_by_filter
 from pgworkers.cli.invocation import Command, Invocation, said, unknown
 from pgworkers.cli.progress import counted
 from pgworkers.cli.values import duration
@@ -27,7 +27,17 @@ def _forget(db: place.Database, ids: list[int]) -> list[tuple[int, str | None]]:
     return [(one, "purged" if one in gone else None) for one in ids]
 
 
-PURGE = Verb("purge", "purged", (State.DEAD,), (State.DEAD,), frozenset({"purged"}), _forget)
+def _cancel_waiting(db: place.Database, ids: list[int]) -> list[tuple[int, str | None]]:
+    from pgworkers.job.purge import purge_waiting
+    from pgworkers.postgres.statements import run
+
+    found = run(db.conn, db.schema, purge_waiting(ids))
+    return [(one, found[one]) for one in ids]
+
+
+_WAITING = (State.SCHEDULED, State.READY)
+PURGE = Verb("cancel", "cancelled", _WAITING, _WAITING, frozenset({"cancelled"}), _cancel_waiting)
+PURGE_DEAD = Verb("purge", "purged", (State.DEAD,), (State.DEAD,), frozenset({"purged"}), _forget)
 
 
 @click.command("purge", cls=Command)
@@ -35,9 +45,9 @@ PURGE = Verb("purge", "purged", (State.DEAD,), (State.DEAD,), frozenset({"purged
 @click.option("--dead", is_flag=True, help="Delete the records of its dead jobs instead.")
 @click.pass_context
 def purge(ctx: click.Context, *, name: str, dead: bool) -> int:
-    """Discard everything that waits in a queue. Shows the count and asks.
+    """Cancel everything that waits in a queue. Shows the count and asks.
 
-    Waiting jobs become dead without running, and jobs that wait for them hear of it. Running ones go on. With --dead the
+    Waiting jobs are cancelled without running, and jobs that wait for them hear of it. Running ones go on. With --dead the
     dead jobs of the queue are deleted for good, with their post-mortems.
 
     \b
@@ -48,10 +58,10 @@ def purge(ctx: click.Context, *, name: str, dead: bool) -> int:
     from pgworkers.job.show import Filter
 
     invocation = said(ctx)
-    verb = PURGE if dead else DISCARD
+    verb = PURGE_DEAD if dead else PURGE
     with place.database(invocation) as db:
         _known(db, (name,))
-        return change_by_filter(invocation, db, verb, Filter(states=list(verb.meant), queue=name))
+        return change_by_filter(invocation, db, verb, Filter(states=list(verb.meant), queues=(name,)))
 
 
 @click.command("drain", cls=Command)

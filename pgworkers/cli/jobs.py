@@ -33,7 +33,7 @@ def jobs() -> None:
 )
 @click.pass_context
 def list_(
-    ctx: click.Context, *, state: tuple[str, ...], queue: str | None, task: str | None, limit: int
+    ctx: click.Context, *, state: tuple[str, ...], queue: tuple[str, ...], task: tuple[str, ...], limit: int
 ) -> None:
     """Jobs, the newest first.
 
@@ -48,7 +48,7 @@ def list_(
     from pgworkers.postgres.statements import run
 
     invocation = said(ctx)
-    chosen = show.Filter(states=states(state), queue=queue, task=task, limit=limit + 1)
+    chosen = show.Filter(states=states(state), queues=queue, tasks=task, limit=limit + 1)
     with place.database(invocation) as db:
         found = run(db.conn, db.schema, show.find(chosen))
         some_run = any(job.state == State.RUNNING for job in found)

@@ -60,8 +60,6 @@ class _Group:
 
 def state(worker: SeenWorker, host: SeenHost) -> str:
     """One word for what is most remarkable about a worker."""
-    if host.lost:
-        return "lost"
     if worker.wish:
         return "stopping"
     if worker.state == "suspended":
@@ -85,22 +83,23 @@ def share(progress: Any) -> float | None:
 
 
 def rows(picture: Picture, wish: Wish) -> list[Row]:
-    """The lines of the tree, or of the list when that is wished."""
+    """The lines of the tree, or of the list when that is wished. A lost host is one line of the tree, below the living."""
     depths = {depth.queue: depth for depth in picture.queues}
     hosts = {host.id: host for host in picture.hosts}
     groups = {host.id: _Group() for host in picture.hosts}
     for host in picture.hosts:
-        for queue in host.queues:
+        for queue in host.queues if not host.lost else ():
             groups[host.id].queues[queue] = []
-    for worker in picture.workers:
+    workers = _living(picture)
+    for worker in workers:
         groups[worker.host].queues.setdefault(worker.queue, []).append(worker)
-    wanted = [worker for worker in picture.workers if _wanted(worker, hosts[worker.host], wish)]
+    wanted = [worker for worker in workers if _wanted(worker, hosts[worker.host], wish)]
     if not wish.tree:
         ordered = sorted(wanted, key=_rank(wish), reverse=_down(wish))
         return [_row(hosts[worker.host], worker) for worker in ordered]
     found: list[Row] = []
     kept = {id(worker) for worker in wanted}
-    for host in picture.hosts:
+    for host in sorted(picture.hosts, key=lambda one: one.lost):
         below: list[Row] = []
         group = groups[host.id].queues
         for queue in sorted(group):
@@ -111,7 +110,7 @@ def rows(picture: Picture, wish: Wish) -> list[Row]:
             if here or named:
                 below.append(_queue(host, queue, depths.get(queue), group[queue]))
                 below += [_row(host, worker) for worker in here]
-        if below or not wish.filter or _says(wish.filter, host.name):
+        if below or not wish.filter or _says(wish.filter, host.name, "lost" * host.lost):
             every = [worker for workers in group.values() for worker in workers]
             found.append(Row((host.id,), host, busy=_busy(every), total=len(every)))
             found += below
@@ -124,6 +123,12 @@ def _row(host: SeenHost, worker: SeenWorker) -> Row:
 
 def _queue(host: SeenHost, queue: str, depth: QueueDepth | None, workers: Sequence[SeenWorker]) -> Row:
     return Row((host.id, queue), host, queue, depth, busy=_busy(workers), total=len(workers))
+
+
+def _living(picture: Picture) -> list[SeenWorker]:
+    """What a lost host said of its workers is no longer so: their jobs are others', or wait."""
+    lost = {host.id for host in picture.hosts if host.lost}
+    return [worker for worker in picture.workers if worker.host not in lost]
 
 
 def _busy(workers: Sequence[SeenWorker]) -> int:
@@ -187,12 +192,14 @@ def _rank(wish: Wish) -> Callable[[SeenWorker], tuple[Any, ...]]:
 def totals(picture: Picture) -> dict[str, int]:
     """The figures of the first line."""
     hosts = {host.id: host for host in picture.hosts}
-    states = [state(worker, hosts[worker.host]) for worker in picture.workers]
+    workers = _living(picture)
+    states = [state(worker, hosts[worker.host]) for worker in workers]
+    lost = sum(host.lost for host in picture.hosts)
     return {
-        "hosts": len(picture.hosts),
-        "lost": sum(host.lost for host in picture.hosts),
-        "workers": len(picture.workers),
-        "busy": _busy(picture.workers),
+        "hosts": len(picture.hosts) - lost,
+        "lost": lost,
+        "workers": len(workers),
+        "busy": _busy(workers),
         "stalled": states.count("stalled"),
         "suspended": states.count("suspended"),
         "ready": sum(depth.ready for depth in picture.queues),

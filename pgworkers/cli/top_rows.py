@@ -78,8 +78,9 @@ def _host(row: Row) -> Line:
         line.append((" leader", "bold green"))
     if host.state != "running" and not host.lost:
         line.append((f" {clean(host.state, 20)}", "yellow"))
-    line.append((f" {row.busy}/{row.total} busy", ""))
-    if host.load is not None:
+    if not host.lost:
+        line.append((f" {row.busy}/{row.total} busy", ""))
+    if host.load is not None and not host.lost:
         line.append((f" load {host.load:.1f}" + (f"/{host.cores}" if host.cores else ""), ""))
     line.append((f" code {clean(host.version, 12)}", ""))
     line.append((f" {clean(host.app, 20)}" + (f" {clean(host.label, 20)}" if host.label else ""), "dim"))

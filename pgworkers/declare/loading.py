@@ -23,9 +23,14 @@ def import_config(config: str) -> tuple[ModuleType, str]:
     place, _, name = config.rpartition(":") if ":" in config else (config, "", "")
     if not place:
         raise AppNotLoaded(f"{config!r} names no app; write app.py, dir/app.py:app or pkg.mod:app")
-    if place.endswith(".py") or os.sep in place or Path(place).is_file():
+    if names_file(place):
         return _import_file(config, Path(place)), name
     return _import_dotted(config, place), name
+
+
+def names_file(place: str) -> bool:
+    """What stands before the colon: a file, and no module."""
+    return place.endswith(".py") or os.sep in place or Path(place).is_file()
 
 
 def _import_file(config: str, path: Path) -> ModuleType:

@@ -13,10 +13,13 @@ from pgworkers.postgres.statements import Query, Statement
 
 _HORIZON = Statement.beside(__file__, "horizon")
 _TABLES = Statement.beside(__file__, "tables")
+_FRESH = Statement.beside(__file__, "fresh")
 _INDEXES = Statement.beside(__file__, "indexes")
 
 #: Bytes that an entry of our indexes takes at most, with its share of a page, and that a small index may take anyway.
 _ENTRY, _SMALL = 80, 1 << 20
+#: Jobs that are looked at for the age of dead rows.
+_LOOK = 250_000
 _MADE = re.compile(r"CREATE (?:UNIQUE )?INDEX (\w+)")
 _LITERAL = re.compile(r"'(?:[^']|'')*(?:'|\Z)|\$(\w*)\$.*?(?:\$\1\$|\Z)", re.DOTALL)
 _JOB = re.compile(r" job (\d+) lease \d+$")
@@ -67,6 +70,11 @@ def horizon() -> Query[list[Holder]]:
 
 def tables() -> Query[list[Table]]:
     return Query(_TABLES, {}, lambda rows: [Table(*row) for row in rows])
+
+
+def fresh() -> Query[int]:
+    """Dead rows of `job` for which autovacuum need not have come yet."""
+    return Query(_FRESH, {"look": _LOOK}, lambda rows: int(rows[0][0]))
 
 
 def indexes() -> Query[list[Index]]:
@@ -143,10 +151,11 @@ def masked(query: str, most: int = 80) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
-def dead_rows(found: list[Table], tolerance: Tolerance) -> list[Finding]:
+def dead_rows(found: list[Table], fresh: int, tolerance: Tolerance) -> list[Finding]:
     check, bad = "dead rows", []
     for table in found:
-        if table.dead < tolerance.dead or table.dead < tolerance.dead_ratio * table.trigger:
+        overdue = table.dead - (fresh if table.name == "job" else 0)
+        if overdue < tolerance.dead or overdue < tolerance.dead_ratio * table.trigger:
             continue
         last = "never" if table.vacuumed is None else f"{show_seconds(table.vacuumed)} ago"
         what = (

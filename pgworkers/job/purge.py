@@ -1,4 +1,4 @@
-"""Purge: an operator forgets dead jobs for good."""
+"""Purge: an operator empties a queue of what waits, or forgets its dead jobs for good."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from collections.abc import Sequence
 from pgworkers.postgres.statements import Query, Statement
 
 _PURGE = Statement.beside(__file__, "purge")
+_WAITING = Statement.beside(__file__, "purge_waiting")
 
 
 def purge(ids: Sequence[int]) -> Query[list[int]]:
     """Delete those of these jobs that are dead; answers which."""
     return Query(_PURGE, {"ids": list(ids)}, lambda rows: [row[0] for row in rows])
+
+
+def purge_waiting(ids: Sequence[int]) -> Query[dict[int, str | None]]:
+    """Cancel a bounded number of jobs; those that run go on. Answers as `cancel_many`, with "running" for those."""
+    return Query(_WAITING, {"ids": list(ids)}, lambda rows: {row[0]: row[1] for row in rows})

@@ -89,11 +89,11 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which jobs are meant. Empty `states` means any, None means any; `before` is an id: only older ones."""
+    """Which jobs are meant. No states, queues or tasks mean any, None means any; `before` is an id: only older ones."""
 
     states: Sequence[State] = ()
-    queue: str | None = None
-    task: str | None = None
+    queues: Sequence[str] = ()
+    tasks: Sequence[str] = ()
     ids: Sequence[int] | None = None
     limit: int = 50
     before: int | None = None
@@ -258,8 +258,8 @@ _ATTEMPT_JSON = _places(AttemptView, "progress", "rungs")
 def _params(where: Filter) -> dict[str, Any]:
     return {
         "states": [str(state) for state in where.states] or None,
-        "queue": where.queue,
-        "task": where.task,
+        "queues": list(where.queues) or None,
+        "tasks": list(where.tasks) or None,
         "ids": None if where.ids is None else list(where.ids),
         "before": where.before,
     }

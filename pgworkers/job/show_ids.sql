@@ -3,8 +3,8 @@
 SELECT id
   FROM pgworkers.jobs
  WHERE (%(states)s::pgworkers.job_state[] IS NULL OR state = ANY (%(states)s::pgworkers.job_state[]))
-   AND (%(queue)s::text IS NULL OR queue = %(queue)s::text)
-   AND (%(task)s::text IS NULL OR task = %(task)s::text)
+   AND (%(queues)s::text[] IS NULL OR queue = ANY (%(queues)s::text[]))
+   AND (%(tasks)s::text[] IS NULL OR task = ANY (%(tasks)s::text[]))
    AND (%(ids)s::bigint[] IS NULL OR id = ANY (%(ids)s::bigint[]))
    AND id < coalesce(%(before)s::bigint, 9223372036854775807)
  ORDER BY id DESC

@@ -47,7 +47,9 @@ class Worker:
         self.orders: deque[Held] = deque()
         self.load = 0.0  # seconds that they should take together
         self.settling = False  # its last end must be written before it begins anything
-        self.retiring = False  # its supervisor was replaced: it leaves after its job
+        self.retiring = False  # its supervisor was replaced, or it is not wanted: it leaves after its job
+        self.burns = False  # threads that its jobs left use CPU
+        self.last = (0, "")  # the job that it reported last, and its task
         self.since = monotonic()  # of the present state, or of the present job
         self.ends_at = inf  # the present job, if it is foreseen
         self.jobs = 0
@@ -136,6 +138,8 @@ class Worker:
         if found:
             self.since = now = monotonic()
             self.jobs += len(found)
+            last = found[-1][0].claimed
+            self.last = last.id, last.task
             if orders:
                 orders[0].began = now
         return found

@@ -25,7 +25,7 @@ from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved
 from pgworkers.job.retry import Again
 from pgworkers.job.state import Verdict
-from pgworkers.lives import WorkerReady
+from pgworkers.lives import WorkerBurned, WorkerReady
 from pgworkers.master import verdict
 from pgworkers.master.crew import Worker
 from pgworkers.master.desk import QueueDesk
@@ -88,7 +88,7 @@ class Dispatch(Handing):
                 self._unload(desk, worker)
 
     def retire(self, worker: Worker) -> None:
-        """Its supervisor was replaced by one with newer code: it leaves now, or after its job."""
+        """Newer code, an operator's wish, threads that burn: it leaves now, or after its job."""
         worker.retiring = True
         desk = self.desks[worker.queue]
         if worker in desk.idle:
@@ -170,6 +170,10 @@ class Dispatch(Handing):
                 worker.become("ready")
             case Kind.PROGRESS:
                 self._progressed(worker, frame)
+            case Kind.BURNS:
+                worker.burns = True
+                self._facts.tell(WorkerBurned(worker.queue, worker.slot, worker.pid, *worker.last))
+                self.retire(worker)
             case Kind.METRICS:
                 if (known := self.held.get(frame.job)) is not None:
                     self._facts.tell(HandlerMeasured(known.claimed.task, frame.body))

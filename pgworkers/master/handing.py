@@ -29,7 +29,7 @@ from pgworkers.worker.messages import Report
 
 #: How often workers are looked at that have not reported for a while.
 LOOK_EVERY = 0.005
-UNKNOWN = "their task is not in this version of the app"
+UNKNOWN = "the task is not in this version of the app"
 
 
 class Handing:
@@ -219,7 +219,7 @@ class Handing:
         now = monotonic()
         for desk in self.desks.values():
             if desk.buffer and now - desk.buffer[0].since > self._patience():
-                self._release_buffer(desk, "no worker was free for them")
+                self._release_buffer(desk, "no worker was free")
                 desk.typical = max(desk.typical or 0.0, AHEAD * 2)  # it was not short after all
         self._watch_buffers()
 

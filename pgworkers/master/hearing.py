@@ -118,7 +118,7 @@ class Hearing:
         held = self._dispatch.held.get(died.job)
         job = held.claimed if held is not None else None
         verdict = self._dispatch.died(worker, died)
-        why = verdict or ("left" if left else "while idle")
+        why = verdict or (("threads" if worker.burns else "left") if left else "while idle")
         self._facts.tell(
             lives.WorkerDied(
                 worker.queue,

@@ -91,7 +91,7 @@ class Overlooked:
         known = {*self._dispatch.held_keys(), *self._ends.keys()}
         unknown = [key for key in held.jobs if key not in known]
         if unknown:
-            self._ends.release(unknown, "the answer to their claim was lost")
+            self._ends.release(unknown, "the answer to the claim was lost")
         if since is None:
             self._whole_at = monotonic() + max(WHILE, SHARE * (monotonic() - began))
         self._seen = held.until if since is None or held.until >= since else None

@@ -8,6 +8,7 @@ from pgworkers.clock import show_seconds, show_size
 from pgworkers.master.held import Held
 
 OOM = "killed by the kernel: out of memory"
+CLOSED = "its handler had closed descriptors that were not its own, and with them the way back"
 #: What the raise itself looks like in a report; it says no more than the reason does.
 _THE_STOP_ITSELF = re.compile(r"(JobStopped|CancelledError)\b")
 
@@ -18,6 +19,12 @@ def of_stop(reason: str, held: Held | None, peak: int, error: str | None) -> str
     if error and not _THE_STOP_ITSELF.match(error):
         return f"{sentence}; it ended with {error}"
     return sentence
+
+
+def of_last_crash(error: str | None, crashes: int) -> str:
+    """Of a job that has attempts left and gets none: without it nobody would know why."""
+    times = "once" if crashes == 1 else f"{crashes} times"
+    return f"{error or 'it crashed'}; not tried again: it took its worker down {times} (max_crashes)"
 
 
 def _sentence(reason: str, held: Held | None, peak: int) -> str:

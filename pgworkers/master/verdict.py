@@ -6,7 +6,7 @@ turns either into a verdict and into the next state of the job.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -103,6 +103,8 @@ def of_death(died: Died, held: Held | None = None) -> Ending:
             error += " (nobody here sent it: possibly out of memory, or an operator)"
     else:
         verdict, error = Verdict.EXIT, f"the worker left with {died.status} in the middle of the job"
+    if died.closed:
+        error += f"; {sentences.CLOSED}"
     return Ending(
         verdict,
         died.duration,
@@ -144,6 +146,8 @@ def settle(held: Held, ending: Ending, rand: float, worker: str, version: str) -
                 **_postmortem(held, ending, worker, version), after=decision.seconds, free=decision.free
             )
         state = State.DEAD
+        if verdict in CRASHES and job.attempt < job.max_attempts and job.crashes + 1 >= job.max_crashes:
+            ending = replace(ending, error=sentences.of_last_crash(ending.error, job.crashes + 1))
     known = _postmortem(held, ending, worker, version)
     return End(**known, state=state, result=ending.result, children=children)
 

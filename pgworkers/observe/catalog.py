@@ -19,9 +19,10 @@ HOST_STATES = ("starting", "running", "draining", "stopping")
 STOP_REASONS = ("cancel", "deadline", "memory", "drain", "kill", "lease", "stall")
 TICK_RESULTS = ("fired", "skipped", "missed", "failed")
 ROLES = ("claim", "finish", "listen", "leadership")
-#: How a worker can go: of itself, without a job, or with one that ended so.
+#: How a worker can go: of itself, because of threads that jobs left, without a job, or with one that ended so.
 EXITS = (
     "left",
+    "threads",
     "idle",
     "timeout",
     "cancelled",
@@ -110,7 +111,7 @@ SCHEDULES = (
 PROCESSES = (
     Metric("workers", "gauge", "Workers by state.", ("queue", "state")),
     Metric("worker_starts_total", "counter", "Workers forked.", _queue),
-    Metric("worker_exits_total", "counter", "Workers gone: left, idle (died without a job), or the verdict of their job.",
+    Metric("worker_exits_total", "counter", "Workers gone: left, threads (left by jobs), idle (had no job), or the verdict.",
            ("queue", "reason")),
     Metric("worker_memory_bytes", "gauge", "Memory of all workers and what they started; shared pages count once.", _queue),
     Metric("worker_memory_max_bytes", "gauge", "Memory of the largest worker.", _queue),

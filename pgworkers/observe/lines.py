@@ -53,6 +53,9 @@ def tell(fact: events.Fact) -> Told | None:
             return INFO, f"{fact.count} unstarted job{'s' * (fact.count != 1)} given back: {fact.why}"
         case lives.WorkerDied():
             return _died(fact)
+        case lives.WorkerBurned():
+            text = f"threads left behind use CPU while it has no job; its last was #{fact.job} {escape(fact.task)}"
+            return WARNING, f"worker {fact.queue}/{fact.slot} (pid {fact.pid}) is replaced: {text}"
         case lives.WorkerDumped():
             return INFO, f"{_whose(fact)}worker {fact.queue}/{fact.slot} (pid {fact.pid}) is here:"
         case lives.SupervisorFailed():
@@ -127,7 +130,7 @@ def _whose(fact: lives.WorkerDied | lives.WorkerDumped) -> str:
 
 
 def _died(fact: lives.WorkerDied) -> Told | None:
-    if fact.why in ("recycled", "left"):
+    if fact.why in ("left", "threads"):
         return None
     swept = f", {fact.swept} process{'es' * (fact.swept != 1)} it left were killed" if fact.swept else ""
     text = f"worker {fact.queue}/{fact.slot} (pid {fact.pid}) died: {fact.status} ({fact.why}){swept}"

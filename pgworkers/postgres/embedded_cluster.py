@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from contextlib import closing
@@ -20,6 +21,9 @@ from pgworkers.postgres.embedded_place import PORT, Place
 
 DATABASE = "pgworkers"
 SUPERUSER = "postgres"
+#: Lines of initdb, and of the server that it starts, that say what went wrong; and how much of them is told.
+_TELLING = re.compile(r"\b(?:error|hint|detail|FATAL|PANIC|ERROR|HINT|DETAIL): .*")
+MOST = 500
 
 
 def initialise(place: Place, programs: Binaries, account: Account, *, sync: bool) -> None:
@@ -33,10 +37,17 @@ def initialise(place: Place, programs: Binaries, account: Account, *, sync: bool
     with tempfile.TemporaryFile() as out:
         if accounts.run(account, argv, out=out.fileno(), timeout=600) is None:
             out.seek(0)
-            said = out.read()[-3000:].decode(errors="replace").strip()
+            said = out.read().decode(errors="replace")
             shutil.rmtree(fresh, ignore_errors=True)
-            raise NoServer(f"the embedded Postgres could not make its data in {place.root}:\n{said}")
+            raise NoServer(f"the embedded Postgres could not make its data in {place.root}: {reason(said)}")
     fresh.rename(place.data)
+
+
+def reason(said: str) -> str:
+    """Why initdb failed, of all that it said: it tells first what it is about to do, and last what it tidies up."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    telling = [found[0] for line in lines if (found := _TELLING.search(line))] or lines[-3:]
+    return "; ".join(telling)[-MOST:] or "initdb did not say why"
 
 
 def address(socket_dir: Path) -> str:

@@ -47,6 +47,24 @@ def over(pid: int, limit: int) -> int:
     return used if used > limit else 0
 
 
+def threads() -> list[int]:
+    """Of this process, by the kernel's numbers, but the main one."""
+    return [tid for tid in map(int, os.listdir("/proc/self/task")) if tid != os.getpid()]
+
+
+def cpu_without(spared: list[int]) -> int:
+    """Nanoseconds that this process has used, without what these threads of it used while they lived."""
+    used = process_time_ns()
+    for tid in spared:
+        try:
+            data = tree.read(f"/proc/self/task/{tid}/stat")
+        except OSError:
+            continue
+        fields = data[data.rindex(b")") + 2 :].split()
+        used -= (int(fields[11]) + int(fields[12])) * 1_000_000_000 // _TICKS
+    return used
+
+
 class Meter:
     """CPU time and largest resident size of this process from `begin` to the end of a job, waited-for children included.
 

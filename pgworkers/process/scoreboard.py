@@ -103,6 +103,7 @@ class Slot:
     job = Field(12)
     lease = Field(13)
     told = Field(14)  # the last `tell` that was answered
+    closed = Field(15)  # 1: a handler has closed its channel to the master
     # written by the supervisor
     wish_job = Field(16)
     wish_lease = Field(17)

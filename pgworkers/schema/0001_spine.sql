@@ -404,10 +404,11 @@ BEGIN
     RETURN made;
 END $$;
 
--- Somebody calls jobs off: those that wait end unrun, by `verdict` 'cancelled' or 'discarded' (which is dead). Those that run are
--- flagged by a cancel and their hosts told, and end when their processes are dead; a discard leaves them alone. Answers for each id
--- 'cancelled' or 'dead', 'cancelling', the state that it keeps, or NULL: no such job. Locks in id order.
-CREATE FUNCTION pgworkers.call_off(ids bigint[], verdict text) RETURNS TABLE (id bigint, answer text)
+-- Somebody calls jobs off: those that wait end unrun, by `verdict` 'cancelled' or 'discarded' (which is dead). A wish without `why` is
+-- also for those that run: they are flagged, their hosts told, and they end when their processes are dead. With `why`, which is kept
+-- as their error, it is only for what waits (discard, purge). Answers for each id 'cancelled' or 'dead', 'cancelling', the state that
+-- it keeps, or NULL: no such job. Locks in id order.
+CREATE FUNCTION pgworkers.call_off(ids bigint[], verdict text, why text DEFAULT NULL) RETURNS TABLE (id bigint, answer text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
@@ -432,8 +433,8 @@ BEGIN
             SELECT e.id, outcome, call_off.verdict, e.priority, e.queue, e.task, e.args, e.lease, e.attempt, e.crashes,
                    e.max_attempts, e.max_crashes, e.created_at, e.run_at, e.deadline_at, e.timeout, e.memory,
                    e.unique_key, e.concurrency_key, e.checkpoint, e.progress,
-                   CASE outcome WHEN 'cancelled' THEN e.errors
-                        ELSE (e.errors || 'discarded by an operator'::text)[greatest(cardinality(e.errors) - 8, 1):] END,
+                   CASE WHEN call_off.why IS NULL THEN e.errors
+                        ELSE (e.errors || call_off.why)[greatest(cardinality(e.errors) - 8, 1):] END,
                    e.meta, e.batch_id, e.linked
               FROM ended e
         )
@@ -449,7 +450,7 @@ BEGIN
                FROM array_to_string(gone, ' ') AS told (ids);
             RETURN QUERY SELECT g.id, outcome::text FROM unnest(gone) AS g (id);
         END IF;
-        IF cardinality(locked) > cardinality(gone) AND outcome = 'cancelled' THEN
+        IF cardinality(locked) > cardinality(gone) AND call_off.why IS NULL THEN
             RETURN QUERY
             WITH flagged AS (
                 UPDATE pgworkers.job j SET cancel_at = coalesce(j.cancel_at, now())
@@ -494,7 +495,7 @@ END $$;
 CREATE FUNCTION pgworkers.discard(job_id bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN (SELECT c.answer FROM pgworkers.call_off(ARRAY[discard.job_id], 'discarded') c);
+    RETURN (SELECT c.answer FROM pgworkers.call_off(ARRAY[discard.job_id], 'discarded', 'discarded by an operator') c);
 END $$;
 
 -- Daily partitions of history and attempt, from today to `ahead` days from now (UTC). Rows that meanwhile fell

@@ -17,7 +17,7 @@ import traceback
 import msgspec
 
 from pgworkers.errors import PgworkersError
-from pgworkers.loading import load
+from pgworkers.loading import load, name_of
 from pgworkers.process import limits, streams
 from pgworkers.process.environment import hint
 from pgworkers.supervisor.boot import running_threads, traceback_of
@@ -27,8 +27,10 @@ from pgworkers.supervisor.scrub import scrub
 def answer(config: str) -> tuple[int, bytes]:
     """Exit status and JSON."""
     try:
-        found = msgspec.structs.replace(load(config).describe(), threads=tuple(running_threads()))
-        return 0, msgspec.json.encode(found)
+        app = load(config)
+        found = app.describe()
+        known = msgspec.structs.replace(found, name=name_of(app, config), threads=tuple(running_threads()))
+        return 0, msgspec.json.encode(known)
     except PgworkersError as error:
         return 6, _told(f"{error}{hint(str(error))}", traceback_of(error))
     except BaseException as error:  # also SystemExit: an app that leaves while it is imported

@@ -98,6 +98,7 @@ class Died(msgspec.Struct, tag="died", tag_field="is"):
     peak_rss: int = 0
     swept: int = 0
     stopped: float = 0.0  # seconds from the wish to the death; 0 without a wish
+    closed: bool = False  # its handler had closed its channel to the master
 
 
 class Stalled(msgspec.Struct, tag="stalled", tag_field="is"):

@@ -53,6 +53,7 @@ def bury(worker: Worker, witness: Witness, output_limit: int, now: float) -> Dea
         oom=ended_by == signal.SIGKILL and worker.killed is None and witness.saw_kill(),
         stack=capture.stack(capture.dump_from) or None,
         output=capture.tail(running.output_from if running.job else 0, output_limit) or None,
+        closed=bool(worker.slot.closed),
     )
     if running.job:
         fact.duration = max(0.0, (scoreboard.now() - running.started) / 1e9)

@@ -1,4 +1,4 @@
-"""The heartbeat thread: a beat in the slot, news to the master, a true title, and a look for our parents."""
+"""The heartbeat thread: a beat in the slot, news to the master, a true title, a look for our parents and for leftovers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import time
 import msgspec
 
 from pgworkers.clock import show_seconds
-from pgworkers.process import frames, scoreboard, signals, titles
+from pgworkers.process import frames, measure, scoreboard, signals, titles
 from pgworkers.process.scoreboard import State
 from pgworkers.worker.attempt import Attempt
 from pgworkers.worker.birth import Birth, hear_dumps_again, unheard
+from pgworkers.worker.leftover import Leftover
 from pgworkers.worker.messages import Kind, Progress
 from pgworkers.worker.outbox import Outbox
 
@@ -26,6 +27,7 @@ REST = 5
 #: Seconds by which a sleep may be too long on a busy machine; and how long a beat waits after a longer one.
 LATE = 0.05
 _BLOCKED = signals.Blocked(heard=signal.SIGUSR2)
+_BURNS = frames.encode(Kind.BURNS, 0, 0)
 _encode = msgspec.json.Encoder().encode
 _said: msgspec.json.Decoder[dict[str, float | str | None]] = msgspec.json.Decoder(
     dict[str, float | str | None]
@@ -50,6 +52,9 @@ class Heartbeat:
         self._alarm = _thread.allocate_lock()  # ends a rest when it is let go
         self._alarm.acquire()
         self._begun = False
+        self._leftover = Leftover(birth.settings.heartbeat)
+        self._told = False  # that we burn
+        self.spared: list[int] = []  # threads that start hooks made
         #: The running job; read and cleared under the outbox's lock, so that no progress of a job follows its report.
         self.attempt: Attempt | None = None
 
@@ -82,6 +87,7 @@ class Heartbeat:
             try:
                 self._check_parents()
                 self._flush()
+                self._look_for_leftovers()
                 if signal.getsignal(signal.SIGUSR2) is not unheard:
                     hear_dumps_again(
                         self._birth.dump
@@ -121,7 +127,10 @@ class Heartbeat:
         """No supervisor, or no master while a job runs: whatever this process does, nobody will hear of it."""
         gone = os.getppid() != self._birth.parent
         if not gone and self._slot.state == State.RUNNING:
-            gone = bool(self._poll.poll(0))
+            found = self._poll.poll(0)
+            gone = bool(found)
+            if any(event & select.POLLNVAL for _, event in found):
+                self._slot.closed = 1
         if gone:
             os.killpg(os.getpgrp(), signal.SIGKILL)
 
@@ -147,6 +156,18 @@ class Heartbeat:
             self._outbox.offer(frames.encode(Kind.PROGRESS, ctx.job, ctx.lease, body))
         if progress is not None:
             self._slot.progress = _permille(progress)
+
+    def _look_for_leftovers(self) -> None:
+        """Whoever burns CPU without a job is of no use to the next one: the master lets it go as it would anybody."""
+        slot = self._slot
+        mark = slot.started if self.attempt is None and slot.state == State.IDLE else 0
+        cpu = measure.cpu_without(self.spared) if mark else 0
+        if not self._leftover.is_too_much(mark, time.monotonic_ns(), cpu) or self._told:
+            return
+        with self._outbox.lock:
+            if self._outbox.is_clear():
+                self._outbox.offer(_BURNS)
+                self._told = True
 
     def _title(self) -> str:
         name = f"pgworkers: worker {self._birth.queue.name}/{self._birth.index}"

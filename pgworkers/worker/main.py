@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import os
 import random
@@ -107,6 +108,7 @@ class Worker:
             self._meter.open()
         if hooked:
             self._run_hooks(self._birth.app.start_hooks)
+            self._heartbeat.spared = measure.threads()
         records.bind(self._at_log)
         if hooked:  # else the supervisor has done it
             records.dress(self._birth.settings.log, self._birth.settings.log_level)
@@ -133,8 +135,9 @@ class Worker:
                 frame = self._inbox.order(key)
                 if frame is None or self._obey(frame):
                     return
-        except OSError:
-            return  # the master has closed its end
+        except OSError as error:  # the master has closed its end, or a handler ours
+            if error.errno in (errno.EBADF, errno.ENOTSOCK):
+                self._slot.closed = 1
 
     def _obey(self, frame: Frame) -> bool:
         """Run one order; True: it was the last."""

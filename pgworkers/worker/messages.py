@@ -48,6 +48,7 @@ class Kind(IntEnum):
     PROGRESS = 4  #: worker -> master, from the heartbeat thread
     DONE = 5  #: worker -> master: it ended well and there is nothing more to say (`done`)
     METRICS = 6  #: worker -> master: what `ctx.metrics` was told, with a beat or before the end
+    BURNS = 7  #: worker -> master: threads that a job left use CPU while there is none (no job, no lease, no body)
 
 
 class Order(msgspec.Struct, array_like=True):

@@ -13,7 +13,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from support.command import Command, Forked
 
-from pgworkers.job.purge import purge
+from pgworkers.job.purge import purge, purge_waiting
 from pgworkers.postgres.statements import run
 
 Db = psycopg.Connection[Any]
@@ -159,11 +159,30 @@ def test_a_queue_is_purged_of_what_waits_and_of_its_dead(cli: Command, db: Db) -
     db.execute("SELECT pgworkers.enqueue('render', queue => 'api')")
     assert "no terminal to ask on" in cli.fails("queues", "purge", "reports", code=2)
     assert "there is no queue" in cli.fails("queues", "purge", "report", code=3)
-    assert cli("queues", "purge", "reports", "-y").lines() == ["discarded 4 jobs"]
+    dead = db.execute("SELECT id FROM pgworkers.job WHERE queue = 'reports' ORDER BY id LIMIT 1").fetchone()
+    db.execute("SELECT pgworkers.discard(%s)", dead)
+    assert cli("queues", "purge", "reports", "-y").lines() == ["cancelled 3 jobs"]
     found = {row["name"]: row for row in cli("queues", "-o", "json").json()}
-    assert (found["reports"]["ready"], found["reports"]["dead"], found["api"]["ready"]) == (0, 4, 1)
-    assert cli("queues", "purge", "reports", "--dead", "-y").lines() == ["purged 4 jobs"]
-    assert db.execute("SELECT queue, state::text FROM pgworkers.jobs").fetchall() == [("api", "ready")]
+    assert (found["reports"]["ready"], found["reports"]["dead"], found["api"]["ready"]) == (0, 1, 1)
+    ended = "SELECT verdict, error FROM pgworkers.jobs WHERE queue = 'reports' AND state = 'cancelled'"
+    assert set(db.execute(ended)) == {("cancelled", "purged by an operator")}
+    assert cli("jobs", "retry", "--state", "dead", "-y").lines() == ["retried 1 job"], "not what was purged"
+    db.execute("SELECT pgworkers.discard(%s)", dead)
+    assert cli("queues", "purge", "reports", "--dead", "-y").lines() == ["purged 1 job"]
+    left = "SELECT queue, state::text FROM pgworkers.jobs WHERE state <> 'cancelled'"
+    assert db.execute(left).fetchall() == [("api", "ready")]
+
+
+def test_a_purge_lets_go_on_what_has_begun_meanwhile(db: Db) -> None:
+    db.execute("SELECT pgworkers.enqueue('render') FROM generate_series(1, 2)")
+    running, waits = (row[0] for row in db.execute("SELECT id FROM pgworkers.job ORDER BY id"))
+    db.execute(
+        "UPDATE pgworkers.job SET state = 'running', host = gen_random_uuid() WHERE id = %s", [running]
+    )
+    assert run(db, "pgworkers", purge_waiting([running, waits])) == {running: "running", waits: "cancelled"}
+    assert db.execute("SELECT id, state::text, cancel_at FROM pgworkers.job").fetchall() == [
+        (running, "running", None)
+    ]
 
 
 def test_a_purge_spares_a_dead_job_that_was_just_put_back(cli: Command, db: Db) -> None:

@@ -322,6 +322,14 @@ def test_a_filter_without_a_terminal_needs_yes(cli: Command, db: Db) -> None:
     assert state(db, job) == "ready"
 
 
+def test_a_filter_that_is_given_twice_means_both(cli: Command, db: Db) -> None:
+    jobs = [add(db, task, queue=queue) for task, queue in (("a", "x"), ("b", "y"), ("c", "y"), ("a", "z"))]
+    told = cli.fails("jobs", "cancel", "--task", "a", "--task", "b", "--queue", "x", "--queue", "y", code=2)
+    assert "cancel 2 jobs (scheduled or ready or running, queue x or y, task a or b)?" in told
+    assert cli("jobs", "cancel", "--task", "a", "--task", "b", "-y").out == "cancelled 3 jobs\n"
+    assert [state(db, job) for job in jobs] == ["cancelled", "cancelled", "ready", "cancelled"]
+
+
 def test_a_filter_is_walked_through_page_by_page_without_a_gap(
     db: Db, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,7 +337,7 @@ def test_a_filter_is_walked_through_page_by_page_without_a_gap(
     monkeypatch.setattr(bulk, "PAGE", 3)
     ids = [add(db) for _ in range(8)]
     here = Database(db, "pgworkers", Settings(), Chosen(dsn, "a test", False, Path()), dsn)
-    found = list(bulk.batches(here, Filter(task="render")))
+    found = list(bulk.batches(here, Filter(tasks=["render"])))
     assert [len(some) for some in found] == [2, 1, 2, 1, 2]
     assert [one for some in found for one in some] == ids[::-1]
 

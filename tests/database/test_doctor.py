@@ -208,6 +208,23 @@ def test_dead_rows_that_nobody_removes(dsn: str, db: Db) -> None:
     assert off.fix == ("psql -c 'ALTER TABLE pgworkers.job RESET (autovacuum_enabled)'",)
 
 
+def test_autovacuum_need_not_have_come_seconds_after_a_burst(dsn: str, db: Db) -> None:
+    db.execute("ALTER TABLE pgworkers.job SET (autovacuum_enabled = off)")
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task) SELECT 'default', 'render' FROM generate_series(1, 300)"
+    )
+    db.execute("UPDATE pgworkers.job SET progress = '1'")
+    db.execute("SELECT pgworkers.cancel(id) FROM pgworkers.job")
+    dead = "SELECT pg_stat_get_dead_tuples('pgworkers.job'::regclass)"
+    until(lambda: db.execute(dead).fetchone()[0] >= 300)  # two of each job, if no page was pruned meanwhile
+    tolerance = Tolerance(dead=100, dead_ratio=0.1)
+    assert only(examined(dsn, tolerance), "dead rows", Level.OK)
+    db.execute(
+        "UPDATE pgworkers.history SET finished_at = finished_at - 3 * current_setting('autovacuum_naptime')::interval"
+    )
+    assert "dead rows and 0 live ones" in only(examined(dsn, tolerance), "dead rows", Level.WARN).what
+
+
 def _once(look: Callable[[], list[Finding]]) -> Finding:
     """Statistics of a session reach the others within a second."""
     give_up = time.monotonic() + 20

@@ -30,8 +30,10 @@ def test_jobs_are_found_by_what_they_are_the_newest_first_page_by_page(desk: Des
     assert everything == ids[::-1]
     cases = {
         Filter(states=(State.DEAD, State.CANCELLED)): [ids[1], ids[0]],
-        Filter(queue="b"): [ids[3]],
-        Filter(task="u", queue="a"): [ids[4]],
+        Filter(queues=("b",)): [ids[3]],
+        Filter(tasks=("u",), queues=("a",)): [ids[4]],
+        Filter(tasks=("t", "u")): everything,
+        Filter(queues=("b", "nobody's")): [ids[3]],
         Filter(ids=(ids[0], ids[5], 999)): [ids[5], ids[0]],
         Filter(ids=()): [],
         Filter(before=ids[2]): [ids[1], ids[0]],

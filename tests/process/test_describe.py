@@ -48,6 +48,20 @@ def test_what_an_app_declares(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     )
 
 
+def test_an_app_is_called_what_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file by its name, a module with its package: of `mod.py` there may be many."""
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "mod.py").write_text(GOOD)
+    (package / "named.py").write_text(GOOD.replace("App(", 'App(name="reports", '))
+    monkeypatch.chdir(tmp_path)
+    named = {config: describe(config, 30.0).name for config in ("pkg.mod:app", "pkg.mod", "pkg.named:app")}
+    assert named == {"pkg.mod:app": "pkg.mod:app", "pkg.mod": "pkg.mod", "pkg.named:app": "reports"}
+    assert describe(str(package / "mod.py"), 30.0).name == "mod.py"
+    assert describe(f"{package / 'mod.py'}:app", 30.0).name == "mod.py"
+
+
 def test_an_import_that_takes_its_time_is_announced_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from support.tree import wait_for
 
 from pgworkers.process.scoreboard import Scoreboard, State
+from pgworkers.settings import Settings
 from pgworkers.worker import heartbeat
 from pgworkers.worker.heartbeat import TIRED, Heartbeat
 
@@ -26,7 +27,9 @@ def resting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Heartbeat, thread
     slot.state = State.IDLE
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        birth = cast("Any", SimpleNamespace(slot=slot, sock=theirs))  # a sleep needs no more of it
+        birth = cast(
+            "Any", SimpleNamespace(slot=slot, sock=theirs, settings=Settings())
+        )  # a sleep needs no more of it
         beats = Heartbeat(birth, cast("Any", None))
         for _ in range(TIRED):
             beats._sleep(BEAT)

@@ -51,6 +51,11 @@ def leaves_a_zombie() -> int:
     return pid
 
 @app.task
+def closes(then: str) -> None:
+    os.closerange(3, 4096)
+    while then == "stay": time.sleep(0.01)
+
+@app.task
 def pid() -> int:
     return os.getpid()
 
@@ -117,6 +122,19 @@ def test_the_cause_of_death(play: Play, how: str, status: str, number: int, has_
     assert died.cpu < 5
     assert worker.take(Kind.REPORT) is None
     assert play.worker(other_than=worker.pid).run(8, "pid").outcome == "done"
+
+
+@pytest.mark.parametrize("then", ["return", "stay"])
+def test_a_handler_that_closes_every_descriptor_is_named(play: Play, then: str) -> None:
+    """Whether it returns, or its heartbeat finds that nobody will hear of it."""
+    worker = play.worker()
+    worker.order(7, "closes", lease=2, then=then)
+    died = play.fact(Died)
+    assert (died.job, died.lease, died.closed) == (7, 2, True)
+    other = play.worker(other_than=worker.pid)
+    assert other.run(8, "pid").outcome == "done"
+    other.order(9, "crash", how="exit")
+    assert not play.fact(Died).closed
 
 
 def test_kill_9_of_an_idle_worker_has_no_job(play: Play) -> None:

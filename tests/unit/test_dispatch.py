@@ -10,9 +10,11 @@ from collections.abc import Callable
 import pytest
 
 from pgworkers.clock import monotonic
+from pgworkers.events import Fact, JobsReleased
 from pgworkers.facts import Facts
 from pgworkers.job.claim import Claimed
 from pgworkers.job.state import Verdict
+from pgworkers.lives import WorkerBurned
 from pgworkers.master import desk, handing, orders
 from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch
@@ -20,6 +22,7 @@ from pgworkers.master.ends import Ends
 from pgworkers.master.held import Held
 from pgworkers.master.line import Line
 from pgworkers.master.pace import AHEAD
+from pgworkers.observe.lines import tell
 from pgworkers.process import frames, shelf, tickets
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec, TaskSpec
@@ -37,6 +40,8 @@ class Stage:
 
     def __init__(self, want_claim: Callable[[str], None] = lambda queue: None) -> None:
         settings, facts = Settings(), Facts()
+        self.told: list[Fact] = []
+        facts.listen(self.told.append)
         self.ends = Ends("host", Line("finish", "", settings, facts), facts, 100)
         self.dispatch = Dispatch(
             settings,
@@ -117,7 +122,11 @@ def drain(stage: Stage) -> None:
     stage.dispatch.give_back_all("the host is draining")
 
 
-@pytest.mark.parametrize("go", [retire, shrink, drain])
+def burn(stage: Stage) -> None:
+    stage.says(Kind.BURNS)
+
+
+@pytest.mark.parametrize("go", [retire, shrink, drain, burn])
 def test_a_worker_that_had_begun_nothing_leaves_at_once(go: Callable[[Stage], None]) -> None:
     def scene(stage: Stage) -> None:
         stage.claims(1)
@@ -233,6 +242,34 @@ def test_the_claimer_is_woken_for_a_foreseen_end() -> None:
             stage.close()
 
     asyncio.run(run())
+
+
+def test_a_job_that_a_burning_worker_has_begun_is_not_harmed() -> None:
+    def scene(stage: Stage) -> None:
+        stage.claims(1, 2)
+        assert tickets.wait(stage.takes) == ((1, 1), False)  # it has begun
+        stage.says(Kind.BURNS)
+        assert stage.worker.state == "busy"
+        stage.theirs.sendall(done(1))
+        stage.worker.catch_up()
+        assert stage.worker.state == "leaving"
+        assert [held.key for held, _ in stage.ends._pending] == [(1, 1)]
+        assert [held.claimed.id for held in stage.desk.buffer] == [2], "for the next worker"
+        told = [fact for fact in stage.told if isinstance(fact, WorkerBurned)]
+        assert [(fact.queue, fact.slot) for fact in told] == [("default", 0)]
+
+    play(scene)
+
+
+def test_one_job_that_is_given_back_is_spoken_of_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scene(stage: Stage) -> None:
+        stage.claims(1, 2)
+        monkeypatch.setattr(stage.dispatch, "_patience", lambda: -1.0)
+        stage.dispatch._give_back_waiting()
+        (fact,) = (fact for fact in stage.told if isinstance(fact, JobsReleased))
+        assert tell(fact) == ("info", "1 unstarted job given back: no worker was free")
+
+    play(scene)
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -172,7 +172,6 @@ class TestFrame:
 
 
 def test_the_most_remarkable_thing_is_the_state() -> None:
-    assert state(worker(0, 1), host(lost=True)) == "lost"
     assert state(worker(0, 1, wish="cancel", stalled=True), host()) == "stopping"
     assert state(worker(0, 1, state="suspended"), host()) == "suspended"
     assert state(worker(0, 1, stalled=True), host()) == "stalled"
@@ -378,3 +377,26 @@ def test_figures_that_are_only_counted_up_to_somewhere_say_so() -> None:
 def test_a_lost_host_is_not_called_running() -> None:
     picture = Picture([host(lost=True, age=179.0)], [worker()], [])
     assert detail(rows(picture, Wish())[0]).startswith("web-1: lost, view written 2m59s ago")
+
+
+def test_a_lost_host_is_one_line_below_the_living_and_its_workers_count_nowhere() -> None:
+    gone, here = host(lost=True, age=179.0), host("web-2", queues=["default"])
+    workers = [
+        *(worker(slot, slot + 1) for slot in range(8)),
+        worker(0, 99, host="web-2"),
+        worker(1, host="web-2"),
+    ]
+    picture = Picture([gone, here], workers, [])
+    found = rows(picture, Wish())
+    assert [row.kind for row in found] == ["host", "queue", "worker", "worker", "host"]
+    assert [row.host.name for row in found] == ["web-2"] * 4 + ["web-1"]
+    assert [row.host.name for row in rows(picture, Wish(tree=False))] == ["web-2"] * 2
+    assert [row.host.name for row in rows(picture, Wish(filter="lost"))] == ["web-1"]
+    first, *_, last, _ = text(picture, found, Scene(), 80)
+    assert "1 host, 1/2 busy" in first
+    assert "1 lost" in first
+    assert last.startswith("web-1 pid ")
+    assert "lost: silent for 2m59s" in last
+    assert "busy" not in last
+    told = document(picture, Wish())
+    assert (told["totals"]["hosts"], told["totals"]["lost"], told["totals"]["workers"]) == (1, 1, 2)

@@ -121,6 +121,23 @@ def test_a_crash_counts_and_the_last_allowed_one_is_the_end() -> None:
     second = settle(held(crashes=1), of_death(died()), 0.5, "", "")
     assert isinstance(second, End)
     assert second.state is State.DEAD
+    assert (second.error or "").endswith("; not tried again: it took its worker down 2 times (max_crashes)")
+    assert "max_crashes" not in (first.error or "")
+    spent = settle(held(crashes=1, attempt=10, max_attempts=10), of_death(died()), 0.5, "", "")
+    assert "max_crashes" not in (spent.error or ""), "it had no attempt left anyway"
+
+
+def test_a_handler_that_exits_is_told_the_same_when_it_was_the_last_crash() -> None:
+    left = written(Report("exit", 0.1, 0.0, 0, error="SystemExit: 0"), crashes=1)
+    assert isinstance(left, End)
+    assert left.error == "SystemExit: 0; not tried again: it took its worker down 2 times (max_crashes)"
+
+
+def test_a_worker_without_its_channel_says_who_took_it() -> None:
+    assert "closed descriptors that were not its own" in (
+        of_death(died("exit 0", 0, closed=True)).error or ""
+    )
+    assert "closed" not in (of_death(died("exit 0", 0)).error or "")
 
 
 def test_a_handler_that_left_no_checkpoint_does_not_wipe_the_one_on_record() -> None:
