@@ -73,6 +73,7 @@ async def drain(host: Host) -> None:
     try:
         async with asyncio.timeout(settings.statement_timeout):
             await host.minutes.write()
+            await host.renewal.leave()
             await host.lines["leadership"].ask(host_rows.remove(host.id))
     except (LineDown, TimeoutError, psycopg.Error):
         pass  # the row goes stale and is swept by others

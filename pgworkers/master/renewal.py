@@ -89,23 +89,39 @@ class Renewal:
         self._due = self._sent = self._watched = 0.0
         self._wake: Callable[[], None] | None = None  # ends the wait for the next renewal
         self._born = monotonic()
+        self._leaving = False
+        self._left = asyncio.Event()
         self.reckoning = Reckoning()
         self.unbroken = Unbroken(2 * settings.renew + settings.statement_timeout)
         line.on_connect = self._listen
 
     async def run(self) -> None:
-        while True:
-            try:
-                if monotonic() >= self._due:
-                    await self.once()
-                conn = await self._line.connection()
-                self._hear(conn.pgconn)
-                await self._listened(conn.pgconn, conn.fileno())
-            except LineDown:
-                await self._line.rest()
-            except psycopg.Error as error:
-                self._line.lose(error)
-                await self._line.rest()
+        try:
+            while not self._leaving:
+                try:
+                    await self._turn()
+                except LineDown:
+                    await self._line.rest()
+                except psycopg.Error as error:
+                    self._line.lose(error)
+                    await self._line.rest()
+        finally:
+            self._left.set()
+
+    async def _turn(self) -> None:
+        if monotonic() >= self._due:
+            await self.once()
+        conn = await self._line.connection()
+        self._hear(conn.pgconn)
+        if not self._leaving:
+            await self._listened(conn.pgconn, conn.fileno())
+
+    async def leave(self) -> None:
+        """Renew no more; waits for what is on its way. A renewal that finds the row gone would make it anew."""
+        self._leaving = True
+        if self._wake is not None:
+            self._wake()
+        await self._left.wait()
 
     def _hear(self, pgconn: PGconn) -> None:
         """The notices that are here; what came right behind the answer to a renewal has left the socket already.

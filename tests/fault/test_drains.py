@@ -1,8 +1,9 @@
-"""Rows 83 and 40: what a host that leaves still owes, and from when the fence counts."""
+"""Rows 82, 83 and 40: what a host that leaves still owes, and from when the fence counts."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from support.bounds import BUSY, K, S
 from support.ledger import audit, read
 from support.lives import Watch
 from support.proxy import Proxy, mark
-from support.tree import Forest, wait_for
+from support.tree import UNHURRIED, Forest, wait_for
 
 from pgworkers.clock import boottime
 from pgworkers.facts import Facts
@@ -49,6 +50,24 @@ def test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead(fores
     verdicts = [attempt["verdict"] for attempt in forest.attempts(job)]
     assert verdicts == ["interrupted"], "handed back, not rescued"
     assert audit(forest.db, forest.ledger, [job]) == []
+
+
+def test_row_82_a_host_that_has_gone_is_not_made_known_again_by_its_own_renewal(
+    forest: Forest, proxy: Proxy
+) -> None:
+    """Its row is gone, and it has not heard so yet: whoever renews now finds none, and would make it anew."""
+    master = forest.start(queues="default:1", dsn=proxy.dsn, **(UNHURRIED | {"PGWORKERS_RENEW": "200ms"}))
+    removed = proxy.hold_reply(mark("job/host_remove"))
+    master.signal(signal.SIGTERM)
+    wait_for(removed.done.is_set, what="the row is removed")
+    again = False
+    for _ in range(20):  # five renewals
+        again = again or bool(forest.db.execute("SELECT FROM pgworkers.host").fetchall())
+        time.sleep(0.05)
+    removed.go.set()
+    assert master.wait() == 0, master.log()
+    assert not again, "I11 it was made anew"
+    assert forest.db.execute("SELECT FROM pgworkers.host").fetchall() == [], "I11"
 
 
 class NoJobs:
