@@ -83,6 +83,9 @@ NOT_POOLED = {
     "test_it_is_prepared_after_as_many_uses_as_the_connection_says",
     "test_a_session_that_the_server_ended_is_not_quiet",
     "test_a_session_that_ends_under_a_statement_says_so",
+    "test_many_are_locked_in_the_order_of_their_ids_so_that_two_verbs_cannot_deadlock",
+    "test_one_that_is_requeued_meanwhile_is_cancelled_all_the_same",
+    "test_one_that_ends_meanwhile_keeps_its_end_and_holds_up_no_other",
 }
 RUN = pytest.StashKey[str]()
 ROOT = pytest.StashKey[Path]()
