@@ -158,7 +158,11 @@ class Host:
         """From the first process to the last."""
         signals.hear(self)
         prctl.inherit_orphans()
-        await join(self)
+        if not await join(self):
+            self.become("gone", f"{self.why}; the database had not answered yet")
+            for line in self.lines.values():
+                await line.close()
+            return
         await self.scaling.once()
         self.supervisors.start()
         for part in (

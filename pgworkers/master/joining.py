@@ -35,10 +35,10 @@ def registration(host: Host) -> Query[Any]:
     )
 
 
-async def join(host: Host) -> None:
-    """However long it takes until the database answers."""
+async def join(host: Host) -> bool:
+    """However long it takes until the database answers. False: it was told to leave before that."""
     line = host.lines["listen"]
-    while True:
+    while not host.leaving:
         sent = boottime()
         try:
             await line.ask(registration(host))
@@ -46,4 +46,5 @@ async def join(host: Host) -> None:
             await line.rest()
         else:
             host.renewed(sent)
-            return
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""Rows 82, 83 and 40: what a host that leaves still owes, and from when the fence counts."""
+"""Rows 82, 83, 84 and 40: what a host that leaves still owes, and from when the fence counts."""
 
 from __future__ import annotations
 
@@ -68,6 +68,18 @@ def test_row_82_a_host_that_has_gone_is_not_made_known_again_by_its_own_renewal(
     assert master.wait() == 0, master.log()
     assert not again, "I11 it was made anew"
     assert forest.db.execute("SELECT FROM pgworkers.host").fetchall() == [], "I11"
+
+
+def test_row_84_a_host_that_the_database_never_heard_of_leaves_when_it_is_told_to(
+    forest: Forest, proxy: Proxy
+) -> None:
+    """The database went away between the look at the schema and the host's first row."""
+    refused = proxy.lose_query(mark("job/host_register"), times=1_000_000)
+    master = forest.start(queues="default:1", wait=False, dsn=proxy.dsn)
+    wait_for(lambda: refused.hits > 1, what="it tries to become known, again and again")
+    master.signal(signal.SIGTERM)
+    assert master.wait() == 0, master.log()
+    assert "gone" in master.log()
 
 
 class NoJobs:
