@@ -263,7 +263,7 @@ def _backlog() -> list[Measure]:
 
 def _horizon() -> list[Measure]:
     return [
-        _peer("horizon", "pgworkers", "horizon", "--secs", "120", "--pin", "1", seconds=130, rounds=1),
+        _peer("horizon", "pgworkers", "horizon", "--secs", "120", "--pin", "1", seconds=130),
         _peer(
             "horizon",
             "pgworkers",

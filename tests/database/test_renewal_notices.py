@@ -39,6 +39,7 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
             host._line = OneLine(conn)  # type: ignore[assignment]
             host._settings, host._facts, host._on_notice = Settings(), Facts(), happened.append
             host._on_heard = lambda: None
+            host._leaving, host._left = False, asyncio.Event()
             await host._listen(conn)
 
             async def once() -> None:

@@ -296,6 +296,7 @@ async def idle(a):
     own.queues = f"bench:{a.procs}"
     w = await start(own)
     try:
+        rests(True)
         await asyncio.sleep(3)
         before, cpu, parts = flushed(), tree_cpu(w.pids()), per_process(w.pids())
         began = time.time()
@@ -307,6 +308,7 @@ async def idle(a):
         after = facts()
         memory = tree_mem(w.pids())
     finally:
+        rests(False)
         w.stop()
     own.close()
     return dict(
@@ -317,6 +319,15 @@ async def idle(a):
         pss_mib=memory["pss_mib"],
         ticks={name: after_parts[name] - parts.get(name, 0) for name in after_parts},
     )
+
+
+def rests(yes):
+    """Commits are counted by database: those of autovacuum, some ten each time it looks, are not the host's."""
+    with psycopg.connect(dsn("postgres"), autocommit=True) as conn:
+        conn.execute(
+            "alter system set autovacuum_naptime = '1h'" if yes else "alter system reset autovacuum_naptime"
+        )
+        conn.execute("select pg_reload_conf()")
 
 
 def per_process(pids):
