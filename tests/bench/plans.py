@@ -91,7 +91,7 @@ def peers(phase: str) -> list[Measure]:
         "mem": _mem,
         "fork": _fork,
         "idle": lambda: [
-            _own("idle", "pgworkers 8 workers", "idle", "--procs", "8", "--secs", "20", seconds=32, rounds=2)
+            _own("idle", "pgworkers 8 workers", "idle", "--procs", "8", "--secs", "20", seconds=32)
         ],
         "fairness": lambda: [_own("fairness", "pgworkers", "fairness", seconds=18)],
         "crowd": lambda: [
@@ -219,8 +219,8 @@ def _cpu() -> list[Measure]:
 
 def _mem() -> list[Measure]:
     return [
-        _peer("mem", "pgworkers", "mem", seconds=16, rounds=1),
-        _peer("mem", "pgworkers numpy", "mem", seconds=16, rounds=1),
+        _peer("mem", "pgworkers", "mem", seconds=16),
+        _peer("mem", "pgworkers numpy", "mem", seconds=16),
         *(
             _peer("mem", name, "mem", seconds=18, rounds=1)
             for name in ("celery", "rq", "graphile", "dramatiq", "procrastinate", "awa")
