@@ -118,7 +118,7 @@ SERVER: dict[str, Check] = {
 #: Only of one with our tables in it.
 TABLES: dict[str, Check] = {
     "autovacuum": lambda p: storage.autovacuum(p.tables),
-    "dead rows": lambda p: storage.dead_rows(p.tables, p.ask(storage.fresh()), p.tolerance),
+    "dead rows": lambda p: storage.dead_rows(p.tables, p.ask(storage.fresh(p.tables)), p.tolerance),
     "indexes": lambda p: storage.index_health(p.ask(storage.indexes()), p.tolerance),
     "hosts": _hosts,
     "leader": lambda p: cluster.leader(

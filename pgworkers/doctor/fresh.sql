@@ -5,5 +5,5 @@ SELECT 2 * count(*)
   FROM (SELECT h.finished_at
           FROM pgworkers.history h
          ORDER BY h.id DESC
-         LIMIT least(pg_stat_get_dead_tuples('pgworkers.job'::regclass) / 2 + 1, %(look)s::bigint)) n
+         LIMIT %(look)s) n
  WHERE n.finished_at > now() - 2 * current_setting('autovacuum_naptime')::interval

@@ -72,9 +72,10 @@ def tables() -> Query[list[Table]]:
     return Query(_TABLES, {}, lambda rows: [Table(*row) for row in rows])
 
 
-def fresh() -> Query[int]:
-    """Dead rows of `job` for which autovacuum need not have come yet."""
-    return Query(_FRESH, {"look": _LOOK}, lambda rows: int(rows[0][0]))
+def fresh(found: list[Table]) -> Query[int]:
+    """Dead rows of `job`, among those that were found, for which autovacuum need not have come yet."""
+    dead = sum(table.dead for table in found if table.name == "job")
+    return Query(_FRESH, {"look": min(dead // 2 + 1, _LOOK)}, lambda rows: int(rows[0][0]))
 
 
 def indexes() -> Query[list[Index]]:

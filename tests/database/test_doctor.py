@@ -19,8 +19,9 @@ from support.server import OwnServer, migrated
 
 from pgworkers.doctor.examine import SERVER, TABLES, Patient, examine
 from pgworkers.doctor.finding import Finding, Level, Tolerance
+from pgworkers.doctor.storage import Table, fresh
 from pgworkers.postgres.connect import connect
-from pgworkers.postgres.statements import Query, Statement
+from pgworkers.postgres.statements import Query, Statement, run
 from pgworkers.settings import Settings
 
 Db = psycopg.Connection[Any]
@@ -223,6 +224,16 @@ def test_autovacuum_need_not_have_come_seconds_after_a_burst(dsn: str, db: Db) -
         "UPDATE pgworkers.history SET finished_at = finished_at - 3 * current_setting('autovacuum_naptime')::interval"
     )
     assert "dead rows and 0 live ones" in only(examined(dsn, tolerance), "dead rows", Level.WARN).what
+
+
+def test_rows_that_were_pruned_while_it_looked_make_the_others_no_older(db: Db) -> None:
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task) SELECT 'default', 'render' FROM generate_series(1, 300)"
+    )
+    db.execute("SELECT pgworkers.cancel(id) FROM pgworkers.job")
+    db.execute("SELECT pg_stat_reset_single_table_counters('pgworkers.job'::regclass)")
+    seen = Table("job", live=0, dead=600, trigger=50.0, enabled=True, vacuumed=None, daemon=True)
+    assert run(db, "pgworkers", fresh([seen])) == 600
 
 
 def _once(look: Callable[[], list[Finding]]) -> Finding:
