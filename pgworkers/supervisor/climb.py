@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 from pgworkers.process import limits, measure, scoreboard, signals, tree
 from pgworkers.process.scoreboard import Reason, Running, State
@@ -16,8 +15,6 @@ from pgworkers.supervisor.messages import Dump, Fact, Stack, Stalled, Stop
 from pgworkers.worker.heartbeat import REST, YOUTH
 
 _DUMP_STEP = 0.005
-_STOP_STEP = 0.001
-_STOP_TRIES = 50
 _CALL_EVERY = 1.0
 
 
@@ -65,6 +62,8 @@ def check_limits(worker: Worker, settings: Settings, now: float, fence: float) -
     key = (running.job, running.lease)
     if running.state == State.LEAVING and running.deadline and now * 1e9 > running.deadline:
         kill_group(worker, "kill")  # its stop hooks hang
+    if worker.suspended:
+        suspend.hold(worker, running)
     if running.job == 0:
         return
     used = measure.over(worker.pid, running.memory) if running.memory else 0
@@ -115,7 +114,7 @@ def _seen(worker: Worker, running: Running) -> Seen:
     """Once a tick. A process that stopped itself again before it could begin its dump is continued again."""
     size, began = worker.capture.dump_size(), worker.capture.dump_from
     awaited = any(Rung.DUMP in climb.times for climb in worker.climbs.values())
-    if awaited and size == began and is_stopped(worker):
+    if awaited and size == began and suspend.stands(worker):
         signals.send_group(worker.pid, signal.SIGCONT)
     dumped = size > began and size == worker.dump_seen and _is_whole(worker)
     worker.dump_seen = size
@@ -148,7 +147,7 @@ def dump(worker: Worker) -> None:
     """
     worker.capture.dump_from = worker.dump_seen = worker.capture.dump_size()
     _write_stacks(worker)
-    if is_stopped(worker):
+    if suspend.stands(worker):
         signals.send_group(worker.pid, signal.SIGCONT)
 
 
@@ -168,11 +167,6 @@ def _is_whole(worker: Worker) -> bool:
     return bool(worker.slot.loop) or worker.capture.dump_is_whole()
 
 
-def is_stopped(worker: Worker) -> bool:
-    found = tree.stat(worker.pid)
-    return found is not None and found.state in "Tt"
-
-
 def _kill(worker: Worker, climb: Climb) -> bool:
     """SIGKILL to the group, unless the job has just ended.
 
@@ -180,12 +174,7 @@ def _kill(worker: Worker, climb: Climb) -> bool:
     it is stopped first: a stopped process begins nothing. What the slot says then is still true when the
     kill arrives.
     """
-    signals.send(worker.pid, signal.SIGSTOP)
-    for _ in range(_STOP_TRIES):
-        found = tree.stat(worker.pid)
-        if found is None or found.state in "TtZXx":
-            break
-        time.sleep(_STOP_STEP)
+    suspend.stand(worker)
     running = worker.slot.running()
     now_seen = Seen(running.job, running.lease, running.state == State.RUNNING)
     if not ladder.concerns(climb, now_seen):
@@ -225,7 +214,7 @@ def feel(worker: Worker, settings: Settings, now: float) -> Stalled | None:
 
 def begin_dump(worker: Worker, order: Dump, now: float) -> Stack | None:
     """`Dump` of the master: the answer comes when the file stops growing."""
-    if is_stopped(worker):
+    if suspend.stands(worker):
         return Stack(
             worker.index, order.token, "the worker is stopped (SIGSTOP); its stack cannot be read now"
         )

@@ -38,6 +38,7 @@ class Worker(msgspec.Struct, eq=False):  # by C code: one is made for each birth
     grown: bool = False  # has it lived long enough to be looked at?
     called: float = 0.0  # when it was last asked for its heartbeat
     suspended: float = 0.0  # since when its group stands still by wish
+    suspended_key: tuple[int, int] = (0, 0)  # the job and lease for which it does
 
     @property
     def ready(self) -> bool:

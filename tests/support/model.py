@@ -174,10 +174,11 @@ class Model:
 
     def expire(self) -> int:
         late = [j for j in self.jobs.values() if j.state in ("scheduled", "ready") and j.expired]
+        # all at once: who waits for another of them has expired, too, and is not cancelled with it
         for job in late:
-            job.host = None
-            if job.state in LIVE:
-                self._end(job, "dead", "expired")
+            job.state, job.host = "dead", None
+        for job in late:
+            self._end(job, "dead", "expired")
         return len(late)
 
     def _end(self, job: Job, state: str, verdict: str) -> None:

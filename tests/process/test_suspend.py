@@ -1,0 +1,149 @@
+"""Suspended jobs stand still, and nobody else does: not the next job of the worker, nor its deadline."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from play import Crewman, Died, Play, until
+
+from pgworkers.process import signals, tree
+from pgworkers.process.scoreboard import Scoreboard
+from pgworkers.supervisor import suspend
+from pgworkers.supervisor.capture import Capture
+from pgworkers.supervisor.member import Worker
+from pgworkers.supervisor.messages import Suspend, Suspended
+
+APP = """
+@app.task
+def quick(n: int) -> int:
+    return n
+
+@app.task
+def brief(most: float) -> None:
+    time.sleep(random.random() * most)
+
+@app.task
+def until_told(ctx: Ctx) -> None:
+    open("started", "w").close()
+    while not os.path.exists("go"):
+        time.sleep(0.005)
+
+@app.task
+def swallows() -> None:
+    while True:
+        try:
+            open("started", "w").close()
+            while True: time.sleep(0.01)
+        except BaseException: pass
+"""
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Play]:
+    with Play(tmp_path, APP, ask_grace=0.1, raise_grace=0.1) as playing:
+        yield playing
+
+
+def asked(play: Play, worker: Crewman, job: int, token: int, *, suspend: bool = True) -> Suspended:
+    play.send(Suspend(worker.slot, job, 1, token, suspend))
+    return play.fact(Suspended, lambda answer: answer.token == token)
+
+
+def stands(pid: int) -> bool:
+    found = tree.stat(pid)
+    return found is not None and found.state in "Tt"
+
+
+def test_a_job_that_is_being_stopped_is_not_suspended_and_the_next_ones_deadline_holds(
+    play: Play, tmp_path: Path
+) -> None:
+    worker = play.worker()
+    worker.order(1, "until_told")
+    until("its start", (tmp_path / "started").exists)
+    play.stop(worker, 1, ask=600)
+    answer = asked(play, worker, 1, 7)
+    assert (answer.done, answer.text) == (False, "it is being stopped")
+    (tmp_path / "go").touch()
+    worker.report(1)
+    assert not asked(play, worker, 1, 8, suspend=False).done
+    worker.order(2, "swallows", timeout=0.1)
+    died = play.fact(Died)
+    assert (died.job, died.reason) == (2, "deadline")
+
+
+def test_a_suspended_job_that_somebody_continued_stands_still_again(play: Play, tmp_path: Path) -> None:
+    worker = play.worker()
+    worker.order(1, "until_told")
+    until("its start", (tmp_path / "started").exists)
+    assert asked(play, worker, 1, 7).done
+    assert stands(worker.pid), "when it is told, it is so"
+    os.kill(worker.pid, signal.SIGCONT)
+    until("it stands still again", lambda: stands(worker.pid))
+    (tmp_path / "go").touch()
+    assert asked(play, worker, 1, 8, suspend=False).done
+    assert worker.report(1).outcome == "done"
+
+
+def test_suspending_quick_jobs_never_stops_the_next(play: Play) -> None:
+    worker = play.worker()
+    for job in range(1, 201):
+        worker.order(job, "brief", most=0.002)
+        worker.order(1000 + job, "quick", n=job)
+        done = asked(play, worker, job, 2 * job).done
+        assert asked(play, worker, job, 2 * job + 1, suspend=False).done >= done, (
+            "who was suspended can go on"
+        )
+        assert worker.report(job).outcome == "done"
+        assert worker.report(1000 + job).outcome == "done"
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path) -> Iterator[Worker]:
+    """A real process with a slot that says what the test wants it to."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    try:
+        yield Worker(0, child.pid, Scoreboard(1)[0], Capture.__new__(Capture))
+    finally:
+        child.kill()
+        child.wait()
+
+
+def begins(worker: Worker, job: int, deadline: int = 0) -> None:
+    worker.slot.begin(job, 1, 1, deadline, 0, 0, 0)
+
+
+def test_a_worker_that_takes_the_next_job_while_the_signal_is_on_its_way_goes_on(
+    sleeper: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins(sleeper, 1)
+    really = signals.send
+
+    def late(pid: int, signum: int) -> Any:
+        if signum == signal.SIGSTOP:
+            begins(sleeper, 2)
+        return really(pid, signum)
+
+    monkeypatch.setattr(signals, "send", late)
+    answer = suspend.obey(sleeper, Suspend(0, 1, 1, 7, True), 10.0)
+    assert (answer.done, answer.text) == (False, "its handler has just ended")
+    assert not sleeper.suspended
+    until("it goes on", lambda: not stands(sleeper.pid))
+
+
+def test_a_suspension_ends_with_its_job_whoever_let_it_go_on(sleeper: Worker) -> None:
+    begins(sleeper, 1, deadline=100)
+    assert suspend.obey(sleeper, Suspend(0, 1, 1, 7, True), 10.0).done
+    os.kill(sleeper.pid, signal.SIGCONT)
+    begins(sleeper, 2, deadline=200)
+    suspend.hold(sleeper, sleeper.slot.running())
+    assert not sleeper.suspended
+    suspend.go_on(sleeper, 20.0)
+    assert sleeper.slot.deadline == 200, "the deadline of another job is not moved"
+    assert not stands(sleeper.pid)
