@@ -111,6 +111,15 @@ def test_a_waiting_job_that_ends_by_itself_leaves_nothing_behind(desk: Desk) -> 
     assert desk.end(job) == "written"
 
 
+def test_a_parent_and_its_child_that_expire_together_have_both_expired(desk: Desk) -> None:
+    parent = follow(desk, desk.put())
+    child, later = follow(desk, parent), follow(desk, parent)
+    desk.conn.execute("UPDATE pgworkers.job SET expires_at = now() WHERE id = ANY (%s)", [[parent, child]])
+    assert desk.ask(promote.expire(10)) == 2
+    assert [str(desk.see(job).state) for job in (parent, child, later)] == ["dead", "dead", "cancelled"]
+    assert edges(desk) == 0
+
+
 def test_an_operator_may_start_a_waiting_job_at_once(desk: Desk) -> None:
     parent = desk.put()
     child = follow(desk, parent)
