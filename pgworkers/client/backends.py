@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from typing import Any
 
 import psycopg
@@ -90,5 +91,19 @@ class Backends:
                     pgconn.get_cancel().cancel()
             except psycopg.Error:
                 pass  # closing is all that is left
-            pgconn.finish()
+            _end(conn)
         self._open.clear()
+
+
+def _end(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """A thread that the handler left may be inside libpq with it: memory in use is not freed, only the session ends."""
+    if not isinstance(conn, psycopg.Connection):
+        conn.pgconn.finish()  # its event loop stands still
+    elif conn.lock.acquire(timeout=CANCEL_TIME):
+        try:
+            conn.pgconn.finish()
+        finally:
+            conn.lock.release()
+    else:
+        with socket.socket(fileno=os.dup(conn.pgconn.socket)) as line:
+            line.shutdown(socket.SHUT_RDWR)
