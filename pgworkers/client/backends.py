@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -24,6 +25,8 @@ from pgworkers.postgres import connect
 
 #: How long the server may take to hear that a statement is cancelled.
 CANCEL_TIME = 2.0
+#: How long a thread has to leave a session whose statement was cancelled.
+LET_GO = 0.2
 
 
 class JobConnection(psycopg.Connection[Row]):
@@ -99,11 +102,11 @@ def _end(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
     """A thread that the handler left may be inside libpq with it: memory in use is not freed, only the session ends."""
     if not isinstance(conn, psycopg.Connection):
         conn.pgconn.finish()  # its event loop stands still
-    elif conn.lock.acquire(timeout=CANCEL_TIME):
+    elif conn.lock.acquire(timeout=LET_GO):
         try:
             conn.pgconn.finish()
         finally:
             conn.lock.release()
-    else:
-        with socket.socket(fileno=os.dup(conn.pgconn.socket)) as line:
+    else:  # also held by a `notifies()` that was left in the middle
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(conn.pgconn.socket)) as line:
             line.shutdown(socket.SHUT_RDWR)

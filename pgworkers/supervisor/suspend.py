@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
+from functools import partial
 
 from pgworkers.process import signals, tree
 from pgworkers.process.scoreboard import Running, State
@@ -21,28 +22,28 @@ _STOP_TRIES = 50
 
 def obey(worker: Worker | None, order: Suspend, now: float) -> Suspended:
     """Do it, if the worker still has this job and lease."""
+    said = partial(Suspended, order.slot, order.token)
     key = (order.job, order.lease)
     running = worker.slot.running() if worker is not None else None
     if worker is None or running is None or (running.job, running.lease) != key:
-        return Suspended(order.slot, order.token, False, "the job no longer runs in this worker")
+        return said(False, "the job no longer runs in this worker")
     if running.state != State.RUNNING:
-        return Suspended(order.slot, order.token, False, "its handler has just ended")
+        return said(False, "its handler has just ended")
     if not order.suspend:
-        if not worker.suspended:
-            return Suspended(order.slot, order.token, True, "it was not suspended")
+        was = bool(worker.suspended)
         go_on(worker, now)
-        return Suspended(order.slot, order.token, True, "resumed")
+        return said(True, "resumed" if was else "it was not suspended")
     if worker.suspended:
-        return Suspended(order.slot, order.token, True, "it was suspended already")
+        return said(True, "it was suspended already")
     if key in worker.climbs:
-        return Suspended(order.slot, order.token, False, "it is being stopped")
+        return said(False, "it is being stopped")
     stand(worker)
     if not _has(worker.slot.running(), key):
         signals.send(worker.pid, signal.SIGCONT)
-        return Suspended(order.slot, order.token, False, "its handler has just ended")
+        return said(False, "its handler has just ended")
     worker.suspended, worker.suspended_key = now, key
     signals.send_group(worker.pid, signal.SIGSTOP)
-    return Suspended(order.slot, order.token, True, "suspended")
+    return said(True, "suspended")
 
 
 def hold(worker: Worker, running: Running) -> None:

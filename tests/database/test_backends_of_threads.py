@@ -56,7 +56,7 @@ def test_a_thread_inside_a_statement_ends_with_an_error(
 def test_what_another_thread_holds_is_ended_and_not_freed(
     sessions: Backends, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "CANCEL_TIME", 0.05)
+    monkeypatch.setattr(backends, "LET_GO", 0.05)
     conn = sessions.connect(autocommit=True)
     with conn.lock:
         sessions.close()

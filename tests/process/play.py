@@ -70,6 +70,12 @@ def is_alive(pid: int) -> bool:
     return found is not None and found.state not in "ZX"
 
 
+def stands(pid: int) -> bool:
+    """Is it stopped (SIGSTOP)?"""
+    found = tree.stat(pid)
+    return found is not None and found.state in "Tt"
+
+
 def as_report(frame: frames.Frame) -> frames.Frame:
     """A report, whichever of its two forms it has."""
     if frame.kind != Kind.DONE:
@@ -367,5 +373,6 @@ __all__ = [
     "Stalled",
     "Stop",
     "is_alive",
+    "stands",
     "until",
 ]  # fmt: skip

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import NOBODY, Crewman, Died, Dump, Play, Stack, Stalled, is_alive, until
+from play import NOBODY, Crewman, Died, Dump, Play, Stack, Stalled, is_alive, stands, until
 
-from pgworkers.process import tree
 from pgworkers.worker.messages import Kind, Progress
 
 APP = """
@@ -232,11 +231,6 @@ def test_handlers_that_obey_keep_their_worker(play: Play, tmp_path: Path, task: 
         assert "cleaned up" in (report.output or "")
 
 
-def is_stopped(worker: Crewman) -> bool:
-    found = tree.stat(worker.pid)
-    return found is not None and found.state == "T"
-
-
 @pytest.mark.parametrize("task", DEFY)
 @pytest.mark.parametrize("reason", ["cancel", "drain"])
 def test_handlers_that_defy_are_killed_and_named(play: Play, tmp_path: Path, task: str, reason: str) -> None:
@@ -244,7 +238,7 @@ def test_handlers_that_defy_are_killed_and_named(play: Play, tmp_path: Path, tas
     worker.order(1, "swallows" if task == "frozen" else task, lease=3)
     started(tmp_path)
     if task == "stops_itself":
-        until("a stopped worker", lambda: is_stopped(worker))
+        until("a stopped worker", lambda: stands(worker.pid))
     else:
         play.named(worker, " in guilty_")
     if task == "frozen":  # continued for the dump
@@ -315,7 +309,7 @@ def test_a_result_wins_over_a_stop_that_was_only_asked_for(play: Play, tmp_path:
 def test_an_order_that_has_not_begun_is_reported_unstarted(play: Play, tmp_path: Path) -> None:
     worker = play.worker()
     os.kill(worker.pid, signal.SIGSTOP)  # the order stays in its socket
-    until("a stopped worker", lambda: is_stopped(worker))
+    until("a stopped worker", lambda: stands(worker.pid))
     worker.order(1, "loops")
     play.stop(worker, 1, ask=600)
     play.send(Dump(worker.slot, 77))

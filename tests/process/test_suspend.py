@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from play import Crewman, Died, Play, until
+from play import Crewman, Died, Play, stands, until
 
-from pgworkers.process import signals, tree
+from pgworkers.process import signals
 from pgworkers.process.scoreboard import Scoreboard
 from pgworkers.supervisor import suspend
 from pgworkers.supervisor.capture import Capture
@@ -54,11 +54,6 @@ def play(tmp_path: Path) -> Iterator[Play]:
 def asked(play: Play, worker: Crewman, job: int, token: int, *, suspend: bool = True) -> Suspended:
     play.send(Suspend(worker.slot, job, 1, token, suspend))
     return play.fact(Suspended, lambda answer: answer.token == token)
-
-
-def stands(pid: int) -> bool:
-    found = tree.stat(pid)
-    return found is not None and found.state in "Tt"
 
 
 def test_a_job_that_is_being_stopped_is_not_suspended_and_the_next_ones_deadline_holds(
