@@ -107,10 +107,10 @@ def _until_empty(
 
 
 def _left(db: place.Database, names: tuple[str, ...]) -> int:
-    from pgworkers.job.depth import depth
+    from pgworkers.job.depth import MOST, depth
     from pgworkers.postgres.statements import run
 
-    seen = [one for one in run(db.conn, db.schema, depth()) if one.queue in names]
+    seen = [one for one in run(db.conn, db.schema, depth(MOST)) if one.queue in names]
     return sum(one.ready + one.scheduled + one.running for one in seen)
 
 

@@ -55,7 +55,8 @@ free AS MATERIALIZED (
              FROM (SELECT j.ctid AS at, j.priority, j.id, j.run_at, j.task
                      FROM pgworkers.job j
                     WHERE j.queue = l.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
-                      AND j.priority = l.priority AND j.id BETWEEN l.first AND l.last
+                      AND j.priority = l.priority AND j.priority BETWEEN l.priority AND l.priority
+                      AND j.id BETWEEN l.first AND l.last
                       AND l.last < 9223372036854775807
                       AND j.task = ANY (l.tasks) AND (j.expires_at IS NULL OR j.expires_at > now())
                     ORDER BY j.id

@@ -1,7 +1,8 @@
 -- As claim.sql, in the ranges of priorities and ids that the host names for each queue, one after the other until it has enough: what lies
 -- behind the place where it last found work, and a step before it (master/positions).
 -- A step has an end, `last`, and one priority: only behind an equals sign the walk ends there (before Postgres 18). A range without an end
--- must be BETWEEN: behind an equals sign any index on id would do for the order, and between two ids any may.
+-- must be BETWEEN: behind an equals sign any index on id would do for the order. A step says both, which is the same once more and makes the
+-- planner expect next to nothing by job_ready: by the primary key it would read all jobs between two ids, other queues' too (docs/adr/2701).
 -- Index, guard and the rest: claim.sql.
 WITH free AS MATERIALIZED (
     SELECT ready.at
@@ -30,7 +31,8 @@ WITH free AS MATERIALIZED (
                     FROM (SELECT j.ctid AS at
                             FROM pgworkers.job j
                            WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
-                             AND j.priority = r.low AND j.id BETWEEN r.first AND r.last AND r.last < 9223372036854775807
+                             AND j.priority = r.low AND j.priority BETWEEN r.low AND r.low
+                             AND j.id BETWEEN r.first AND r.last AND r.last < 9223372036854775807
                              AND j.task = ANY (%(tasks)s::text[]) AND (j.expires_at IS NULL OR j.expires_at > now())
                            ORDER BY j.id
                            LIMIT w.count

@@ -1,24 +1,92 @@
-"""Depth: how much waits in each queue, read by the leader for everybody's gauges."""
+"""Depth: how much waits in each queue, read by the leader for everybody's gauges.
+
+One statement counts what is small; a `Tally` goes on in slices, so that no statement is long, however long the backlog: a
+count of a hundred thousand at once was seen in the pickup of other queues.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.sightings import QueueDepth
 
 _DEPTH = Statement.beside(__file__, "depth")
+_READY = Statement.beside(__file__, "depth_ready")
+_SCHEDULED = Statement.beside(__file__, "depth_scheduled")
 
 #: No count goes beyond this: the gauge of a backlog of ten million says "at least so many", and costs no more.
 MOST = 100_000
+#: Nor that of jobs behind a concurrency limit, which one statement counts.
+HELD = 10_000
+#: What one statement counts at most.
+SLICE = 5_000
+#: But the first counts so many in each queue, were there a hundred.
+LEAST = 500
 #: How many jobs and priorities are looked at for the oldest.
 LOOK = 100
 
 
-def depth(most: int = MOST) -> Query[list[QueueDepth]]:
-    """Every queue that is declared or has ready jobs."""
-    return Query(_DEPTH, {"most": most, "look": LOOK}, _read)
+class Tally:
+    """A count under way: `more` is the statement that counts on, and None when everything is counted."""
+
+    def __init__(self, rows: list[tuple[Any, ...]], most: int, slice_: int) -> None:
+        self._most, self._slice = most, slice_
+        self._queues: dict[str, QueueDepth] = {}
+        self._ready: dict[str, tuple[int, int]] = {}  # where to count on: the place of the last one
+        self._scheduled: tuple[str, int] | None = None
+        for *row, place, run_at, last in rows:
+            one = QueueDepth(*row)
+            self._queues[one.queue] = one
+            if place is not None:
+                self._ready[one.queue] = -place[0], place[1]
+            if last is not None:
+                self._scheduled = run_at, last
+
+    @property
+    def queues(self) -> list[QueueDepth]:
+        return list(self._queues.values())
+
+    def more(self) -> Query[None] | None:
+        for queue, (priority, last) in self._ready.items():
+            where = {"queue": queue, "priority": priority, "id": last, "slice": self._slice}
+            return Query(_READY, where, partial(self._count_ready, queue))
+        if self._scheduled is not None:
+            run_at, last = self._scheduled
+            return Query(
+                _SCHEDULED, {"run_at": run_at, "id": last, "slice": self._slice}, self._count_scheduled
+            )
+        return None
+
+    def _count_ready(self, queue: str, rows: list[tuple[Any, ...]]) -> None:
+        ((jobs, place),) = rows
+        one = self._queues[queue]
+        self._queues[queue] = one = replace(one, ready=min(one.ready + jobs, self._most))
+        if jobs < self._slice or one.ready >= self._most:
+            del self._ready[queue]
+        else:
+            self._ready[queue] = -place[0], place[1]
+
+    def _count_scheduled(self, rows: list[tuple[Any, ...]]) -> None:
+        for queue, jobs, run_at, last in rows:
+            self._scheduled = run_at, last
+            if one := self._queues.get(queue):
+                self._queues[queue] = replace(one, scheduled=one.scheduled + jobs)
+        counted = sum(one.scheduled for one in self._queues.values())
+        if sum(row[1] for row in rows) < self._slice or counted >= self._most:
+            self._scheduled = None
 
 
-def _read(rows: list[tuple[Any, ...]]) -> list[QueueDepth]:
-    return [QueueDepth(*row) for row in rows]
+def tally(queues: int, most: int = MOST, slice_: int = SLICE) -> Query[Tally]:
+    """Begin to count every queue that is declared or has ready jobs; about so many of them are expected."""
+    first = max(LEAST, slice_ // max(1, queues))
+    where = {"most": min(first, most), "held": HELD, "running": MOST, "look": LOOK}
+    return Query(_DEPTH, where, lambda rows: Tally(rows, most, slice_))
+
+
+def depth(most: int) -> Query[list[QueueDepth]]:
+    """The same in one statement, for one who asks once."""
+    where = {"most": most, "held": most, "running": most, "look": LOOK}
+    return Query(_DEPTH, where, lambda rows: Tally(rows, most, most).queues)

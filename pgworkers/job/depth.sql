@@ -1,5 +1,7 @@
--- How much waits in each queue, at a bounded cost: no count goes beyond `most`, whatever the backlog; what is scheduled and
--- what runs is bounded over all queues together. Queues: the declared ones, and those with ready jobs that nobody declared.
+-- How much waits in each queue, at a bounded cost: no count goes beyond `most`, whatever the backlog; what is scheduled is
+-- bounded over all queues together, what runs by `running`, what a limit may hold up by `held`. With each count that went so far comes
+-- the place of the last job counted, from which the slices (depth_ready, depth_scheduled) go on.
+-- Queues: the declared ones, and those with ready jobs that nobody declared.
 -- Indexes: job_ready (one range per queue; a loose scan for strangers in the gaps between the declared names), job_lane,
 -- job_scheduled, job_running. While a vacuum is held back, the ranges are full of entries of jobs that are gone: each is
 -- walked over once. Of more than `most` ready jobs, the oldest is sought among the first `look` of each of the lowest `look`
@@ -32,11 +34,11 @@ queues AS MATERIALIZED (
     (SELECT s.queue FROM strangers s WHERE s.found LIMIT 1000)
 ),
 free AS MATERIALIZED (
-    SELECT q.name, counted.jobs, counted.run_at
+    SELECT q.name, counted.jobs, counted.run_at, counted.place
       FROM queues q
      CROSS JOIN LATERAL (
-           SELECT count(*) AS jobs, min(f.run_at) AS run_at
-             FROM (SELECT j.run_at FROM pgworkers.job j
+           SELECT count(*) AS jobs, min(f.run_at) AS run_at, max(ARRAY[-f.priority::bigint, f.id]) AS place
+             FROM (SELECT j.run_at, j.priority, j.id FROM pgworkers.job j
                     WHERE j.queue = q.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
                     ORDER BY j.priority DESC, j.id
                     LIMIT %(most)s::bigint) f) counted
@@ -67,20 +69,33 @@ oldest AS MATERIALIZED (
             LIMIT %(look)s::integer) ready
      GROUP BY l.name
 ),
+later AS MATERIALIZED (
+    SELECT j.queue, j.run_at, j.id
+      FROM pgworkers.job j
+     WHERE j.state = 'scheduled'
+     ORDER BY j.run_at, j.id
+     LIMIT %(most)s::bigint
+),
 scheduled AS MATERIALIZED (
-    SELECT s.queue, count(*) AS jobs
-      FROM (SELECT j.queue FROM pgworkers.job j WHERE j.state = 'scheduled' ORDER BY j.run_at LIMIT %(most)s::bigint) s
-     GROUP BY s.queue
+    SELECT l.queue, count(*) AS jobs FROM later l GROUP BY l.queue
+),
+latest AS MATERIALIZED (
+    SELECT l.run_at, l.id
+      FROM later l
+     WHERE (SELECT count(*) FROM later) >= %(most)s::bigint
+     ORDER BY l.run_at DESC, l.id DESC
+     LIMIT 1
 ),
 running AS MATERIALIZED (
     SELECT r.queue, count(*) AS jobs
-      FROM (SELECT j.queue FROM pgworkers.job j WHERE j.host IS NOT NULL ORDER BY j.host LIMIT %(most)s::bigint) r
+      FROM (SELECT j.queue FROM pgworkers.job j WHERE j.host IS NOT NULL ORDER BY j.host LIMIT %(running)s::bigint) r
      GROUP BY r.queue
 )
 SELECT f.name, f.jobs + held.jobs, coalesce(scheduled.jobs, 0), coalesce(running.jobs, 0),
        greatest(extract(epoch FROM now() - least(f.run_at, oldest.run_at, held.run_at)), 0)::double precision,
        coalesce(c.paused, false), coalesce(c.cluster_workers, CASE WHEN c.workers IS NULL THEN c.declared_cluster END),
-       coalesce(c.throttled_until > now(), false)
+       coalesce(c.throttled_until > now(), false),
+       CASE WHEN f.jobs >= %(most)s::bigint THEN f.place END, latest.run_at::text, latest.id
   FROM free f
   LEFT JOIN pgworkers.queue c ON c.name = f.name
  CROSS JOIN LATERAL (
@@ -88,8 +103,9 @@ SELECT f.name, f.jobs + held.jobs, coalesce(scheduled.jobs, 0), coalesce(running
          FROM (SELECT j.run_at FROM pgworkers.job j
                 WHERE j.queue = f.name AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
                 ORDER BY pgworkers.lane(j.concurrency_key, j.task)
-                LIMIT %(most)s::bigint / 10) h) held
+                LIMIT %(held)s::bigint) h) held
   LEFT JOIN oldest ON oldest.name = f.name
   LEFT JOIN scheduled ON scheduled.queue = f.name
   LEFT JOIN running ON running.queue = f.name
+  LEFT JOIN latest ON true
  ORDER BY f.name

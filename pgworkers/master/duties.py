@@ -106,6 +106,8 @@ class Duties:
         }
 
         self._wake = asyncio.Event()
+        self._tally: depth.Tally | None = None  # of the depth: the count under way
+        self._queues = 10  # how many it found the last time, or may find
 
     def add(self, duty: Duty) -> None:
         self.all[duty.name] = duty
@@ -120,7 +122,7 @@ class Duties:
         """Perform what is due, for as long as this host leads; then wait to lead again."""
         while True:
             await leadership.until_leading()
-            term = leadership.since
+            term, self._tally = leadership.since, None
             for duty in self.all.values():
                 duty.due = inf if duty.seen else term + (0.0 if duty.at_once else duty.every)
             while leadership.leads and leadership.since == term:
@@ -221,12 +223,22 @@ class Duties:
         return await self._until_empty(lambda: batch.sweep(BATCH), BATCH)
 
     async def _depth(self) -> int:
-        """A look that is slow (a vacuum held back, a hundred queues) is made less often: it never takes a large share."""
+        """One statement of a count; the next after a rest: the other duties come in between, and neither a long backlog nor
+        a vacuum held back nor a hundred queues take a large share. Told when everything is counted."""
         began = monotonic()
-        seen = await self._asker.ask(depth.depth())
+        if self._tally is None:
+            self._tally = await self._asker.ask(depth.tally(self._queues))
+        elif more := self._tally.more():
+            await self._asker.ask(more)
         duty, now = self.all["depth"], monotonic()
-        duty.due = max(duty.due, now + min((now - began) * SHARE, STALE))
-        self._facts.tell(QueuesSeen(seen))
+        rested = now + min((now - began) * SHARE, STALE)
+        seen = self._tally.queues
+        if self._tally.more():
+            duty.due = rested
+        else:
+            duty.due = max(duty.due, rested)
+            self._tally, self._queues = None, len(seen)
+            self._facts.tell(QueuesSeen(seen))
         return len(seen)
 
     async def _ticks(self) -> int:

@@ -59,7 +59,7 @@ CREATE TABLE pgworkers.job (
 -- What no limit holds up. Jobs behind a concurrency limit wait in job_lane (0004), where they hide nothing.
 CREATE INDEX job_ready ON pgworkers.job (queue, priority DESC, id)
     WHERE state = 'ready' AND NOT gated AND concurrency_key IS NULL;
-CREATE INDEX job_scheduled ON pgworkers.job (run_at) WHERE state = 'scheduled';
+CREATE INDEX job_scheduled ON pgworkers.job (run_at, id) WHERE state = 'scheduled';
 -- Not `WHERE state = 'running'`: then every guard `state = 'running'` would match it, and with fresh statistics (nothing runs
 -- just now) the planner would answer a finish from this index, full of dead entries. See docs/adr/0103.
 CREATE INDEX job_running ON pgworkers.job (host, claimed_at) WHERE host IS NOT NULL;

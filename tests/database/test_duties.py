@@ -14,13 +14,15 @@ from pgworkers.clock import monotonic
 from pgworkers.events import DutyDone, DutyFailed, Fact
 from pgworkers.facts import Facts
 from pgworkers.job.claim import Wants, claim
-from pgworkers.master.duties import NOTHING, SOONEST, Duties
+from pgworkers.job.depth import LEAST, SLICE
+from pgworkers.master.duties import NOTHING, SHARE, SOONEST, Duties
 from pgworkers.master.leadership import Leadership
 from pgworkers.master.line import Line
 from pgworkers.master.rescuing import BATCH as RESCUE_BATCH
 from pgworkers.master.scaling import split_duty
 from pgworkers.postgres.statements import Query, Statement, run
 from pgworkers.settings import Settings
+from pgworkers.sightings import QueuesSeen
 
 Db = psycopg.Connection[Any]
 
@@ -67,6 +69,29 @@ def test_where_nothing_is_scheduled_looks_are_rarer_until_somebody_says_so(
     every = PATIENT.promote
     assert later == pytest.approx(every) if something else later >= NOTHING * every
     assert heard <= SOONEST, "a notification makes it due at once"
+
+
+def test_a_long_backlog_is_counted_a_slice_at_a_time_and_told_when_it_is_whole(db: Db, dsn: str) -> None:
+    jobs, told = LEAST + 2 * SLICE + 10, list[QueuesSeen]()
+    db.execute(f"INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, {jobs})")
+
+    async def story() -> list[bool]:
+        facts = Facts()
+        facts.listen(lambda fact: told.append(fact) if isinstance(fact, QueuesSeen) else None)
+        line = Line("duty", dsn, PATIENT, facts)
+        duties = Duties(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
+        duty, sooner = duties.all["depth"], []
+        try:
+            while not told:
+                duty.due = monotonic() + 3600.0
+                await duties.perform("depth")
+                sooner.append(duty.due < monotonic() + 3600.0 - SHARE)
+            return sooner
+        finally:
+            await line.close()
+
+    assert asyncio.run(story()) == [True, True, True, False], "the first 500, two slices, the rest"
+    assert [(one.queue, one.ready) for one in told[0].queues] == [("a", jobs)]
 
 
 @pytest.mark.parametrize(("may_rescue", "left"), [(True, 0), (False, 2 * RESCUE_BATCH + 1)])

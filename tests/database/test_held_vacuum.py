@@ -10,7 +10,7 @@ import pytest
 from support.desk import Desk
 
 from pgworkers.job import claim, host, progress, queue, release, retry
-from pgworkers.job.depth import depth
+from pgworkers.job.depth import tally
 from pgworkers.job.mine import mine
 from pgworkers.job.rescue import lost, rescue
 from pgworkers.job.state import Verdict
@@ -73,7 +73,7 @@ def test_a_look_at_the_depth_walks_over_them_once(held_back: Db) -> None:
     walks = [f"{claimable} ORDER BY priority DESC, id", f"{running} ORDER BY host"]
     once = sum(blocks(held_back, Query(Statement("walk", text), {}, len)) for text in walks)
     assert once > 50
-    assert blocks(held_back, depth()) < 1.3 * once
+    assert blocks(held_back, tally(1)) < 1.3 * once
 
 
 def test_a_look_for_what_a_host_holds_passes_by_what_it_ran_before(held_back: Db) -> None:

@@ -8,7 +8,8 @@ import psycopg
 from support.desk import Desk
 
 from pgworkers.job import queue
-from pgworkers.job.depth import depth
+from pgworkers.job.depth import LEAST, depth, tally
+from pgworkers.postgres.connect import STEADY
 from pgworkers.postgres.statements import run
 from pgworkers.sightings import QueueDepth
 
@@ -90,3 +91,77 @@ def test_no_count_goes_beyond_the_cap_and_no_plan_reads_the_whole_table(dsn: str
             plan = "\n".join(row[0] for row in db.execute(text, query.params))
             assert "Seq Scan on job" not in plan, plan
             assert "Seq Scan on pgworkers.job" not in plan, plan
+
+
+def many(db: Db, ready: int, scheduled: int) -> None:
+    """Three queues in turn, three priorities; of what is scheduled, half is due in the same moment."""
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task, priority)"
+        " SELECT 'q' || n %% 3, 't', (n / 3 %% 3) - 1 FROM generate_series(1, %s) n",
+        [ready],
+    )
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task, state, run_at)"
+        " SELECT 'q' || n %% 3, 't', 'scheduled', now() + interval '1 hour' + greatest(n - %s / 2, 0) * interval '1 s'"
+        "   FROM generate_series(1, %s) n",
+        [scheduled, scheduled],
+    )
+
+
+def counted(db: Db, *, most: int, slice_: int) -> tuple[dict[str, tuple[int, int]], list[int]]:
+    """Ready and scheduled jobs of each queue, counted in slices; how many rows of `job` each statement read."""
+    under_way = run(db, "pgworkers", tally(1, most, slice_))
+    read = []
+    with db.transaction():
+        for name, value in STEADY.items():  # as a host's sessions are
+            db.execute("SELECT set_config(%s, %s, true)", [name, value])
+        while query := under_way.more():
+            text = b"EXPLAIN (ANALYZE, FORMAT JSON) " + query.statement.render("pgworkers")
+            ((plan,),) = db.execute(text, query.params)
+            read.append(sum(rows_read(plan[0]["Plan"])))
+            run(db, "pgworkers", query)
+    return {one.queue: (one.ready, one.scheduled) for one in under_way.queues}, read
+
+
+def rows_read(node: dict[str, Any]) -> list[int]:
+    own = [round(node["Actual Rows"] * node["Actual Loops"])] if "Scan" in node["Node Type"] else []
+    return (own if node.get("Index Name") else []) + [
+        n for child in node.get("Plans", []) for n in rows_read(child)
+    ]
+
+
+def test_slices_count_each_job_once_and_read_no_more_than_their_share(db: Db) -> None:
+    many(db, 6000, 3000)
+    for statistics in ("SELECT", "VACUUM ANALYZE pgworkers.job"):
+        db.execute(statistics)
+        found, read = counted(db, most=100_000, slice_=600)
+        assert found == {f"q{n}": (2000, 1000) for n in range(3)}
+        assert len(read) >= 3 * 2 + 4, "it was counted in slices"
+        assert max(read) <= 2 * 600, read
+
+
+def test_slices_end_at_the_cap(db: Db) -> None:
+    many(db, 9000, 6000)
+    found, _ = counted(db, most=2000, slice_=600)
+    assert [ready for ready, _ in found.values()] == [2000] * 3
+    assert 2000 <= sum(scheduled for _, scheduled in found.values()) < 2000 + 600
+
+
+def test_the_first_statement_looks_less_far_where_there_are_many_queues(db: Db) -> None:
+    assert [tally(queues).params["most"] for queues in (0, 1, 2, 10, 1000)] == [
+        5000,
+        5000,
+        2500,
+        LEAST,
+        LEAST,
+    ]  # type: ignore[index]
+
+
+def test_what_goes_away_while_it_is_counted_does_no_harm(db: Db) -> None:
+    many(db, 6000, 3000)
+    under_way = run(db, "pgworkers", tally(1, 100_000, 600))
+    db.execute("DELETE FROM pgworkers.job")
+    while query := under_way.more():
+        run(db, "pgworkers", query)
+    first = under_way.queues
+    assert [(one.ready, one.scheduled) for one in first] == [(600, 200)] * 3, "what the first statement saw"

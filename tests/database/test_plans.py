@@ -80,7 +80,16 @@ def deserted(conn: psycopg.Connection[Any]) -> None:
     assert found.fetchone() == (0, True)
 
 
-STATISTICS = [empty, fresh, stale, churned, vacant, deserted]
+def beside(conn: psycopg.Connection[Any]) -> None:
+    """Nearly all jobs wait in another queue: between two ids are many, and none of them is ours."""
+    conn.execute(
+        "INSERT INTO pgworkers.job (queue, task) SELECT 'other', 't' FROM generate_series(1, 20000) n"
+    )
+    fill(conn, 200)
+    conn.execute("VACUUM ANALYZE pgworkers.job")
+
+
+STATISTICS = [empty, fresh, stale, churned, vacant, deserted, beside]
 HELD = [(job_id, 1) for job_id in IDS]
 QUERIES: dict[str, Query[Any]] = {
     "finish": finish.finish(
@@ -172,9 +181,7 @@ def test_a_claim_walks_the_ready_index_in_order(
         query = claim.claim("00000000-0000-0000-0000-000000000001", wants, ["t"], aged, places=places)
         for generic in (False, True):
             found = plan(own, query.statement, query.params, generic=generic)
-            steps = [node for node in found if node.get("Index Name") == "job_pkey"]
-            assert all("id >= " in node["Index Cond"] and "id <= " in node["Index Cond"] for node in steps)
-            seen = ways(found) - {("Index Scan", "job_pkey")}  # between two ids any index is as good
+            seen = ways(found)
             probe = (
                 "Index Only Scan" if ("Index Only Scan", "job_lane") in seen else "Index Scan",
                 "job_lane",
