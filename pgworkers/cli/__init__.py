@@ -26,29 +26,17 @@ be able to paint on an operator's terminal. Passwords are never printed.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-import threading
 from collections.abc import Sequence
-from typing import NoReturn
+
+from pgworkers.process import interpreter
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The entry point of the `pgworkers` script."""
+    interpreter.begin()
     from pgworkers.process import streams
 
     streams.ensure()
     from pgworkers.cli.failure import guarded
 
-    leave(guarded(argv))
-
-
-def leave(code: int) -> NoReturn:
-    """End the process, though an app that was imported (by `enqueue`) may have left threads that never end."""
-    if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
-    sys.exit(code)
+    interpreter.end(guarded(argv))

@@ -21,11 +21,8 @@ from pgworkers.observe.log import Log
 from pgworkers.observe.metrics import Metrics
 from pgworkers.observe.records import MasterHandler
 from pgworkers.observe.writer import LineWriter
-from pgworkers.process import notify
+from pgworkers.process import interpreter, notify
 from pgworkers.process.notify import Speaker
-
-#: New objects between two looks for cycles among them.
-GC_YOUNG = 20_000
 
 
 def run(options: RunOptions) -> int:
@@ -105,7 +102,7 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker)
     # What boot left stays for good; what a job leaves goes by its counts. Cycles are rare here: look for them seldom.
     gc.collect()
     gc.freeze()
-    gc.set_threshold(GC_YOUNG, *gc.get_threshold()[1:])
+    interpreter.begin()
     try:
         return asyncio.run(life())
     finally:

@@ -1,13 +1,13 @@
 """POSIX and Linux, and nothing else.
 
-What lives here: thin, typed wrappers around what the kernel offers to somebody who runs a tree of processes: death
-signals and subreapers (`prctl`), descriptors without a name (`memfd`), process titles (`titles`), what a child inherits
-(`environment`, `streams`) and how often it may die (`budget`), shared memory (`scoreboard`),
-framing of byte streams (`frames`), who may begin what (`tickets`) and until when (`term`), what was not sent yet
-(`shelf`), packets (`packets`), signals turned into notes (`signals`), who is whose child (`tree`), memory and CPU of
-a process (`measure`, `memory`; of whom it is not asked again: `resting`), evidence of the kernel's out-of-memory
-killer (`oom`), the service manager's socket (`notify`), limits of nice, threads and OOM score (`limits`), and the
-points where a test may let a process die (`faults`).
+What lives here: thin, typed wrappers around what the kernel offers to somebody who runs a tree of processes: how an
+interpreter begins and ends (`interpreter`), death signals and subreapers (`prctl`), descriptors without a name (`memfd`),
+process titles (`titles`), what a child inherits (`environment`, `streams`) and how often it may die (`budget`), shared
+memory (`scoreboard`), framing of byte streams (`frames`), who may begin what (`tickets`) and until when (`term`), what
+was not sent yet (`shelf`), packets (`packets`), signals turned into notes (`signals`), who is whose child (`tree`), memory
+and CPU of a process (`measure`, `memory`; of whom it is not asked again: `resting`), evidence of the kernel's
+out-of-memory killer (`oom`), the service manager's socket (`notify`), limits of nice, threads and OOM score (`limits`),
+and the points where a test may let a process die (`faults`).
 
 Who calls it: master, supervisor and worker alike. What it may touch: the process it is called in, and
 /proc. It knows no job, no queue, no database, and makes no decision: a wrong number of workers or a job to

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
+from pgworkers.process import interpreter
 from pgworkers.supervisor import hooks
 
 if __name__ == "__main__":
+    interpreter.begin()
     hooks.begin()  # before main imports what registers something
     from pgworkers.supervisor.main import main
 
@@ -17,4 +18,4 @@ if __name__ == "__main__":
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--room", help="ignored: makes the command line long enough for titles")
     given = parser.parse_args()
-    sys.exit(main(given.fd, given.term, given.parent))
+    interpreter.end(main(given.fd, given.term, given.parent))

@@ -20,7 +20,7 @@ from pgworkers.clock import show_seconds
 from pgworkers.errors import AppNotLoaded
 from pgworkers.loading import load
 from pgworkers.observe import records
-from pgworkers.process import limits
+from pgworkers.process import interpreter, limits
 from pgworkers.settings import Settings
 from pgworkers.supervisor.ask import starts_threads
 from pgworkers.supervisor.messages import Boot, Booted, BootFailed
@@ -86,6 +86,7 @@ def load_app(boot: Boot, parent: int) -> Loaded | BootFailed:
         return BootFailed(f"{starts_threads(boot.config, threads)}; no worker was started")
     with suppress(OSError):  # no descriptor left for it, for instance: workers are as good without
         rehearse(settings, boot.queue, parent)
+    interpreter.settle()
     gc.collect()
     gc.freeze()  # what is here now is shared with all workers: do not touch it
     return Loaded(app, settings, Booted(round(time.monotonic() - started, 3), len(sys.modules)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,9 @@ class Server:
         self._pooled = pooled  # the same server through a pooler: what tests connect to, if it is there
         self._run = run
         self._numbers = itertools.count(1)
+        self._session: psycopg.Connection[Any] | None = (
+            None  # a new one for each database is half of its price
+        )
 
     def dsn(self, database: str) -> str:
         return make_conninfo(self._pooled or self.admin, dbname=database)
@@ -89,10 +92,22 @@ class Server:
                 return [row[0] for row in found]
             time.sleep(STEP)
 
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
     def _execute(self, command: sql.Composed) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.admin, autocommit=True) as conn:
-            cursor = conn.execute(command)
-            return cursor.fetchall() if cursor.description else []
+        if self._session is None:
+            self._session = psycopg.connect(self.admin, autocommit=True)
+        try:
+            cursor = self._session.execute(command)
+        except psycopg.OperationalError:
+            if not self._session.broken:
+                raise
+            self._session = None  # a test has ended every session there was
+            return self._execute(command)
+        return cursor.fetchall() if cursor.description else []
 
 
 class OwnServer:
@@ -124,7 +139,8 @@ def run_server(
 ) -> Iterator[Server]:
     """The server of this test run: a given one, or one of our own that is gone afterwards."""
     if dsn:
-        yield Server(dsn, run)
+        with closing(Server(dsn, run)) as given:
+            yield given
         return
     embedded = EmbeddedServer(home, options=FAST, bindir=bindir, stores=(home.parent / "store",))
     try:
@@ -132,10 +148,14 @@ def run_server(
         if pooler:
             from support.pooler import pooling
 
-            with pooling(admin, home.parent / "bouncer", size=10) as pooled:
-                yield Server(admin, run, pooled)
+            with (
+                pooling(admin, home.parent / "bouncer", size=10) as pooled,
+                closing(Server(admin, run, pooled)) as found,
+            ):
+                yield found
         else:
-            yield Server(admin, run)
+            with closing(Server(admin, run)) as found:
+                yield found
     finally:
         embedded.release()
         assert embedded.status().pid is None, "the test server outlived the tests"

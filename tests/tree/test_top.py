@@ -250,9 +250,7 @@ def test_in_tmux(dsn: str, db: psycopg.Connection[Any], tmp_path: Path) -> None:
             command, env=environ(dsn), capture_output=True, text=True, timeout=30, check=True
         ).stdout
 
-    command = (
-        f"stty -a > {tmp_path}/before; {' '.join(argv())}; stty -a > {tmp_path}/after; echo ended; exec cat"
-    )
+    command = f"stty -a > {tmp_path}/before; {' '.join(argv())}; stty -a > {tmp_path}/after; echo and-we-are-back; exec cat"
     tmux("new-session", "-d", "-x", "80", "-y", "24", command)
     try:
         wait_for(lambda: "#16 " in tmux("capture-pane", "-p"))
@@ -267,7 +265,7 @@ def test_in_tmux(dsn: str, db: psycopg.Connection[Any], tmp_path: Path) -> None:
         tmux("send-keys", "?")
         wait_for(lambda: "the stop ladder" in tmux("capture-pane", "-p"))
         tmux("send-keys", "q", "q")
-        wait_for(lambda: "ended" in tmux("capture-pane", "-p"))
+        wait_for(lambda: "and-we-are-back" in tmux("capture-pane", "-p"))
         assert "web-1" not in tmux("capture-pane", "-p"), "the shell's screen is back"
         before, after = (tmp_path / "before").read_text(), (tmp_path / "after").read_text()
         # as words: the lines are broken by the width of the terminal, which was changed meanwhile

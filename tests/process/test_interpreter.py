@@ -1,0 +1,113 @@
+"""How an interpreter of ours begins and ends: quickly, and with everything done that was to be done."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from pgworkers.process import interpreter
+
+
+def run(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    text = f"from pgworkers.process import interpreter\n{textwrap.dedent(code)}"
+    return subprocess.run(
+        [sys.executable, *options, "-c", text], check=False, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_what_was_registered_is_done_and_what_was_printed_is_there_and_nothing_is_taken_apart() -> None:
+    ended = run(
+        """
+        import atexit, sys
+
+        class Last:
+            def __del__(self): print("taken apart")
+
+        last = Last()
+        atexit.register(print, "registered")
+        sys.stdout.write("unfinished ")
+        sys.stderr.write("said")
+        interpreter.end(3)
+        """
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "unfinished registered\n", "said")
+
+
+def test_the_twin_an_ordinary_exit_takes_everything_apart() -> None:
+    ended = run(
+        """
+        import sys
+
+        class Last:
+            def __del__(self): print("taken apart")
+
+        last = Last()
+        sys.exit(3)
+        """
+    )
+    assert (ended.returncode, ended.stdout) == (3, "taken apart\n")
+
+
+def test_a_thread_that_never_ends_is_not_waited_for_nor_is_what_may_wait_for_it() -> None:
+    ended = run(
+        """
+        import atexit, threading
+
+        thread = threading.Thread(target=threading.Event().wait)
+        thread.start()
+        atexit.register(thread.join)
+        print("done")
+        interpreter.end(0)
+        """
+    )
+    assert (ended.returncode, ended.stdout) == (0, "done\n")
+
+
+def test_who_registers_something_that_fails_is_told_and_the_rest_is_done() -> None:
+    ended = run(
+        """
+        import atexit
+
+        atexit.register(print, "the other")
+        atexit.register(lambda: 1 / 0)
+        interpreter.end(0)
+        """
+    )
+    assert (ended.returncode, ended.stdout) == (0, "the other\n")
+    assert "ZeroDivisionError" in ended.stderr
+
+
+def test_an_output_that_is_gone_or_closed_changes_no_exit_code() -> None:
+    for spoil in ("import os; os.close(1); os.close(2)", "import sys; sys.stdout.close(); sys.stderr = None"):
+        ended = run(f"print('lost', end='')\n{spoil}\ninterpreter.end(4)")
+        assert ended.returncode == 4, spoil
+
+
+def test_a_profile_is_written() -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "cProfile", "-m", "pgworkers", "version"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert told.returncode == 0
+    assert "function calls" in told.stdout
+
+
+@pytest.mark.parametrize("said", [None, (5, 5, 5)])
+def test_an_app_finds_what_it_is_used_to_unless_it_said_otherwise(said: tuple[int, int, int] | None) -> None:
+    usual = gc.get_threshold()
+    try:
+        interpreter.begin()
+        assert gc.get_threshold()[0] == interpreter.YOUNG
+        if said:
+            gc.set_threshold(*said)
+        interpreter.settle()
+        assert gc.get_threshold() == (said or usual)
+    finally:
+        gc.set_threshold(*usual)
