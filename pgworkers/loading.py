@@ -5,10 +5,12 @@ from __future__ import annotations
 from pgworkers.app import App
 from pgworkers.declare.loading import import_config, names_file
 from pgworkers.errors import AppNotLoaded
+from pgworkers.process import interpreter
 
 
 def load(config: str) -> App:
     """The App of `app.py`, `dir/app.py:name`, `pkg.mod:app` or `pkg.mod`; AppNotLoaded says why not."""
+    interpreter.welcome()
     module, name = import_config(config)
     if name:
         found = getattr(module, name, None)

@@ -25,8 +25,8 @@ HELD = 10_000
 SLICE = 5_000
 #: But the first counts so many in each queue, were there a hundred.
 LEAST = 500
-#: How many jobs and priorities are looked at for the oldest.
-LOOK = 100
+#: How many jobs and priorities are looked at for the oldest behind what is counted.
+LOOK = 30
 
 
 class Tally:
@@ -37,6 +37,7 @@ class Tally:
         self._queues: dict[str, QueueDepth] = {}
         self._ready: dict[str, tuple[int, int]] = {}  # where to count on: the place of the last one
         self._scheduled: tuple[str, int] | None = None
+        self._later = 0  # how many scheduled jobs were counted, also of queues that are not told of
         for *row, place, run_at, last in rows:
             one = QueueDepth(*row)
             self._queues[one.queue] = one
@@ -44,6 +45,7 @@ class Tally:
                 self._ready[one.queue] = -place[0], place[1]
             if last is not None:
                 self._scheduled = run_at, last
+                self._later = slice_
 
     @property
     def queues(self) -> list[QueueDepth]:
@@ -61,21 +63,24 @@ class Tally:
         return None
 
     def _count_ready(self, queue: str, rows: list[tuple[Any, ...]]) -> None:
-        ((jobs, place),) = rows
+        ((jobs, oldest, place),) = rows
         one = self._queues[queue]
-        self._queues[queue] = one = replace(one, ready=min(one.ready + jobs, self._most))
-        if jobs < self._slice or one.ready >= self._most:
+        ready, oldest = min(one.ready + jobs, self._most), max(one.oldest, oldest or 0.0)
+        self._queues[queue] = replace(one, ready=ready, oldest=oldest)
+        if jobs < self._slice or ready >= self._most:
             del self._ready[queue]
         else:
             self._ready[queue] = -place[0], place[1]
 
     def _count_scheduled(self, rows: list[tuple[Any, ...]]) -> None:
+        counted = 0
         for queue, jobs, run_at, last in rows:
+            counted += jobs
             self._scheduled = run_at, last
             if one := self._queues.get(queue):
                 self._queues[queue] = replace(one, scheduled=one.scheduled + jobs)
-        counted = sum(one.scheduled for one in self._queues.values())
-        if sum(row[1] for row in rows) < self._slice or counted >= self._most:
+        self._later += counted
+        if counted < self._slice or self._later >= self._most:
             self._scheduled = None
 
 
@@ -88,5 +93,5 @@ def tally(queues: int, most: int = MOST, slice_: int = SLICE) -> Query[Tally]:
 
 def depth(most: int) -> Query[list[QueueDepth]]:
     """The same in one statement, for one who asks once."""
-    where = {"most": most, "held": most, "running": most, "look": LOOK}
+    where = {"most": most, "held": most // 10, "running": most, "look": LOOK}
     return Query(_DEPTH, where, lambda rows: Tally(rows, most, most).queues)

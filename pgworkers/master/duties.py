@@ -46,6 +46,8 @@ NOTHING = 2
 SHARE = 50
 #: Seconds; but not longer, for it may have been slow because the database was away.
 STALE = 60.0
+#: Seconds; a count of the depth that is not whole by then is told as it is: at least so many.
+WHOLE = 30.0
 
 
 @dataclass(slots=True)
@@ -107,6 +109,7 @@ class Duties:
 
         self._wake = asyncio.Event()
         self._tally: depth.Tally | None = None  # of the depth: the count under way
+        self._counting = 0.0  # since when
         self._queues = 10  # how many it found the last time, or may find
 
     def add(self, duty: Duty) -> None:
@@ -224,22 +227,24 @@ class Duties:
 
     async def _depth(self) -> int:
         """One statement of a count; the next after a rest: the other duties come in between, and neither a long backlog nor
-        a vacuum held back nor a hundred queues take a large share. Told when everything is counted."""
-        began = monotonic()
-        if self._tally is None:
-            self._tally = await self._asker.ask(depth.tally(self._queues))
-        elif more := self._tally.more():
+        a vacuum held back nor a hundred queues take a large share. Told when everything is counted, or has been for long."""
+        began, duty = monotonic(), self.all["depth"]
+        tally, self._tally = self._tally, None  # whatever fails begins anew
+        if tally is None:
+            tally, self._counting = await self._asker.ask(depth.tally(self._queues)), began
+            found = len(tally.queues)
+        elif more := tally.more():
             await self._asker.ask(more)
-        duty, now = self.all["depth"], monotonic()
-        rested = now + min((now - began) * SHARE, STALE)
-        seen = self._tally.queues
-        if self._tally.more():
-            duty.due = rested
+            found = 0
+        now = monotonic()
+        rest = (now - began) * SHARE
+        if tally.more() and now < self._counting + WHOLE:
+            self._tally, duty.due = tally, now + min(rest, duty.every)
         else:
-            duty.due = max(duty.due, rested)
-            self._tally, self._queues = None, len(seen)
-            self._facts.tell(QueuesSeen(seen))
-        return len(seen)
+            duty.due = max(duty.due, now + min(rest, STALE))
+            self._queues = len(tally.queues)
+            self._facts.tell(QueuesSeen(tally.queues))
+        return found
 
     async def _ticks(self) -> int:
         made = await ticks.fire(self._asker, self._facts)

@@ -12,11 +12,12 @@ import contextlib
 import gc
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 #: New objects between two looks for cycles, where cycles are rare.
-YOUNG = 20_000
+YOUNG = 20_011  # a number that nobody else would take
 _USUAL = gc.get_threshold()
+_guests = False
 
 
 def begin() -> None:
@@ -30,16 +31,29 @@ def settle() -> None:
         gc.set_threshold(*_USUAL)
 
 
+def welcome() -> None:
+    """Somebody else's code is about to be imported here."""
+    global _guests
+    _guests = True
+
+
 def end(code: int) -> NoReturn:
     """Do what was registered for the exit, flush, and leave the rest to the kernel. Threads that never end are not waited
-    for (then nothing that may wait for them is done either). Who traces or profiles the process gets an ordinary exit."""
-    if sys.gettrace() or sys.getprofile():
-        sys.exit(code)
+    for, nor is anything done that may wait for them. What guests have open is theirs to find closed, and who traces or
+    profiles the process has something to say at its end: they get an ordinary exit."""
     import threading  # not above: a supervisor imports it when it is ready to (see supervisor/hooks)
 
     if all(thread is threading.main_thread() or thread.daemon for thread in threading.enumerate()):
+        if _guests or _watched():
+            sys.exit(code)
         atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # closed, full, or whatever an app has put in its place
             stream.flush()
     os._exit(code)
+
+
+def _watched() -> bool:
+    monitoring: Any = getattr(sys, "monitoring", None)  # from Python 3.12 on; six tools may use it
+    tools = monitoring is not None and any(monitoring.get_tool(number) for number in range(6))
+    return bool(sys.gettrace() or sys.getprofile() or tools)

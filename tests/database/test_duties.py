@@ -94,6 +94,35 @@ def test_a_long_backlog_is_counted_a_slice_at_a_time_and_told_when_it_is_whole(d
     assert [(one.queue, one.ready) for one in told[0].queues] == [("a", jobs)]
 
 
+@pytest.mark.parametrize("how", ["late", "failed"])
+def test_a_count_that_is_late_is_told_as_it_is_and_one_that_failed_begins_anew(
+    db: Db, dsn: str, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    jobs, told = LEAST + 2 * SLICE, list[QueuesSeen]()
+    db.execute(f"INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, {jobs})")
+
+    async def story() -> int:
+        facts = Facts()
+        facts.listen(lambda fact: told.append(fact) if isinstance(fact, QueuesSeen) else None)
+        line = Line("duty", dsn, PATIENT, facts)
+        duties = Duties(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
+        try:
+            await duties.perform("depth")
+            if how == "late":
+                monkeypatch.setattr("pgworkers.master.duties.WHOLE", 0.0)
+            else:
+                db.execute("ALTER TABLE pgworkers.job RENAME TO away")
+                assert await duties.perform("depth") == 0
+                db.execute("ALTER TABLE pgworkers.away RENAME TO job")
+                assert await duties.perform("depth") == 1, "it sees the queues again"
+            await duties.perform("depth")
+            return told[0].queues[0].ready if told else 0
+        finally:
+            await line.close()
+
+    assert asyncio.run(story()) == (LEAST + SLICE if how == "late" else 0)
+
+
 @pytest.mark.parametrize(("may_rescue", "left"), [(True, 0), (False, 2 * RESCUE_BATCH + 1)])
 def test_one_sweep_takes_everything_back_from_a_lost_host_but_not_after_a_gap(
     db: Db, dsn: str, may_rescue: bool, left: int

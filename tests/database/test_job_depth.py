@@ -165,3 +165,34 @@ def test_what_goes_away_while_it_is_counted_does_no_harm(db: Db) -> None:
         run(db, "pgworkers", query)
     first = under_way.queues
     assert [(one.ready, one.scheduled) for one in first] == [(600, 200)] * 3, "what the first statement saw"
+
+
+def test_the_oldest_is_found_behind_the_first_statement(db: Db) -> None:
+    """As after many retries: the first of the queue are the youngest."""
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task, run_at)"
+        " SELECT 'a', 't', now() - CASE WHEN n > 1900 THEN interval '1 hour' ELSE interval '0' END"
+        "   FROM generate_series(1, 2000) n"
+    )
+    under_way = run(db, "pgworkers", tally(1, 100_000, 600))
+    assert under_way.queues[0].oldest < 1800
+    while query := under_way.more():
+        run(db, "pgworkers", query)
+    (a,) = under_way.queues
+    assert a.ready == 2000
+    assert 3600 <= a.oldest < 3660
+
+
+def test_what_is_scheduled_in_queues_that_nobody_knows_is_bounded_too(db: Db) -> None:
+    desk = Desk(db, "pgworkers")
+    desk.ask(queue.declare(["a"]))
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task, state, run_at)"
+        " SELECT 'nobody', 't', 'scheduled', now() + interval '1 hour' FROM generate_series(1, 20000) n"
+    )
+    under_way = run(db, "pgworkers", tally(1, 3000, 600))
+    statements = 0
+    while query := under_way.more():
+        run(db, "pgworkers", query)
+        statements += 1
+    assert statements == 4, "600 by the first statement, 600 by each other, 3,000 at most"

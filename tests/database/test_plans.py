@@ -15,7 +15,7 @@ import pytest
 from support.desk import Desk
 from test_statements import NO_PLAN, statements
 
-from pgworkers.job import claim, finish, progress, promote, release, renew, rescue, retry
+from pgworkers.job import claim, depth, finish, progress, promote, release, renew, rescue, retry
 from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved
 from pgworkers.job.retry import Again
@@ -220,6 +220,15 @@ def test_what_is_due_is_found_in_the_order_of_its_time(
             # When the next one is due: the first of the index.
             seen = {way for way in ways(found) if way[0].removeprefix("whole ") != "Index Only Scan"}
             assert seen == {("Index Scan", index), ("Tid Scan", None)}, (index, generic)
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_a_slice_of_a_count_is_read_in_the_order_of_its_index(
+    own: psycopg.Connection[Any], statistics: Callable[[psycopg.Connection[Any]], None]
+) -> None:
+    statistics(own)
+    for statement, index in ((depth._READY, "job_ready"), (depth._SCHEDULED, "job_scheduled")):
+        assert ways(list(scans(planned(own, statement)))) == {("Index Scan", index)}
 
 
 #: Who walks over an index without a bound, and may.

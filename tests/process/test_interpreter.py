@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -52,10 +53,22 @@ def test_the_twin_an_ordinary_exit_takes_everything_apart() -> None:
     assert (ended.returncode, ended.stdout) == (3, "taken apart\n")
 
 
-def test_a_thread_that_never_ends_is_not_waited_for_nor_is_what_may_wait_for_it() -> None:
+def test_what_guests_have_open_is_closed(tmp_path: Path) -> None:
+    code = f"kept = open({str(tmp_path / 'kept')!r}, 'w')\nkept.write('said')\ninterpreter.end(3)"
+    assert run(f"interpreter.welcome()\n{code}").returncode == 3
+    assert (tmp_path / "kept").read_text() == "said"
+    assert run(code).returncode == 3
+    assert (tmp_path / "kept").read_text() == "", "the twin: nobody else's code was there"
+
+
+@pytest.mark.parametrize(
+    "watched", ["", "import sys; sys.settrace(lambda *_: None)", "interpreter.welcome()"]
+)
+def test_a_thread_that_never_ends_is_not_waited_for_nor_is_what_may_wait_for_it(watched: str) -> None:
     ended = run(
-        """
+        f"""
         import atexit, threading
+        {watched}
 
         thread = threading.Thread(target=threading.Event().wait)
         thread.start()
