@@ -24,6 +24,9 @@ if TYPE_CHECKING:
         ArgumentError as ArgumentError,
     )
     from pgworkers.errors import (
+        DatabaseRefused as DatabaseRefused,
+    )
+    from pgworkers.errors import (
         DatabaseUnreachable as DatabaseUnreachable,
     )
     from pgworkers.errors import (
@@ -45,7 +48,13 @@ if TYPE_CHECKING:
         OutcomeUnknown as OutcomeUnknown,
     )
     from pgworkers.errors import (
+        PermissionDenied as PermissionDenied,
+    )
+    from pgworkers.errors import (
         PgworkersError as PgworkersError,
+    )
+    from pgworkers.errors import (
+        QuotaExceeded as QuotaExceeded,
     )
     from pgworkers.errors import (
         RateTimeout as RateTimeout,
@@ -76,8 +85,9 @@ if TYPE_CHECKING:
     from pgworkers.task import Task as Task
 
 _ERRORS = (
-    "AppNotLoaded ArgumentError DatabaseUnreachable Discard DuplicateJob JobFailed JobStopped NotFound "
-    "OutcomeUnknown PgworkersError RateTimeout ResultError ResultTimeout Retry SchemaOutOfDate Snooze Throttled UsageError"
+    "AppNotLoaded ArgumentError DatabaseRefused DatabaseUnreachable Discard DuplicateJob JobFailed JobStopped NotFound "
+    "OutcomeUnknown PermissionDenied PgworkersError QuotaExceeded RateTimeout ResultError ResultTimeout "
+    "Retry SchemaOutOfDate Snooze Throttled UsageError"
 )
 _PLACES = {
     "App": "pgworkers.app",

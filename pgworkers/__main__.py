@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from pgworkers.cli import main
+import sys
 
 if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # the current directory: what the user names there is put back when it is loaded
+    from pgworkers.cli import main
+
     main()

@@ -18,7 +18,7 @@ from pgworkers.client.address import Address
 from pgworkers.client.session import Client
 from pgworkers.context import Ctx
 from pgworkers.declare.loading import origin_of, release_of
-from pgworkers.declare.options import refuse_unknown
+from pgworkers.declare.options import Duration, refuse_unknown
 from pgworkers.declare.signature import takes_ctx
 from pgworkers.decorator import Anything, Declare, TaskOptions, queue_spec, task_spec
 from pgworkers.errors import UsageError
@@ -83,6 +83,8 @@ class App(Scheduling, Steering):
         max_rss: int | str | None = None,
         preload: Sequence[str] = (),
         batch: bool = True,
+        reload_overlap: bool = False,
+        retention: Duration | None = None,
     ) -> None:
         """Declare a queue: how many worker processes it has on each host, and what each may use.
 
@@ -95,11 +97,14 @@ class App(Scheduling, Steering):
         - `cores=[0, 1]`: the only cores its workers run on; `pin=True`: each worker has one of them
         - `batch=False`: each end is committed before the worker begins its next job; by default short jobs wait a few
           milliseconds in front of a worker and their ends are committed together
+        - `reload_overlap=True`: after SIGHUP, workers of the new code begin at once beside jobs that run on the old code; by
+          default both together run no more jobs than the queue has workers
+        - `retention="30d"`: how long its finished jobs are kept, shorter or longer than the setting `retention`
         """
         spec = queue_spec(
             name, workers=workers, cluster_workers=cluster_workers, memory=memory, nice=nice, threads=threads,
             cores=cores, pin=pin, address_space=address_space, max_jobs=max_jobs, max_rss=max_rss, preload=preload,
-            batch=batch,
+            batch=batch, reload_overlap=reload_overlap, retention=retention,
         )  # fmt: skip
         if spec.name in self.queues:
             raise UsageError(f"queue {spec.name!r} is declared twice; keep one of the two declarations")

@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 
+from pgworkers.bounds import CHECKPOINT_BYTES
 from pgworkers.errors import UsageError
 from pgworkers.payload import NotJson, encode
-
-CHECKPOINT_LIMIT = 1 << 20
 
 
 class Checkpoint(MutableMapping[str, Any]):
@@ -27,7 +26,7 @@ class Checkpoint(MutableMapping[str, Any]):
         self._lock = threading.Lock()
         self._values: dict[str, Any] = dict(values or {})
         self._texts = {
-            key: encode(value, limit=CHECKPOINT_LIMIT, clean=True) for key, value in self._values.items()
+            key: encode(value, limit=CHECKPOINT_BYTES, clean=True) for key, value in self._values.items()
         }
         self._changed = False
 
@@ -38,13 +37,13 @@ class Checkpoint(MutableMapping[str, Any]):
         if not isinstance(key, str):
             raise UsageError(f"checkpoint[{key!r}]: keys must be strings; nothing was kept")
         try:
-            encode(key, limit=CHECKPOINT_LIMIT)
-            text = encode(value, limit=CHECKPOINT_LIMIT)
+            encode(key, limit=CHECKPOINT_BYTES)
+            text = encode(value, limit=CHECKPOINT_BYTES)
         except NotJson as exc:
             raise UsageError(f"checkpoint[{key!r}]: {exc}; nothing was kept") from None
         with self._lock:
             others = sum(len(k) + len(t) for k, t in self._texts.items() if k != key)
-            if others + len(key) + len(text) > CHECKPOINT_LIMIT:
+            if others + len(key) + len(text) > CHECKPOINT_BYTES:
                 raise UsageError(
                     f"checkpoint[{key!r}]: the checkpoint would be larger than 1MB; nothing was kept"
                 )

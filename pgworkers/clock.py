@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 
+from pgworkers.bounds import DURATION_MAX_SECONDS, MEMORY_MAX_BYTES
 from pgworkers.errors import UsageError
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
@@ -18,7 +19,7 @@ _DURATIONS = re.compile(
     r"(?:\d++(?:\.\d++)?(?:ms|s|m|h|d|w) *+)++"
 )  # ++: nothing is tried twice, however long
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?B)?", re.IGNORECASE)
-MAX_SECONDS = 100 * 365 * 86400.0
+MAX_SECONDS = DURATION_MAX_SECONDS
 
 monotonic = time.monotonic
 
@@ -60,7 +61,7 @@ def size(value: int | str, *, what: str = "size") -> int:
             raise UsageError(f"{what}: {value!r} is not a size; write 512MB, 2GB or a number of bytes")
         unit = match[2].upper()
         result = float(match[1]) * _SIZES[unit + "B" if unit else ""]
-    if not 0 <= result < 1 << 60:
+    if not 0 <= result <= MEMORY_MAX_BYTES:
         raise UsageError(f"{what}: {value!r} is out of range")
     return int(result)
 

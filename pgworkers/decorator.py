@@ -10,10 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
-from pgworkers.clock import size
+from pgworkers import bounds
+from pgworkers.clock import show_size, size
 from pgworkers.context import Ctx
 from pgworkers.declare.backoff import Backoff, spec_of
-from pgworkers.declare.options import Duration, read_count, read_duration, read_memory, read_name
+from pgworkers.declare.options import (
+    Duration,
+    read_count,
+    read_duration,
+    read_listed_name,
+    read_memory,
+    read_priority,
+    read_retries,
+)
 from pgworkers.declare.verdicts import read_retry_on
 from pgworkers.errors import UsageError
 from pgworkers.specs import QueueSpec, TaskSpec
@@ -21,7 +30,6 @@ from pgworkers.task import CtxTask, PlainTask
 
 P = ParamSpec("P")
 R = TypeVar("R")
-NAME_LIMIT = 200
 
 
 class TaskOptions(TypedDict, total=False):
@@ -68,17 +76,17 @@ def task_spec(
     concurrency_per_key: int | None = None,
 ) -> TaskSpec:
     """Check and convert; the queue stays empty when none is named."""
-    name = read_name(
-        name if name is not None else getattr(fn, "__name__", ""), what="task name", limit=NAME_LIMIT
+    name = read_listed_name(
+        name if name is not None else getattr(fn, "__name__", ""), what="task name", limit=bounds.NAME_BYTES
     )
     what = f"task {name}:"
     doc = (getattr(fn, "__doc__", None) or "").strip().partition("\n")[0]
     return TaskSpec(
         name=name,
-        queue="" if queue is None else read_name(queue, what=f"{what} queue", limit=NAME_LIMIT),
-        priority=read_count(priority, what=f"{what} priority", least=-(1 << 31) + 1),
-        max_attempts=read_count(retries, what=f"{what} retries", most=10_000) + 1,
-        max_crashes=read_count(max_crashes, what=f"{what} max_crashes", least=1),
+        queue="" if queue is None else read_listed_name(queue, what=f"{what} queue", limit=bounds.NAME_BYTES),
+        priority=read_priority(priority, what=f"{what} priority"),
+        max_attempts=read_retries(retries, what=f"{what} retries"),
+        max_crashes=read_count(max_crashes, what=f"{what} max_crashes", least=1, most=bounds.BUDGET_MAX),
         backoff=spec_of(backoff, what=f"{what} backoff"),
         retry_on=read_retry_on(retry_on, what=f"{what} retry_on"),
         timeout=read_duration(timeout, what=f"{what} timeout"),
@@ -87,7 +95,7 @@ def task_spec(
         expires=read_duration(expires, what=f"{what} expires"),
         exclusive=bool(exclusive),
         stall_timeout=read_duration(stall_timeout, what=f"{what} stall_timeout"),
-        result_limit=None if result_limit is None else size(result_limit, what=f"{what} result_limit"),
+        result_limit=_result_limit(result_limit, f"{what} result_limit"),
         concurrency=_optional(concurrency, f"{what} concurrency"),
         concurrency_per_key=_optional(concurrency_per_key, f"{what} concurrency_per_key"),
         doc=doc[:200],
@@ -109,8 +117,10 @@ def queue_spec(
     max_rss: int | str | None,
     preload: Sequence[str],
     batch: bool,
+    reload_overlap: bool,
+    retention: Duration | None,
 ) -> QueueSpec:
-    name = read_name(name, what="queue name", limit=NAME_LIMIT)
+    name = read_listed_name(name, what="queue name", limit=bounds.NAME_BYTES)
     what = f"queue {name}:"
     if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
         raise UsageError(f'{what} preload must be a list of module names: preload=["numpy"]')
@@ -128,7 +138,18 @@ def queue_spec(
         max_rss=read_memory(max_rss, what=f"{what} max_rss"),
         preload=tuple(preload),
         batch=bool(batch),
+        reload_overlap=bool(reload_overlap),
+        retention=read_duration(retention, what=f"{what} retention", positive=False),
     )
+
+
+def _result_limit(value: int | str | None, what: str) -> int | None:
+    if value is None:
+        return None
+    found = size(value, what=what)
+    if found > bounds.RESULT_BYTES:
+        raise UsageError(f"{what}: {value!r} is more than {show_size(bounds.RESULT_BYTES)}")
+    return found
 
 
 def _optional(value: int | None, what: str) -> int | None:

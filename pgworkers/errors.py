@@ -33,6 +33,10 @@ class ResultError(UsageError):
     """A handler's return value that cannot be kept as a result, or a kept one that does not fit the annotation."""
 
 
+class UnfitResult(ResultError):
+    """A handler's return value that cannot be kept. The job is dead: running it again would end the same way."""
+
+
 class NotFound(PgworkersError):
     """The job, queue, task or host that was named does not exist."""
 
@@ -51,6 +55,18 @@ class DatabaseUnreachable(PgworkersError):
         super().__init__(text)
         self.transient = transient
         self.brief = brief or text  # for somebody who is told of it while we try again
+
+
+class DatabaseRefused(PgworkersError):
+    """Postgres answered with an error that pgworkers did not expect. The driver's error is its `__cause__`."""
+
+
+class PermissionDenied(DatabaseRefused):
+    """The login may not do this; the text says which right it lacks (docs/security.md)."""
+
+
+class QuotaExceeded(PgworkersError):
+    """As many jobs of this login wait as its grant allows; nothing was enqueued. Try again later."""
 
 
 class OutcomeUnknown(DatabaseUnreachable):

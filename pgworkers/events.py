@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pgworkers.lives import (
+    FormerHostEnded,
     OrphansKilled,
     SupervisorBooted,
     SupervisorDied,
@@ -46,7 +47,7 @@ class JobEnded(msgspec.Struct, frozen=True, gc=False):
     lease: int
     queue: str
     task: str
-    args: str
+    args: str  # as JSON; "": not to be shown (log_args)
     attempt: int
     max_attempts: int
     verdict: str
@@ -65,9 +66,13 @@ class JobsReleased:
 
 
 class LeaseLost(OfJob, frozen=True, gc=False):
-    """Another host owns the job now; whatever this host still says about it is refused."""
+    """Another host owns the job now; whatever this host still says about it is refused.
+
+    `rescued`: the leader took it back, because this host had not renewed in time.
+    """
 
     running: bool
+    rescued: bool = False
 
 
 class FinishRejected(OfJob, frozen=True, gc=False):
@@ -87,6 +92,12 @@ class JobRescued(OfJob, frozen=True, gc=False):
 
 class StopWished(OfJob, frozen=True, gc=False):
     reason: str
+
+
+class DeadlineMoved(OfJob, frozen=True, gc=False):
+    """An operator moved the deadline of a job that this host has. `seconds`: from now until the new one; None: removed."""
+
+    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +204,39 @@ class ReloadRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueThrottled:
+    """A queue cools down: none of its jobs is claimed for `seconds`. `throttles`: how many in a row."""
+
+    queue: str
+    seconds: float
+    throttles: int
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """A duty deleted what is past its retention. `what`: finished jobs, ticks, a partition by its name."""
+
+    what: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderLockHeld:
+    """A session that is no host's holds the leader's advisory lock. Duties go on; the host leads by its term."""
+
+    pid: int
+    user: str
+    application: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderLockFree:
+    """The session that held the leader's lock, and was no host's, has let it go."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class LeaderChanged:
     leads: bool
     why: str
@@ -224,12 +268,13 @@ class OutputDropped:
 
 Fact = (
     JobStarted | JobEnded | JobsReleased | LeaseLost | FinishRejected | EndRefused
-    | JobRescued | StopWished | JobStopped | JobStalled
+    | JobRescued | StopWished | DeadlineMoved | JobStopped | JobStalled
     | WorkerForked | WorkerReady | WorkerBurned | WorkerDied | WorkerDumped
     | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | SupervisorSilent
-    | WorkersResting | OrphansKilled
+    | WorkersResting | OrphansKilled | FormerHostEnded
     | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified
-    | TickFired | TicksSkipped | ScheduleFailed | TaskUnknown
+    | QueueThrottled | Purged | TickFired | TicksSkipped | ScheduleFailed | TaskUnknown
     | QueuesSeen | SchedulesSeen | StorageSeen | MemorySeen | LoopWoke | HandlerMeasured
-    | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | HostChanged | LinesDropped | OutputDropped
+    | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | LeaderLockHeld | LeaderLockFree
+    | HostChanged | LinesDropped | OutputDropped
 )  # fmt: skip

@@ -85,17 +85,38 @@ class Job(Generic[R]):
         """The error of the last attempt that failed, in one line; None if there is none or it succeeded in the end."""
         return self._current().error
 
-    def cancel(self) -> str:
-        """Ask for its end. Returns `cancelled`, `cancelling` (it runs and is being stopped), or how it had already ended."""
-        from pgworkers.job import cancel
+    def cancel(self, reason: str | None = None) -> str:
+        """Ask for its end. Returns `cancelled`, `cancelling` (it runs and is being stopped), or how it had already ended.
 
-        return self._wished(self._client.run(cancel.cancel(self.id)))
+        `reason` is kept, with the database login and the OS user; `jobs show` tells it.
+        """
+        from pgworkers.job import cancel, operation
 
-    async def acancel(self) -> str:
+        return self._wished(self._client.run(cancel.cancel(self.id, operation.note(reason))))
+
+    async def acancel(self, reason: str | None = None) -> str:
         """`cancel` for asyncio."""
-        from pgworkers.job import cancel
+        from pgworkers.job import cancel, operation
 
-        return self._wished(await self._client.arun(cancel.cancel(self.id)))
+        return self._wished(await self._client.arun(cancel.cancel(self.id, operation.note(reason))))
+
+    def extend(self, within: Duration) -> str:
+        """Move its deadline, over all attempts, to this long from now: `job.extend("10m")`.
+
+        While it runs, the new deadline counts instead of the attempt's timeout. Returns its state; a terminal one: it had
+        already ended.
+        """
+        from pgworkers.job import deadline, operation
+
+        move = deadline.set_deadline(self.id, _within(within), operation.note())
+        return self._wished(self._client.run(move))
+
+    async def aextend(self, within: Duration) -> str:
+        """`extend` for asyncio."""
+        from pgworkers.job import deadline, operation
+
+        move = deadline.set_deadline(self.id, _within(within), operation.note())
+        return self._wished(await self._client.arun(move))
 
     def __repr__(self) -> str:
         known = f" {self._view.task} {self._view.state}" if self._view is not None else ""
@@ -131,11 +152,11 @@ class Job(Generic[R]):
 
     def _ended(self, view: JobView | None, waited: float | None) -> R:
         from pgworkers.job.reading import Unreadable
-        from pgworkers.job.state import TERMINAL, State
+        from pgworkers.job.state import HELD, TERMINAL, State
 
         view = self._seen(view)
         if view.state not in TERMINAL:
-            goes_on = "it goes on" if view.state == State.RUNNING else "it has not begun, and goes on waiting"
+            goes_on = "it goes on" if view.state in HELD else "it has not begun, and goes on waiting"
             raise ResultTimeout(
                 f"job #{self.id} is still {view.state} after {show_seconds(waited or 0.0)}; {goes_on}"
             )
@@ -146,6 +167,13 @@ class Job(Generic[R]):
         if self._decode is None:
             return view.result  # type: ignore[no-any-return]
         return self._decode(msgspec.json.encode(view.result))
+
+
+def _within(given: Duration) -> float:
+    seconds = read_duration(given, what="within", positive=False)
+    if seconds is None:
+        raise UsageError("job.extend() needs a duration, e.g. '10m'")
+    return seconds
 
 
 def _in_loop() -> bool:

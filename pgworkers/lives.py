@@ -32,6 +32,8 @@ class WorkerDied(OfWorker):
     swept: int
     task: str = ""
     attempt: int = 0
+    stuck: tuple[str, ...] = ()  # processes of it that SIGKILL did not end
+    foreign: tuple[str, ...] = ()  # processes of it that are another user's and go on
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,17 @@ class WorkersResting:
     queue: str
     seconds: float
     deaths: int
+    unused: bool = False  # they had started, and left before they got a job
 
 
 @dataclass(frozen=True, slots=True)
 class OrphansKilled:
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class FormerHostEnded:
+    """Processes of a host whose master was gone were still there when this one started."""
+
+    count: int  # that were killed
+    left: int  # that did not end

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
+from pgworkers.bounds import SCOPE_BYTES
 from pgworkers.client.session import Client
 from pgworkers.declare.options import read_name, refuse_unknown
 from pgworkers.errors import NotFound, UsageError
@@ -50,10 +51,9 @@ class Scheduling:
         """
         from psycopg.errors import NoDataFound
 
-        from pgworkers.declare.schedule import SCOPE_LIMIT
         from pgworkers.schedule import operate
 
-        scope = read_name(scope, what=f"schedule {schedule}: scope", limit=SCOPE_LIMIT)
+        scope = read_name(scope, what=f"schedule {schedule}: scope", limit=SCOPE_BYTES)
         try:
             return self.client.run(operate.add_scope(schedule, scope, dict(args or {})))
         except (NoDataFound, NotFound):

@@ -2,7 +2,8 @@
 
 Everything else is derived: the environment variable is `PGWORKERS_` and the name in capitals, the reference page
 and `pgworkers config show` read the declarations. A value comes from, in this order: the command line, the
-environment, the app (`App(drain="1m")`), the default.
+environment, the app (`App(drain="1m")`), the default. DATABASE_URL is a part of the environment: the app's dsn is
+only the default of the code.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
+from pgworkers.bounds import ARGS_BYTES, RESULT_BYTES
 from pgworkers.clock import seconds, show_seconds, show_size, size
 from pgworkers.errors import UsageError
 
 PREFIX = "PGWORKERS_"
+DSN_FILE_BYTES = 8192  #: the longest address that is read from a file
+_FLAGS = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
 
 
 def _duration(default: float, doc: str) -> Any:
@@ -31,6 +39,10 @@ def _count(default: int, doc: str) -> Any:
     return field(default=default, metadata={"kind": "count", "doc": doc})
 
 
+def _flag(default: bool, doc: str) -> Any:
+    return field(default=default, metadata={"kind": "flag", "doc": doc})
+
+
 def _text(default: str, doc: str, *, secret: bool = False) -> Any:
     # A handler that prints its settings must not print the password.
     return field(default=default, repr=not secret, metadata={"kind": "text", "doc": doc, "secret": secret})
@@ -42,8 +54,12 @@ class Settings:
 
     dsn: str = _text(
         "",
-        "Postgres to use; DATABASE_URL counts too, then PG* variables, then the embedded server.",
+        "Postgres to use. DATABASE_URL counts too; both win over the app's dsn. Without them: PG* variables, then the "
+        "embedded server.",
         secret=True,
+    )
+    dsn_file: str = _text(
+        "", "A file whose only line is the dsn, instead of dsn: it shows in no list of processes."
     )
     direct_dsn: str = _text(
         "",
@@ -63,7 +79,7 @@ class Settings:
     renew: float = _duration(5.0, "How often a host renews its row, and with it the lease of all its jobs.")
     lease: float = _duration(30.0, "A host that has not renewed for this long has lost its jobs.")
     rescue: float = _duration(5.0, "How often jobs of lost hosts are looked for.")
-    leader_retry: float = _duration(2.0, "How often a host that does not lead tries to.")
+    leader_retry: float = _duration(2.0, "How often a host tries to lead, or renews its term while it leads.")
     prune: float = _duration(60.0, "How often finished jobs past their queue's retention are deleted.")
     promote: float = _duration(2.0, "How often the leader looks for what is due when nobody told it.")
     depth: float = _duration(
@@ -124,11 +140,28 @@ class Settings:
     result_limit: int = _size(16 << 10, "The largest JSON text of a result.")
     error_limit: int = _size(16 << 10, "The longest error text that is kept.")
     output_limit: int = _size(16 << 10, "How much of the end of a handler's output is kept.")
-    retention: float = _duration(14 * 86400.0, "How long finished jobs are kept.")
-    retention_dead: float = _duration(90 * 86400.0, "How long dead jobs and their attempts are kept.")
+    retention: float = _duration(
+        14 * 86400.0, "How long finished jobs are kept, unless their queue says otherwise."
+    )
+    retention_dead: float = _duration(
+        90 * 86400.0, "How long dead jobs and their attempts are kept at least."
+    )
+    core_limit: int = _size(
+        0,
+        "The largest core dump of any process here; 0: none. It holds arguments, results and the database's password.",
+    )
 
-    metrics: str = _text("127.0.0.1:9911", "Address of /metrics, /livez and /readyz, or off.")
+    metrics: str = _text(
+        "127.0.0.1:9911",
+        "Address of /metrics, /livez and /readyz, or off. Where the default is taken, the next free port is.",
+    )
+    metrics_hosts: str = _text(
+        "",
+        "Names, with commas, that the metrics port answers for besides IP addresses, localhost and this machine's name; "
+        "*: any.",
+    )
     log: str = _text("text", "How log lines look: text or json.")
+    log_args: bool = _flag(True, "Whether the log lines of a host show the arguments of jobs.")
     log_rate: int = _count(
         200,
         "Lines of successful jobs per second before they are summed up, failures five times as many; 0: all.",
@@ -153,10 +186,7 @@ class Settings:
                 f"statement timeout ({show_seconds(self.statement_timeout)}) must fit into two thirds of it, where "
                 f"exclusive jobs are stopped; raise lease to {show_seconds(needed)} or lower renew"
             )
-        if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", self.schema):
-            raise UsageError(
-                f"schema={self.schema!r}: use lower-case letters, digits and _, at most 40 characters"
-            )
+        refuse_schema(self.schema)
         if self.log not in ("text", "json"):
             raise UsageError(f"log={self.log!r}: use text or json")
         if self.log_level not in ("debug", "info", "warning", "error", "critical"):
@@ -165,6 +195,9 @@ class Settings:
             raise UsageError(
                 f"log_rate={self.log_rate}: use 0 for every line, or a number of lines per second"
             )
+        for name, most in (("payload_limit", ARGS_BYTES), ("result_limit", RESULT_BYTES)):
+            if getattr(self, name) > most:
+                raise UsageError(f"{name}={show_size(getattr(self, name))}: use at most {show_size(most)}")
         if not 1 <= self.max_workers <= 1024:
             raise UsageError(f"max_workers={self.max_workers}: use a number from 1 to 1024")
         for name in (
@@ -181,6 +214,21 @@ class Settings:
         for name in ("claim_batch", "finish_batch", "restart_intensity", "throttle_growth"):
             if getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 1")
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    return {f.name: f.default for f in fields(Settings)}
+
+
+def refuse_schema(name: str) -> None:
+    """UsageError for a schema that cannot be ours alone, or whose name cannot be written everywhere."""
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", name):
+        raise UsageError(f"schema={name!r}: use lower-case letters, digits and _, at most 40 characters")
+    if name in ("public", "information_schema") or name.startswith("pg_"):
+        raise UsageError(
+            f"schema={name!r}: pgworkers needs a schema of its own, and this one belongs to others; use another name"
+        )
 
 
 def names() -> list[str]:
@@ -202,6 +250,11 @@ def parse(name: str, value: Any) -> Any:
                 return int(value)
             except (TypeError, ValueError):
                 raise UsageError(f"{name}: {value!r} is not a whole number") from None
+        case "flag":
+            found = _FLAGS.get(str(value).lower())
+            if found is None:
+                raise UsageError(f"{name}: {value!r} is neither true nor false")
+            return found
         case _:
             return str(value)
 
@@ -223,20 +276,57 @@ def load(
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for name, value in (app or {}).items():
-        values[name], sources[name] = parse(name, value), "app"
-    for name in names():
-        variable = PREFIX + name.upper()
-        if environ.get(variable):
-            values[name], sources[name] = parse(name, environ[variable]), variable
-    for name, value in (flags or {}).items():
-        if value is not None:
-            values[name], sources[name] = parse(name, value), "command line"
-    if not values.get("dsn") and environ.get("DATABASE_URL"):
-        values["dsn"], sources["dsn"] = environ["DATABASE_URL"], "DATABASE_URL"
+    files: dict[str, str] = {}  # the source of a dsn -> the file that it is read from
+    for given in (
+        {name: ("app", value) for name, value in (app or {}).items()},
+        _from_environment(environ),
+        {name: ("command line", value) for name, value in (flags or {}).items() if value is not None},
+    ):
+        for name, (source, value) in given.items():
+            values[name], sources[name] = parse(name, value), source
+        if "dsn_file" in given and given["dsn_file"][1]:
+            source, path = given["dsn_file"]
+            if given.get("dsn", ("", ""))[0] not in ("", "DATABASE_URL"):
+                raise UsageError("both dsn and dsn_file are given; keep one of them")
+            values["dsn"], sources["dsn"], files[source] = "", source, str(path)
+    if sources.get("dsn") in files and not values["dsn"]:
+        values["dsn"] = read_dsn_file(files[sources["dsn"]])
     settings = Settings(**values)
     settings.check()
     return Loaded(settings, {name: sources.get(name, "default") for name in names()})
+
+
+def one(name: str, app: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Any:
+    """One setting as `load` would find it without a command line. Cheap, and nothing else is decided by it."""
+    text = (os.environ if environ is None else environ).get(PREFIX + name.upper())
+    if text:
+        return parse(name, text)
+    return parse(name, app[name]) if name in app else _defaults()[name]
+
+
+def read_dsn_file(path: str) -> str:
+    """The address in a file. It has one line; nothing of it is quoted in an error, for it holds the password."""
+    try:
+        with open(os.path.expanduser(path), encoding="utf-8") as file:
+            text = file.read(DSN_FILE_BYTES + 1)
+    except (OSError, ValueError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) and exc.strerror else "it is not a text file"
+        raise UsageError(f"dsn_file: {path!r} cannot be read: {why}; nothing was done") from None
+    text = text.strip()
+    if not text or "\n" in text or len(text) > DSN_FILE_BYTES:
+        raise UsageError(f"dsn_file: {path!r} must have one line, the address; nothing was done")
+    return text
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
+    found: dict[str, tuple[str, Any]] = {}
+    if environ.get("DATABASE_URL"):
+        found["dsn"] = ("DATABASE_URL", environ["DATABASE_URL"])
+    for name in names():
+        variable = PREFIX + name.upper()
+        if environ.get(variable):
+            found[name] = (variable, environ[variable])
+    return found
 
 
 def show(name: str, value: Any) -> str:
@@ -249,5 +339,7 @@ def show(name: str, value: Any) -> str:
             return show_seconds(value)
         case "size":
             return show_size(value)
+        case "flag":
+            return str(value).lower()
         case _:
             return str(value)

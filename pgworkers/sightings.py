@@ -17,6 +17,7 @@ class QueueDepth:
     paused: bool
     limit: int | None  # workers over all hosts
     throttled: bool
+    is_exact: bool = True  # False: the table `host` was locked, so what hosts claimed ahead counts as running
 
 
 @dataclass(frozen=True, slots=True)

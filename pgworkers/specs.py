@@ -57,6 +57,8 @@ class QueueSpec(msgspec.Struct, frozen=True):
     max_rss: int | None = None
     preload: tuple[str, ...] = ()
     batch: bool = True
+    retention: float | None = None  # seconds that finished jobs are kept; None: the setting
+    reload_overlap: bool = False  # after a reload, old and new workers may be busy side by side
 
     @property
     def here(self) -> int:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pgworkers.batch import Batch
+from pgworkers.bounds import NAME_BYTES
 from pgworkers.client.rates import Rates
 from pgworkers.client.session import Client
-from pgworkers.declare.options import ON_FAILED, Duration, OnFailed, read_name
+from pgworkers.declare.options import ON_FAILED, Duration, OnFailed, read_listed_name
 from pgworkers.declare.routing import Route, read_route
 from pgworkers.errors import UsageError
 from pgworkers.flow.rate import Rate
@@ -77,7 +78,9 @@ class Steering:
 
     def route(self, pattern: str, queue: str) -> None:
         """Tasks that name no queue go to `queue` when their name fits: `app.route("img.*", "images")`. The first wins."""
-        self.routes.append(read_route(pattern, read_name(queue, what=f"route {pattern}: queue", limit=200)))
+        self.routes.append(
+            read_route(pattern, read_listed_name(queue, what=f"route {pattern}: queue", limit=NAME_BYTES))
+        )
 
     def include(self, *names: str, env: Sequence[str] = (), queue: str | None = None) -> None:
         """Declare built-in tasks: `app.include("exec", "echo")`.

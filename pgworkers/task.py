@@ -22,7 +22,7 @@ from pgworkers.clock import seconds
 from pgworkers.context import Ctx
 from pgworkers.declare.arguments import Arguments
 from pgworkers.declare.options import Options, Using, options, refuse_no_connection, refuse_unknown
-from pgworkers.errors import ResultError, UsageError
+from pgworkers.errors import ResultError, UnfitResult, UsageError
 from pgworkers.handle import Job
 from pgworkers.job.new import NewJob, Prepared
 from pgworkers.observe import tracing
@@ -123,7 +123,7 @@ class Task(Generic[P, R]):
         except payload.NotJson as exc:
             spot = f"result.{exc.path}".replace(".[", "[") if exc.path else "the result"
             hint = "; return where it was written, or raise result_limit" if "more than" in exc.reason else ""
-            raise ResultError(f"{self.name}: {spot} {exc.reason}{hint}") from None
+            raise UnfitResult(f"{self.name}: {spot} {exc.reason}{hint}") from None
 
     def decode_result(self, text: bytes) -> R:
         """A kept result by the return annotation."""
@@ -189,7 +189,7 @@ class Task(Generic[P, R]):
         return payload.decoder(Any if self.arguments.returns is object else self.arguments.returns)
 
     def _new(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
-        text = self.arguments.encode(args, kwargs, limit=self._client.settings.payload_limit)
+        text = self.arguments.encode(args, kwargs, limit=self._client.address.payload_limit)
         spec = self._spec
         queue = self._place(how.queue or spec.queue or None, self.name)
         if how is _PLAIN:  # by place: by name it takes as long again

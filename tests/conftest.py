@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ import pytest
 from support import leftovers
 from support.pooler import BOUNCER, MISSING
 from support.server import OwnServer, Server, migrated, run_server
+from support.watchdog import Watchdog
 
 # A shell gives those it starts in the background no Ctrl-C, and they hand that on: tests that send one would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-WATCHED = {"process", "tree", "fault"}  # the directories whose tests start processes
+WATCHED = {"process", "tree", "fault", "security"}  # the directories whose tests start processes
 #: Through a pooler these cannot be judged, each by what it looks at and not by what we do: they wait until a session of a
 #: known process id is blocked or listens (the pooler has other sessions), terminate it by its name, count sessions, allow no
 #: poll so that only a notification can help, or log in as somebody else than the pooler does.
@@ -37,6 +38,7 @@ NOT_POOLED_FILES = {
     "test_wakes.py",
     "test_roles.py",
     "test_search_path.py",
+    "test_job_lead.py",
 }
 NOT_POOLED = {
     "test_a_cancel_that_commits_while_the_retry_waits_is_seen",
@@ -87,9 +89,12 @@ NOT_POOLED = {
     "test_one_that_is_requeued_meanwhile_is_cancelled_all_the_same",
     "test_one_that_ends_meanwhile_keeps_its_end_and_holds_up_no_other",
 }
+#: Reasons of skips that a program on this machine would have prevented.
+MISSING_TOOL = re.compile(r"not installed|neither installed|apt-get install")
 RUN = pytest.StashKey[str]()
 ROOT = pytest.StashKey[Path]()
 ALIVE = pytest.StashKey[int]()
+WATCHDOG = pytest.StashKey[Watchdog]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -110,6 +115,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[RUN], config.stash[ROOT], config.stash[ALIVE] = run, root, alive
     leftovers.sweep(root.parent)
     os.environ[leftovers.MARK] = run
+    config.stash[WATCHDOG] = Watchdog(run, str(root), leftovers.MARK)
     for variable in [
         name for name in os.environ if re.fullmatch(r"PG[A-Z]+|DATABASE_URL|PGWORKERS_\w+", name)
     ]:
@@ -129,6 +135,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason="NOT TESTED through a pooler: it looks at sessions"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """In CI a test that is skipped because a program is missing is red: scripts/setup dev installs them."""
+    report = yield
+    if report.skipped and os.environ.get("CI") and isinstance(report.longrepr, tuple):
+        reason = str(report.longrepr[2])
+        if MISSING_TOOL.search(reason):
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid}: {reason}: in CI a missing program is an error"
+    return report
+
+
 def _fast_directory() -> str | None:
     """Memory, if there is enough: making a database is a thousand small files. Else where TMPDIR says."""
     memory = "/dev/shm"
@@ -143,6 +161,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if ROOT in config.stash:
         shutil.rmtree(config.stash[ROOT])
         os.close(config.stash[ALIVE])
+        config.stash[WATCHDOG].dismiss()
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ of `job/`, `postgres/migrate`, the master) and says what happened; it decides no
 - `root` is the group with the global options; it knows its commands by name and imports one only when it is
   used, so that `pgworkers --help` answers at once and without psycopg, rich, a config or a database.
 - `invocation` is what the global options said; `place` finds the app and the database they mean.
+- `hiding` takes passwords of the command line out of `ps`.
 - `failure` is the one place that turns an exception into one line on stderr and an exit code: 0 ok, 1 failed,
   2 usage, 3 not found, 4 database unreachable, 5 schema out of date, 6 app cannot be loaded, 130 interrupted.
 - `output` prints rows as a table, JSON or NDJSON; `wording` says times and arguments as people do; `progress` how far
@@ -26,6 +27,7 @@ be able to paint on an operator's terminal. Passwords are never printed.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 from pgworkers.process import interpreter
@@ -34,6 +36,10 @@ from pgworkers.process import interpreter
 def main(argv: Sequence[str] | None = None) -> None:
     """The entry point of the `pgworkers` script."""
     interpreter.begin()
+    if argv is None:
+        from pgworkers.cli.hiding import hide_passwords
+
+        hide_passwords(sys.argv[1:])
     from pgworkers.process import streams
 
     streams.ensure()

@@ -71,7 +71,7 @@ CHAPTERS: tuple[tuple[str, str, type, str, tuple[str, ...]], ...] = (
         ),
     ),
     ("Task", "", Task, "task", ("__call__", "enqueue", "using", "prepare")),
-    ("Job", "", Job, "job", ("result", "state", "progress", "error", "refresh", "cancel")),
+    ("Job", "", Job, "job", ("result", "state", "progress", "error", "refresh", "cancel", "extend")),
     ("Batch", "", Batch, "batch", ("counts", "wait", "cancel")),
     (
         "Ctx",
@@ -114,7 +114,8 @@ OURS: dict[type, frozenset[str]] = {
 STEER = (errors.Retry, errors.Snooze, errors.Discard, errors.Throttled)
 MEET = (
     errors.JobStopped, errors.JobFailed, errors.ResultTimeout, errors.ResultError, errors.RateTimeout, errors.ArgumentError,
-    errors.DuplicateJob, errors.OutcomeUnknown, errors.DatabaseUnreachable, errors.SchemaOutOfDate, errors.NotFound,
+    errors.DuplicateJob, errors.OutcomeUnknown, errors.DatabaseUnreachable, errors.DatabaseRefused, errors.PermissionDenied,
+    errors.QuotaExceeded, errors.SchemaOutOfDate, errors.NotFound,
     errors.AppNotLoaded, errors.UsageError, errors.PgworkersError,
 )  # fmt: skip
 LITERALS = {"OnConflict": OnConflict, "OnFailed": OnFailed, "Missed": Missed, "Overlap": Overlap}

@@ -10,6 +10,7 @@ from psycopg import sql
 from pgworkers.cli.place import Database
 from pgworkers.errors import NotFound, PgworkersError
 from pgworkers.job import request, show
+from pgworkers.job.notifications import HINT_PAUSE_SECONDS
 from pgworkers.job.request import Answer
 from pgworkers.postgres.statements import run
 
@@ -37,12 +38,14 @@ def answers(db: Database, requests: Sequence[int]) -> list[Answer]:
     """Wait until all are answered, or for as long as hosts may be expected to take."""
     give_up = time.monotonic() + PATIENCE
     db.conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"{db.schema}_done")))
+    hinted = False
     while True:
         found = run(db.conn, db.schema, request.read(list(requests)))
         left = give_up - time.monotonic()
         if all(one.done is not None for one in found) or left <= 0:
             return found
+        if hinted:  # by a notification, which any login can send
+            time.sleep(min(left, HINT_PAUSE_SECONDS))
         # a host that was deaf for a moment hears the next one
         db.conn.execute(sql.SQL("SELECT {}.tell('request:')").format(sql.Identifier(db.schema)))
-        for _ in db.conn.notifies(timeout=min(LOOK, left), stop_after=1):
-            pass
+        hinted = bool(list(db.conn.notifies(timeout=min(LOOK, left), stop_after=1)))

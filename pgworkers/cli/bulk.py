@@ -23,11 +23,16 @@ from pgworkers.errors import NotFound, UsageError
 from pgworkers.job.state import State
 
 if TYPE_CHECKING:
+    from pgworkers.job.operation import Note
     from pgworkers.job.show import Filter
 
 #: Jobs that are changed in one transaction, and ids that are looked for at once.
 BATCH = 500
 PAGE = 50 * BATCH
+
+
+#: The option of every command that leaves a trace in `pgworkers.operation`.
+REASON = click.option("--reason", metavar="TEXT", help="Why; kept with your names and shown by `jobs show`.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,30 +44,30 @@ class Verb:
     meant: tuple[State, ...]  # what a filter without --state means
     possible: tuple[State, ...]
     good: frozenset[str]  # the outcomes that are what was wished
-    apply: Callable[[place.Database, list[int]], list[tuple[int, str | None]]]
+    apply: Callable[[place.Database, list[int], Note], list[tuple[int, str | None]]]
 
 
-def _retry(db: place.Database, ids: list[int]) -> list[tuple[int, str | None]]:
+def _retry(db: place.Database, ids: list[int], note: Note) -> list[tuple[int, str | None]]:
     from pgworkers.job.requeue import settled
     from pgworkers.postgres.statements import run
 
-    found = settled(lambda query: run(db.conn, db.schema, query), ids)
+    found = settled(lambda query: run(db.conn, db.schema, query), ids, note)
     return [(one, None if found[one] == "missing" else found[one]) for one in ids]
 
 
-def _cancel(db: place.Database, ids: list[int]) -> list[tuple[int, str | None]]:
+def _cancel(db: place.Database, ids: list[int], note: Note) -> list[tuple[int, str | None]]:
     from pgworkers.job.cancel import cancel_many
     from pgworkers.postgres.statements import run
 
-    found = run(db.conn, db.schema, cancel_many(ids))
+    found = run(db.conn, db.schema, cancel_many(ids, note))
     return [(one, found[one]) for one in ids]
 
 
-def _discard(db: place.Database, ids: list[int]) -> list[tuple[int, str | None]]:
+def _discard(db: place.Database, ids: list[int], note: Note) -> list[tuple[int, str | None]]:
     from pgworkers.job.discard import discard_many
     from pgworkers.postgres.statements import run
 
-    found = run(db.conn, db.schema, discard_many(ids))
+    found = run(db.conn, db.schema, discard_many(ids, note))
     return [(one, found[one]) for one in ids]
 
 
@@ -78,8 +83,8 @@ RETRY = Verb(
 CANCEL = Verb(
     "cancel",
     "cancelled",
-    (*_WAITING, State.RUNNING),
-    (*_WAITING, State.RUNNING),
+    (*_WAITING, State.CLAIMED, State.RUNNING),
+    (*_WAITING, State.CLAIMED, State.RUNNING),
     frozenset({"cancelled", "cancelling"}),
     _cancel,
 )
@@ -89,6 +94,7 @@ DISCARD = Verb("discard", "discarded", _WAITING, _WAITING, frozenset({"dead"}), 
 @click.command("retry", cls=Command)
 @click.argument("job_ids", metavar="[ID]...", nargs=-1, type=job_id)
 @filters
+@REASON
 @click.pass_context
 def retry(ctx: click.Context, /, **given: Any) -> int:
     """Run dead or cancelled jobs again, scheduled ones now. Their budget begins anew.
@@ -105,13 +111,14 @@ def retry(ctx: click.Context, /, **given: Any) -> int:
 @click.command("cancel", cls=Command)
 @click.argument("job_ids", metavar="[ID]...", nargs=-1, type=job_id)
 @filters
+@REASON
 @click.pass_context
 def cancel(ctx: click.Context, /, **given: Any) -> int:
     """End jobs for good. Waiting ones at once, running ones as soon as they are stopped.
 
     \b
     Examples:
-      pgworkers jobs cancel 1042 1043
+      pgworkers jobs cancel 1042 1043 --reason 'wrong input'
       pgworkers jobs cancel --state ready --task render
     """
     return _change(said(ctx), CANCEL, **given)
@@ -120,6 +127,7 @@ def cancel(ctx: click.Context, /, **given: Any) -> int:
 @click.command("discard", cls=Command)
 @click.argument("job_ids", metavar="[ID]...", nargs=-1, type=job_id)
 @filters
+@REASON
 @click.pass_context
 def discard(ctx: click.Context, /, **given: Any) -> int:
     """Declare waiting jobs dead, without running them.
@@ -140,7 +148,11 @@ def _change(
     state: tuple[str, ...],
     queue: tuple[str, ...],
     task: tuple[str, ...],
+    reason: str | None,
 ) -> int:
+    from pgworkers.job.operation import note
+
+    noted = note(reason)
     by_filter = bool(state or queue or task)
     if by_filter == bool(job_ids):
         raise UsageError(
@@ -155,8 +167,8 @@ def _change(
         if by_filter:
             from pgworkers.job.show import Filter
 
-            return change_by_filter(said, db, verb, Filter(states=wished, queues=queue, tasks=task))
-        return _by_id(said, verb, verb.apply(db, list(dict.fromkeys(job_ids))))
+            return change_by_filter(said, db, verb, Filter(states=wished, queues=queue, tasks=task), noted)
+        return _by_id(said, verb, verb.apply(db, list(dict.fromkeys(job_ids)), noted))
 
 
 def _by_id(said: Invocation, verb: Verb, outcomes: list[tuple[int, str | None]]) -> int:
@@ -188,7 +200,7 @@ _REASONS = {
 }
 
 
-def change_by_filter(said: Invocation, db: place.Database, verb: Verb, chosen: Filter) -> int:
+def change_by_filter(said: Invocation, db: place.Database, verb: Verb, chosen: Filter, note: Note) -> int:
     from pgworkers.job import show
     from pgworkers.postgres.statements import run
 
@@ -200,7 +212,7 @@ def change_by_filter(said: Invocation, db: place.Database, verb: Verb, chosen: F
     rows: list[dict[str, Any]] = []
     with counted(said, verb.past, total) as done:
         for ids in batches(db, chosen):
-            for one, outcome in verb.apply(db, ids):
+            for one, outcome in verb.apply(db, ids, note):
                 outcomes[outcome or "gone"] += 1
                 if said.output == "ndjson":
                     output.line({"id": one, "outcome": outcome or "gone"})

@@ -88,13 +88,13 @@ def _declared(name: str) -> dict[str, Any]:
 
 def _loaded(said: Invocation) -> settings.Loaded:
     """The settings with those of the app; a broken app is a warning, since the rest is still true."""
-    app = place.config(said)
     loaded = place.load(said)
-    if app is None:
-        return loaded
     from pgworkers.supervisor.ask import describe
 
     try:
+        app = place.config(said)
+        if app is None:
+            return loaded
         spec = describe(app, loaded.settings.boot, say=lambda text: output.note(said, text))
     except AppNotLoaded as exc:
         output.warn(said, f"{exc}; shown without what it sets")

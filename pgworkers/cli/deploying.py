@@ -88,11 +88,19 @@ def systemd(
     show_default=True,
     help="The most pods.",
 )
+@click.option(
+    "--monitoring",
+    metavar="NAMESPACE",
+    default="monitoring",
+    show_default=True,
+    help="The namespace of Prometheus, which alone may connect to the pods.",
+)
 @click.pass_context
-def k8s(ctx: click.Context, *, name: str | None, image: str, secret: str, most: int) -> None:
-    """Print Kubernetes manifests. A Deployment with probes and grace, a ScaledObject for KEDA.
+def k8s(ctx: click.Context, *, name: str | None, image: str, secret: str, most: int, monitoring: str) -> None:
+    """Print Kubernetes manifests. A Deployment with probes and grace, a NetworkPolicy, a ScaledObject for KEDA.
 
-    KEDA asks the SQL function pgworkers.backlog(queue) how much there is to do.
+    KEDA asks the SQL function pgworkers.backlog(queue) how much there is to do. The NetworkPolicy lets nothing but
+    Prometheus connect to the pods.
 
     \b
     Examples:
@@ -101,7 +109,8 @@ def k8s(ctx: click.Context, *, name: str | None, image: str, secret: str, most: 
     from pgworkers.deploy.containers import label, manifests
 
     app = _around(said(ctx), name)
-    output.script(manifests(app, image=image, secret=label(secret), most=most))
+    text = manifests(app, image=image, secret=label(secret), most=most, monitoring=label(monitoring))
+    output.script(text)
 
 
 @click.command("docker", cls=Command)

@@ -15,7 +15,8 @@ from pgworkers.cli.failure import DATABASE
 from pgworkers.cli.invocation import Command, Invocation, said
 from pgworkers.cli.wording import plural
 from pgworkers.clock import seconds
-from pgworkers.errors import AppNotLoaded, DatabaseUnreachable
+from pgworkers.errors import AppNotLoaded, DatabaseUnreachable, PermissionDenied
+from pgworkers.observe.escape import command
 
 if TYPE_CHECKING:
     from pgworkers.doctor.examine import Patient
@@ -85,6 +86,8 @@ def _tell(said: Invocation, finding: Finding) -> None:
     )
     if finding.why:
         output.say(f"{'':<19} why: {finding.why}")
+    for line in str(finding.facts.get("traceback", "")).splitlines():
+        output.say(f"{'':<19} | {line}")
     for fix in finding.fix if finding.level != "ok" else ():
         output.say(f"{'':<19} fix: {fix}")
 
@@ -135,7 +138,11 @@ def _app(said: Invocation) -> tuple[settings.Loaded, list[Finding], int]:
     """The settings with those of the app, what is to be said about the app, and how many workers it wants here."""
     from pgworkers.doctor.finding import fail, ok, skip
 
-    loaded, config = place.load(said), place.config(said)
+    loaded = place.load(said)
+    try:
+        config = place.config(said)
+    except AppNotLoaded as error:
+        return loaded, [fail("app", str(error), "commands refuse to load it")], 0
     if config is None:
         return loaded, [skip("app", "no app.py here and no --config: looked at without one")], 0
     from pgworkers.supervisor.ask import describe, starts_threads
@@ -144,11 +151,11 @@ def _app(said: Invocation) -> tuple[settings.Loaded, list[Finding], int]:
         spec = describe(config, loaded.settings.boot, say=lambda text: output.note(said, text))
     except AppNotLoaded as error:
         why = "`pgworkers run` refuses to start, and a reload is refused; hosts that run go on with the old code"
-        return loaded, [fail("app", str(error), why, f"pgworkers -c {config} run --check")], 0
+        return loaded, [fail("app", str(error), why, command("run", check=True, config=config))], 0
     loaded = settings.load(flags=said.flags(), app=spec.settings)
     if spec.threads:
         what, why = starts_threads(config, spec.threads), "`pgworkers run` refuses to start"
-        return loaded, [fail("app", what, why, f"pgworkers -c {config} run --check")], 0
+        return loaded, [fail("app", what, why, command("run", check=True, config=config))], 0
     workers = sum(queue.here for queue in spec.queues)
     what = f"{config}, version {spec.version}: {plural(len(spec.queues), 'queue')}, {plural(len(spec.tasks), 'task')}"
     return loaded, [ok("app", what)], workers
@@ -171,7 +178,7 @@ def _master(patient: Patient) -> int | None:
 
     try:
         here = [host.pid for host in patient.hosts if host.name == socket.gethostname() and not host.stale]
-    except psycopg.Error:
+    except (psycopg.Error, PermissionDenied):
         return None  # no schema, or no right to read it: other checks say so
     return next((pid for pid in here if is_master(pid)), None)
 
@@ -183,4 +190,6 @@ def _machine(found: settings.Settings, workers: int, master: int | None) -> Iter
     seen = machine.look(master)
     yield from local.limits(seen, workers)
     yield from local.oom_group(seen)
+    yield from local.account(seen)
+    yield from local.core_dumps(seen)
     yield from local.stopping(seen, found.stop_timeout, longest(found))

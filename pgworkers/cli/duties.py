@@ -97,9 +97,11 @@ async def _perform(dsn: str, settings: Settings, name: str) -> int:
 
 
 def _duties(line: Line, facts: Facts, settings: Settings) -> Duties:
-    from pgworkers.master.duties import Duties
+    from pgworkers.master.all_duties import all_duties
 
-    return Duties(NOBODY, line, facts, settings, may_rescue=lambda: True, reckoned=lambda: None)
+    return all_duties(
+        NOBODY, line, facts, settings, may_rescue=lambda: True, reckoned=lambda: None, desks=None
+    )
 
 
 _COLUMNS: list[Column] = [

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from pgworkers.cli import output, place
-from pgworkers.cli.bulk import Verb, change_by_filter
+from pgworkers.cli.bulk import REASON, Verb, change_by_filter
 from pgworkers.cli.invocation import Command, Invocation, said, unknown
 from pgworkers.cli.progress import counted
 from pgworkers.cli.values import duration
@@ -16,22 +17,25 @@ from pgworkers.clock import show_seconds
 from pgworkers.errors import NotFound, ResultTimeout
 from pgworkers.job.state import State
 
+if TYPE_CHECKING:
+    from pgworkers.job.operation import Note
+
 LOOK = 0.5
 
 
-def _forget(db: place.Database, ids: list[int]) -> list[tuple[int, str | None]]:
+def _forget(db: place.Database, ids: list[int], note: Note) -> list[tuple[int, str | None]]:
     from pgworkers.job.purge import purge
     from pgworkers.postgres.statements import run
 
-    gone = run(db.conn, db.schema, purge(ids))
-    return [(one, "purged" if one in gone else None) for one in ids]
+    gone = run(db.conn, db.schema, purge(ids, note))
+    return [(one, "purged" if one in gone else "kept") for one in ids]
 
 
-def _cancel_waiting(db: place.Database, ids: list[int]) -> list[tuple[int, str | None]]:
+def _cancel_waiting(db: place.Database, ids: list[int], note: Note) -> list[tuple[int, str | None]]:
     from pgworkers.job.purge import purge_waiting
     from pgworkers.postgres.statements import run
 
-    found = run(db.conn, db.schema, purge_waiting(ids))
+    found = run(db.conn, db.schema, purge_waiting(ids, note))
     return [(one, found[one]) for one in ids]
 
 
@@ -43,25 +47,28 @@ PURGE_DEAD = Verb("purge", "purged", (State.DEAD,), (State.DEAD,), frozenset({"p
 @click.command("purge", cls=Command)
 @click.argument("name", metavar="QUEUE")
 @click.option("--dead", is_flag=True, help="Delete the records of its dead jobs instead.")
+@REASON
 @click.pass_context
-def purge(ctx: click.Context, *, name: str, dead: bool) -> int:
+def purge(ctx: click.Context, *, name: str, dead: bool, reason: str | None) -> int:
     """Cancel everything that waits in a queue. Shows the count and asks.
 
     Waiting jobs are cancelled without running, and jobs that wait for them hear of it. Running ones go on. With --dead the
-    dead jobs of the queue are deleted for good, with their post-mortems.
+    dead jobs of the queue are deleted for good, with their post-mortems; those that another job waits for are kept.
 
     \b
     Examples:
       pgworkers queues purge reports
       pgworkers queues purge reports --dead -y
     """
+    from pgworkers.job.operation import note
     from pgworkers.job.show import Filter
 
+    noted = note(reason)
     invocation = said(ctx)
     verb = PURGE_DEAD if dead else PURGE
     with place.database(invocation) as db:
         _known(db, (name,))
-        return change_by_filter(invocation, db, verb, Filter(states=list(verb.meant), queues=(name,)))
+        return change_by_filter(invocation, db, verb, Filter(states=list(verb.meant), queues=(name,)), noted)
 
 
 @click.command("drain", cls=Command)

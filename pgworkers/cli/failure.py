@@ -96,7 +96,10 @@ def _explain_database(exc: Exception) -> tuple[str, int]:
     ):
         return f"the schema is not the one this version speaks ({text}); run pgworkers migrate up", SCHEMA
     if isinstance(exc, psycopg.errors.InsufficientPrivilege):
-        return f"the database refused: {text}; use a role that may do this", 1
+        return (
+            f"the database refused: {text}; GRANT a role that may do this to the login (docs/security.md)",
+            1,
+        )
     if (
         isinstance(exc, psycopg.Error)
         and (exc.sqlstate or "").startswith(("53", "58"))

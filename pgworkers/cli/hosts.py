@@ -47,6 +47,7 @@ def _columns() -> list[Column]:
         ("queues", lambda host: ",".join(host.queues)),
         ("workers", lambda host: str(host.workers)),
         ("running", lambda host: str(host.running)),
+        ("metrics", lambda host: host.metrics),
         ("started", lambda host: ago(host.started_at, now)),
         ("renewed", lambda host: ago(host.renewed_at, now)),
         ("id", lambda host: str(host.id)),

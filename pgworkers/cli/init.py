@@ -9,6 +9,7 @@ import click
 
 from pgworkers.cli import output
 from pgworkers.cli.invocation import Command, said
+from pgworkers.observe.escape import command
 
 APP = '''"""Run with `pgworkers run`; in a second terminal: `pgworkers enqueue count_primes below=200000`."""
 
@@ -30,7 +31,7 @@ def count_primes(ctx: Ctx, below: int = 100_000) -> dict[str, int]:
 
 
 def procfile_of(config: str) -> str:
-    return f"worker: pgworkers run --config {shlex.quote(config)}\n"
+    return f"worker: {command('run', config=config)}\n"
 
 
 ENV = """# Copy to .env and load it the way you start the app. Every setting: pgworkers config show --defaults

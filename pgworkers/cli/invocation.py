@@ -25,6 +25,7 @@ class Invocation:
 
     config: str | None = None
     dsn: str | None = None
+    dsn_file: str | None = None
     schema: str | None = None
     output: str = "table"
     quiet: bool = False
@@ -48,7 +49,18 @@ def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
             ctx,
         )
     said = ctx.find_object(Invocation)
-    if said is not None:
+    if said is None:
+        return
+    if name in ("dsn", "dsn_file"):
+        other = "dsn" if said.dsn_file is None else "dsn_file"
+        if said.dsn is not None and other != name:
+            raise click.UsageError("--dsn and --dsn-file exclude each other", ctx)
+    if name == "dsn_file":
+        from pgworkers.settings import read_dsn_file
+
+        # Read now and only once: the file may be a pipe, as in --dsn-file <(vault read ...).
+        said.dsn_file, said.dsn = value, read_dsn_file(value)
+    else:
         setattr(said, name, value)
 
 
@@ -57,7 +69,7 @@ def global_options(*, root: bool = False) -> list[click.Parameter]:
 
     def option(*names: str, variable: str, **attrs: Any) -> click.Option:
         # dsn and schema are settings: settings.load reads their variables and knows where a value came from.
-        setting = names[-1] in ("--dsn", "--schema")
+        setting = names[-1] in ("--dsn", "--dsn-file", "--schema")
         if root and setting:
             attrs["help"] += f"  [env var: {variable}]"
         return click.Option(
@@ -85,6 +97,12 @@ def global_options(*, root: bool = False) -> list[click.Parameter]:
             variable="PGWORKERS_DSN",
             metavar="DSN",
             help="Postgres to use; DATABASE_URL and PG* count too.",
+        ),
+        option(
+            "--dsn-file",
+            variable="PGWORKERS_DSN_FILE",
+            metavar="FILE",
+            help="A file with the address: a password in it shows in no list of processes.",
         ),
         option(
             "--schema", variable="PGWORKERS_SCHEMA", metavar="NAME", help="The schema that holds the tables."

@@ -12,13 +12,14 @@ from pgworkers.cli.invocation import Group, Invocation, said
 from pgworkers.cli.output import Column
 from pgworkers.cli.values import duration, job_id
 from pgworkers.cli.wording import ago, arguments, lasting, short, utcnow
-from pgworkers.errors import NotFound
-from pgworkers.job.state import State
+from pgworkers.clock import seconds as seconds_of
+from pgworkers.errors import NotFound, PgworkersError, UsageError
+from pgworkers.job.state import HELD, TERMINAL, State
 
 
 @click.group(cls=Group)
 def jobs() -> None:
-    """List, show, await, retry, cancel, discard jobs; look inside, suspend, resume, kill."""
+    """List, show, await, retry, cancel, discard jobs; move a deadline; look inside, suspend, resume, kill."""
 
 
 @jobs.command("list")
@@ -36,6 +37,9 @@ def list_(
     ctx: click.Context, *, state: tuple[str, ...], queue: tuple[str, ...], task: tuple[str, ...], limit: int
 ) -> None:
     """Jobs, the newest first.
+
+    A job that is `claimed` belongs to a host, and no worker is known to have it: it waits there, or began a moment ago.
+    `--state running` leaves it out; `--state claimed --state running` is all that hosts hold.
 
     \b
     Examples:
@@ -75,6 +79,7 @@ def show_(ctx: click.Context, *, number: int) -> None:
     """
     from pgworkers.cli.story import tell
     from pgworkers.job import show
+    from pgworkers.job.operation import operations
     from pgworkers.job.standing import standing
     from pgworkers.postgres.statements import run
 
@@ -85,8 +90,9 @@ def show_(ctx: click.Context, *, number: int) -> None:
             raise NotFound(missing([number]))
         attempts = run(db.conn, db.schema, show.attempts(number))
         around = run(db.conn, db.schema, standing(number))
+        done = run(db.conn, db.schema, operations(number))
     if invocation.output == "table":
-        output.say("\n".join(tell(job, attempts, utcnow(), around)), lines=True)
+        output.say("\n".join(tell(job, attempts, utcnow(), around, done)), lines=True)
         return
     told = {
         **output.record(job),
@@ -94,6 +100,9 @@ def show_(ctx: click.Context, *, number: int) -> None:
         "worker": around.worker,
         "pid": around.pid,
         "suspended": around.suspended,
+        "waits_for": [int(one.split(" ", 1)[0]) for one in around.named],
+        "waits_for_batch": around.batch,
+        "operations": [output.record(operation) for operation in done],
         "attempts": [output.record(attempt) for attempt in attempts],
     }
     if invocation.output == "json":
@@ -124,6 +133,50 @@ def wait(ctx: click.Context, *, job_ids: tuple[int, ...], timeout: float | None)
     return tell_ends(invocation, ended)
 
 
+@jobs.command("deadline")
+@click.argument("job", metavar="ID", type=job_id)
+@click.argument("when", metavar="+TIME|now")
+@click.pass_context
+def deadline(ctx: click.Context, *, job: int, when: str) -> None:
+    """Give a job more or less time: it must end within TIME from now.
+
+    The deadline of the whole job is moved. If it runs, its host hears of it at once, and the new deadline counts
+    instead of the timeout of this attempt. `now` stops it as a timeout does; to call a job off, use jobs cancel.
+
+    \b
+    Examples:
+      pgworkers jobs deadline 1042 +10m
+      pgworkers jobs deadline 1042 now
+    """
+    from pgworkers.job.deadline import set_deadline
+    from pgworkers.job.operation import note
+    from pgworkers.postgres.statements import run
+
+    seconds = _within(when)
+    invocation = said(ctx)
+    with place.database(invocation) as db:
+        state = run(db.conn, db.schema, set_deadline(job, seconds, note()))
+    if state is None:
+        raise NotFound(missing([job]))
+    if State(state) in TERMINAL:
+        raise PgworkersError(f"job #{job} is {state}; nothing was done")
+    if invocation.output == "table":
+        text = "now" if seconds == 0 else f"{lasting(seconds)} from now"
+        output.note(invocation, f"#{job} ({state}) must end {text}")
+    else:
+        row = {"id": job, "state": state, "seconds": seconds}
+        output.document(row) if invocation.output == "json" else output.line(row)
+
+
+def _within(when: str) -> float:
+    """`now`, or `+10m`: seconds from now."""
+    if when == "now":
+        return 0.0
+    if not when.startswith("+"):
+        raise UsageError(f"{when!r} is no deadline: write now, or a time from now such as +10m")
+    return seconds_of(when[1:], what="the deadline")
+
+
 def tell_ends(invocation: Invocation, ended: list[Any]) -> int:
     """Print how jobs ended; 0 when all of them succeeded."""
     output.rows(invocation, ended, _ENDS, empty="", key="id")
@@ -148,7 +201,7 @@ def _columns() -> list[Column]:
         ("created", lambda job: ago(job["created_at"], now)),
         ("ran", lambda job: _ran(job, now)),
         # of a job that runs again, how the run before ended is the story's (`jobs show`)
-        ("error", lambda job: "" if job["state"] == State.RUNNING else short(job["error"] or "")),
+        ("error", lambda job: "" if job["state"] in HELD else short(job["error"] or "")),
     ]
 
 

@@ -205,6 +205,7 @@ def host(site: Site, workers: int) -> Iterator[Host]:
     process = subprocess.Popen(
         [
             sys.executable,
+            "-P",
             "-m",
             "pgworkers",
             "-q",

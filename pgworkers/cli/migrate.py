@@ -88,7 +88,7 @@ def sql(ctx: click.Context) -> None:
 @migrate.command("roles")
 @click.pass_context
 def roles(ctx: click.Context) -> None:
-    """Print the SQL that makes five roles. Owner, worker, operator, viewer, enqueue; needs no database.
+    """Print the SQL that makes six roles. Owner, worker, operator, payload, viewer, enqueue; needs no database.
 
     Run it after `up`, and again after each later one; docs/security.md has the table of what each role may do.
 
@@ -99,4 +99,11 @@ def roles(ctx: click.Context) -> None:
     """
     from pgworkers.postgres import migrate as migrations
 
-    output.script(migrations.render_roles(place.load(said(ctx)).settings.schema))
+    invocation = said(ctx)
+    schema = place.load(invocation).settings.schema
+    output.script(migrations.render_roles(schema))
+    output.note(
+        invocation,
+        f"after this script only superusers and members of these roles may use the schema: GRANT {schema}_worker to the "
+        f"login of your hosts first, and {schema}_owner to the one that migrates",
+    )

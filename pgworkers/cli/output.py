@@ -25,10 +25,13 @@ _COLOURS = {
     "dead": "red",
     "cancelled": "magenta",
     "running": "cyan",
+    "claimed": "cyan",
     "scheduled": "yellow",
     "suspended": "magenta",
 }
-_NUMBERS = frozenset({"id", "pid", "priority", "ready", "scheduled", "running", "dead", "workers", "jobs"})
+_NUMBERS = frozenset(
+    {"id", "pid", "priority", "ready", "scheduled", "running", "dead", "workers", "jobs", "master"}
+)
 #: Columns of free text: the ones that are shortened when a terminal is narrow, down to _LEAST.
 _TEXTS = frozenset({"arguments", "error", "result", "meaning", "queues"})
 _LEAST = 12

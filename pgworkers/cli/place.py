@@ -17,6 +17,7 @@ from pgworkers import settings
 from pgworkers.cli.invocation import Invocation
 from pgworkers.cli.output import note, warn
 from pgworkers.errors import AppNotLoaded, DatabaseUnreachable
+from pgworkers.postgres.ownership import reason_to_distrust
 
 if TYPE_CHECKING:
     import psycopg
@@ -38,7 +39,21 @@ class Database:
 
 
 def config(said: Invocation) -> str | None:
-    """The app that is meant: the one given, else app.py in this directory if there is one."""
+    """The app that is meant: the one given, else app.py in this directory if there is one.
+
+    What is found and may be another user's doing is refused: AppNotLoaded.
+    """
+    found = _config(said)
+    why = None if said.config or found is None else reason_to_distrust(Path(found).absolute())
+    if why is not None:
+        raise AppNotLoaded(
+            f"{Path.cwd() / DEFAULT_CONFIG} {why}, so it is not loaded by itself; nothing was done. "
+            f"If you trust it, name it: --config {DEFAULT_CONFIG}"
+        )
+    return found
+
+
+def _config(said: Invocation) -> str | None:
     if said.config:
         return said.config
     return DEFAULT_CONFIG if Path(DEFAULT_CONFIG).is_file() else None
@@ -62,13 +77,15 @@ def load(said: Invocation, extra: dict[str, Any] | None = None) -> settings.Load
 def load_with_app(said: Invocation) -> settings.Loaded:
     """The settings, with those of the app when something about the database is still open."""
     loaded = load(said)
-    app = config(said)
     known = {name for name in ("dsn", "schema") if loaded.sources[name] != "default"}
-    if app is None or known == {"dsn", "schema"}:
+    if known == {"dsn", "schema"}:
         return loaded
     from pgworkers.supervisor.ask import describe
 
     try:
+        app = config(said)
+        if app is None:
+            return loaded
         spec = describe(app, loaded.settings.boot, say=lambda text: note(said, text))
     except AppNotLoaded as exc:
         if "dsn" not in known:
@@ -81,7 +98,7 @@ def load_with_app(said: Invocation) -> settings.Loaded:
 def choose(said: Invocation, loaded: settings.Loaded) -> Chosen:
     from pgworkers.postgres import connect
 
-    return connect.choose(loaded.settings, loaded.sources, connect.beside(config(said)))
+    return connect.choose(loaded.settings, loaded.sources, connect.beside(_config(said)))
 
 
 @contextmanager
@@ -102,6 +119,7 @@ def database(
     if chosen.embedded:
         from pgworkers.postgres.embedded import EmbeddedServer
 
+        connect.refuse_foreign_home(chosen, connect.owner_of(said.config))
         server = EmbeddedServer(chosen.home, say=lambda text: note(said, text))
         if not create and not server.status().exists:
             raise DatabaseUnreachable(
@@ -124,4 +142,6 @@ def embedded_home(said: Invocation, found: settings.Settings) -> Path:
     """Where the embedded server of this app keeps its data, whether it is the one that is meant or not."""
     from pgworkers.postgres import connect
 
-    return connect.choose(found, {}, connect.beside(config(said))).home
+    chosen = connect.choose(found, {}, connect.beside(_config(said)))
+    connect.refuse_foreign_home(chosen, connect.owner_of(said.config))
+    return chosen.home

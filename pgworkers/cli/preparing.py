@@ -8,6 +8,7 @@ from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Any
 
 from pgworkers import settings
+from pgworkers.bounds import NAME_BYTES
 from pgworkers.cli import place
 from pgworkers.cli.invocation import Invocation, unknown
 from pgworkers.cli.values import scalar
@@ -60,7 +61,7 @@ def _by_name(said: Invocation, name: str, how: dict[str, Any]) -> Preparer:
 
     loaded = place.load(said)
     found = options.options(**how)
-    options.read_name(name, what="task", limit=500)
+    options.read_listed_name(name, what="task", limit=NAME_BYTES)
 
     def prepare(args: dict[str, Any]) -> NewJob:
         try:

@@ -1,4 +1,4 @@
-"""`pgworkers queues list | pause | resume | scale | limit | limits | purge | drain`."""
+"""`pgworkers queues list | pause | resume | scale | retention | limit | limits | purge | drain`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from pgworkers.bounds import DURATION_MAX_SECONDS
 from pgworkers.cli import emptying, output, place
 from pgworkers.cli.invocation import Group, said, unknown
 from pgworkers.cli.output import Column
+from pgworkers.cli.values import duration
 from pgworkers.cli.wording import lasting, plain, plural
+from pgworkers.clock import show_seconds
 from pgworkers.errors import NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group)
 def queues() -> None:
-    """List, pause, resume, scale, limit and empty queues."""
+    """List, pause, resume, scale, limit, keep and empty queues."""
 
 
 @queues.command("list")
@@ -104,6 +107,42 @@ def scale(
         output.say(f"{name}: {cluster} workers over all hosts")
     else:
         output.say(f"{name}: as many workers as the app says")
+
+
+@queues.command("retention")
+@click.argument("name", metavar="QUEUE")
+@click.argument("keep", metavar="[TIME]", type=duration, required=False)
+@click.option("--default", "as_declared", is_flag=True, help="As long as the app or the setting says.")
+@click.pass_context
+def retention(ctx: click.Context, *, name: str, keep: float | None, as_declared: bool) -> None:
+    """Set how long a queue keeps its finished jobs.
+
+    Shorter or longer than the setting `retention`; dead jobs are kept for `retention_dead` at least. A deploy does not
+    undo it.
+
+    \b
+    Examples:
+      pgworkers queues retention audit 365d
+      pgworkers queues retention mail 1h
+      pgworkers queues retention mail --default
+    """
+    from pgworkers.job import queue
+    from pgworkers.postgres.statements import run
+
+    if (keep is None) != as_declared:
+        raise UsageError("say one of: TIME, --default; nothing was changed")
+    if keep is not None and not 0 <= keep <= DURATION_MAX_SECONDS:
+        raise UsageError("TIME: use 0s to 36500d; nothing was changed")
+    invocation = said(ctx)
+    with place.database(invocation) as db:
+        _existing(db, (name,))
+        run(db.conn, db.schema, queue.retain(name, keep))
+    if invocation.output != "table":
+        output.rows(invocation, [{"queue": name, "retention": keep}], [], empty="")
+    elif keep is None:
+        output.say(f"{plain(name)}: finished jobs are kept as long as the app or the setting says")
+    else:
+        output.say(f"{plain(name)}: finished jobs are kept for {show_seconds(keep)}")
 
 
 @queues.command("limit")
@@ -218,6 +257,7 @@ _COLUMNS: list[Column] = [
     ("running", lambda queue: str(queue.running)),
     ("dead", lambda queue: str(queue.dead)),
     ("oldest ready", lambda queue: lasting(queue.oldest_ready)),
+    ("keeps", lambda queue: "" if queue.retention is None else show_seconds(queue.retention)),
 ]
 _LIMITS: list[Column] = [
     ("kind", lambda limit: limit.kind),

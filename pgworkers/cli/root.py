@@ -19,12 +19,15 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "enqueue": ("pgworkers.cli.enqueue:enqueue", "Enqueue one job, or a file of them."),
         "jobs": (
             "pgworkers.cli.jobs:jobs",
-            "List, show, await, retry, cancel, discard jobs; look inside, suspend, resume, kill.",
+            "List, show, await, retry, cancel, discard jobs; move a deadline; look inside, suspend, resume, kill.",
         ),
     },
     "Cluster": {
         "top": ("pgworkers.cli.top:top", "The live tree of hosts, queues, workers and jobs, with keys."),
-        "queues": ("pgworkers.cli.queues:queues", "List, pause, resume, scale, limit and empty queues."),
+        "queues": (
+            "pgworkers.cli.queues:queues",
+            "List, pause, resume, scale, limit, keep and empty queues.",
+        ),
         "schedules": (
             "pgworkers.cli.schedules:schedules",
             "List, run, pause, resume and remove schedules; their next ticks.",
@@ -39,6 +42,10 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "Database": {
         "migrate": ("pgworkers.cli.migrate:migrate", "Create the schema or bring it up to date."),
+        "grants": (
+            "pgworkers.cli.grants:grants",
+            "What enqueue-only roles may enqueue, and how much of it may wait.",
+        ),
         "pg": ("pgworkers.cli.pg:pg", "The embedded Postgres server."),
         "bench": (
             "pgworkers.cli.bench:bench",

@@ -141,7 +141,7 @@ def run_(ctx: click.Context, *, name: str, scope: str | None) -> int:
 @_scope
 @click.pass_context
 def pause(ctx: click.Context, *, name: str, scope: str | None) -> None:
-    """Fire no more; jobs that are there go on. Deploys do not undo it.
+    """Pause a schedule. Its jobs go on, and a deploy does not resume it.
 
     \b
     Examples:
@@ -158,7 +158,7 @@ def pause(ctx: click.Context, *, name: str, scope: str | None) -> None:
 @_scope
 @click.pass_context
 def resume(ctx: click.Context, *, name: str, scope: str | None) -> None:
-    """Fire again from now on; what was due meanwhile is not made up.
+    """Resume a schedule. Runs missed while it was paused are skipped.
 
     \b
     Examples:

@@ -11,21 +11,34 @@ from pgworkers.cli.reasons import closed, hindrance, waiting_for
 from pgworkers.cli.wording import ago, arguments, compact, lasting, moment, plain, progress, short
 from pgworkers.clock import show_size
 from pgworkers.errors import UnfitArguments
+from pgworkers.job.operation import Operation
 from pgworkers.job.show import AttemptView, JobView
 from pgworkers.job.standing import Standing
 from pgworkers.job.state import CRASHES, State, Verdict
 from pgworkers.observe import tracing
+from pgworkers.observe.escape import command
 from pgworkers.observe.lines import rest
 
-#: Verdicts whose error is the text of user code.
-SAID_BY_USERS = (Verdict.ERROR, Verdict.DISCARDED, Verdict.EXIT)
+#: Verdicts whose error needs what they mean before it.
+SAID_BY_USERS = (Verdict.ERROR, Verdict.DISCARDED, Verdict.EXIT, Verdict.BAD_RESULT)
 #: Each rung of the stop ladder, as something that happened.
 RUNGS = {
     "ask": "asked to stop",
     "raise": "JobStopped raised",
+    "signal": "signalled without effect",
     "dump": "stack written",
     "kill": "killed",
 }
+#: What was done to a job from outside, as something that happened.
+PAST = {
+    "cancel": "cancelled",
+    "discard": "discarded",
+    "purge": "purged",
+    "retry": "retried",
+    "forget": "forgotten",
+    "deadline": "deadline",
+}
+FOLLOWED = "cancelled: "  #: how the error begins of a job that falls with one that it comes after
 UNFIT = UnfitArguments.__name__  #: how the error of such an attempt begins
 #: What each verdict means to a person who did not read the design.
 MEANINGS = {
@@ -44,19 +57,34 @@ MEANINGS = {
     Verdict.THROTTLED: "it asked its queue to cool down; this cost no attempt",
     Verdict.DISCARDED: "it was given up",
     Verdict.EXPIRED: "it was not started in time",
+    Verdict.UNFIT: "no worker can have it",
+    Verdict.BAD_RESULT: "the handler returned, but its result cannot be kept; it is not tried again",
 }
 
 
 def tell(
-    job: JobView, attempts: Sequence[AttemptView], now: datetime, around: Standing | None = None
+    job: JobView,
+    attempts: Sequence[AttemptView],
+    now: datetime,
+    around: Standing | None = None,
+    operations: Sequence[Operation] = (),
 ) -> Iterator[str]:
     """The story, line by line."""
     around = around or Standing()
     before = closed(job, attempts)
-    yield f"#{job.id} {plain(job.task)}({plain(short(arguments(job.args), 2000))})"
-    yield f"{job.state}: {why(job, attempts[before:], now, around)}"
+    given = plain(short(arguments(job.args), 2000))
+    yield f"#{job.id} {plain(job.task)}" + (f" {given}" if isinstance(job.args, str) else f"({given})")
+    yield f"{job.state}: {why(job, attempts[before:], now, around, operations)}"
     yield ""
     yield from _facts(job, now, around)
+    for operation in operations:
+        yield f"  {PAST.get(operation.verb, operation.verb):<11}{_when(operation.at, now)} {_by(operation)}"
+    if job.state == State.READY and around.traceback:
+        yield ""
+        yield f"why no worker starts on {plain(around.failing or '?')}:"
+        yield from (
+            f"    {row}".rstrip() for row in plain(around.traceback.rstrip(), lines=True).splitlines()
+        )
     for at, attempt in enumerate(attempts):
         yield ""
         yield from _attempt(attempt, now, _which(attempts, at, before))
@@ -65,7 +93,13 @@ def tell(
         yield f"result: {plain(compact(job.result))}"
 
 
-def why(job: JobView, attempts: Sequence[AttemptView], now: datetime, around: Standing) -> str:
+def why(
+    job: JobView,
+    attempts: Sequence[AttemptView],
+    now: datetime,
+    around: Standing,
+    operations: Sequence[Operation] = (),
+) -> str:
     """Why the job is in its state, in one sentence."""
     last = attempts[-1] if attempts else None
     spent = f"attempt {job.attempt} of {job.max_attempts}"
@@ -81,17 +115,42 @@ def why(job: JobView, attempts: Sequence[AttemptView], now: datetime, around: St
                 f"after {_ended(last.verdict, last.error)}" if last is not None else _since(job.run_at, now)
             )
             return f"{waits}, {since}" if stuck is None else f"waits, {since}: {stuck}"
-        case State.RUNNING:
-            cancel = ", and was asked to stop" if job.cancel_at is not None else ""
-            still = f", suspended; pgworkers jobs resume {job.id} lets it go on" if around.suspended else ""
+        case State.CLAIMED | State.RUNNING:
+            asked = _last(operations, "cancel")
+            by = f" {_by(asked)}" if asked is not None else ""
+            cancel = f", and was asked to stop{by}" if job.cancel_at is not None else ""
+            if job.state == State.CLAIMED:
+                return (
+                    f"its host took it {ago(job.started_at, now)} for {spent}, and has not told of a worker that has "
+                    f"it{cancel}"
+                )
+            still = f", suspended; {command('jobs resume', job.id)} lets it go on" if around.suspended else ""
             return f"{spent} started {ago(job.started_at, now)}{cancel}{still}"
         case State.SUCCEEDED:
             return f"{_in(job.duration)}on {spent}, {ago(job.finished_at, now)}"
         case State.DEAD:
             return f"{_death(job, last)}, {ago(job.finished_at, now)}"
         case _:
-            started = "" if last is not None else " before it began"
-            return f"{MEANINGS[Verdict.CANCELLED]}{started}, {ago(job.finished_at, now)}"
+            begun = "" if last is not None or job.attempt else "before it began, "
+            return f"{begun}{_cancelled(job, operations)}, {ago(job.finished_at, now)}"
+
+
+def _cancelled(job: JobView, operations: Sequence[Operation]) -> str:
+    """By which login and why, or because of which other job."""
+    if (job.error or "").startswith(FOLLOWED):
+        return f"because {plain((job.error or '').removeprefix(FOLLOWED))}"
+    asked = _last(operations, "cancel", "purge")
+    return MEANINGS[Verdict.CANCELLED] if asked is None else _by(asked)
+
+
+def _last(operations: Sequence[Operation], *verbs: str) -> Operation | None:
+    return next((one for one in reversed(operations) if one.verb in verbs), None)
+
+
+def _by(operation: Operation) -> str:
+    """`by operator (anna@laptop): wrong input`"""
+    who = f" ({plain(operation.os_user)})" if operation.os_user else ""
+    return f"by {plain(operation.login)}{who}" + (f": {plain(operation.reason)}" if operation.reason else "")
 
 
 def _death(job: JobView, last: AttemptView | None) -> str:
@@ -101,8 +160,10 @@ def _death(job: JobView, last: AttemptView | None) -> str:
     # Our own sentences say what the verdict means, and more; what user code said needs the meaning before it.
     means = _ended(verdict, job.error) if verdict in SAID_BY_USERS or not said else verdict
     words = f"{means}: {said}" if said else means
-    if verdict in (Verdict.DISCARDED, Verdict.EXPIRED):
+    if verdict in (Verdict.DISCARDED, Verdict.EXPIRED, Verdict.UNFIT, Verdict.BAD_RESULT):
         return words
+    if "not tried again: it was running in " in said:
+        return words  # its supervisor or host died each time
     if verdict in CRASHES and job.attempt < job.max_attempts:
         return f"it took its worker down too often (crashes: {job.crashes}), the last time {words}"
     if job.attempt >= job.max_attempts:
@@ -124,7 +185,7 @@ def _in(duration: float | None) -> str:
     return "" if duration is None else f"in {lasting(duration)} "
 
 
-def _since(when: datetime, now: datetime) -> str:
+def _since(when: datetime | None, now: datetime) -> str:
     return f"since {ago(when, now).removesuffix(' ago')}"
 
 
@@ -133,8 +194,9 @@ def _facts(job: JobView, now: datetime, around: Standing) -> Iterator[str]:
     facts = {
         "queue": f"{plain(job.queue)}, priority {job.priority}",
         "created": _when(job.created_at, now),
+        "login": plain(job.enqueued_by),
         "due": "" if job.run_at == job.created_at else _when(job.run_at, now),
-        "started": _when(job.started_at, now),
+        "claimed" if job.state == State.CLAIMED else "started": _when(job.started_at, now),
         "finished": _when(job.finished_at, now),
         "attempts": f"{job.attempt} of {job.max_attempts}, crashes {job.crashes}, lease {job.lease}",
         "spent": _spent(job.duration, job.cpu_seconds, job.peak_rss),

@@ -19,7 +19,7 @@ from pgworkers.cli.top_keys import Act
 from pgworkers.cli.top_model import Picture
 from pgworkers.cli.top_rows import DEEPEST
 from pgworkers.errors import PgworkersError
-from pgworkers.job import cancel, depth
+from pgworkers.job import cancel, depth, operation
 from pgworkers.job import queue as queues
 from pgworkers.job.watch import watch
 from pgworkers.postgres import connect
@@ -46,7 +46,8 @@ def do(db: Database, act: Act) -> str:
         return f"queue {act.queue} {told}" if done else f"queue {act.queue} is not declared"
     assert act.job is not None
     if act.kind == "cancel":
-        return f"#{act.job} {run(db.conn, db.schema, cancel.cancel(act.job)) or 'does not exist'}"
+        answered = run(db.conn, db.schema, cancel.cancel(act.job, operation.note("from top")))
+        return f"#{act.job} {answered or 'does not exist'}"
     answer = asking.of_job(db, act.kind, act.job)
     if answer.done is None:
         return f"#{act.job}: its host did not answer"

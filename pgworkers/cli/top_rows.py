@@ -93,6 +93,8 @@ def _queue(row: Row) -> Line:
         (clean(row.queue or "", 40), "bold blue"),
         (f" {row.busy}/{row.total} busy", ""),
     ]
+    if problem := row.host.problems.get(row.queue or ""):
+        line.append((f" cannot start: {clean(problem[0], 200)}", "bold red"))
     depth = row.depth
     if depth is None:
         return line
@@ -147,7 +149,10 @@ def detail(row: Row) -> str:
             word = "lost" if host.lost else clean(host.state, 20)
             told = f"{clean(host.name, 60)}: {word}, view written {short(host.age)} ago"
             return f"{told}, app {clean(host.app, 60)}, host {clean(host.id)}"
-        return f"{clean(row.queue, 60)} on {clean(host.name, 60)}"
+        told = f"{clean(row.queue, 60)} on {clean(host.name, 60)}"
+        error, trace = host.problems.get(row.queue, ("", ""))
+        where = " < ".join(reversed([line.strip() for line in trace.splitlines() if line.strip()]))
+        return f"{told}: {clean(error, 300)}: {clean(where, 2000)}" if error else told
     parts = [f"{clean(worker.queue, 60)}/{worker.slot}"]
     if worker.job is not None:
         parts.append(f"#{worker.job} {clean(worker.task or '', 60)}")

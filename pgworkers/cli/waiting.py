@@ -11,6 +11,7 @@ from pgworkers.cli.place import Database
 from pgworkers.clock import show_seconds
 from pgworkers.errors import NotFound, ResultTimeout
 from pgworkers.job import show
+from pgworkers.job.notifications import HINT_PAUSE_SECONDS
 from pgworkers.job.show import JobView
 from pgworkers.job.state import TERMINAL
 from pgworkers.postgres.statements import run
@@ -26,6 +27,7 @@ def until_ended(db: Database, ids: Sequence[int], timeout: float | None) -> list
     began = time.monotonic()
     db.conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"{db.schema}_done")))
     ended: dict[int, JobView] = {}
+    hinted = False
     while True:
         waiting = [one for one in dict.fromkeys(ids) if one not in ended]
         found = _look(db, waiting)
@@ -38,9 +40,11 @@ def until_ended(db: Database, ids: Sequence[int], timeout: float | None) -> list
         if left is not None and left <= 0:
             still = ", ".join(f"#{one} {found[one].state}" for one in waiting if one not in ended)
             raise ResultTimeout(f"not ended after {show_seconds(timeout or 0)}: {still}; the jobs go on")
+        step = LOOK if left is None else min(LOOK, left)
+        if hinted:  # in vain, and any login can send a notification
+            time.sleep(min(step, HINT_PAUSE_SECONDS))
         # Whichever job a notification names, looking again is one cheap statement.
-        for _ in db.conn.notifies(timeout=LOOK if left is None else min(LOOK, left), stop_after=1):
-            pass
+        hinted = bool(list(db.conn.notifies(timeout=step, stop_after=1)))
 
 
 def _look(db: Database, ids: Sequence[int]) -> dict[int, JobView]:

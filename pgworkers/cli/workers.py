@@ -38,6 +38,7 @@ def list_(ctx: click.Context) -> None:
 
 _COLUMNS: list[Column] = [
     ("host", lambda worker: worker.host_name),
+    ("master", lambda worker: str(worker.host_pid)),
     ("label", lambda worker: worker.label),
     ("worker", lambda worker: f"{worker.queue}/{worker.slot}"),
     ("pid", lambda worker: str(worker.pid or "")),

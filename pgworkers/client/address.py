@@ -37,6 +37,14 @@ class Address:
     def settings(self) -> Settings:
         return self._settings().settings
 
+    @property
+    def payload_limit(self) -> int:
+        """Read without deciding on the other settings: `prepare()` may come before the environment is complete."""
+        if self._loaded is not None:
+            return self._loaded.settings.payload_limit
+        limit: int = declared.one("payload_limit", self._given)
+        return limit
+
     def bind(self, dsn: str, settings: Settings | Mapping[str, Any] | None) -> None:
         """Use this database and these settings from now on."""
         if settings is not None:
@@ -80,6 +88,8 @@ class Address:
             return chosen.dsn
         from pgworkers.postgres import migrate
         from pgworkers.postgres.embedded import EmbeddedServer
+
+        connect.refuse_foreign_home(chosen, self._directory.stat().st_uid)
 
         _log.info("no database is configured: using the embedded server in %s", chosen.home)
         self._server = EmbeddedServer(chosen.home, say=_log.info)

@@ -6,6 +6,7 @@ import logging
 import math
 from typing import TYPE_CHECKING, Any
 
+from pgworkers.bounds import NAME_BYTES
 from pgworkers.declare.options import Duration, read_duration, read_name
 from pgworkers.errors import PgworkersError, UsageError
 from pgworkers.flow.limit import Limit
@@ -20,7 +21,7 @@ _log = logging.getLogger("pgworkers.rate")
 
 def limit_of(scope: str, rate: float, per: Duration, burst: float | None) -> Limit:
     """`rate` tokens per `per`; a burst of that many unless said otherwise."""
-    scope = read_name(scope, what="rate scope", limit=200)
+    scope = read_name(scope, what="rate scope", limit=NAME_BYTES)
     span = read_duration(per, what=f"rate {scope}: per")
     assert span is not None
     for what, number in (("rate", rate), ("burst", burst)):

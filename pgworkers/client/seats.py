@@ -56,6 +56,14 @@ class Seats:
         with self._lock:
             self._drop()
 
+    def close_unused(self) -> None:
+        """Close the connection unless a thread uses it just now; the next query opens another."""
+        if self._seat is not None and self._pid == os.getpid() and self._lock.acquire(blocking=False):
+            try:
+                self._drop()
+            finally:
+                self._lock.release()
+
     def _drop(self) -> None:
         seat, self._seat = self._seat, None
         if seat is not None:
@@ -87,6 +95,7 @@ class _LoopSeat:
         """Close without awaiting: the loop may be closed already."""
         exchange, self.exchange = self.exchange, None
         if exchange is not None and self.pid == os.getpid():
+            exchange.leave()
             exchange.conn.pgconn.finish()
 
 
@@ -122,6 +131,16 @@ class AsyncSeats:
         if seat is not None and seat.pid == os.getpid():
             async with seat.lock:
                 await seat.until_shutdown.aclose()
+
+    def close_unused(self) -> None:
+        """Close the connections of event loops that stand still; the next query opens another.
+
+        A task of such a loop may be in the middle of a statement. It would never wake without its connection, so that one
+        stays.
+        """
+        for loop, seat in list(self._seats.items()):
+            if not loop.is_running() and not seat.lock.locked() and seat.pid == os.getpid():
+                seat.finish()
 
     async def _mine(self) -> _LoopSeat:
         from asyncio import get_running_loop

@@ -1,7 +1,8 @@
 """The database connection of a process that enqueues: a web server, a script, a handler.
 
 One connection per process, opened by the first enqueue and shared by threads under a lock; one per event loop
-for async callers. A forked child never touches what its parent opened. psycopg is imported by the first use.
+for async callers. In a worker, which runs one handler at a time, both kinds share one, and it is closed when the worker
+rests. A forked child never touches what its parent opened. psycopg is imported by the first use.
 
 A connection that broke while idle is replaced without a word. A connection that breaks under an enqueue is
 another matter: the job may have been committed, so nothing is sent twice and the caller is told that the
@@ -11,7 +12,7 @@ outcome is unknown.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from pgworkers.client.address import Address
 from pgworkers.client.seats import AsyncSeats, Seats, lost
-from pgworkers.errors import OutcomeUnknown, UsageError
+from pgworkers.errors import NotFound, OutcomeUnknown, UsageError
 
 if TYPE_CHECKING:
     import asyncio
@@ -45,6 +46,9 @@ class Client:
         self.address = address
         self._seats = Seats(self._take_seat)
         self._async_seats = AsyncSeats(self._atake_seat)
+        self.is_single = (
+            False  # blocking and async queries never come at the same time: one connection is enough
+        )
         self._watch: dict[int, Watch] = {}  # by pid: a fork leaves its parent's behind
         self._watches: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncWatch] = WeakKeyDictionary()
 
@@ -77,7 +81,7 @@ class Client:
             with guard:
                 return run(theirs, self.settings.schema, self._verb(new))
         except Exception as exc:
-            raise self._explained(exc) from exc
+            raise self._explained(exc, theirs=True) from exc
 
     async def aenqueue(self, new: NewJob, conn: Any = None) -> Enqueued:
         if conn is None:
@@ -94,7 +98,7 @@ class Client:
             async with theirs.transaction():
                 return await arun(theirs, self.settings.schema, self._verb(new))
         except Exception as exc:
-            raise self._explained(exc) from exc
+            raise self._explained(exc, theirs=True) from exc
 
     def copy_in(self, jobs: Iterable[NewJob], conn: Any, progress: Callable[[int], None] | None) -> int:
         """COPY on the user's connection, or on one of its own: the generator may itself enqueue."""
@@ -103,9 +107,11 @@ class Client:
         own = None if conn is not None else self.connect("copy")
         try:
             theirs = own or _blocking(conn)
-            return copy_in(theirs, self.settings.schema, jobs, progress, stream=own is not None)
+            return copy_in(theirs, self.settings.schema, _callers(jobs), progress, stream=own is not None)
         except Exception as exc:
-            raise self._explained(exc, lost=own is not None and own.broken) from exc
+            raise self._explained(
+                exc, lost=own is not None and own.broken, theirs=own is None, role="worker"
+            ) from exc
         finally:
             if own is not None:
                 own.close()
@@ -121,9 +127,13 @@ class Client:
         own = None if conn is not None else await self.aconnect("copy")
         try:
             theirs = own or _async(conn)
-            return await acopy_in(theirs, self.settings.schema, jobs, progress, stream=own is not None)
+            return await acopy_in(
+                theirs, self.settings.schema, _callers(jobs), progress, stream=own is not None
+            )
         except Exception as exc:
-            raise self._explained(exc, lost=own is not None and own.broken) from exc
+            raise self._explained(
+                exc, lost=own is not None and own.broken, theirs=own is None, role="worker"
+            ) from exc
         finally:
             if own is not None:
                 await own.close()
@@ -144,14 +154,16 @@ class Client:
             return batches.create(
                 own or _blocking(conn),
                 self.settings.schema,
-                jobs,
+                _callers(jobs),
                 then,
                 on_failed,
                 progress,
                 ours=own is not None,
             )
         except Exception as exc:
-            raise self._explained(exc, lost=own is not None and own.broken) from exc
+            raise self._explained(
+                exc, lost=own is not None and own.broken, theirs=own is None, role="worker"
+            ) from exc
         finally:
             if own is not None:
                 own.close()
@@ -171,14 +183,16 @@ class Client:
             return await batches.acreate(
                 own or _async(conn),
                 self.settings.schema,
-                jobs,
+                _callers(jobs),
                 then,
                 on_failed,
                 progress,
                 ours=own is not None,
             )
         except Exception as exc:
-            raise self._explained(exc, lost=own is not None and own.broken) from exc
+            raise self._explained(
+                exc, lost=own is not None and own.broken, theirs=own is None, role="worker"
+            ) from exc
         finally:
             if own is not None:
                 await own.close()
@@ -190,22 +204,22 @@ class Client:
             return self._seats.ask(query)
         except Exception as exc:
             if not lost(exc):
-                raise self._explained(exc) from exc
+                raise self.explained(exc) from exc
         try:
             return self._seats.ask(query)
         except Exception as exc:
-            raise self._explained(exc) from exc
+            raise self.explained(exc) from exc
 
     async def arun(self, query: Query[T]) -> T:
         try:
             return await self._async_seats.ask(query)
         except Exception as exc:
             if not lost(exc):
-                raise self._explained(exc) from exc
+                raise self.explained(exc) from exc
         try:
             return await self._async_seats.ask(query)
         except Exception as exc:
-            raise self._explained(exc) from exc
+            raise self.explained(exc) from exc
 
     def watch(self) -> Watch:
         """Where the threads of this process wait for jobs."""
@@ -240,11 +254,15 @@ class Client:
     def _take_seat(self) -> Blocking:
         from pgworkers.postgres.blocking import Blocking
 
+        if self.is_single:
+            self._async_seats.close_unused()
         return Blocking(self.connect("client"), self.settings.schema)
 
     async def _atake_seat(self) -> Exchange:
         from pgworkers.postgres.exchange import Exchange
 
+        if self.is_single:
+            self._seats.close_unused()
         return Exchange(await self.aconnect("client"), self.settings.schema, withdraws=True)
 
     def close(self) -> None:
@@ -252,22 +270,59 @@ class Client:
         self._seats.close()
         self.address.release()
 
+    def close_unused(self) -> None:
+        """Close every connection that nothing uses just now. The next query opens another."""
+        self._seats.close_unused()
+        self._async_seats.close_unused()
+
     async def aclose(self) -> None:
         """Close the connection of the running event loop."""
         await self._async_seats.close()
 
-    def _explained(self, exc: Exception, *, lost: bool = False) -> Exception:
-        """A database error as one that says what to do."""
+    def _explained(
+        self, exc: Exception, *, lost: bool = False, theirs: bool = False, role: str = "enqueue"
+    ) -> Exception:
+        """An error while enqueueing as one that says what to do.
+
+        `theirs`: on a connection of the caller, who may have to run the transaction again. `role`: which of our roles may
+        do what was tried.
+        """
         from psycopg import Error
 
         from pgworkers.job.enqueue import translate
+        from pgworkers.postgres.refusal import is_callers
 
         if lost:
             return OutcomeUnknown(
                 "the connection broke while jobs were being enqueued: they may or may not have been committed, "
                 "and nothing was sent again. Look before you enqueue again; with unique= repeating is safe"
             )
-        return translate(exc) if isinstance(exc, Error) else exc
+        if not isinstance(exc, Error) or getattr(exc, "of_caller", False) or (theirs and is_callers(exc)):
+            return exc
+        return translate(exc, f"{self.settings.schema}_{role}")
+
+    def explained(self, exc: Exception) -> Exception:
+        """An error while reading, or of a request such as cancel."""
+        from psycopg import Error
+        from psycopg.errors import NoDataFound
+
+        from pgworkers.postgres.refusal import first_line, refused
+
+        if isinstance(exc, NoDataFound):
+            return NotFound(first_line(exc))
+        if not isinstance(exc, Error):
+            return exc
+        schema = self.settings.schema
+        return refused(exc, role=f"{schema}_payload to read, {schema}_operator to change jobs,")
+
+
+def _callers(jobs: Iterable[NewJob]) -> Iterator[NewJob]:
+    """The caller's jobs. What its iterator raises is marked: it is not ours to explain."""
+    try:
+        yield from jobs
+    except Exception as exc:
+        exc.of_caller = True  # type: ignore[attr-defined]
+        raise
 
 
 def _needs_savepoint(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], new: NewJob) -> bool:

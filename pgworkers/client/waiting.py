@@ -24,6 +24,7 @@ from psycopg import Error, sql
 from pgworkers.clock import monotonic
 from pgworkers.errors import DatabaseUnreachable
 from pgworkers.job import show
+from pgworkers.job.notifications import HINT_PAUSE_SECONDS, JobsEnded, parse_done_hint
 from pgworkers.job.state import TERMINAL
 from pgworkers.postgres.statements import Query, arun, run
 
@@ -36,10 +37,13 @@ BATCH = 500
 
 
 def heard(payload: str, waiting: Collection[int]) -> set[int]:
-    """Which of the jobs that are waited for a notification is about: `17 18`, or `*` for too many to name."""
-    if payload == "*":
-        return set(waiting)
-    return {int(word) for word in payload.split() if word.isdigit()} & set(waiting)
+    """Which of the jobs that are waited for a notification is about. It is only a hint to look at them."""
+    match parse_done_hint(payload):
+        case JobsEnded(None):
+            return set(waiting)
+        case JobsEnded(frozenset() as jobs):
+            return set(waiting) & jobs
+    return set()
 
 
 def ended(ids: Collection[int]) -> Iterator[Query[list[show.JobView]]]:
@@ -106,22 +110,30 @@ class Watch:
                     return
             notes = list(self._conn.notifies(timeout=step, stop_after=1))
             ids = self._ids()
-            self._look(set().union(*(heard(note.payload, ids) for note in notes)) if notes else ids)
+            hinted = set().union(*(heard(note.payload, ids) for note in notes))
+            if not self._look(hinted if notes else ids) and hinted:
+                me.event.wait(
+                    min(step, HINT_PAUSE_SECONDS)
+                )  # a forged hint costs no more looks than this allows
         except (Error, DatabaseUnreachable):  # the jobs go on; so does the wait, until its own time is up
             self._close()
             me.event.wait(step)
         finally:
             self._reading.release()
 
-    def _look(self, ids: Collection[int]) -> None:
+    def _look(self, ids: Collection[int]) -> int:
+        """Read these jobs and wake those that wait for one that ended. How many have."""
         assert self._conn is not None
+        found = 0
         for query in ended(ids):
             for view in run(self._conn, self._client.settings.schema, query):
+                found += 1
                 with self._lock:
                     for waiter in self._waiters:
                         if waiter.job_id == view.id:
                             waiter.view = view
                             waiter.event.set()
+        return found
 
     def _ids(self) -> set[int]:
         with self._lock:
@@ -185,15 +197,18 @@ class AsyncWatch:
                         poll = self._client.settings.poll
                         notes = [note async for note in conn.notifies(timeout=poll, stop_after=1)]
                         ids = self._waiting.keys()
-                        await self._look(
-                            conn, set().union(*(heard(n.payload, ids) for n in notes)) if notes else ids
-                        )
+                        hinted = set().union(*(heard(note.payload, ids) for note in notes))
+                        if not await self._look(conn, hinted if notes else ids) and hinted:
+                            await asyncio.sleep(HINT_PAUSE_SECONDS)
             except (Error, DatabaseUnreachable):
                 await asyncio.sleep(self._client.settings.poll)
 
-    async def _look(self, conn: psycopg.AsyncConnection[Any], ids: Collection[int]) -> None:
+    async def _look(self, conn: psycopg.AsyncConnection[Any], ids: Collection[int]) -> int:
+        found = 0
         for query in ended(ids):
             for view in await arun(conn, self._client.settings.schema, query):
+                found += 1
                 for future in self._waiting.get(view.id, ()):
                     if not future.done():
                         future.set_result(view)
+        return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -15,6 +16,7 @@ import traceback
 from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 
+from pgworkers.declare.dependencies import put_first
 from pgworkers.errors import AppNotLoaded
 
 
@@ -49,7 +51,7 @@ def _import_file(config: str, path: Path) -> ModuleType:
     if parts[-1] == "__init__" and len(parts) > 1:
         parts.pop()
     name = ".".join(parts)
-    _first_in_path(str(root))
+    put_first(str(root))
     known = sys.modules.get(name)
     if known is not None:
         if _same_file(known, path):
@@ -76,7 +78,8 @@ def _exec_file(name: str, path: Path) -> ModuleType:
 def _import_dotted(config: str, name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
         raise AppNotLoaded(f"{config}: {name!r} is neither a file nor a module name")
-    _first_in_path(os.getcwd())
+    if importlib.machinery.PathFinder.find_spec(name.partition(".")[0], [os.getcwd()]) is not None:
+        put_first(os.getcwd())  # only then: an installed app needs nothing of the current directory
     try:
         found = importlib.util.find_spec(name)
     except ModuleNotFoundError as exc:
@@ -136,11 +139,6 @@ def _is_ours(file: str) -> bool:
 def _same_file(module: ModuleType, path: Path) -> bool:
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and os.path.exists(file) and os.path.samefile(file, path)
-
-
-def _first_in_path(directory: str) -> None:
-    if sys.path[:1] != [directory]:
-        sys.path[:] = [directory, *(entry for entry in sys.path if entry != directory)]
 
 
 def origin_of(frame: FrameType) -> Path:

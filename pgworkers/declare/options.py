@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict
 
+from pgworkers import bounds
 from pgworkers.clock import seconds, size
 from pgworkers.errors import UsageError
 from pgworkers.observe import tracing
@@ -20,7 +21,8 @@ OnConflict = Literal["return", "replace", "raise"]
 ON_CONFLICT = ("return", "replace", "raise")
 OnFailed = Literal["cancel", "run", "wait"]
 ON_FAILED = ("cancel", "run", "wait")
-META_LIMIT = 16 << 10
+#: Jobs that one job may come after. The SQL function `follow` has the same bound.
+AFTER_LIMIT = 1000
 _MOST = (1 << 31) - 1
 
 
@@ -108,6 +110,18 @@ def read_name(value: Any, *, what: str, limit: int) -> str:
     return value
 
 
+def read_listed_name(value: Any, *, what: str, limit: int) -> str:
+    """The name of a queue or a task: one that a command line can say, as in `pgworkers run -Q a,b:4`."""
+    name = read_name(value, what=what, limit=limit)
+    found = next((char for char in ",:" if char in name), "-" if name.startswith("-") else "")
+    if found:
+        where = "begins with" if found == "-" else "contains"
+        raise UsageError(
+            f"{what}: {name!r} {where} {found!r}, so that `-Q a,b:4` could not name it; use letters, digits, . _ / and -"
+        )
+    return name
+
+
 def read_duration(value: Duration | None, *, what: str, positive: bool = True) -> float | None:
     if value is None:
         return None
@@ -125,7 +139,7 @@ def read_memory(value: int | str | None, *, what: str) -> int | None:
     if value is None:
         return None
     found = size(value, what=what)
-    if found < 1 << 20:
+    if found < bounds.MEMORY_MIN_BYTES:
         raise UsageError(f"{what}: {value!r} is less than 1MB; write 512MB or 2GB")
     return found
 
@@ -138,6 +152,15 @@ def read_count(value: Any, *, what: str, least: int = 0, most: int = _MOST) -> i
     return value
 
 
+def read_priority(value: Any, *, what: str) -> int:
+    return read_count(value, what=what, least=bounds.PRIORITY_MIN, most=bounds.PRIORITY_MAX)
+
+
+def read_retries(value: Any, *, what: str) -> int:
+    """How many attempts that makes."""
+    return read_count(value, what=what, most=bounds.BUDGET_MAX - 1) + 1
+
+
 def read_key(value: str | None, *, what: str) -> str | None:
     """A unique or concurrency key: any text Postgres can store and index."""
     if value is None:
@@ -148,9 +171,21 @@ def read_key(value: str | None, *, what: str) -> str | None:
         encode(value, limit=1 << 20)
     except NotJson as exc:
         raise UsageError(f"{what}: {exc}; nothing was enqueued") from None
-    if len(value.encode()) > 1000:
-        raise UsageError(f"{what}: {len(value.encode())} bytes, at most 1000; hash it. Nothing was enqueued")
+    if len(value.encode()) > bounds.KEY_BYTES:
+        raise UsageError(
+            f"{what}: {len(value.encode())} bytes, at most {bounds.KEY_BYTES}; hash it. Nothing was enqueued"
+        )
     return value
+
+
+def read_concurrency_key(value: str | None) -> str | None:
+    """A concurrency key that no schedule uses."""
+    if isinstance(value, str) and value.startswith(bounds.SCHEDULE_KEY_PREFIX):
+        raise UsageError(
+            f"concurrency_key: {value!r} begins with {bounds.SCHEDULE_KEY_PREFIX}, which is for the jobs of schedules;"
+            " nothing was enqueued"
+        )
+    return read_key(value, what="concurrency_key")
 
 
 def read_moment(value: datetime | None, *, what: str) -> datetime | None:
@@ -162,6 +197,8 @@ def read_moment(value: datetime | None, *, what: str) -> datetime | None:
         raise UsageError(
             f"{what}: {value.isoformat()} has no time zone; use datetime.now(timezone.utc) or a ZoneInfo"
         )
+    if not bounds.MOMENT_MIN <= value < bounds.MOMENT_MAX:
+        raise UsageError(f"{what}: {value.isoformat()} does not lie between the years 1970 and 9999")
     return value
 
 
@@ -173,7 +210,7 @@ def read_meta(value: Mapping[str, Any] | None) -> str | None:
             f"meta: {type(value).__name__} is not a mapping; give a dict such as {{'why': 'nightly'}}"
         )
     try:
-        return encode(dict(value), limit=META_LIMIT).decode()
+        return encode(dict(value), limit=bounds.META_BYTES).decode()
     except NotJson as exc:
         raise UsageError(f"meta: {exc}; nothing was enqueued") from None
 
@@ -187,6 +224,10 @@ def traced(meta: Mapping[str, Any] | None, traceparent: str) -> Mapping[str, Any
 def read_after(value: Sequence[Numbered | int]) -> tuple[int, ...]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise UsageError(f"after: {type(value).__name__} is not a list of jobs; nothing was enqueued")
+    if len(value) > AFTER_LIMIT:
+        raise UsageError(
+            f"after: {len(value)} jobs, at most {AFTER_LIMIT}; use a batch, or a job in between; nothing was enqueued"
+        )
     found = []
     for job in value:
         number = getattr(job, "id", job)
@@ -232,18 +273,18 @@ def options(
     return Options(
         delay=read_duration(delay, what="delay", positive=False),
         at=read_moment(at, what="at"),
-        priority=None if priority is None else read_count(priority, what="priority", least=-_MOST),
+        priority=None if priority is None else read_priority(priority, what="priority"),
         unique=read_key(unique, what="unique"),
         on_conflict=on_conflict,
-        queue=None if queue is None else read_name(queue, what="queue", limit=200),
+        queue=None if queue is None else read_listed_name(queue, what="queue", limit=bounds.NAME_BYTES),
         expires=read_duration(expires, what="expires"),
         timeout=read_duration(timeout, what="timeout"),
         deadline=read_duration(deadline, what="deadline"),
         memory=read_memory(memory, what="memory"),
         meta_json=read_meta(meta if traceparent is None else traced(meta, traceparent)),
         conn=conn,
-        max_attempts=None if retries is None else read_count(retries, what="retries", most=10_000) + 1,
-        concurrency_key=read_key(concurrency_key, what="concurrency_key"),
+        max_attempts=None if retries is None else read_retries(retries, what="retries"),
+        concurrency_key=read_concurrency_key(concurrency_key),
         after=read_after(after),
         on_failed=on_failed,
     )

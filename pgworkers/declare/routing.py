@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pgworkers.bounds import NAME_BYTES
 from pgworkers.declare.options import read_name
 from pgworkers.errors import UsageError
 
@@ -20,7 +21,7 @@ class Route:
 
 def read_route(pattern: str, queue: str) -> Route:
     """`img.*` is every name that begins with `img.`; `*` is every name; without a star it is one name."""
-    read_name(pattern, what="route", limit=200)
+    read_name(pattern, what="route", limit=NAME_BYTES)
     prefix, star, rest = pattern.partition("*")
     if rest:
         raise UsageError(f"route {pattern!r}: the star comes last, as in img.*; nothing else is a pattern")

@@ -8,7 +8,8 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from pgworkers.declare.options import Duration, read_count, read_duration, read_moment, read_name
+from pgworkers import bounds
+from pgworkers.declare.options import Duration, read_duration, read_moment, read_name, read_priority
 from pgworkers.errors import UsageError
 from pgworkers.payload import NotJson
 from pgworkers.payload import encode as encode_json
@@ -16,8 +17,6 @@ from pgworkers.schedule.expression import EPOCH
 from pgworkers.schedule.plan import MISSED, OVERLAP, Timing
 from pgworkers.specs import ScheduleSpec, TaskSpec
 
-NAME_LIMIT = 200
-SCOPE_LIMIT = 500
 WINDOW = 86400.0
 ARGS_LIMIT = 1 << 20
 
@@ -94,7 +93,7 @@ def schedule_spec(
     expires: Duration | None = None,
 ) -> ScheduleSpec:
     """Check and convert; UsageError says what to write instead."""
-    name = read_name(name if name is not None else task.name, what="schedule name", limit=NAME_LIMIT)
+    name = read_name(name if name is not None else task.name, what="schedule name", limit=bounds.NAME_BYTES)
     what = f"schedule {name}:"
     kind, own = _scopes(what, scope, scopes)
     base = _mapping(what, args)
@@ -134,9 +133,7 @@ def schedule_spec(
         scope_kind=kind,
         scopes=encoded,
         queue=queue,
-        priority=None
-        if priority is None
-        else read_count(priority, what=f"{what} priority", least=-(1 << 31) + 1),
+        priority=None if priority is None else read_priority(priority, what=f"{what} priority"),
         deadline=read_duration(deadline, what=f"{what} deadline") or task.deadline,
         expires=read_duration(expires, what=f"{what} expires") or task.expires,
     )
@@ -162,12 +159,14 @@ def _scopes(what: str, kind: str | None, scopes: Scopes | None) -> tuple[str, di
         if scopes is not None:
             raise UsageError(f'{what} scopes= without scope=: say what they are, e.g. scope="tenant"')
         return "", {}
-    kind = read_name(kind, what=f"{what} scope", limit=NAME_LIMIT)
+    kind = read_name(kind, what=f"{what} scope", limit=bounds.NAME_BYTES)
     if isinstance(scopes, str):
         raise UsageError(f'{what} scopes must be a list of names or a dict: scopes=["{scopes}"]')
     given = scopes if isinstance(scopes, Mapping) else {one: {} for one in scopes or ()}
     return kind, {
-        read_name(one, what=f"{what} {kind}", limit=SCOPE_LIMIT): _mapping(f"{what} {kind} {one}", more)
+        read_name(one, what=f"{what} {kind}", limit=bounds.SCOPE_BYTES): _mapping(
+            f"{what} {kind} {one}", more
+        )
         for one, more in given.items()
     }
 

@@ -17,6 +17,8 @@ def dockerfile(app: Around, *, python: str) -> str:
     return f"""\
 # Made by `pgworkers export docker`. The master is PID 1: it reaps, and passes signals on itself; no init is needed.
 # Stop it with patience: docker run --stop-timeout {app.stop}, or stop_grace_period: {app.stop}s in a compose file.
+# /metrics answers inside the container only. For a Prometheus outside: -e PGWORKERS_METRICS=0.0.0.0:{PORT}, on a network
+# that only it shares; if it asks by a name, -e PGWORKERS_METRICS_HOSTS=NAME.
 FROM python:{python}-slim
 RUN useradd --system --uid 10001 --create-home --shell /usr/sbin/nologin pgworkers
 WORKDIR /app
@@ -25,21 +27,20 @@ RUN pip install --no-cache-dir -r requirements.txt
 COPY . .
 USER 10001
 ENV PYTHONUNBUFFERED=1 \\
-    PGWORKERS_METRICS=0.0.0.0:{PORT} \\
+    PGWORKERS_METRICS=127.0.0.1:{PORT} \\
     PGWORKERS_STOP_TIMEOUT={app.stop}s
-EXPOSE {PORT}
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=15s --timeout=5s --start-period={app.start}s \\
-    CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:{PORT}/livez', timeout=3)"]
+    CMD ["python", "-P", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:{PORT}/livez', timeout=3)"]
 ENTRYPOINT ["pgworkers", "--config", {json.dumps(app.config)}]
 CMD ["run"]
 """
 
 
-def manifests(app: Around, *, image: str, secret: str, most: int) -> str:
-    """A Deployment, and a ScaledObject for KEDA."""
+def manifests(app: Around, *, image: str, secret: str, most: int, monitoring: str = "monitoring") -> str:
+    """A Deployment, a NetworkPolicy that lets only Prometheus in, and a ScaledObject for KEDA."""
     name = label(app.name)
-    said = {**app.said, "PGWORKERS_METRICS": f"0.0.0.0:{PORT}", "PGWORKERS_STOP_TIMEOUT": f"{app.stop}s"}
+    said = {**app.said, "PGWORKERS_METRICS": f"$(POD_IP):{PORT}", "PGWORKERS_STOP_TIMEOUT": f"{app.stop}s"}
     variables = "".join(
         f"            - name: {key}\n              value: {json.dumps(value)}\n"
         for key, value in said.items()
@@ -82,6 +83,9 @@ spec:
             - name: DATABASE_URL
               valueFrom:
                 secretKeyRef: {{name: {secret}, key: DATABASE_URL}}
+            - name: POD_IP
+              valueFrom:
+                fieldRef: {{fieldPath: status.podIP}}
 {variables}\
           ports:
             - {{name: metrics, containerPort: {PORT}}}
@@ -110,6 +114,23 @@ spec:
             - {{name: tmp, mountPath: /tmp}}
       volumes:
         - {{name: tmp, emptyDir: {{}}}}
+---
+# Nothing may connect to the pods but Prometheus, to the metrics port. The kubelet's probes come from the node and are not
+# subject to it. It needs a network plugin that enforces policies.
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {name}
+spec:
+  podSelector:
+    matchLabels: {{app.kubernetes.io/name: {name}}}
+  policyTypes: ["Ingress"]
+  ingress:
+    - from:
+        - namespaceSelector:
+            matchLabels: {{kubernetes.io/metadata.name: {monitoring}}}
+      ports:
+        - {{protocol: TCP, port: {PORT}}}
 ---
 apiVersion: keda.sh/v1alpha1
 kind: ScaledObject

@@ -43,6 +43,8 @@ RestartPreventExitStatus=2 6
 OOMPolicy=continue
 TasksMax=infinity
 LimitNOFILE=65536
+# A core dump would hold arguments of jobs and the password of the database.
+LimitCORE=0
 
 # What neither the tree nor most handlers need. Handlers that write outside /tmp want ReadWritePaths=; those that call
 # sudo want NoNewPrivileges=no.

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from pgworkers.clock import show_seconds
-from pgworkers.doctor.finding import Finding, Tolerance, counted, fail, ok, skip, wait, warn
+from pgworkers.doctor.finding import Finding, Tolerance, counted, fail, ok, skip, sql, wait, warn
+from pgworkers.job.lead import LockHolder
 from pgworkers.job.show import HostView
 from pgworkers.job.strangers import Stranger
+from pgworkers.observe.escape import command
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.sightings import QueueDepth
 
 _LEADER = Statement.beside(__file__, "leader")
+_STARTS = Statement.beside(__file__, "starts")
 _TICKS = Statement.beside(__file__, "ticks")
 _PAUSES = Statement.beside(__file__, "pauses")
+_STRAYS = Statement.beside(__file__, "strays")
+_MUTEXES = Statement.beside(__file__, "mutexes")
 
 #: How long hosts may be without a leader: a new one is found in seconds, a frozen one is deposed after its lease.
 LEADERLESS = 10.0
@@ -42,14 +48,56 @@ class Ticking:
 
 
 @dataclass(frozen=True, slots=True)
+class Term:
+    """The term of the host that leads. `left`: seconds until it runs out; negative: it ran out."""
+
+    host: UUID
+    left: float
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     queue: str
     paused: bool  # else: an operator gave it no workers
     seconds: float
 
 
-def lock_holders() -> Query[int]:
-    return Query(_LEADER, {}, lambda rows: int(rows[0][0]))
+@dataclass(frozen=True, slots=True)
+class Unstarted:
+    """A queue whose workers cannot start on one host."""
+
+    host: str
+    pid: int
+    queue: str
+    error: str
+    traceback: str
+
+
+def unstarted() -> Query[list[Unstarted]]:
+    return Query(_STARTS, {}, lambda rows: [Unstarted(*row) for row in rows])
+
+
+def starts(found: list[Unstarted]) -> list[Finding]:
+    """Workers that cannot start: a start hook that fails, an app that cannot be imported there."""
+    why = "the host tries again after growing pauses, and jobs of the queue wait meanwhile"
+    bad = [
+        fail(
+            "starts",
+            f"no worker of {one.queue} starts on {one.host} (pid {one.pid}): {one.error}",
+            why,
+            "correct what the traceback names and deploy, or send the host SIGHUP",
+            queue=one.queue,
+            host=one.host,
+            traceback=one.traceback,
+        )
+        for one in found
+    ]
+    return bad or [ok("starts", "workers start")]
+
+
+def term() -> Query[Term | None]:
+    """The term of leadership, if a host has one."""
+    return Query(_LEADER, {}, lambda rows: Term(*rows[0]) if rows else None)
 
 
 def ticking() -> Query[list[Ticking]]:
@@ -58,6 +106,52 @@ def ticking() -> Query[list[Ticking]]:
 
 def pauses() -> Query[list[Pause]]:
     return Query(_PAUSES, {}, lambda rows: [Pause(*row) for row in rows])
+
+
+def stray_grants() -> Query[list[tuple[str, list[int]]]]:
+    """Roles that have enqueue grants and do not exist, each with the ids of its grants."""
+    return Query(_STRAYS, {}, lambda rows: [(row[0], list(row[1])) for row in rows])
+
+
+def grants(found: list[tuple[str, list[int]]]) -> list[Finding]:
+    """Grants of roles that do not exist, and so limit no login."""
+    why = (
+        "a grant names its role by text: a login that was renamed is bound by none of its old grants, "
+        "and a login without a grant may enqueue every task in every queue"
+    )
+    bad = [
+        warn(
+            "grants",
+            f"the role {role} has enqueue grants ({', '.join(map(str, ids))}) and does not exist",
+            why,
+            "give the new name the same grants: pgworkers grants add NEW_NAME …; then "
+            + command("grants remove", *ids),
+            role=role,
+            grants=ids,
+        )
+        for role, ids in found
+    ]
+    return bad or [ok("grants", "each is of a role that exists")]
+
+
+def missing_mutexes() -> Query[int]:
+    """How many of the rows that limits and batches lock are missing."""
+    return Query(_MUTEXES, {}, lambda rows: int(rows[0][0]))
+
+
+def mutexes(missing: int) -> list[Finding]:
+    """The rows of the table `mutex`: a limit or a batch without its row waits for ever."""
+    if not missing:
+        return [ok("mutexes", "every row that limits and batches lock is there")]
+    return [
+        fail(
+            "mutexes",
+            f"{missing:,} of 2,048 rows are missing in the table mutex",
+            "jobs behind a concurrency limit are not claimed, and batches do not complete, when their row is missing",
+            sql("INSERT INTO {schema}.mutex SELECT generate_series(0, 2047) ON CONFLICT DO NOTHING"),
+            missing=missing,
+        )
+    ]
 
 
 def hosts(
@@ -103,26 +197,40 @@ def hosts(
     return bad or [ok(check, f"{len(alive)} running{note}", alive=len(alive))]
 
 
-def leader(found: Sequence[HostView], ages: Sequence[float], holders: int) -> list[Finding]:
-    """`ages`: seconds since each host started."""
+def leader(
+    found: Sequence[HostView], ages: Sequence[float], held: Term | None, holders: list[LockHolder]
+) -> list[Finding]:
+    """`ages`: seconds since each host started. `holders`: sessions that have the lock and do not lead."""
     check = "leader"
     alive = [(host, age) for host, age in zip(found, ages, strict=True) if not host.stale]
-    marked = [host.name for host, _ in alive if host.leader]
     if not alive:
         return [skip(check, "no host is running")]
-    if len(marked) > 1:
-        why = "duties are done twice; each is safe to do twice, and a tick makes one job, but one of them lost its session"
-        fix = "pgworkers hosts; restart the one whose log does not say that it leads"
-        return [warn(check, f"{len(marked)} hosts say that they lead: {', '.join(marked)}", why, fix)]
-    if not holders or not marked:
-        eldest = max(age for _, age in alive)
-        if eldest < LEADERLESS:
-            return [ok(check, "none yet: the hosts have just started")]
-        what = "no host leads" + (f" ({marked[0]} says so, without holding the lock)" if marked else "")
+    bad = [
+        warn(
+            check,
+            f"the leader's lock is held by a session that does not lead: pid {one.pid}, role {one.user}, "
+            f"application {one.application or '(none)'}",
+            "duties go on, because the term in pgworkers.leader decides; but any login can hold the lock, and a host never "
+            "leaves it behind: find out whose session it is",
+            f'psql -c "SELECT pg_terminate_backend({one.pid})"',
+            pid=one.pid,
+            role=one.user,
+        )
+        for one in holders
+    ]
+    if held is None or held.left <= 0:
+        if max(age for _, age in alive) < LEADERLESS:
+            return [*bad, ok(check, "none yet: the hosts have just started")]
+        what = (
+            "no host leads"
+            if held is None
+            else f"no host leads: the last term ran out {show_seconds(-held.left)} ago"
+        )
         why = "nobody fires schedules, promotes delayed jobs, rescues jobs of lost hosts or drops old partitions"
-        fix = "pgworkers hosts  # and see in their logs why none can take the lock; until then: pgworkers duties run ticks"
-        return [fail(check, what, why, fix)]
-    return [ok(check, f"{marked[0]} leads")]
+        fix = "pgworkers hosts  # and see in their logs why none takes the term; until then: pgworkers duties run ticks"
+        return [*bad, fail(check, what, why, fix)]
+    name = next((host.name for host in found if host.id == held.host), f"host {held.host}, which has no row,")
+    return bad or [ok(check, f"{name} leads")]
 
 
 def unserved(depths: Sequence[QueueDepth], found: Sequence[HostView], tolerance: Tolerance) -> list[Finding]:
@@ -139,7 +247,7 @@ def unserved(depths: Sequence[QueueDepth], found: Sequence[HostView], tolerance:
         ready, scheduled = counted(depth.ready), counted(depth.scheduled)
         what = f"nobody serves {depth.queue}, where {ready} jobs are ready and {scheduled} scheduled"
         why = "they will wait until a host does; a typing error in queue=… looks like this, too"
-        fixes = f"pgworkers run -Q {depth.queue}", f"pgworkers jobs list --queue {depth.queue}"
+        fixes = command("run", Q=depth.queue), command("jobs list", queue=depth.queue)
         bad.append(
             (fail if depth.ready else warn)(check, what, why, *fixes, queue=depth.queue, ready=depth.ready)
         )
@@ -152,9 +260,8 @@ def unknown(found: list[Stranger]) -> list[Finding]:
         jobs = "1 job of it waits" if stranger.jobs == 1 else f"{stranger.jobs:,} jobs of it wait"
         what = f"nobody knows the task {stranger.task}; at least {jobs} in {stranger.queue}"
         why = f"no host will take them; the oldest has waited for {show_seconds(stranger.oldest)}"
-        fix = (
-            f"start a host whose app has @app.task(name={stranger.task!r}), or give them up: "
-            f"pgworkers jobs discard --task {stranger.task}"
+        fix = f"start a host whose app has @app.task(name={stranger.task!r}), or give them up: " + command(
+            "jobs discard", task=stranger.task
         )
         bad.append(fail("tasks", what, why, fix, task=stranger.task, jobs=stranger.jobs))
     return bad or [ok("tasks", "every ready job is of a task that a host of its queue has")]
@@ -164,7 +271,7 @@ def schedules(found: list[Ticking], leads: bool, tolerance: Tolerance) -> list[F
     check, bad = "schedules", []
     for one in found:
         if one.paused:
-            fix = f"pgworkers schedules resume {one.name}"
+            fix = command("schedules resume", one.name)
             bad.append(
                 warn(
                     check, f"{one.shown} is paused", "its ticks pass by without a job", fix, schedule=one.name
@@ -174,7 +281,10 @@ def schedules(found: list[Ticking], leads: bool, tolerance: Tolerance) -> list[F
             what, why = f"{one.shown} cannot fire: {one.error}", "its ticks wait until a deploy corrects it"
             bad.append(
                 fail(
-                    check, what, why, f"correct it in the app and deploy; pgworkers schedules next {one.name}"
+                    check,
+                    what,
+                    why,
+                    f"correct it in the app and deploy; {command('schedules next', one.name)}",
                 )
             )
         elif one.overdue > tolerance.patience:
@@ -197,7 +307,7 @@ def schedules(found: list[Ticking], leads: bool, tolerance: Tolerance) -> list[F
                     check,
                     what,
                     "no host will take them",
-                    f"pgworkers schedules remove {one.name}",
+                    command("schedules remove", one.name),
                     schedule=one.name,
                 )
             )
@@ -206,7 +316,7 @@ def schedules(found: list[Ticking], leads: bool, tolerance: Tolerance) -> list[F
                 f"the last tick of {one.shown} made no job: its job #{one.last_job} still runs (overlap=skip)"
             )
             why = "as long as that job runs, every tick is passed by"
-            fixes = f"pgworkers jobs stack {one.last_job}", f"pgworkers jobs cancel {one.last_job}"
+            fixes = command("jobs stack", one.last_job), command("jobs cancel", one.last_job)
             bad.append(warn(check, what, why, *fixes, schedule=one.name, job=one.last_job))
     return bad or [ok(check, f"{len(found)}, none overdue")]
 
@@ -215,17 +325,20 @@ def paused(found: list[Pause], depths: Sequence[QueueDepth], tolerance: Toleranc
     """Pauses that are older than the patience; a failure after ten times that, if jobs wait behind one."""
     check, bad = "paused", []
     ready = {depth.queue: depth.ready for depth in depths}
+    exact = all(depth.is_exact for depth in depths)
     for one in found:
         if one.seconds < tolerance.patience:
             continue
         waiting = ready.get(one.queue, 0)
         if one.paused:
             what = f"{one.queue} has been paused for {show_seconds(one.seconds)}"
-            fix = f"pgworkers queues resume {one.queue}"
+            fix = command("queues resume", one.queue)
         else:
             what = f"{one.queue} was scaled to 0 workers {show_seconds(one.seconds)} ago"
-            fix = f"pgworkers queues scale {one.queue} 1"
+            fix = command("queues scale", one.queue, 1)
         what += f"; {wait(waiting)}" if waiting else ""
+        if not exact:
+            what += "; jobs that hosts have claimed are not counted, because a session locks the table host"
         how = fail if waiting and one.seconds >= 10 * tolerance.patience else warn
         bad.append(how(check, what, "no job of it starts", fix, queue=one.queue, seconds=one.seconds))
     if bad:

@@ -11,8 +11,10 @@ import psycopg
 
 from pgworkers.clock import show_seconds
 from pgworkers.doctor import cluster, server, storage, work
-from pgworkers.doctor.finding import MOST, Finding, Tolerance, fail, skip, sql, warn
+from pgworkers.doctor.finding import MOST, Finding, Tolerance, fail, identifier, skip, sql, warn
+from pgworkers.errors import PermissionDenied
 from pgworkers.job.depth import depth
+from pgworkers.job.lead import lock_holders
 from pgworkers.job.show import HostView
 from pgworkers.job.show import hosts as show_hosts
 from pgworkers.job.strangers import strangers
@@ -77,7 +79,11 @@ class Patient:
 
     @property
     def leads(self) -> bool:
-        return any(host.leader and not host.stale for host in self.hosts)
+        return self.term is not None and self.term.left > 0
+
+    @cached_property
+    def term(self) -> cluster.Term | None:
+        return self.ask(cluster.term())
 
 
 Check = Callable[[Patient], list[Finding]]
@@ -89,6 +95,14 @@ def _pooler(patient: Patient) -> list[Finding]:
         return server.pooler(is_pooled(patient.conn), False, False)
     with patient.listen() as conn:
         return server.pooler(is_pooled(patient.conn), True, is_pooled(conn))
+
+
+def _encryption(patient: Patient) -> list[Finding]:
+    links = [server.link(patient.conn)]
+    if patient.settings.direct_dsn:
+        with patient.listen() as conn:
+            links.append(server.link(conn))
+    return server.encryption(links)
 
 
 def _hosts(patient: Patient) -> list[Finding]:
@@ -108,6 +122,7 @@ def _stuck(patient: Patient) -> list[Finding]:
 SERVER: dict[str, Check] = {
     "database": lambda p: server.version(p.conn.info.server_version, p.clocks, p.tolerance),
     "clock": lambda p: server.clock(p.clocks, p.tolerance),
+    "tls": _encryption,
     "pooler": _pooler,
     "connections": lambda p: server.room(p.ask(server.connections())),
     "notify": lambda p: server.notifications(p.conn, p.schema, p.listen, p.settings.statement_timeout),
@@ -122,8 +137,11 @@ TABLES: dict[str, Check] = {
     "indexes": lambda p: storage.index_health(p.ask(storage.indexes()), p.tolerance),
     "hosts": _hosts,
     "leader": lambda p: cluster.leader(
-        p.hosts, p.ago(lambda host: host.started_at.timestamp()), p.ask(cluster.lock_holders())
+        p.hosts, p.ago(lambda host: host.started_at.timestamp()), p.term, p.ask(lock_holders())
     ),
+    "grants": lambda p: cluster.grants(p.ask(cluster.stray_grants())),
+    "mutexes": lambda p: cluster.mutexes(p.ask(cluster.missing_mutexes())),
+    "starts": lambda p: cluster.starts(p.ask(cluster.unstarted())),
     "queues": lambda p: cluster.unserved(p.depths, p.hosts, p.tolerance),
     "paused": lambda p: cluster.paused(p.ask(cluster.pauses()), p.depths, p.tolerance),
     "tasks": lambda p: cluster.unknown(p.ask(strangers([one.queue for one in p.depths]))),
@@ -141,27 +159,29 @@ def examine(patient: Patient) -> Iterator[Finding]:
     """Every check of the database; ConnectionLost when it goes away."""
     for name, check in SERVER.items():
         yield from _alone(patient, name, check)
-    fits = "states" in patient.__dict__ and all(row.state == "applied" for row in patient.states)
+    read = "states" in patient.__dict__
+    fits = read and all(row.state == "applied" for row in patient.states)
     for name, check in TABLES.items():
         if fits:
             yield from _alone(patient, name, check)
         else:
-            yield skip(name, "the schema is not there, or not the one this version speaks")
+            why = "is not the one this version speaks, or not there" if read else "could not be read"
+            yield skip(name, f"the schema {why}")
 
 
 def _alone(patient: Patient, name: str, check: Check) -> Iterator[Finding]:
     try:
         found = check(patient)
-    except psycopg.errors.InsufficientPrivilege as error:
-        why = f"the role {patient.role} may not look: {error.diag.message_primary or error}"
+    except PermissionDenied as error:
+        what = str(error).partition(";")[0]
         found = [
-            skip(
-                name,
-                why,
-                sql(f'GRANT USAGE ON SCHEMA {{schema}} TO "{patient.role}"'),
-                sql(_GRANT.format(patient.role)),
+            fail(
+                name, what, "with this login nothing can be enqueued, claimed or looked at", *_grants(patient)
             )
         ]
+    except psycopg.errors.InsufficientPrivilege as error:
+        why = f"the role {patient.role} may not look: {error.diag.message_primary or error}"
+        found = [skip(name, why, *_grants(patient))]
     except (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable):
         limit = show_seconds(patient.settings.statement_timeout)
         why = "the server is overloaded, or somebody locks the tables; the statements of hosts are cut off the same way"
@@ -181,12 +201,19 @@ def _alone(patient: Patient, name: str, check: Check) -> Iterator[Finding]:
                 "the database refused the question",
             )
         ]
+    schema = identifier(patient.schema).replace("'", "'\"'\"'")  # it comes to stand between single quotes
     for finding in found:
         fixes = tuple(
-            fix.replace("{schema}", patient.schema).replace("psql -c ", f"{patient.psql} -c ", 1)
+            fix.replace("{schema}", schema).replace("psql -c ", f"{patient.psql} -c ", 1)
             for fix in finding.fix
         )
         yield replace(finding, fix=fixes)
 
 
-_GRANT = 'GRANT SELECT ON ALL TABLES IN SCHEMA {{schema}} TO "{}"'
+def _grants(patient: Patient) -> tuple[str, str]:
+    """What lets this login look: the role of viewers, and how it is made where there is none."""
+    viewer = f"{patient.schema}_viewer"
+    return (
+        sql(f"GRANT {identifier(viewer)} TO {identifier(patient.role)}"),
+        f"pgworkers migrate roles  # makes {viewer}",
+    )

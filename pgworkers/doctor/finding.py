@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 #: Jobs of a queue are counted up to here: more is as bad.
 MOST = 10_000
+_PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 
 
 class Level(StrEnum):
@@ -65,6 +67,11 @@ def fail(check: str, what: str, why: str, *fix: str, **facts: Any) -> Finding:
 def sql(statement: str) -> str:
     """A fix that is a statement, as a command."""
     return f"psql -c {shlex.quote(statement)}"
+
+
+def identifier(name: str) -> str:
+    """A name as SQL takes it, quoted unless it is plain."""
+    return name if _PLAIN.fullmatch(name) else '"' + name.replace('"', '""') + '"'
 
 
 def worst(findings: Iterable[Finding]) -> Level:

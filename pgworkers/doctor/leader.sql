@@ -1,5 +1,2 @@
--- How many sessions hold the leader's lock of this schema (see job/lead_try.sql). No guard: it only reads.
-SELECT count(*)
-  FROM pg_locks l
- WHERE l.locktype = 'advisory' AND l.classid = 1885828967 AND l.objid = 'pgworkers'::regnamespace::oid AND l.objsubid = 1
-   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()) AND l.granted
+-- The host that holds the term of leadership, and for how many seconds more (see job/lead_try.sql). No guard: it only reads.
+SELECT l.host, extract(epoch FROM l.valid_until - now())::double precision FROM pgworkers.leader l WHERE l.host IS NOT NULL

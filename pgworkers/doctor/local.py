@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pgworkers.clock import show_seconds
+from pgworkers.clock import show_seconds, show_size
 from pgworkers.doctor.finding import Finding, fail, ok, skip, warn
 from pgworkers.doctor.machine import Machine
 
@@ -65,6 +65,45 @@ def oom_group(machine: Machine) -> list[Finding]:
     return [ok(check, "memory.oom.group is 0: the kernel takes one worker, not the host")]
 
 
+def account(machine: Machine) -> list[Finding]:
+    """Do jobs run as root?"""
+    check = "account"
+    if not machine.master:
+        return [skip(check, "no host of this cluster runs here: whether jobs run as root was not looked at")]
+    if not machine.root:
+        return [ok(check, f"the master (pid {machine.pid}) and its jobs do not run as root")]
+    return [
+        warn(
+            check,
+            f"the master (pid {machine.pid}) runs as root, and so does every job",
+            "a task with a bug, or an argument that a handler trusts, can do anything to this machine",
+            "User=NAME in the systemd unit (pgworkers export systemd --user NAME)",
+            "USER 10001 in the Dockerfile (pgworkers export docker), runAsNonRoot: true in Kubernetes",
+        )
+    ]
+
+
+def core_dumps(machine: Machine) -> list[Finding]:
+    """Does a crash write arguments and passwords to a disk?"""
+    check = "core dumps"
+    if not machine.master:
+        return [skip(check, "no host of this cluster runs here: its core limit was not looked at")]
+    if machine.cores in (0, 1):  # a host sets 1 byte for "none": see process/limits.py
+        return [ok(check, f"off for the master (pid {machine.pid})")]
+    limit = "of any size" if machine.cores is None else f"of up to {show_size(machine.cores)}"
+    where = f" ({machine.core_pattern})" if machine.core_pattern else ""
+    return [
+        warn(
+            check,
+            f"the master (pid {machine.pid}) may write core dumps {limit}{where}",
+            "a dump holds the memory of the process: arguments of jobs, and the password of the database",
+            "LimitCORE=0 in the systemd unit (pgworkers export systemd)",
+            "docker run --ulimit core=0, or ulimit -c 0 before pgworkers run",
+            "remove core_limit (PGWORKERS_CORE_LIMIT): without it a host allows none",
+        )
+    ]
+
+
 def stopping(machine: Machine, told: float, needed: float) -> list[Finding]:
     """The time a service manager gives against what a stop may take. `told`: by the setting stop_timeout, 0: nothing."""
     check = "drain"
@@ -100,7 +139,7 @@ def stopping(machine: Machine, told: float, needed: float) -> list[Finding]:
                 check,
                 f"{who} {show_seconds(given)}; a stop may take {wish} (drain, stop graces, writing what is left)",
                 "jobs that are still running are killed with the host: they come back only after the lease, as host_lost, "
-                "and cost an attempt and a crash",
+                "and cost an attempt",
                 f"TimeoutStopSec={needed:.0f} (systemd), terminationGracePeriodSeconds: {needed:.0f} (Kubernetes)",
                 f"or shorten the drain by {show_seconds(needed - given)}: PGWORKERS_DRAIN",
             ),

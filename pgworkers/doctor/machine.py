@@ -26,6 +26,9 @@ class Machine:
     master: bool
     files: int | None = None  # soft limits; None: unlimited or not readable
     processes: int | None = None
+    cores: int | None = 0  # bytes of a core dump; None: unlimited
+    core_pattern: str = ""  # where the kernel writes one
+    root: bool = False  # runs as root
     pids_left: int | None = None  # in its cgroup
     oom_group: str = ""  # the file that says 1
     oom_known: bool = False  # such a file could be read
@@ -49,7 +52,8 @@ def look(
     of = os.getpid() if pid is None else pid
     places = _cgroup_places(_read(proc / str(of) / "cgroup"), cgroups)
     flags = [(place / "memory.oom.group", _read(place / "memory.oom.group").strip()) for place in places]
-    limits = _limits(_read(proc / str(of) / "limits"))
+    said_limits = _read(proc / str(of) / "limits")
+    limits = _limits(said_limits)
     unit = unit_of(_read(proc / str(of) / "cgroup"))
     said = _ask_systemd(unit, systemctl or shutil.which("systemctl")) if unit else {}
     return Machine(
@@ -57,6 +61,9 @@ def look(
         master=pid is not None,
         files=limits.get("Max open files"),
         processes=limits.get("Max processes"),
+        cores=limits.get("Max core file size", None if "Max core file size" in said_limits else 0),
+        core_pattern=_read(proc / "sys/kernel/core_pattern").strip(),
+        root=_is_root(_read(proc / str(of) / "status")),
         pids_left=_pids_left(places),
         oom_group=next((str(path) for path, value in flags if value == "1"), ""),
         oom_known=any(value for _, value in flags),
@@ -145,6 +152,15 @@ def _limits(text: str) -> dict[str, int]:
         if soft != resource.RLIM_INFINITY:
             found["Max open files"] = soft
     return found
+
+
+def _is_root(status: str) -> bool:
+    """Has a process the effective user id 0, by its /proc/PID/status?"""
+    for line in status.splitlines():
+        name, *ids = line.split()
+        if name == "Uid:" and len(ids) > 1:
+            return ids[1] == "0"
+    return False
 
 
 def _read(path: Path) -> str:

@@ -17,7 +17,7 @@ seen AS MATERIALIZED (
      WHERE h.renewed_at >= now() - h.lease AND (w ->> 'job_id') IS NOT NULL
 )
 SELECT j.id, j.queue, j.task, s.name, s.worker, s.pid, s.state, s.stalled, s.since, u.mean::double precision,
-       greatest(extract(epoch FROM now() - j.deadline_at), s.since - extract(epoch FROM j.timeout), s.over)::double precision,
+       greatest(extract(epoch FROM now() - CASE WHEN isfinite(j.deadline_at) THEN j.deadline_at END), s.since - extract(epoch FROM j.timeout), s.over)::double precision,
        extract(epoch FROM now() - j.cancel_at)::double precision
   FROM pgworkers.job j
   JOIN seen s ON s.host = j.host AND s.job_id = j.id

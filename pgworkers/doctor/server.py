@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -97,6 +98,56 @@ def clock(clocks: Clocks, tolerance: Tolerance) -> list[Finding]:
             ahead=clocks.ahead,
         )
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How a session reaches its server."""
+
+    address: str  # an IP address; "" for a Unix socket
+    encrypted: bool
+    sslmode: str
+
+    @property
+    def is_local(self) -> bool:
+        try:
+            return not self.address or ipaddress.ip_address(self.address).is_loopback
+        except ValueError:
+            return False
+
+
+def link(conn: psycopg.Connection[Any]) -> Link:
+    """Read from the session itself, not from its address: the server and PGSSLMODE have a say, too."""
+    options = {option.keyword: option.val for option in conn.pgconn.info}
+    sslmode = (options.get(b"sslmode") or b"prefer").decode()
+    # A socket has no address; a directory as host says the same for libpq that does not tell.
+    address = "" if conn.info.host.startswith(("/", "@")) else conn.info.hostaddr
+    return Link(address, bool(conn.pgconn.ssl_in_use), sslmode)
+
+
+def encryption(links: Sequence[Link]) -> list[Finding]:
+    """Of each way to the database: is it encrypted, and is the server's certificate verified?"""
+    check, found = "tls", []
+    fix = (
+        "add sslmode=verify-full&sslrootcert=/path/to/ca.pem to the dsn, or set PGSSLMODE and PGSSLROOTCERT",
+        "sslrootcert=system for a certificate of a public authority (libpq 16 or newer)",
+    )
+    for one in dict.fromkeys(links):
+        if one.is_local:
+            continue
+        if not one.encrypted:
+            what = f"the connection to {one.address} is not encrypted (sslmode={one.sslmode})"
+            why = "arguments, results and, depending on the server, the password can be read and changed on the network"
+            found.append(warn(check, what, why, *fix))
+        elif one.sslmode != "verify-full":
+            what = f"the connection to {one.address} is encrypted, but sslmode={one.sslmode} does not verify the server"
+            why = "a machine that poses as the server gets the password, reads arguments and hands out jobs"
+            found.append(warn(check, what, why, *fix))
+    if found:
+        return found
+    if all(one.is_local for one in links):
+        return [ok(check, "not needed: the server is on this machine")]
+    return [ok(check, "the connection is encrypted, and the server's certificate is verified")]
 
 
 def pooler(pooled: bool, direct: bool, direct_pooled: bool) -> list[Finding]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from pgworkers.clock import show_seconds, show_size
-from pgworkers.doctor.finding import Finding, Tolerance, fail, ok, skip, sql, warn
+from pgworkers.doctor.finding import Finding, Tolerance, fail, identifier, ok, skip, sql, warn
+from pgworkers.observe.escape import command
 from pgworkers.postgres.migrate import known
 from pgworkers.postgres.statements import Query, Statement
 
@@ -141,7 +142,7 @@ def _held(holder: Holder, tolerance: Tolerance) -> Finding | None:
     job = _JOB.search(holder.application or "")
     if job is not None:
         fixes.insert(
-            0, f"pgworkers jobs cancel {job[1]}  # its handler opened the transaction with ctx.connect()"
+            0, f"{command('jobs cancel', job[1])}  # its handler opened the transaction with ctx.connect()"
         )
     return how("transactions", what, why, *fixes, **facts)
 
@@ -163,7 +164,7 @@ def dead_rows(found: list[Table], fresh: int, tolerance: Tolerance) -> list[Find
             f"{table.name} has {table.dead:,} dead rows and {table.live:,} live ones; it was vacuumed {last}"
         )
         why = f"autovacuum should have come at {table.trigger:,.0f}: somebody holds it back, or it cannot keep up"
-        fix = sql(f"VACUUM (VERBOSE, ANALYZE) {{schema}}.{table.name}")
+        fix = sql(f"VACUUM (VERBOSE, ANALYZE) {{schema}}.{identifier(table.name)}")
         bad.append(warn(check, what, why, fix, table=table.name, dead=table.dead, live=table.live))
     most = max((table.dead for table in found), default=0)
     return bad or [ok(check, f"at most {most:,} in a table", dead=most)]
@@ -180,7 +181,7 @@ def autovacuum(found: list[Table]) -> list[Finding]:
         return [fail("autovacuum", "autovacuum (or track_counts) is off on this server", why, *fix)]
     off = [table.name for table in found if not table.enabled]
     if off:
-        fixes = (sql(f"ALTER TABLE {{schema}}.{name} RESET (autovacuum_enabled)") for name in off)
+        fixes = (sql(f"ALTER TABLE {{schema}}.{identifier(name)} RESET (autovacuum_enabled)") for name in off)
         return [fail("autovacuum", f"autovacuum is off for {', '.join(off)}", why, *fixes)]
     return [ok("autovacuum", "on for every table")]
 
@@ -204,7 +205,7 @@ def index_health(found: list[Index], tolerance: Tolerance) -> list[Finding]:
             )
         )
     for index in found:
-        again = sql(f"REINDEX INDEX CONCURRENTLY {{schema}}.{index.name}")
+        again = sql(f"REINDEX INDEX CONCURRENTLY {{schema}}.{identifier(index.name)}")
         if not index.valid:
             why = "a build that failed left it behind: it costs every write and answers nothing"
             bad.append(fail(check, f"the index {index.name} is not valid", why, again))
@@ -224,7 +225,11 @@ def index_health(found: list[Index], tolerance: Tolerance) -> list[Finding]:
             why = "it makes every enqueue, claim and finish dearer, and may keep updates from staying on their page"
             bad.append(
                 warn(
-                    check, what, why, sql(f"DROP INDEX CONCURRENTLY {{schema}}.{index.name}"), size=index.size
+                    check,
+                    what,
+                    why,
+                    sql(f"DROP INDEX CONCURRENTLY {{schema}}.{identifier(index.name)}"),
+                    size=index.size,
                 )
             )
     total = sum(index.size for index in found)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pgworkers.clock import show_seconds
 from pgworkers.doctor.finding import Finding, Tolerance, fail, ok, wait, warn
+from pgworkers.observe.escape import command, printable
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.sightings import QueueDepth
 
@@ -80,19 +81,24 @@ def stuck(found: list[Running], graces: float, tolerance: Tolerance) -> list[Fin
     return bad or [ok("stuck", what, running=len(found), longest=longest)]
 
 
+def _late(graces: float) -> str:
+    causes = "it is stopped, has no CPU, or waits for processes of the job that do not die"
+    return f"its supervisor should have ended it within {show_seconds(graces)}: {causes}; the log of the host says which"
+
+
 def _odd(job: Running, graces: float, tolerance: Tolerance) -> Finding | None:
     who = f"#{job.id} {job.task} on {job.host} {job.worker} pid {job.pid}"
-    look, stop = f"pgworkers jobs stack {job.id}", f"pgworkers jobs cancel {job.id}"
+    look, stop = command("jobs stack", job.id), command("jobs cancel", job.id)
     facts = {"job": job.id, "pid": job.pid, "seconds": job.since}
     if job.cancelled is not None and job.cancelled > graces:
         what = f"{who} was cancelled {show_seconds(job.cancelled)} ago and is still there"
-        why = f"its supervisor should have ended it within {show_seconds(graces)}: it is stopped or starved of CPU"
+        why = _late(graces)
         return fail(
             "stuck",
             what,
             why,
-            f"pgworkers jobs kill {job.id}",
-            f"kill -9 {job.pid}  # on {job.host}",
+            command("jobs kill", job.id),
+            f"kill -9 {job.pid}  # on {printable(job.host)}",
             **facts,
         )
     if job.state == "suspended":
@@ -102,11 +108,11 @@ def _odd(job: Running, graces: float, tolerance: Tolerance) -> Finding | None:
             f"{who} has been suspended for {show_seconds(job.since)}",
             "it keeps its worker, and its deadline waits",
         )
-        return warn("stuck", what, why, f"pgworkers jobs resume {job.id}", stop, **facts)
+        return warn("stuck", what, why, command("jobs resume", job.id), stop, **facts)
     if job.over is not None and job.over > graces:
         what = f"{who} is {show_seconds(job.over)} past its deadline"
-        why = f"its supervisor should have ended it within {show_seconds(graces)}: it is stopped or starved of CPU"
-        return fail("stuck", what, why, look, f"pgworkers jobs kill {job.id}", **facts)
+        why = _late(graces)
+        return fail("stuck", what, why, look, command("jobs kill", job.id), **facts)
     if job.stalled:
         what = f"{who} is stalled: it neither beats nor uses CPU, after {show_seconds(job.since)}"
         why = "its process is stopped, or waits in the kernel (a dead network share); without stall_timeout= it stays"
@@ -148,7 +154,7 @@ def reason(depth: QueueDepth, members: list[Crew]) -> tuple[str, ...]:
     """Why a queue does not move, and what to do."""
     name = depth.queue
     if depth.paused:
-        return "the queue is paused", f"pgworkers queues resume {name}"
+        return "the queue is paused", command("queues resume", name)
     if depth.throttled:
         return (
             "the queue cools down: a handler raised Throttled",
@@ -157,7 +163,7 @@ def reason(depth: QueueDepth, members: list[Crew]) -> tuple[str, ...]:
     total = sum(one.count for one in members)
     busy = [one for one in members if one.state in ("busy", "stalled", "suspended")]
     if not total:
-        return "the queue has no worker", f"pgworkers run -Q {name}"
+        return "the queue has no worker", command("run", Q=name)
     if sum(one.count for one in busy) < total:
         idle = total - sum(one.count for one in busy)
         who = (
@@ -169,12 +175,12 @@ def reason(depth: QueueDepth, members: list[Crew]) -> tuple[str, ...]:
             f"{who} nothing: its jobs stand behind a concurrency limit, are of a task nobody "
             "knows, or its hosts cannot claim",
             "pgworkers queues limits",
-            f"pgworkers jobs list --queue {name} --state ready",
+            command("jobs list", queue=name, state="ready"),
         )
     doing = ", ".join(f"{one.count}x {one.task} (up to {show_seconds(one.longest)})" for one in busy[:3])
     return (
         f"{f'all its {total} workers are' if total > 1 else 'its only worker is'} busy: {doing}",
         "pgworkers top",
-        f"pgworkers queues scale {name} {2 * total}",
-        f"pgworkers run -Q {name}  # on another machine",
+        command("queues scale", name, 2 * total),
+        f"{command('run', Q=name)}  # on another machine",
     )

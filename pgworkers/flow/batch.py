@@ -24,8 +24,6 @@ _CANCEL = Statement.beside(__file__, "batch_cancel")
 _CANCEL_JOBS = Statement.beside(__file__, "batch_cancel_jobs")
 _PRUNE = Statement.beside(__file__, "batch_prune")
 
-NOTICE = "batch:"  #: the payload that asks for a batch to be settled, before its id
-
 Settled = Literal["live", "busy", "waiting", "finished"]
 
 

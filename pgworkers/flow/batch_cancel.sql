@@ -5,4 +5,4 @@ WITH marked AS (
      WHERE b.id = %(id)s::bigint
     RETURNING b.then_id
 )
-SELECT CASE WHEN m.then_id IS NOT NULL THEN pgworkers.cancel(m.then_id) END FROM marked m
+SELECT CASE WHEN m.then_id IS NOT NULL THEN pgworkers.cancel(m.then_id, 'its batch was cancelled') END FROM marked m

@@ -9,7 +9,7 @@ WITH picked AS MATERIALIZED (
        FOR UPDATE SKIP LOCKED
 ),
 wished AS MATERIALIZED (
-    SELECT c.answer FROM pgworkers.call_off(ARRAY(SELECT id FROM picked), 'cancelled') c
+    SELECT c.answer FROM pgworkers.call_off(ARRAY(SELECT id FROM picked), 'cancelled', reason => 'its batch was cancelled') c
 )
 SELECT (SELECT count(*) FROM wished WHERE answer IS NOT NULL),
        EXISTS (SELECT FROM pgworkers.job j

@@ -6,7 +6,8 @@ for COPY, which needs one to stream to). The database clock decides everything.
 
     scheduled -> ready -> running -> succeeded | dead | cancelled
 
-`state` holds the six states and the legal moves; docs/states.md draws them. After a claim every write names the lease it
+`state` holds the six states, the seventh that readers see (`claimed`) and the legal moves; docs/states.md draws them.
+After a claim every write names the lease it
 was given: `WHERE id = ... AND lease = ... AND state = 'running'`, checked under the row lock. Zero rows is an answer (the
 lease is lost), never an error. Statements that touch many rows lock them in id order or skip what is locked, so that
 they cannot deadlock with each other. A row that ends leaves `job` for `history` in the statement that ends it.
@@ -15,8 +16,10 @@ A cancel is a wish: `finish` wins over one that comes later; `retry`, `release` 
 and end the job as cancelled, so that nothing starts after an acknowledged cancel.
 
 - Hosts: `host`, `claim`, `renew`, `progress`, `finish`, `retry`, `release`; `asleep` says of what they want to be told,
-  `mine` and `locked` what they ask when an answer was lost or a row is held; `backend` ends sessions of handlers.
-- The leader: `lead`, then `look` for what is due: `promote`, `rescue`, `archive`; `depth` and `strangers` for gauges.
+  `mine` and `locked` what they ask when an answer was lost or a row is held; `backend` ends sessions of handlers;
+  `set_aside` ends jobs whose data makes every claim fail.
+- The leader: `lead`, then `look` for what is due: `promote`, `rescue`, `archive`, `link` (followers of other jobs);
+  `depth` and `strangers` for gauges.
 - Those who enqueue: `new` is a job to be, `enqueue` one, `copying` many, `children` with the end of another.
 - People: `cancel`, `discard`, `requeue`, `purge`, `queue`, `request`; they read `show`, `standing` and `watch`.
 

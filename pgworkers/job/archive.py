@@ -20,20 +20,26 @@ def make_partitions(ahead: int) -> Query[int]:
 
 
 def old_partitions(retention: float) -> Query[list[str]]:
-    """The names of partitions that ended more than `retention` seconds ago, the oldest first."""
+    """The names of partitions that ended more than `retention` seconds ago, the oldest first.
+
+    A queue that keeps its jobs longer keeps every partition as long; what others had in it is deleted by `prune`.
+    """
     return Query(_OLD, {"retention": retention}, lambda rows: [row[0] for row in rows])
 
 
 def drop(name: str, dead: float = 0.0) -> Query[bool]:
     """Drop one partition that `old_partitions` named, all but jobs that died less than `dead` seconds ago.
 
-    False: another host was faster.
+    False: another host was faster, or a reader's transaction holds it, and the next run of the duty tries again.
     """
     return Query(_DROP, {"name": name, "dead": dead}, lambda rows: bool(rows[0][0]))
 
 
 def prune(retention: float, dead: float, limit: int) -> Query[int]:
-    """Delete at most `limit` finished jobs that are too old for their queue; dead ones only after `dead`. How many."""
+    """Delete at most `limit` finished jobs that are too old for their queue, with their attempts. Answers how many.
+
+    Dead jobs only after `dead` as well.
+    """
     return Query(_PRUNE, {"retention": retention, "dead": dead, "limit": limit}, len)
 
 

@@ -61,6 +61,10 @@ class Claimed(NamedTuple):
     cancelled: bool
     priority: int = 0
     limited: bool = False  # behind a concurrency limit: another may wait for its place
+    losses: int = 0  # deaths of its supervisor or host in a row, before this attempt
+    deadline_epoch: float | None = (
+        None  # the deadline of the whole job by the database's clock, as a renewal reads it
+    )
 
 
 def claim(

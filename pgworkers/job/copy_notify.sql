@@ -1,2 +1,3 @@
--- One notification per queue, however many jobs.
-SELECT pgworkers.tell('ready:' || queue) FROM unnest(%(queues)s::text[]) AS q (queue)
+-- One notification per queue, however many jobs. On users' connections, too: see enqueue.sql.
+SELECT pgworkers.tell('ready:' OPERATOR(pg_catalog.||) q.queue)
+  FROM pg_catalog.unnest(%(queues)s::pg_catalog.text[]) AS q (queue)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -33,6 +33,9 @@ STREAM_CHARACTERS = 64 << 10
 
 #: As many different jobs are remembered; more means that each is different.
 KNOWN = 1000
+
+#: Of the database's clock.
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Progress = Callable[[int], None] | None
 Block = tuple[bool, str]  # are all columns in it, and the rows
@@ -134,16 +137,16 @@ async def _atransaction(conn: psycopg.AsyncConnection[Any], ours: bool) -> Async
 #: Begins the caller's transaction, so that ours is a savepoint in it and commits nothing.
 _BEGIN = "SELECT"
 #: The transaction is ours, and so is the time that the caller's iterator takes;
-_UNHURRIED = "SELECT set_config('idle_in_transaction_session_timeout', '0', true)"
+_UNHURRIED = "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)"
 #: while a COPY stays open, that time is inside a statement as well.
-_PATIENT = _UNHURRIED + ", set_config('statement_timeout', '0', true)"
+_PATIENT = _UNHURRIED + ", pg_catalog.set_config('statement_timeout', '0', true)"
 
 
 class Rows:
     """Lines for COPY, from the database's clock and what the deployed apps said about their tasks."""
 
     def __init__(self, found: list[tuple[Any, ...]]) -> None:
-        self.now: datetime = found[0][0]
+        self.now = EPOCH + timedelta(microseconds=found[0][0])
         self.ready: set[str] = set()
         self.count = 0
         self._tasks = {row[1]: row[2:] for row in found if row[1] is not None}
@@ -195,7 +198,7 @@ class Rows:
             self._known.clear()
         queue, priority, max_attempts, max_crashes = self._tasks.get(job.task, ("default", 0, 10, 3))
         queue = queue if job.queue is None else job.queue
-        due = (job.run_at or self.now) + timedelta(seconds=job.delay or 0.0)
+        due = self._moment(job, job.run_at or self.now, job.delay or 0.0)
         later = due > self.now
         if not later:
             self.ready.add(queue)
@@ -211,8 +214,8 @@ class Rows:
                 "scheduled" if later else "ready",
                 *values,
                 due,
-                None if job.expires is None else due + timedelta(seconds=job.expires),
-                None if job.deadline is None else due + timedelta(seconds=job.deadline),
+                None if job.expires is None else self._moment(job, due, job.expires),
+                None if job.deadline is None else self._moment(job, due, job.deadline),
                 None if job.timeout is None else f"{job.timeout:f} seconds",
                 job.memory,
                 job.concurrency_key,
@@ -223,6 +226,15 @@ class Rows:
         start = "".join(f"{_text(value)}\t" for value in values)
         self._known[key] = start
         return start
+
+    @staticmethod
+    def _moment(job: NewJob, start: datetime, seconds: float) -> datetime:
+        try:
+            return start + timedelta(seconds=seconds)
+        except OverflowError:
+            raise UsageError(
+                f"{job.task}: its time, or its deadline or expiry, lies beyond the year 9999; nothing was enqueued"
+            ) from None
 
 
 def _text(value: Any) -> str:

@@ -1,6 +1,7 @@
 -- How much waits in each queue, at a bounded cost: no count goes beyond `most`, whatever the backlog; what is scheduled is
--- bounded over all queues together, what runs by `running`, what a limit may hold up by `held`. With each count that went so far comes
--- the place of the last job counted, from which the slices (depth_ready, depth_scheduled) go on.
+-- bounded over all queues together, what runs by `running`, what a limit may hold up by `held`. Jobs that a host claimed ahead, beyond
+-- its workers of the queue, wait in its buffer and count as ready; while a session locks the table `host` they count as running, and the
+-- answer is not exact. With each count that went so far comes the place of the last job counted, from which the slices (depth_ready, depth_scheduled) go on.
 -- Queues: the declared ones, and those with ready jobs that nobody declared.
 -- Indexes: job_ready (one range per queue; a loose scan for strangers in the gaps between the declared names), job_lane,
 -- job_scheduled, job_running. While a vacuum is held back, the ranges are full of entries of jobs that are gone: each is
@@ -37,7 +38,7 @@ free AS MATERIALIZED (
     SELECT q.name, counted.jobs, counted.run_at, counted.place
       FROM queues q
      CROSS JOIN LATERAL (
-           SELECT count(*) AS jobs, min(f.run_at) AS run_at, max(ARRAY[-f.priority::bigint, f.id]) AS place
+           SELECT count(*) AS jobs, min(f.run_at) FILTER (WHERE isfinite(f.run_at)) AS run_at, max(ARRAY[-f.priority::bigint, f.id]) AS place
              FROM (SELECT j.run_at, j.priority, j.id FROM pgworkers.job j
                     WHERE j.queue = q.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
                     ORDER BY j.priority DESC, j.id
@@ -58,7 +59,7 @@ levels AS (
      WHERE l.seen < %(look)s::integer
 ),
 oldest AS MATERIALIZED (
-    SELECT l.name, min(ready.run_at) AS run_at
+    SELECT l.name, min(ready.run_at) FILTER (WHERE isfinite(ready.run_at)) AS run_at
       FROM levels l
      CROSS JOIN LATERAL (
            SELECT j.run_at
@@ -86,20 +87,28 @@ latest AS MATERIALIZED (
      ORDER BY l.run_at DESC, l.id DESC
      LIMIT 1
 ),
+workers AS MATERIALIZED (
+    SELECT w.host, w.queue, w.workers FROM pgworkers.worker_counts() w
+),
 running AS MATERIALIZED (
-    SELECT r.queue, count(*) AS jobs
-      FROM (SELECT j.queue FROM pgworkers.job j WHERE j.host IS NOT NULL ORDER BY j.host LIMIT %(running)s::bigint) r
-     GROUP BY r.queue
+    SELECT c.queue, sum(c.jobs) AS jobs, sum(least(c.jobs, w.workers)) AS begun
+      FROM (SELECT r.queue, r.host, count(*) AS jobs
+              FROM (SELECT j.queue, j.host FROM pgworkers.job j WHERE j.host IS NOT NULL ORDER BY j.host
+                     LIMIT %(running)s::bigint) r
+             GROUP BY r.queue, r.host) c
+      LEFT JOIN workers w ON w.host = c.host AND w.queue = c.queue
+     GROUP BY c.queue
 )
-SELECT f.name, f.jobs + held.jobs, coalesce(scheduled.jobs, 0), coalesce(running.jobs, 0),
+SELECT f.name, (f.jobs + held.jobs + coalesce(running.jobs - running.begun, 0))::bigint, coalesce(scheduled.jobs, 0),
+       coalesce(running.begun, 0)::bigint,
        greatest(extract(epoch FROM now() - least(f.run_at, oldest.run_at, held.run_at)), 0)::double precision,
        coalesce(c.paused, false), coalesce(c.cluster_workers, CASE WHEN c.workers IS NULL THEN c.declared_cluster END),
-       coalesce(c.throttled_until > now(), false),
+       coalesce(c.throttled_until > now(), false), NOT EXISTS (SELECT FROM workers w WHERE w.host IS NULL),
        CASE WHEN f.jobs >= %(most)s::bigint THEN f.place END, latest.run_at::text, latest.id
   FROM free f
   LEFT JOIN pgworkers.queue c ON c.name = f.name
  CROSS JOIN LATERAL (
-       SELECT count(*) AS jobs, min(h.run_at) AS run_at
+       SELECT count(*) AS jobs, min(h.run_at) FILTER (WHERE isfinite(h.run_at)) AS run_at
          FROM (SELECT j.run_at FROM pgworkers.job j
                 WHERE j.queue = f.name AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
                 ORDER BY pgworkers.lane(j.concurrency_key, j.task)

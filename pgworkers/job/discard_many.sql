@@ -1,2 +1,3 @@
 -- Give up these jobs, in one transaction, locked in the order of their ids. Index: the primary keys.
-SELECT c.id, c.answer FROM pgworkers.call_off(%(ids)s::bigint[], 'discarded', 'discarded by an operator') c
+SELECT c.id, c.answer FROM pgworkers.call_off(%(ids)s::bigint[], 'discarded', true,
+                                                 %(reason)s::text, %(os_user)s::text) c

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import psycopg
 import psycopg.errors
 
-from pgworkers.errors import ArgumentError, DuplicateJob, NotFound, SchemaOutOfDate
+from pgworkers.errors import ArgumentError, DuplicateJob, NotFound, PgworkersError
 from pgworkers.job.new import NewJob
+from pgworkers.postgres.refusal import first_line, refused
 from pgworkers.postgres.statements import Query, Statement
 
 _ENQUEUE = Statement.beside(__file__, "enqueue")
@@ -100,41 +101,40 @@ def _made(rows: list[tuple[Any, ...]]) -> Enqueued:
     return Enqueued(rows[0][0], rows[0][1])
 
 
-def translate(error: psycopg.Error) -> Exception:
-    """What an error while enqueueing means to the caller: `raise translate(error) from error`."""
+def translate(error: psycopg.Error, role: str = "") -> PgworkersError:
+    """What an error while enqueueing means to the caller: `raise translate(error) from error`.
+
+    `role`: which of our roles may do what was tried.
+    """
     constraint = error.diag.constraint_name
     match error:
         case psycopg.errors.UniqueViolation() if constraint == "job_unique" and error.diag.message_detail:
             return DuplicateJob(error.diag.message_hint or "", int(error.diag.message_detail))
         case psycopg.errors.NoDataFound():
-            return NotFound(f"{_first_line(error)}; nothing was enqueued")
+            return NotFound(f"{first_line(error)}; nothing was enqueued")
         case psycopg.errors.CheckViolation() if constraint in _REFUSALS:
             return ArgumentError(f"{_REFUSALS[constraint]}; nothing was enqueued")
-        case (
-            psycopg.errors.UndefinedFunction()
-            | psycopg.errors.UndefinedTable()
-            | psycopg.errors.InvalidSchemaName()
-        ):
-            return SchemaOutOfDate(
-                "the database has no tables of pgworkers, or those of another version; nothing was enqueued; "
-                "run pgworkers migrate up"
-            )
         case psycopg.DataError() | psycopg.errors.StatementTooComplex():
-            return ArgumentError(
-                f"Postgres cannot store this job: {_first_line(error)}; nothing was enqueued"
-            )
-    return error
+            return ArgumentError(f"Postgres cannot store this job: {first_line(error)}; nothing was enqueued")
+    return refused(error, "nothing was enqueued", role)
 
 
 _REFUSALS = {
-    "job_args_fit": "the arguments are larger than 4MB",
+    "job_args_fit": "the arguments are larger than 4MB, as Postgres prints them",
     "job_args_are_flat": "the arguments are nested deeper than 128 levels",
     "job_args_are_an_object": "the arguments are not a JSON object",
-    "job_names_fit": "the queue's name is empty or longer than 200 bytes, or the task's longer than 500",
+    "job_names_fit": "the queue's or the task's name is empty or longer than 200 bytes",
+    "job_names_are_plain": (
+        "the queue's or the task's name has spaces around it, begins with -, or holds a comma, a colon or control characters"
+    ),
     "job_unique_fits": "the unique key is empty or longer than 1000 bytes",
-    "job_budgets": "max_attempts and max_crashes must be at least 1",
+    "job_concurrency_key_fits": "the concurrency key is empty or longer than 1000 bytes",
+    "job_budgets": "max_attempts and max_crashes must be from 1 to 10001",
+    "job_priority_fits": "the priority is lower than -2147483647",
+    "job_moments_fit": "run_at, or what delay, expires or deadline add to it, lies beyond the year 9999 or before 1970",
+    "job_timeout_fits": "the timeout must be longer than 0 and at most 100 years",
+    "job_memory_fits": "the memory limit must be at least 1MB and less than 2^60 bytes",
+    "job_meta_fits": "meta is larger than 32KB, as Postgres prints it",
+    "job_meta_is_an_object": "meta is not a JSON object",
+    "job_meta_is_flat": "meta is nested deeper than 128 levels",
 }
-
-
-def _first_line(error: psycopg.Error) -> str:
-    return (error.diag.message_primary or str(error) or type(error).__name__).splitlines()[0]

@@ -1,10 +1,14 @@
 -- One new job. The SQL function knows the defaults of the task, the unique key (index job_unique) and whom to notify.
+-- It runs on users' connections, too, whose search_path is theirs: every name says where it is from.
 SELECT id, created
   FROM pgworkers.enqueue(
-       task => %(task)s::text, args => %(args)s::jsonb, queue => %(queue)s::text, priority => %(priority)s::integer,
-       run_at => %(run_at)s::timestamptz, delay => make_interval(secs => %(delay)s::double precision),
-       unique_key => %(unique)s::text, on_conflict => %(on_conflict)s::text, max_attempts => %(max_attempts)s::integer,
-       max_crashes => %(max_crashes)s::integer, timeout => make_interval(secs => %(timeout)s::double precision),
-       memory => %(memory)s::bigint, deadline => make_interval(secs => %(deadline)s::double precision),
-       expires => make_interval(secs => %(expires)s::double precision), concurrency_key => %(concurrency_key)s::text,
-       meta => %(meta)s::jsonb, after => %(after)s::bigint[], on_failed => %(on_failed)s::text, held => %(held)s::boolean)
+       task => %(task)s::pg_catalog.text, args => %(args)s::pg_catalog.jsonb, queue => %(queue)s::pg_catalog.text,
+       priority => %(priority)s::pg_catalog.int4, run_at => %(run_at)s::pg_catalog.timestamptz,
+       delay => pg_catalog.make_interval(secs => %(delay)s::pg_catalog.float8), unique_key => %(unique)s::pg_catalog.text,
+       on_conflict => %(on_conflict)s::pg_catalog.text, max_attempts => %(max_attempts)s::pg_catalog.int4,
+       max_crashes => %(max_crashes)s::pg_catalog.int4,
+       timeout => pg_catalog.make_interval(secs => %(timeout)s::pg_catalog.float8), memory => %(memory)s::pg_catalog.int8,
+       deadline => pg_catalog.make_interval(secs => %(deadline)s::pg_catalog.float8),
+       expires => pg_catalog.make_interval(secs => %(expires)s::pg_catalog.float8),
+       concurrency_key => %(concurrency_key)s::pg_catalog.text, meta => %(meta)s::pg_catalog.jsonb,
+       after => %(after)s::pg_catalog.int8[], on_failed => %(on_failed)s::pg_catalog.text, held => %(held)s::pg_catalog.bool)

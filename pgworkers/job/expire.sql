@@ -16,11 +16,12 @@ gone AS (
 kept AS (
     INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes, max_attempts,
                                    max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key,
-                                   concurrency_key, checkpoint, progress, errors, meta, batch_id, linked)
+                                   concurrency_key, checkpoint, progress, errors, meta, batch_id, linked,
+                                   enqueued_by)
     SELECT id, 'dead', 'expired', priority, queue, task, args, lease, attempt, crashes, max_attempts, max_crashes,
            created_at, run_at, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint, progress,
            (errors || ('expired: not started by ' || to_char(expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC')
-           )[greatest(cardinality(errors) - 8, 1):], meta, batch_id, linked
+           )[greatest(cardinality(errors) - 8, 1):], meta, batch_id, linked, enqueued_by
       FROM gone
 ),
 told AS MATERIALIZED (

@@ -18,7 +18,7 @@ kept AS (
     INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
                                    max_attempts, max_crashes, created_at, run_at, started_at, duration, cpu_seconds,
                                    peak_rss, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint,
-                                   progress, result, errors, meta, batch_id, linked)
+                                   progress, result, errors, meta, batch_id, linked, enqueued_by)
     SELECT id, coalesce((%(states)s::text[])[nth]::pgworkers.job_state, 'succeeded'),
            coalesce((%(verdicts)s::text[])[nth], 'succeeded'), priority, queue, task, args, lease, host, attempt,
            crashes + coalesce((%(crashes)s::boolean[])[nth]::integer, 0), max_attempts, max_crashes, created_at, run_at,
@@ -28,7 +28,8 @@ kept AS (
            coalesce((%(progresses)s::text[])[nth]::jsonb, progress),
            coalesce(%(result)s::jsonb, (%(results)s::text[])[nth]::jsonb),
            CASE WHEN (%(lines)s::text[])[nth] IS NULL THEN errors
-                ELSE (errors || (%(lines)s::text[])[nth])[greatest(cardinality(errors) - 8, 1):] END, meta, batch_id, linked
+                ELSE (errors || (%(lines)s::text[])[nth])[greatest(cardinality(errors) - 8, 1):] END, meta, batch_id, linked,
+           enqueued_by
       FROM gone
 ),
 examined AS (

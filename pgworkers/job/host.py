@@ -23,6 +23,7 @@ def register(
     queues: Sequence[str],
     tasks: Sequence[str],
     lease_seconds: float,
+    metrics: str = "",
 ) -> Query[None]:
     """Make this host known; its lease begins now."""
     params = {
@@ -35,6 +36,7 @@ def register(
         "queues": list(queues),
         "tasks": list(tasks),
         "lease": lease_seconds,
+        "metrics": metrics,
     }
     return Query(_REGISTER, params, lambda rows: None)
 

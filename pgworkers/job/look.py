@@ -9,7 +9,7 @@ from pgworkers.postgres.statements import Query, Statement
 _LOOK = Statement.beside(__file__, "look")
 
 #: The duties that are performed when a look says so.
-SEEN = ("promote", "ticks", "expire", "batches", "split")
+SEEN = ("promote", "ticks", "expire", "link", "batches", "split")
 
 
 def look() -> Query[dict[str, float | None]]:

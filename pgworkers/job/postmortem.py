@@ -44,6 +44,7 @@ class Postmortem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     worker: str = ""
     version: str = ""
     crash: bool = False  # counts against max_crashes
+    lost: bool = False  # ended with the death of its supervisor; counts against MAX_LOSSES
 
 
 def columns(ended: Sequence[Postmortem]) -> dict[str, Any]:

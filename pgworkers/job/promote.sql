@@ -19,7 +19,7 @@ told AS MATERIALIZED (
     SELECT pgworkers.tell('ready:' || queue) FROM (SELECT DISTINCT queue FROM moved) q
 )
 SELECT (SELECT count(*) FROM moved),
-       (SELECT extract(epoch FROM j.run_at - now())::double precision
+       (SELECT extract(epoch FROM least(j.run_at, pgworkers.never()) - now())::double precision
           FROM pgworkers.job j
          WHERE j.state = 'scheduled' AND j.run_at > now()
          ORDER BY j.run_at

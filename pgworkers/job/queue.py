@@ -16,6 +16,7 @@ _THROTTLE = Statement.beside(__file__, "queue_throttle")
 _CALM = Statement.beside(__file__, "queue_calm")
 _CONFIGS = Statement.beside(__file__, "queue_configs")
 _SCALE = Statement.beside(__file__, "queue_scale")
+_RETAIN = Statement.beside(__file__, "queue_retain")
 _LIMIT = Statement.beside(__file__, "queue_limit")
 _UNLIMIT = Statement.beside(__file__, "queue_unlimit")
 _LIMITS = Statement.beside(__file__, "queue_limits")
@@ -65,10 +66,15 @@ class Limit:
     said_by: str
 
 
-def declare(names: Sequence[str], cluster: Mapping[str, int | None] | None = None) -> Query[list[str]]:
+def declare(
+    names: Sequence[str],
+    cluster: Mapping[str, int | None] | None = None,
+    retentions: Mapping[str, float | None] | None = None,
+) -> Query[list[str]]:
     """Make the rows that are missing; never overwrite what was tuned. Answers the new names.
 
-    `cluster`: how many workers the app wants over all hosts; that much is the deploy's to change.
+    `cluster`: how many workers the app wants over all hosts, `retentions`: how many seconds it keeps finished jobs; that
+    much is the deploy's to change.
     """
     ordered = sorted(set(names))
     given = cluster or {}
@@ -76,6 +82,7 @@ def declare(names: Sequence[str], cluster: Mapping[str, int | None] | None = Non
         "names": ordered,
         "known": [name in given for name in ordered],
         "totals": [given.get(name) for name in ordered],
+        "retentions": [(retentions or {}).get(name) for name in ordered],
     }
     return Query(_DECLARE, params, lambda rows: [row[0] for row in rows if row[1]])
 
@@ -93,6 +100,8 @@ def declare_tasks(tasks: Sequence[TaskSpec]) -> Query[list[str]]:
         "lost_delays": [_delay(task.retry_on.get(Verdict.HOST_LOST)) for task in ordered],
         "concurrency": [task.concurrency for task in ordered],
         "per_key": [task.concurrency_per_key for task in ordered],
+        "timeouts": [task.timeout for task in ordered],
+        "memories": [task.memory for task in ordered],
     }
     return Query(_TASKS, params, lambda rows: [row[0] for row in rows])
 
@@ -133,6 +142,11 @@ def calm(name: str, grace: float) -> Query[bool]:
 def scale(name: str, *, workers: int | None = None, cluster: int | None = None) -> Query[bool]:
     """So many workers on each host, or over all hosts, or (neither) as the app says. False: there is no such queue."""
     return Query(_SCALE, {"name": name, "workers": workers, "cluster": cluster}, bool)
+
+
+def retain(name: str, seconds: float | None) -> Query[bool]:
+    """Keep finished jobs of this queue for so long; None: as the app or the setting says. False: there is no such queue."""
+    return Query(_RETAIN, {"name": name, "seconds": seconds}, bool)
 
 
 def limit(kind: str, name: str, slots: int | None) -> Query[bool]:

@@ -1,10 +1,14 @@
--- A queue's row is made if it is missing and never overwritten: what operators tuned stays. Only declared_cluster is the
--- deploy's own.
-INSERT INTO pgworkers.queue AS q (name, declared_cluster)
-SELECT d.name, d.total
-  FROM unnest(%(names)s::text[], %(known)s::boolean[], %(totals)s::integer[]) AS d (name, known, total)
+-- A queue's row is made if it is missing and never overwritten: what operators tuned stays. Only declared_cluster and
+-- declared_retention are the deploy's own.
+INSERT INTO pgworkers.queue AS q (name, declared_cluster, declared_retention)
+SELECT d.name, d.total, make_interval(secs => d.retention)
+  FROM unnest(%(names)s::text[], %(known)s::boolean[], %(totals)s::integer[], %(retentions)s::double precision[])
+    AS d (name, known, total, retention)
  WHERE NOT EXISTS (SELECT FROM pgworkers.queue o
-                    WHERE o.name = d.name AND (NOT d.known OR o.declared_cluster IS NOT DISTINCT FROM d.total))
+                    WHERE o.name = d.name
+                      AND (NOT d.known OR (o.declared_cluster IS NOT DISTINCT FROM d.total
+                                           AND o.declared_retention IS NOT DISTINCT FROM make_interval(secs => d.retention))))
  ORDER BY d.name
-ON CONFLICT (name) DO UPDATE SET declared_cluster = excluded.declared_cluster
+ON CONFLICT (name) DO UPDATE
+   SET declared_cluster = excluded.declared_cluster, declared_retention = excluded.declared_retention
 RETURNING q.name, q.xmax = 0

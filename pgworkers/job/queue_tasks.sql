@@ -3,22 +3,28 @@
 WITH said AS MATERIALIZED (
     SELECT * FROM unnest(%(names)s::text[], %(queues)s::text[], %(priorities)s::integer[], %(max_attempts)s::integer[],
                          %(max_crashes)s::integer[], %(lost_retries)s::boolean[], %(lost_delays)s::double precision[],
-                         %(concurrency)s::integer[], %(per_key)s::integer[])
-                  AS n (name, queue, priority, max_attempts, max_crashes, lost_retry, lost_delay, concurrency, per_key)
+                         %(concurrency)s::integer[], %(per_key)s::integer[], %(timeouts)s::double precision[],
+                         %(memories)s::bigint[])
+                  AS n (name, queue, priority, max_attempts, max_crashes, lost_retry, lost_delay, concurrency, per_key,
+                        timeout, memory)
 ),
 put AS (
     INSERT INTO pgworkers.task AS t (name, queue, priority, max_attempts, max_crashes, lost_retry, lost_delay, concurrency,
-                                     concurrency_per_key)
-    SELECT * FROM said ORDER BY name
+                                     concurrency_per_key, timeout, memory)
+    SELECT name, queue, priority, max_attempts, max_crashes, lost_retry, lost_delay, concurrency, per_key,
+           make_interval(secs => timeout), memory
+      FROM said ORDER BY name
     ON CONFLICT (name) DO UPDATE
        SET queue = excluded.queue, priority = excluded.priority, max_attempts = excluded.max_attempts,
            max_crashes = excluded.max_crashes, lost_retry = excluded.lost_retry, lost_delay = excluded.lost_delay,
            concurrency = excluded.concurrency,
-           concurrency_per_key = excluded.concurrency_per_key, updated_at = now()
+           concurrency_per_key = excluded.concurrency_per_key, timeout = excluded.timeout, memory = excluded.memory,
+           updated_at = now()
      WHERE (t.queue, t.priority, t.max_attempts, t.max_crashes, t.lost_retry, t.lost_delay, t.concurrency,
-            t.concurrency_per_key)
+            t.concurrency_per_key, t.timeout, t.memory)
            IS DISTINCT FROM (excluded.queue, excluded.priority, excluded.max_attempts, excluded.max_crashes,
-                             excluded.lost_retry, excluded.lost_delay, excluded.concurrency, excluded.concurrency_per_key)
+                             excluded.lost_retry, excluded.lost_delay, excluded.concurrency, excluded.concurrency_per_key,
+                             excluded.timeout, excluded.memory)
     RETURNING t.name, t.concurrency
 ),
 running AS MATERIALIZED (

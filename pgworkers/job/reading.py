@@ -22,6 +22,10 @@ class Unreadable(str):
     __slots__ = ()
 
 
+#: Stands for payload that the role of this session may not read.
+HIDDEN = Unreadable("(hidden: this role sees no payload)")
+
+
 def value_of(text: str | None) -> Any:
     """The Python value of a JSON column that was selected as text; `Unreadable` when there is none."""
     if text is None:

@@ -34,10 +34,10 @@ kept AS (
     INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
                                    max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
                                    unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id,
-                                   linked)
+                                   linked, enqueued_by)
     SELECT id, 'cancelled', 'cancelled', priority, queue, task, args, lease, host, greatest(attempt - 1, 0), crashes,
            max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key, concurrency_key,
-           checkpoint, progress, errors, meta, batch_id, linked
+           checkpoint, progress, errors, meta, batch_id, linked, enqueued_by
       FROM gone
 ),
 told AS MATERIALIZED (

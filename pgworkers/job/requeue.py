@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pgworkers.job.operation import UNSAID, Note
 from pgworkers.postgres.statements import Query, Statement
 
 TRIES = 3  #: so often may others come first, one after the other
@@ -24,18 +25,22 @@ class Requeued:
     outcome: str
 
 
-def requeue(ids: Sequence[int]) -> Query[list[Requeued]]:
+def requeue(ids: Sequence[int], note: Note = UNSAID) -> Query[list[Requeued]]:
     """Requeue these jobs, row by row: one that cannot be holds up no other."""
-    return Query(_REQUEUE, {"ids": list(ids)}, lambda rows: [Requeued(row[0], row[1]) for row in rows])
+    return Query(
+        _REQUEUE, {"ids": list(ids), **note.params()}, lambda rows: [Requeued(row[0], row[1]) for row in rows]
+    )
 
 
-def settled(ask: Callable[[Query[list[Requeued]]], list[Requeued]], ids: Sequence[int]) -> dict[int, str]:
+def settled(
+    ask: Callable[[Query[list[Requeued]]], list[Requeued]], ids: Sequence[int], note: Note = UNSAID
+) -> dict[int, str]:
     """Requeue these jobs, and once more those that changed under the statement: an operator hears what a job is, not what
     it was. Each question is a transaction of its own."""
     outcomes: dict[int, str] = {}
     left = list(ids)
     for _ in range(TRIES):
-        outcomes |= {one.id: one.outcome for one in ask(requeue(left))}
+        outcomes |= {one.id: one.outcome for one in ask(requeue(left, note))}
         left = [id for id in left if outcomes[id] == "changing"]
         if not left:
             break

@@ -11,7 +11,7 @@ from typing import Any
 
 from pgworkers.job import clean
 from pgworkers.job.postmortem import LINE_LIMIT
-from pgworkers.job.state import State
+from pgworkers.job.state import MAX_LOSSES, State
 from pgworkers.postgres.statements import Query, Statement
 
 _RESCUE = Statement.beside(__file__, "rescue")
@@ -44,7 +44,14 @@ def rescue(
     `only`: this job and no other. `refused`: why the database will not schedule it again, so that it ends instead.
     """
     cause = None if refused is None else clean.line(refused, LINE_LIMIT)
-    params = {"host": host, "limit": limit, "clock": clock, "only": only, "refused": cause}
+    params = {
+        "host": host,
+        "limit": limit,
+        "clock": clock,
+        "only": only,
+        "refused": cause,
+        "max_losses": MAX_LOSSES,
+    }
     return Query(_RESCUE, params, _read)
 
 

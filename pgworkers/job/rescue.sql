@@ -1,6 +1,6 @@
 -- Take running jobs away from hosts that are gone: no row, or not renewed for the lease that the row itself names. Never
--- from the asking host. Each costs a crash; out of crashes, out of attempts, past its deadline or because its task says so it
--- is dead, wished away it is cancelled, else it is scheduled as its task says, or by exponential back-off. Bounded, skips
+-- from the asking host. Each costs an attempt and counts as a loss, but is no crash of the job; out of losses, out of attempts,
+-- past its deadline or because its task says so it is dead, wished away it is cancelled, else it is scheduled as its task says, or by exponential back-off. Bounded, skips
 -- what others have locked. `clock` is the time as the asking host reckons it. `only` names the one job to try, and `refused` why it cannot be scheduled: then it is dead.
 -- Indexes: job_running, in the gaps between the ids of the living, then the primary key, by BETWEEN: an equals
 -- sign lets the planner begin with the whole index (docs/adr/2501). Guard: the row is still held under the same host
@@ -11,7 +11,7 @@ WITH found AS MATERIALIZED (
     SELECT held.*
       FROM pgworkers.gaps(%(host)s::uuid, %(clock)s::timestamptz) g
      CROSS JOIN LATERAL (
-           SELECT j.id, j.lease, j.host, j.queue, j.task, j.attempt, j.max_attempts, j.crashes, j.max_crashes, j.claimed_at,
+           SELECT j.id, j.lease, j.host, j.queue, j.task, j.attempt, j.max_attempts, j.losses, j.claimed_at,
                   j.deadline_at, j.cancel_at, j.progress
              FROM pgworkers.job j
             WHERE j.host > g.above AND j.host < g.below AND (%(only)s::bigint IS NULL OR j.id = %(only)s::bigint)
@@ -20,14 +20,17 @@ WITH found AS MATERIALIZED (
               FOR UPDATE SKIP LOCKED) held
 ),
 lost AS MATERIALIZED (
-    SELECT j.id, j.lease, j.crashes + 1 AS crashes, j.progress, j.attempt, j.host, j.queue, j.task, j.claimed_at,
+    SELECT j.id, j.lease, j.losses + 1 AS losses, j.progress, j.attempt, j.host, j.queue, j.task, j.claimed_at,
            CASE WHEN j.cancel_at IS NOT NULL THEN 'cancelled'
-                WHEN j.crashes + 1 >= j.max_crashes OR j.attempt >= j.max_attempts OR j.deadline_at <= now()
+                WHEN j.losses + 1 >= %(max_losses)s::integer OR j.attempt >= j.max_attempts OR j.deadline_at <= now()
                   OR t.lost_retry IS FALSE OR %(refused)s::text IS NOT NULL THEN 'dead'
                 ELSE 'scheduled' END::pgworkers.job_state AS state,
            CASE WHEN h.id IS NULL THEN 'host lost: its row is gone'
                 ELSE 'host lost: no heartbeat for ' || round(extract(epoch FROM now() - h.renewed_at)) || ' s' END
-           || coalesce(', and it cannot run again: ' || %(refused)s::text, '') AS error,
+           || coalesce(', and it cannot run again: ' || %(refused)s::text, '')
+           || CASE WHEN j.losses + 1 >= %(max_losses)s::integer
+                   THEN ', not tried again: it was running in ' || j.losses + 1 || ' deaths of its supervisor or host in a row'
+                   ELSE '' END AS error,
            t.lost_delay
       FROM (SELECT * FROM found ORDER BY id LIMIT %(limit)s::bigint) j
       LEFT JOIN pgworkers.host h ON h.id = j.host
@@ -35,9 +38,9 @@ lost AS MATERIALIZED (
 ),
 moved AS (
     UPDATE pgworkers.job j
-       SET state = 'scheduled', host = NULL, claimed_at = NULL, expires_at = NULL, crashes = l.crashes,
+       SET state = 'scheduled', host = NULL, claimed_at = NULL, expires_at = NULL, losses = l.losses,
            run_at = now() + make_interval(secs => coalesce(
-               l.lost_delay, least(2 * power(2, least(l.crashes - 1, 20)), 3600) * (1 + 0.1 * random()))),
+               l.lost_delay, least(2 * power(2, least(l.losses - 1, 20)), 3600) * (1 + 0.1 * random()))),
            errors = (j.errors || l.error)[greatest(cardinality(j.errors) - 8, 1):]
       FROM lost l
      WHERE j.id BETWEEN l.id AND l.id AND j.lease = l.lease AND j.state = 'running' AND l.state = 'scheduled'
@@ -56,11 +59,12 @@ kept AS (
     INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
                                    max_attempts, max_crashes, created_at, run_at, started_at, duration, deadline_at,
                                    timeout, memory, unique_key, concurrency_key, checkpoint, progress, errors, meta,
-                                   batch_id, linked)
-    SELECT id, final, 'host_lost', priority, queue, task, args, lease, host, attempt, crashes + 1, max_attempts, max_crashes,
+                                   batch_id, linked, enqueued_by)
+    SELECT id, final, 'host_lost', priority, queue, task, args, lease, host, attempt, crashes, max_attempts, max_crashes,
            created_at, run_at, claimed_at, greatest(extract(epoch FROM now() - claimed_at), 0), deadline_at, timeout, memory,
            unique_key, concurrency_key, checkpoint, progress,
-           (errors || error)[greatest(cardinality(errors) - 8, 1):], meta, batch_id, linked
+           (errors || error)[greatest(cardinality(errors) - 8, 1):], meta, batch_id, linked,
+           enqueued_by
       FROM gone
 ),
 examined AS (

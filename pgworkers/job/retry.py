@@ -8,12 +8,14 @@ from dataclasses import dataclass
 
 from pgworkers.clock import MAX_SECONDS
 from pgworkers.job.postmortem import Postmortem, answers, columns, in_order
-from pgworkers.job.state import CRASHES, FREE, State, Verdict
+from pgworkers.job.state import CRASHES, FREE, MAX_LOSSES, State, Verdict
 from pgworkers.postgres.arrays import Texts
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.specs import BackoffSpec
 
 _RETRY = Statement.beside(__file__, "retry")
+#: How much longer a job waits after each further death of a supervisor that it was running in.
+LOSS_DELAY_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +52,25 @@ def decide(
     rand: float,
     past_deadline: bool,
     policy: bool | float = True,
+    lost: bool = False,
+    losses: int = 0,
 ) -> Dead | AgainIn:
     """What becomes of a job whose attempt ended with `verdict`.
 
     `attempt` counts this attempt, `crashes` are those before it (both as claimed). `after` is what the handler asked
     for; `rand` in [0, 1) spreads the delay. `policy` is what the task says of this verdict: False, no further attempt; a
-    number, the delay before it. It can shorten a job's life, not lengthen it: the budgets hold.
+    number, the delay before it. It can shorten a job's life, not lengthen it: the budgets hold. `lost`: its supervisor
+    died. That is no crash of the job, and `losses` says how often in a row it happened before.
     """
     if verdict is Verdict.SUCCEEDED:
         raise ValueError("a job that succeeded is not retried")
     if verdict is Verdict.CANCELLED:
         return Dead(State.CANCELLED)
-    if verdict in (Verdict.DISCARDED, Verdict.EXPIRED):
+    if verdict in (Verdict.DISCARDED, Verdict.EXPIRED, Verdict.UNFIT, Verdict.BAD_RESULT):
         return Dead()
+    if lost:
+        delay = LOSS_DELAY_SECONDS * losses * (1.0 + 0.2 * rand)
+        return Dead() if losses + 1 >= MAX_LOSSES else AgainIn(within(delay), free=True)
     if verdict in FREE or verdict is Verdict.LEASE_LOST:
         # Not the job's doing. A lost lease is refused by the fence anyway, unless the host gave up too early.
         return AgainIn(within(after or 0.0), free=True)
@@ -114,5 +122,6 @@ def retry(host: str, agains: Sequence[Again]) -> Query[dict[tuple[int, int], str
         "verdicts": Texts([str(again.verdict) for again in rows]),
         "afters": [within(again.after) for again in rows],
         "frees": [again.free for again in rows],
+        "losts": [again.lost for again in rows],
     }
     return Query(_RETRY, params, answers)

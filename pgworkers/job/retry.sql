@@ -1,5 +1,6 @@
 -- End an attempt but not the job: running -> scheduled, or ready when there is nothing to wait for. A job that was wished
--- away meanwhile becomes cancelled instead: after an acknowledged cancel nothing starts.
+-- away meanwhile becomes cancelled instead: after an acknowledged cancel nothing starts. An attempt that ended by itself shows
+-- that the job does not kill its supervisor: its losses begin again.
 -- Guard: id, lease, host and state = 'running', checked under the row lock, locks taken in id order. Index: the primary key, by
 -- nested loops over the materialised input (no partial index can match the guard, docs/adr/0103); BETWEEN, because an
 -- equals sign lets the planner begin with the whole index (docs/adr/2501).
@@ -9,9 +10,9 @@ WITH again AS MATERIALIZED (
                   %(durations)s::float8[], %(cpus)s::float8[], %(peaks)s::bigint[], %(progresses)s::text[],
                   %(checkpoints)s::text[], %(crashes)s::boolean[], %(lines)s::text[], %(errors)s::text[], %(tracebacks)s::text[],
                   %(stacks)s::text[], %(exit_statuses)s::text[], %(outputs)s::text[], %(rungs)s::text[], %(workers)s::text[],
-                  %(versions)s::text[])
+                  %(versions)s::text[], %(losts)s::boolean[])
            AS x (id, lease, verdict, after, free, duration, cpu, peak, progress, checkpoint, crash, line, error, traceback,
-                 stack, exit_status, output, rungs, worker, version)
+                 stack, exit_status, output, rungs, worker, version, lost)
 ),
 held AS MATERIALIZED (
     SELECT a.*, locked.*
@@ -30,6 +31,7 @@ moved AS (
        SET state = CASE WHEN a.after > 0 THEN 'scheduled' ELSE 'ready' END::pgworkers.job_state,
            run_at = now() + make_interval(secs => a.after), host = NULL, claimed_at = NULL, expires_at = NULL,
            attempt = greatest(j.attempt - a.free::integer, 0), crashes = j.crashes + coalesce(a.crash::integer, 0), errors = a.lines,
+           losses = CASE WHEN a.lost THEN j.losses + 1 WHEN a.verdict = 'interrupted' THEN j.losses ELSE 0 END,
            progress = a.last_progress, checkpoint = coalesce(a.checkpoint::jsonb, j.checkpoint)
       FROM held a
      WHERE j.id BETWEEN a.id AND a.id AND j.lease = a.lease AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND NOT a.wished
@@ -46,10 +48,11 @@ kept AS (
     INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
                                    max_attempts, max_crashes, created_at, run_at, started_at, duration, cpu_seconds,
                                    peak_rss, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint,
-                                   progress, errors, meta, batch_id, linked)
+                                   progress, errors, meta, batch_id, linked, enqueued_by)
     SELECT id, 'cancelled', verdict, priority, queue, task, args, lease, host, attempt, crashes + coalesce(crash::integer, 0),
            max_attempts, max_crashes, created_at, run_at, claimed_at, duration, cpu, peak, deadline_at, timeout, memory,
-           unique_key, concurrency_key, last_checkpoint, last_progress, lines, meta, batch_id, linked
+           unique_key, concurrency_key, last_checkpoint, last_progress, lines, meta, batch_id, linked,
+           enqueued_by
       FROM gone
 ),
 examined AS (

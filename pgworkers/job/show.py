@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from pgworkers.job.reading import Unreadable, value_of
+from pgworkers.job.reading import HIDDEN, Unreadable, value_of
 from pgworkers.job.state import State
 from pgworkers.postgres.statements import Query, Statement
 
@@ -30,7 +30,10 @@ MOST_LEFT = 10_000
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as the view `pgworkers.jobs` shows it, live or finished. JSON columns are Python values, or Unreadable."""
+    """A job as the view `pgworkers.jobs` shows it, live or finished. JSON columns are Python values, or Unreadable.
+
+    For a role that sees no payload, `args` and the `result` of a success are `HIDDEN`; `checkpoint` and `meta` are None.
+    """
 
     id: int
     state: State
@@ -44,7 +47,7 @@ class JobView:
     lease: int
     host: UUID | None
     created_at: datetime
-    run_at: datetime
+    run_at: datetime | None  # None: it waits for other jobs, or for its batch
     started_at: datetime | None
     finished_at: datetime | None
     verdict: str | None
@@ -59,6 +62,8 @@ class JobView:
     cpu_seconds: float | None
     peak_rss: int | None
     batch_id: int | None
+    worker: str | None  # that has it, as of its host's last renewal
+    enqueued_by: str  # the login
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,7 @@ class QueueView:
     present: int  # that living hosts have told of
     hosts: int  # living ones that serve it
     throttled: float | None  # seconds it still cools down
+    retention: float | None  # seconds that finished jobs are kept; None: as the setting says
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,7 @@ class HostView:
     stale: bool
     workers: int
     running: int
+    metrics: str  # the address of /metrics; empty: off
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +172,7 @@ class WorkerView:
     since: float | None
     jobs: int | None
     label: str  # of its host
+    host_pid: int  # of its master: two hosts of one machine have the same name
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +242,13 @@ def left(names: Sequence[str], tasks: Sequence[str]) -> Query[Sequence[Left]]:
 
 
 def _job(row: tuple[Any, ...]) -> JobView:
-    number, state, *rest = _read(row, _JOB_JSON)
-    return JobView(number, State(state), *rest)
+    read = _read(row, _JOB_JSON)
+    state = read[1] = State(read[1])
+    if row[_ARGS] is None:  # this role may not see it
+        read[_ARGS] = HIDDEN
+        if state is State.SUCCEEDED:
+            read[_RESULT] = HIDDEN
+    return JobView(*read)
 
 
 def _attempt(row: tuple[Any, ...]) -> AttemptView:
@@ -252,6 +265,7 @@ def _places(view: type[Any], *names: str) -> frozenset[int]:
 
 #: Where the JSON columns stand in a row.
 _JOB_JSON = _places(JobView, "args", "result", "progress", "checkpoint", "meta")
+(_ARGS,), (_RESULT,) = _places(JobView, "args"), _places(JobView, "result")
 _ATTEMPT_JSON = _places(AttemptView, "progress", "rungs")
 
 

@@ -1,7 +1,7 @@
 -- Jobs by filter, the newest first; `before` is where the last page ended. Index: the primary keys, backwards.
-SELECT id, state::text, queue, task, args::text, priority, attempt, max_attempts, crashes, lease, host, created_at, run_at,
-       started_at, finished_at, verdict, result::text, error, unique_key, progress::text, checkpoint::text, meta::text,
-       cancel_at, duration, cpu_seconds, peak_rss, batch_id
+SELECT id, state::text, queue, task, args::text, priority, attempt, max_attempts, crashes, lease, host, created_at,
+       nullif(run_at, pgworkers.never()), started_at, finished_at, verdict, result::text, error, unique_key, progress::text,
+       checkpoint::text, meta::text, cancel_at, duration, cpu_seconds, peak_rss, batch_id, worker, enqueued_by
   FROM pgworkers.jobs
  WHERE (%(states)s::pgworkers.job_state[] IS NULL OR state = ANY (%(states)s::pgworkers.job_state[]))
    AND (%(queues)s::text[] IS NULL OR queue = ANY (%(queues)s::text[]))

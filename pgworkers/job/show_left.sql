@@ -12,7 +12,7 @@ SELECT l.queue, l.task, l.reason, count(*), extract(epoch FROM min(l.run_at) - n
                     WHEN j.run_at >= pgworkers.never() THEN 'held'
                     WHEN j.run_at > now() THEN 'later'
                     ELSE 'new' END AS reason,
-               CASE WHEN j.run_at < pgworkers.never() THEN j.run_at END AS run_at
+               CASE WHEN j.run_at < pgworkers.never() THEN greatest(j.run_at, 'epoch') END AS run_at
           FROM pgworkers.job j
           LEFT JOIN pgworkers.queue q ON q.name = j.queue
          WHERE j.queue = ANY (%(queues)s::text[])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgworkers.postgres.statements import Query, Statement
@@ -22,12 +23,17 @@ class Standing:
     able: int = 1  # of these, the ones whose app has its task
     room_of_task: int | None = None  # slots left under the limit of its task; None: no limit
     room_of_key: int | None = None
-    parents: int = 0  # jobs it waits for
+    parents: int = 0  # jobs it waits for,
+    named: Sequence[str] = ()  # the first of them: "17 running render"
+    batch: int | None = None  # that it comes after
     held: bool = False  # it has no time of its own
     host: str | None = None
     worker: str | None = None
     pid: int | None = None
     suspended: bool = False  # its process stands still by an operator's wish
+    failing: str | None = None  # a host on which workers of its queue cannot start,
+    problem: str | None = None  # why,
+    traceback: str | None = None  # and where in the app
 
 
 def standing(job_id: int) -> Query[Standing]:

@@ -1,7 +1,7 @@
 -- What a job's state depends on besides its own row: does anybody know its task, is its queue served, open and cool, is
--- there room under its limits, what it waits for, and which process holds it. Index: the primary keys, dependency_job.
+-- there room under its limits, what it waits for, and which process holds it. Index: the primary keys, dependency_job, batch_open.
 WITH alive AS (
-    SELECT h.queues, h.tasks FROM pgworkers.host h
+    SELECT h.queues, h.tasks, h.name, h.problems FROM pgworkers.host h
      WHERE h.renewed_at >= now() - h.lease AND h.state IN ('starting', 'running')
 )
 SELECT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = j.task),
@@ -13,8 +13,15 @@ SELECT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = j.task),
        (SELECT count(*) FROM alive a WHERE j.queue = ANY (a.queues) AND j.task = ANY (a.tasks)),
        r.of_task, r.of_key,
        (SELECT count(*) FROM pgworkers.dependency d WHERE d.job_id = j.id),
+       ARRAY(SELECT concat_ws(' ', d.parent_id, coalesce(p.state, 'gone'), p.task)
+               FROM pgworkers.dependency d
+               LEFT JOIN LATERAL (SELECT v.state::text, v.task FROM pgworkers.jobs v WHERE v.id = d.parent_id
+                                   ORDER BY v.finished_at DESC NULLS FIRST LIMIT 1) p ON true
+              WHERE d.job_id = j.id ORDER BY d.parent_id LIMIT 5),
+       (SELECT b.id FROM pgworkers.batch b WHERE b.then_id = j.id AND b.finished_at IS NULL LIMIT 1),
        j.run_at = pgworkers.never(),
-       h.name, w.queue || '/' || w.slot, w.pid, coalesce(w.state = 'suspended', false)
+       h.name, w.queue || '/' || w.slot, w.pid, coalesce(w.state = 'suspended', false),
+       p.name, p.error, p.traceback
   FROM pgworkers.jobs j
   LEFT JOIN pgworkers.job live ON live.id = j.id
   LEFT JOIN pgworkers.queue q ON q.name = j.queue
@@ -25,6 +32,10 @@ SELECT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = j.task),
   LEFT JOIN LATERAL pgworkers.room(live.task, live.concurrency_key) r
          ON live.gated OR live.concurrency_key IS NOT NULL OR EXISTS (
             SELECT FROM pgworkers.concurrency c WHERE c.kind = 'task' AND c.name = live.task)
+  LEFT JOIN LATERAL (
+       SELECT a.name, p.error, p.traceback
+         FROM alive a, jsonb_to_recordset(a.problems) AS p (queue text, error text, traceback text)
+        WHERE p.queue = j.queue ORDER BY a.name LIMIT 1) p ON true
  WHERE j.id = %(id)s::bigint
  ORDER BY j.finished_at DESC NULLS FIRST
  LIMIT 1

@@ -3,7 +3,7 @@
 WITH alive AS MATERIALIZED (
     SELECT h.queues, h.tasks FROM pgworkers.host h WHERE h.renewed_at >= now() - h.lease AND h.state IN ('starting', 'running')
 )
-SELECT s.queue, s.task, count(*), max(extract(epoch FROM now() - s.run_at))::double precision
+SELECT s.queue, s.task, count(*), max(extract(epoch FROM now() - CASE WHEN isfinite(s.run_at) THEN s.run_at END))::double precision
   FROM unnest(%(queues)s::text[]) AS q (name)
  CROSS JOIN LATERAL (
        SELECT j.queue, j.task, j.run_at

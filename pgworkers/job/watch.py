@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pgworkers.job.reading import value_of
@@ -28,6 +28,7 @@ class SeenHost:
     cores: int | None
     age: float
     lost: bool
+    problems: dict[str, tuple[str, str]] = field(default_factory=dict)  # by queue: error and traceback
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,13 @@ def _read(rows: list[tuple[Any, ...]]) -> tuple[list[SeenHost], list[SeenWorker]
     workers: list[SeenWorker] = []
     for row in rows:
         if row[0] not in hosts:
-            hosts[row[0]] = SeenHost(*row[:13])
-        if row[13] is not None:
-            workers.append(SeenWorker(*(row[0], *row[13:30], value_of(row[30]))))
+            hosts[row[0]] = SeenHost(*(*row[:13], _problems(value_of(row[13]))))
+        if row[14] is not None:
+            workers.append(SeenWorker(*(row[0], *row[14:31], value_of(row[31]))))
     return list(hosts.values()), workers
+
+
+def _problems(value: Any) -> dict[str, tuple[str, str]]:
+    """Whatever is in the column: only a host writes it, but a person may."""
+    found = [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+    return {str(one.get("queue")): (str(one.get("error")), str(one.get("traceback"))) for one in found}

@@ -4,7 +4,7 @@ WITH told AS MATERIALIZED (
     SELECT pgworkers.tell('watch:') WHERE %(watch)s::boolean
 )
 SELECT h.id::text, h.name, h.pid, h.label, h.app, h.version, h.state, h.leader, h.queues, h.load, h.cores,
-       extract(epoch FROM now() - h.renewed_at)::double precision, h.renewed_at < now() - h.lease,
+       extract(epoch FROM now() - h.renewed_at)::double precision, h.renewed_at < now() - h.lease, h.problems::text,
        w.queue, w.slot, w.pid, w.state, w.job_id, w.task, w.since, w.jobs, w.attempt, w.max_attempts, w.running, w.left_over,
        w.cpu, w.rss, w.stalled, w.wish, w.version, j.progress, (SELECT count(*) FROM told)
   FROM pgworkers.host h

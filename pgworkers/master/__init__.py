@@ -12,7 +12,7 @@ and tasks as data. Everything runs on one asyncio loop.
   (both pure); `orders` words them.
 - `supervisors` starts them and starts them again (`child` is one, `orphans` what it left, `silence` if it says
   nothing); `hearing` is what they say of their workers, and how those are buried; `scaling` says how many workers.
-- `leadership` wins and loses the lock that `duties` need; `ticks` are the duty of schedules, `rescuing`
+- `leadership` takes and renews the term that `duties` need; `ticks` are the duty of schedules, `rescuing`
   that of lost hosts.
 - `reload` replaces the code, `requests` are what operators ask, `drain` is how a host ends, `signals` what it hears.
 - `wakes` says when a host looks for work and of what it wants to be told, `positions` where it looks, `before` how it

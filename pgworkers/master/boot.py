@@ -22,7 +22,15 @@ from pgworkers.job.new import NewJob
 from pgworkers.master import http
 from pgworkers.master.options import RunOptions
 from pgworkers.postgres import migrate
-from pgworkers.postgres.connect import Chosen, beside, choose, connect, is_pooled
+from pgworkers.postgres.connect import (
+    Chosen,
+    beside,
+    choose,
+    connect,
+    is_pooled,
+    owner_of,
+    refuse_foreign_home,
+)
 from pgworkers.postgres.dsn import shown
 from pgworkers.postgres.embedded import EmbeddedServer
 from pgworkers.postgres.statements import run as ask
@@ -61,11 +69,17 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
     if loaded.settings.metrics != "off":
         http.parse(loaded.settings.metrics)  # before anything is done
     served = choose_queues(app, options.queues, options.workers, loaded.settings.max_workers)
+    if options.check:
+        check_imports(options.config, served, loaded.settings.boot, say)
     chosen = choose(loaded.settings, loaded.sources, beside(options.config))
     server = None
     dsn = chosen.dsn
     if chosen.embedded:
+        refuse_foreign_home(chosen, owner_of(options.config))
         server = EmbeddedServer(chosen.home, say=say)
+        if options.check and not server.status().exists:
+            database = f"embedded, would be made in {chosen.home}"
+            return Plan(app, loaded, "", served, database, f"{loaded.settings.schema}, would be made", None)
         dsn = server.acquire()
     direct = loaded.settings.direct_dsn or dsn
 
@@ -76,7 +90,7 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
         if options.check:
             return database, _pending(conn, loaded)
         applied = migrate.up(conn, schema)
-        ask(conn, schema, queues.declare(list(served), totals(served)))
+        ask(conn, schema, queues.declare(list(served), totals(served), retentions(served)))
         ask(conn, schema, queues.declare_tasks(list(app.tasks)))
         if app.schedules:
             ask(conn, schema, schedules.sync(app.schedules))
@@ -93,6 +107,21 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
             server.release()
         raise
     return Plan(app, loaded, dsn, served, database, schema, server, direct)
+
+
+def check_imports(
+    config: str, served: dict[str, QueueSpec], patience: float, say: Callable[[str], None]
+) -> None:
+    """Import the app as the supervisor of each queue would: with its threads and its preload modules."""
+    ways = {(spec.threads, tuple(spec.preload)): name for name, spec in served.items()}
+    for (threads, preload), queue in ways.items():
+        if (threads, preload) == (1, ()):
+            continue  # it was described so
+        seen = describe(config, patience, say=say, threads=threads, preload=preload)
+        if seen.threads:
+            raise AppNotLoaded(
+                f"queue {queue}: {starts_threads(config, seen.threads)}; no worker of it would start"
+            )
 
 
 def refuse_pooler(conn: psycopg.Connection[Any], dsn: str) -> None:
@@ -152,6 +181,11 @@ def totals(served: dict[str, QueueSpec]) -> dict[str, int | None]:
     return {name: spec.cluster_workers for name, spec in served.items()}
 
 
+def retentions(served: dict[str, QueueSpec]) -> dict[str, float | None]:
+    """How many seconds the app keeps finished jobs of its queues."""
+    return {name: spec.retention for name, spec in served.items()}
+
+
 def reach(settings: Settings, dsn: str, say: Callable[[str], None]) -> psycopg.Connection[Any]:
     """A first connection. A server that refuses or is still starting is waited for; a wrong address is not."""
     give_up = monotonic() + settings.connect_wait
@@ -208,6 +242,15 @@ def _enqueue(conn: psycopg.Connection[Any], schema: str, app: AppSpec, task: str
 
 def banner(plan: Plan, metrics: str) -> list[str]:
     """The six lines of the start."""
+    return [
+        *summary(plan, metrics),
+        f"stop      Ctrl-C or kill -TERM {os.getpid()}: running jobs get {show_seconds(plan.settings.drain)}; "
+        "a second Ctrl-C or SIGQUIT: now",
+    ]
+
+
+def summary(plan: Plan, metrics: str) -> list[str]:
+    """What a host serves, and from where; `run --check` prints no more."""
     served = " · ".join(_crew(queue) for queue in plan.queues.values())
     return [
         f"pgworkers {VERSION} · {plan.app.name} (version {plan.app.version})",
@@ -215,8 +258,6 @@ def banner(plan: Plan, metrics: str) -> list[str]:
         f"schema    {plan.schema}",
         f"queues    {served}",
         f"metrics   {metrics}",
-        f"stop      Ctrl-C or kill -TERM {os.getpid()}: running jobs get {show_seconds(plan.settings.drain)}; "
-        "a second Ctrl-C or SIGQUIT: now",
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from pgworkers.clock import show_seconds
 from pgworkers.job.show import MOST_LEFT, Left, Other
-from pgworkers.observe.escape import printable
+from pgworkers.observe.escape import command, printable
 
 EMPTY = "burst: the queues are empty"
 #: So many reasons are told, each in a line of its own.
@@ -42,9 +42,9 @@ def _why(one: Left) -> str:
     queue, task = printable(one.queue), printable(one.task)
     match one.reason:
         case "paused":
-            return f"the queue {queue} is paused; pgworkers queues resume {queue} lets them go on"
+            return f"the queue {queue} is paused; {command('queues resume', one.queue)} lets them go on"
         case "no workers":
-            return f"the queue {queue} is scaled to 0 workers; pgworkers queues scale {queue} --default undoes it"
+            return f"the queue {queue} is scaled to 0 workers; {command('queues scale', one.queue, default=True)} undoes it"
         case "limit":
             return f"the limit of {task}, or of their concurrency key, is 0; pgworkers queues limits shows it"
         case "unknown":

@@ -14,11 +14,10 @@ import msgspec
 
 from pgworkers.clock import monotonic
 from pgworkers.master.crew import Worker
-from pgworkers.process import environment
+from pgworkers.process import environment, origin
 from pgworkers.process.titles import ROOM
 from pgworkers.supervisor.messages import Boot, Command, Fact
 
-MARKER = "PGWORKERS_TREE"
 _PACKET = 1 << 18
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Fact).decode
@@ -37,7 +36,7 @@ class Supervisor:
     ) -> None:
         self.queue = boot.queue.name
         self.version = version
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, Worker] = {}  # by incarnation
         self.booted = False
         self.failure = ""  # why it could not boot
         self.heard = monotonic()  # when it said something last
@@ -54,13 +53,13 @@ class Supervisor:
         with theirs:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "pgworkers.supervisor"),
+                    *(sys.executable, "-P", "-m", "pgworkers.supervisor"),  # -P: no module of this directory
                     *("--fd", str(theirs.fileno()), "--term", str(term), "--parent", str(os.getpid()), ROOM),
                 ],
                 pass_fds=[theirs.fileno(), term],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # cores are then shared out by queue: no crowd of workers starves us
-                env=environment.for_children(os.environ) | {MARKER: boot.host},
+                env=environment.for_children(os.environ) | {origin.VARIABLE: origin.mark(boot.host)},
             )
         self.pid = self.process.pid
         self._control: socket.socket | None = ours

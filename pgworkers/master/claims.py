@@ -13,15 +13,19 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.events import Claimed as ClaimedFact
+from pgworkers.events import JobEnded
 from pgworkers.facts import Facts
 from pgworkers.job.asleep import asleep
 from pgworkers.job.claim import Claimed, Range, Wants, claim
+from pgworkers.job.set_aside import may_be_data, set_aside, set_loud_aside
+from pgworkers.job.state import State, Verdict
 from pgworkers.master.bell import Bell
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.line import Line, LineDown
 from pgworkers.master.positions import OUT_OF_TURN, Positions
 from pgworkers.master.wakes import Wakes
 from pgworkers.postgres.statements import Query
+from pgworkers.postgres.wording import NoAnswer
 from pgworkers.settings import Settings
 
 #: After so many jobs, and so many seconds, that are handed over the loop has another turn.
@@ -65,12 +69,18 @@ class Claims:
             self._bell.ring()
 
     def heard(self, queue: str) -> None:
-        """A notification: there are jobs in this queue; without a name, in any. Others may have come with it."""
-        if queue:
-            self._wakes.heard(queue, monotonic())
-        else:
-            self._wakes.stir()
-        self._bell.touch()
+        """A notification: there may be jobs in this queue; without a name, in any. Others may have come with it.
+
+        Of queues that this host does not serve nothing is kept. Of a queue that is awake a notification changes nothing: the
+        host looks at it every few milliseconds as long as it has room.
+        """
+        now = monotonic()
+        for name in [queue] if queue else list(self._dispatch.desks):
+            if name in self._dispatch.desks:
+                looks_anyway = self._hungry and self._wakes.awake(name)
+                self._wakes.heard(name, now)
+                if not looks_anyway:
+                    self._bell.touch()
 
     def all_heard(self) -> None:
         """Jobs wait for what follows: it is done at once."""
@@ -91,11 +101,47 @@ class Claims:
                     self._hungry = False
                     continue
                 await self._claim(wants)
-            except LineDown:
-                await self._line.rest()
+            except LineDown as down:
+                if not await self._set_aside(down.__cause__):
+                    await self._line.rest()
                 self._bell.ring()
-            except psycopg.Error:
-                await asyncio.sleep(self._settings.poll)
+            except psycopg.Error as error:
+                if not await self._set_aside(error):
+                    await asyncio.sleep(self._settings.poll)
+                self._bell.ring()
+
+    async def _set_aside(self, error: BaseException | None) -> bool:
+        """End the jobs whose data made a claim fail. False: there were none, or it had another reason."""
+        too_late = isinstance(error, (psycopg.errors.QueryCanceled, NoAnswer))
+        if not isinstance(error, psycopg.Error) or not (too_late or may_be_data(error.sqlstate)):
+            return False
+        queues = [want.queue for want in self._dispatch.wants()]
+        try:
+            found = await self._line.ask(set_loud_aside(queues, self._dispatch.tasks))
+            if not found and not too_late:  # a timeout is no evidence of bad data
+                found = await self._line.ask(set_aside(queues, self._dispatch.tasks))
+        except (LineDown, psycopg.Error):
+            return False
+        for job in found:
+            self._facts.tell(
+                JobEnded(
+                    job=job.id,
+                    lease=job.lease,
+                    queue=job.queue,
+                    task=job.task,
+                    args="{}",
+                    attempt=job.attempt,
+                    max_attempts=job.max_attempts,
+                    verdict=Verdict.UNFIT.value,
+                    state=State.DEAD,
+                    duration=0.0,
+                    cpu=0.0,
+                    peak_rss=0,
+                    error=job.reason,
+                    again_in=None,
+                )
+            )
+        return bool(found)
 
     def _hand_first(self, claimed: list[Claimed]) -> None:
         """The first piece, before anything else is done with the answer."""

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 
+import msgspec
+
 from pgworkers.clock import monotonic
 from pgworkers.master.held import Held
 from pgworkers.process import shelf, tickets
@@ -29,6 +31,7 @@ class Worker:
         queue: str,
         slot: int,
         pid: int,
+        incarnation: int,
         version: str,
         channel: tuple[socket.socket, int, int, int],
         on_frames: Callable[[Worker, list[Frame]], None],
@@ -38,6 +41,7 @@ class Worker:
         self.queue = queue
         self.slot = slot
         self.pid = pid
+        self.incarnation = incarnation  # the number of its fork in the life of its supervisor
         self.name = f"{queue}/{slot}"
         self.label = f"{queue}/{slot} pid {pid}"
         self.version = version  # of the user's code it runs
@@ -48,6 +52,7 @@ class Worker:
         self.load = 0.0  # seconds that they should take together
         self.settling = False  # its last end must be written before it begins anything
         self.retiring = False  # its supervisor was replaced, or it is not wanted: it leaves after its job
+        self.broken = ""  # why nothing that comes from it is believed any more
         self.burns = False  # threads that its jobs left use CPU
         self.last = (0, "")  # the job that it reported last, and its task
         self.since = monotonic()  # of the present state, or of the present job
@@ -165,10 +170,7 @@ class Worker:
             pass
         waiting = shelf.read(self._shelf) if self._shelf >= 0 else b""
         if waiting:
-            try:
-                self._on_frames(self, Reader().feed(waiting))
-            except FrameError:
-                pass  # it died of writing where it should not: its jobs end as those of a crash
+            self._hear(Reader(), waiting)
 
     def hang_up(self) -> None:
         """Close the socket and the pipe: an idle worker leaves, a busy one is left to its supervisor."""
@@ -217,7 +219,17 @@ class Worker:
             self.hang_up()
             self._on_end(self)
             return False
-        self._on_frames(self, self._reader.feed(data))
+        return self._hear(self._reader, data)
+
+    def _hear(self, reader: Reader, data: bytes) -> bool:
+        """False: that is nothing that a worker of ours says. It gets no more orders, and its job ends as a crash."""
+        try:
+            self._on_frames(self, reader.feed(data))
+        except (FrameError, msgspec.MsgspecError) as error:
+            self.broken = self.broken or str(error)
+            self.hang_up()
+            self._on_end(self)
+            return False
         return True
 
     def _send(self, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from math import inf
 
 from pgworkers.clock import monotonic
@@ -42,6 +43,14 @@ def worth_a_claim(stock: int) -> int:
     return min((stock + 1) // 2, max(stock // 4, LARGE))
 
 
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why workers of a queue cannot start."""
+
+    error: str
+    traceback: str = ""
+
+
 class QueueDesk:
     """The buffer and the workers of one queue."""
 
@@ -56,6 +65,7 @@ class QueueDesk:
         self.target = sys.maxsize
         self.cap = sys.maxsize  # jobs at once, where the cluster counts; see scaling
         self.trusted_until = inf
+        self.problem: Problem | None = None  # of the last worker that could not start, until one does
         self.typical: float | None = None  # a moving average of recent durations, seconds
 
     def put(self, held: Held) -> None:
@@ -83,10 +93,17 @@ class QueueDesk:
         return len(self.workers) > self.target and self.count() > self.target
 
     def may_begin(self) -> int:
-        """How many jobs may begin now: as there are idle workers, and as the cluster leaves to this host."""
+        """How many jobs may begin now: as there are idle workers, and as the cluster leaves to this host.
+
+        After a reload, workers of the old code may still be busy beside as many of the new code. Together they run no more
+        jobs than the queue should have workers, unless it allows that.
+        """
+        most = len(self.idle)
+        if not self.spec.reload_overlap:
+            most = min(most, max(0, self.target - self.occupied))
         if self.cap == sys.maxsize:
-            return len(self.idle)
-        return min(len(self.idle), max(0, self.cap - self.running)) if self.trusted() else 0
+            return most
+        return min(most, max(0, self.cap - self.running)) if self.trusted() else 0
 
     def wake(self, most: int) -> list[Worker]:
         """So many idle workers at most, for jobs that may begin now: who rested last comes first."""

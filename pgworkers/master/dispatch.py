@@ -18,29 +18,31 @@ from functools import partial
 import msgspec
 
 from pgworkers.clock import monotonic
-from pgworkers.events import JobStarted, JobStopped, LeaseLost, StopWished
+from pgworkers.events import DeadlineMoved, JobStarted, JobStopped, LeaseLost, StopWished
 from pgworkers.facts import Facts
 from pgworkers.job.claim import Wants
 from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved
+from pgworkers.job.renew import Deadline
 from pgworkers.job.retry import Again
 from pgworkers.job.state import Verdict
 from pgworkers.lives import WorkerBurned, WorkerReady
 from pgworkers.master import verdict
 from pgworkers.master.crew import Worker
-from pgworkers.master.desk import QueueDesk
+from pgworkers.master.desk import Problem, QueueDesk
 from pgworkers.master.ends import Ends
 from pgworkers.master.handing import Handing
 from pgworkers.master.held import Held
-from pgworkers.process.frames import Frame
+from pgworkers.process.frames import Frame, FrameError
 from pgworkers.settings import Settings
 from pgworkers.sightings import HandlerMeasured
 from pgworkers.specs import QueueSpec, TaskSpec
-from pgworkers.supervisor.messages import Died
-from pgworkers.worker.messages import Kind, Progress, Report, read_done
+from pgworkers.supervisor.messages import Died, MoveDeadline
+from pgworkers.worker.messages import Kind, Progress, Report, Unstarted, check_done, read_done
 
 _report = msgspec.json.Decoder(Report).decode
 _progress = msgspec.json.Decoder(Progress).decode
+_unstarted = msgspec.json.Decoder(Unstarted).decode
 _DONE = int(Kind.DONE)  # with every job: to ask an enum takes longer
 
 
@@ -114,6 +116,8 @@ class Dispatch(Handing):
         if worker in desk.idle:
             desk.idle.remove(worker)
         self.reclaim(worker)
+        if worker.broken and worker.held is not None and worker.state != "gone":
+            self._stop(worker, worker.held, "kill")
         self.feed(desk)
 
     def died(self, worker: Worker, died: Died) -> Verdict | None:
@@ -125,6 +129,9 @@ class Dispatch(Handing):
             desk.workers.remove(worker)
         self.recover(worker)
         worker.bury()
+        if not died.ready and died.status != "exit 0" and desk.problem is None:
+            why = f"a worker ended by {died.status} before it was ready"
+            desk.problem = Problem(why, died.stack or died.output or "")
         ended = None
         while worker.orders:
             held = worker.orders.popleft()
@@ -137,7 +144,7 @@ class Dispatch(Handing):
             self._ends.silence([held.key])
             if died.reason is not None and died.stopped:
                 self._facts.tell(JobStopped(*held.key, worker.queue, died.reason, died.stopped))
-            ending = verdict.of_death(died, held)
+            ending = verdict.of_death(died, held, broken=worker.broken)
             self._settle(desk, worker, held, ending)
             ended = ending.verdict
         return ended
@@ -149,25 +156,32 @@ class Dispatch(Handing):
         done: list[Frame] = []
         for frame in frames:
             if frame.kind == _DONE:
+                check_done(frame.body)
                 done.append(frame)
             else:
                 self._done(desk, worker, done)
                 done = []
                 self._said(desk, worker, frame)
         self._done(desk, worker, done)
-        self._go_on(desk, worker)
+        if worker.state != "booting":  # else it has only said that it cannot start
+            self._go_on(desk, worker)
 
     def _said(self, desk: QueueDesk, worker: Worker, frame: Frame) -> None:
         match frame.kind:
             case Kind.REPORT:
+                report = _report(frame.body)  # first: what cannot be read ends nothing
                 for held, _ in worker.ended([frame]):
                     self._had(desk, worker, [held])
-                    self._reported(desk, worker, held, _report(frame.body))
+                    self._reported(desk, worker, held, report)
             case Kind.READY:
                 if worker.state == "booting":
                     took = monotonic() - worker.since
                     self._facts.tell(WorkerReady(worker.queue, worker.slot, worker.pid, took))
                 worker.become("ready")
+                desk.problem = None
+            case Kind.UNSTARTED:
+                said = _unstarted(frame.body)
+                desk.problem = Problem(said.error, said.traceback)
             case Kind.PROGRESS:
                 self._progressed(worker, frame)
             case Kind.BURNS:
@@ -177,6 +191,8 @@ class Dispatch(Handing):
             case Kind.METRICS:
                 if (known := self.held.get(frame.job)) is not None:
                     self._facts.tell(HandlerMeasured(known.claimed.task, frame.body))
+            case _:
+                raise FrameError(f"a frame of an unknown kind ({frame.kind})")
 
     def _go_on(self, desk: QueueDesk, worker: Worker) -> None:
         """It has reported what it had to: more, or rest, or leave."""
@@ -203,7 +219,7 @@ class Dispatch(Handing):
         desk.running -= len(jobs)
         desk.occupied -= not worker.orders
         self._forget(jobs)
-        if desk.cap != sys.maxsize:  # its end may be what another, idle worker waits for
+        if desk.cap != sys.maxsize or worker.retiring:  # its end may be what another, idle worker waits for
             asyncio.get_running_loop().call_soon(self.feed, desk)
             self._want_claim(desk.name)
 
@@ -293,7 +309,28 @@ class Dispatch(Handing):
             self._wish(worker, held, "cancel")
         return True
 
-    def lost(self, key: tuple[int, int]) -> None:
+    def read_deadline(self, found: Deadline) -> None:
+        """A renewal read a deadline that this host did not know: the job gets it, running or not."""
+        held = self.held.get(found.job)
+        if held is None or held.key != (found.job, found.lease) or not held.read_deadline(found):
+            return
+        worker = held.worker
+        if worker is None:
+            return  # its order is made when a worker gets it
+        if self.withdraw(held):
+            held.worker = None
+            desk = self.desks[worker.queue]
+            desk.put(held)
+            self._go_on(desk, worker)
+            self.feed(desk)
+        else:
+            worker.tell(MoveDeadline(worker.slot, worker.incarnation, *held.key, held.attempt_deadline()))
+        left = held.claimed.remaining
+        self._facts.tell(
+            DeadlineMoved(*held.named, None if left is None else max(0.0, found.remaining or 0.0))
+        )
+
+    def lost(self, key: tuple[int, int], *, rescued: bool = False) -> None:
         """The database says another host owns it: whatever runs here is stopped, nothing of it is written."""
         held = self.held.get(key[0])
         if held is None or held.key != key or held.wish == "lease":
@@ -301,11 +338,11 @@ class Dispatch(Handing):
         worker = held.worker
         if self.withdraw(held):
             self._forget([held])
-            self._facts.tell(LeaseLost(*held.named, running=False))
+            self._facts.tell(LeaseLost(*held.named, running=False, rescued=rescued))
             if worker is not None:
                 self._go_on(self.desks[worker.queue], worker)
         elif worker is not None:
-            self._facts.tell(LeaseLost(*held.named, running=True))
+            self._facts.tell(LeaseLost(*held.named, running=True, rescued=rescued))
             self._wish(worker, held, "lease")
 
     def wish(self, worker: Worker, reason: str) -> None:

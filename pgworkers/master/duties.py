@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -20,10 +21,10 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.errors import NotFound
-from pgworkers.events import DutyDone, DutyFailed
+from pgworkers.events import DutyDone, DutyFailed, Purged
 from pgworkers.facts import Facts
 from pgworkers.flow import batch
-from pgworkers.job import archive, depth, host, promote, request
+from pgworkers.job import archive, depth, host, link, operation, promote, request
 from pgworkers.job.look import look
 from pgworkers.master import ticks
 from pgworkers.master.leadership import Leadership
@@ -87,6 +88,7 @@ class Duties:
                 Duty(
                     "expire", every.rescue, self._expire, "end jobs that were not started in time", seen=True
                 ),
+                Duty("link", SOONEST, self._link, "tie new dependent jobs to their parents", seen=True),
                 Duty("rescue", every.rescue, self._rescue, "take jobs back from hosts that stopped renewing"),
                 Duty("sweep", every.rescue * 6, self._sweep, "forget hosts that are long gone"),
                 Duty(
@@ -193,6 +195,9 @@ class Duties:
     async def _expire(self) -> int:
         return await self._until_empty(lambda: promote.expire(BATCH), BATCH)
 
+    async def _link(self) -> int:
+        return await self._until_empty(lambda: link.link(BATCH), BATCH)
+
     async def _rescue(self) -> int:
         """Only a host that has itself renewed without a gap may call others lost: an outage must not be a mass rescue."""
         rescued = await rescue_all(self._asker, self._host, self._facts, self._may_rescue, self._reckoned)
@@ -206,21 +211,45 @@ class Duties:
     async def _partitions(self) -> int:
         made = await self._asker.ask(archive.make_partitions(DAYS_AHEAD))
         old = await self._asker.ask(archive.old_partitions(self._settings.retention))
+        dropped = 0
         for name in old:
-            await self._asker.ask(archive.drop(name, self._settings.retention_dead))
-        return made + len(old)
+            drop = archive.drop(name, self._settings.retention_dead)
+            dropped += await self._alone(
+                "partitions", name, partial(self._asker.ask, drop), f"partition {name}"
+            )
+        return made + dropped
 
     async def _prune(self) -> int:
         keep, dead = self._settings.retention, self._settings.retention_dead
-        bounded: list[Callable[[], Query[int]]] = [
-            lambda: archive.prune(keep, dead, BATCH),
-            lambda: archive.prune_attempts(keep, BATCH),
-            lambda: request.forget(BATCH),
-            lambda: batch.prune(keep, BATCH),
-            lambda: statistics.prune(statistics.KEEP, BATCH),
-        ]
-        gone = [await self._until_empty(query, BATCH) for query in bounded]
-        return sum(gone) + await ticks.prune(self._asker, keep)
+        bounded: dict[str, Callable[[], Query[int]]] = {
+            "finished jobs": lambda: archive.prune(keep, dead, BATCH),
+            "attempts": lambda: archive.prune_attempts(keep, BATCH),
+            "operations": lambda: operation.prune(max(keep, dead), BATCH),
+            "requests of operators": lambda: request.forget(BATCH),
+            "batches": lambda: batch.prune(keep, BATCH),
+            "rows of statistics": lambda: statistics.prune(statistics.KEEP, BATCH),
+        }
+        total = await self._alone("prune", "ticks", lambda: ticks.prune(self._asker, keep), "ticks")
+        for what, query in bounded.items():
+            total += await self._alone("prune", what, partial(self._until_empty, query, BATCH), what)
+        return total
+
+    async def _alone(
+        self, duty: str, what: str, perform: Callable[[], Awaitable[int | None]], purged: str
+    ) -> int:
+        """One of several items of a duty. If it fails, that is told and the others go on."""
+        try:
+            count = await perform()
+        except (LineDown, psycopg.Error) as error:
+            cause = error.__cause__ if isinstance(error, LineDown) else error
+            if not (isinstance(cause, psycopg.Error) and cause.sqlstate):
+                raise  # the session is lost, for the other items, too
+            why = f"{what}: {type(error).__name__}: {error}"
+            self._facts.tell(DutyFailed(duty, why, isinstance(error, LineDown)))
+            return 0
+        if count:
+            self._facts.tell(Purged(purged, int(count)))
+        return int(count or 0)
 
     async def _batches(self) -> int:
         return await self._until_empty(lambda: batch.sweep(BATCH), BATCH)
@@ -244,6 +273,11 @@ class Duties:
             duty.due = max(duty.due, now + min(rest, STALE))
             self._queues = len(tally.queues)
             self._facts.tell(QueuesSeen(tally.queues))
+            if not all(one.is_exact for one in tally.queues):
+                why = (
+                    "a session locks the table host, so jobs that hosts claimed ahead were counted as running"
+                )
+                self._facts.tell(DutyFailed("depth", why))
         return found
 
     async def _ticks(self) -> int:

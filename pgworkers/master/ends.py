@@ -40,7 +40,14 @@ CHILDREN = 256 << 10
 
 class Ends:
     def __init__(
-        self, host: str, line: Line, facts: Facts, batch: int, cooling: Cooling | None = None
+        self,
+        host: str,
+        line: Line,
+        facts: Facts,
+        batch: int,
+        cooling: Cooling | None = None,
+        *,
+        log_args: bool = True,
     ) -> None:
         self._host = host
         self._line = line
@@ -50,7 +57,7 @@ class Ends:
         self._pending: deque[Pending] = deque()
         self._sending: list[Pending] = []
         self._aside: Aside[Held, End | Again] = Aside(line)
-        self._writing = Writing(host, line, facts, self._pending.appendleft)
+        self._writing = Writing(host, line, facts, self._pending.appendleft, log_args=log_args)
         self._releases: list[tuple[int, int]] = []
         self._saves: dict[tuple[int, int], Saved] = {}
         self._throttles: dict[str, float | None] = {}

@@ -43,6 +43,8 @@ class Errands:
         host.service.tick(host)
         if host.dispatch.busy():
             self._busy_until = monotonic()
+            if view.unseen(host):
+                host.renewal.tell_begun()
         if any(line.up for line in host.lines.values()):
             self._last_up = monotonic()
         if self._running is not None and not self._running.done():

@@ -17,6 +17,7 @@ from pgworkers.clock import monotonic
 from pgworkers.events import JobStarted
 from pgworkers.facts import Facts
 from pgworkers.job.claim import Claimed
+from pgworkers.job.state import Verdict
 from pgworkers.master import orders, verdict
 from pgworkers.master.crew import Worker
 from pgworkers.master.desk import ALONE, DEEP, PATIENCE, QueueDesk
@@ -24,6 +25,7 @@ from pgworkers.master.ends import Ends
 from pgworkers.master.held import Held
 from pgworkers.master.lookout import GRACE, Seen, Step, due
 from pgworkers.master.pace import AHEAD, GRAIN, Pace, fits, room, worth_waking
+from pgworkers.process.frames import FrameError
 from pgworkers.specs import QueueSpec, TaskSpec
 from pgworkers.worker.messages import Report
 
@@ -58,6 +60,10 @@ class Handing:
 
     def held_keys(self) -> list[tuple[int, int]]:
         return [held.key for held in self.held.values()]
+
+    def held_deadlines(self) -> list[float | None]:
+        """Of the jobs of `held_keys`, in its order: the deadlines as they were last read."""
+        return [held.claimed.deadline_epoch for held in self.held.values()]
 
     def take(self, claimed: Iterable[Claimed]) -> None:
         """What a claim has brought."""
@@ -142,8 +148,12 @@ class Handing:
             if job.remaining is not None and held.past_deadline():
                 self._end_unstarted(held, "deadline")
                 continue
+            try:
+                data.append(frame(held))
+            except (FrameError, OverflowError) as error:
+                self._end_unfit(held, str(error))
+                continue
             given.append(held)
-            data.append(frame(held))
             load += expected
             count += 1
         if given:
@@ -220,7 +230,9 @@ class Handing:
         for desk in self.desks.values():
             if desk.buffer and now - desk.buffer[0].since > self._patience():
                 self._release_buffer(desk, "no worker was free")
-                desk.typical = max(desk.typical or 0.0, AHEAD * 2)  # it was not short after all
+                # It was not short after all: nothing is claimed ahead until jobs have been short for a while. Beyond what
+                # counts as short here, or the same jobs would be claimed again at once.
+                desk.typical = max(desk.typical or 0.0, 2 * (DEEP if self.alone else AHEAD))
         self._watch_buffers()
 
     def _release_buffer(self, desk: QueueDesk, why: str) -> None:
@@ -297,6 +309,14 @@ class Handing:
         self._forget([held])
         ending = verdict.of_report(Report("stopped", 0.0, 0.0, 0, reason=reason, started=False), held)
         held.wish = reason if reason == "cancel" else held.wish
+        self._ends.put(held, verdict.settle(held, ending, random.random(), "", ""))
+
+    def _end_unfit(self, held: Held, reason: str) -> None:
+        """No worker can be sent this job: it ends here, and the others go on."""
+        self._forget([held])
+        ending = verdict.Ending(
+            Verdict.UNFIT, 0.0, 0.0, 0, error=f"no worker can have it: {reason}", started=False
+        )
         self._ends.put(held, verdict.settle(held, ending, random.random(), "", ""))
 
     def _end_wished(self, held: Held) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import Iterable
 
 from pgworkers import events, lives
 from pgworkers.clock import monotonic
@@ -18,9 +19,21 @@ from pgworkers.master.child import Supervisor
 from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.process.frames import Frame
-from pgworkers.supervisor.messages import Died, Dropped, Fact, Forked, Resting, Stack, Stalled, Suspended
+from pgworkers.supervisor.messages import (
+    Alive,
+    Died,
+    Dropped,
+    Fact,
+    Forked,
+    Resting,
+    Stack,
+    Stalled,
+    Suspended,
+)
 from pgworkers.worker.messages import Kind
 
+#: How a worker died whose death was not reported.
+UNREPORTED = "a death that its supervisor did not report"
 _READY = Frame(Kind.READY, 0, 0, b"")
 
 
@@ -38,15 +51,19 @@ class Hearing:
                 self._forked(supervisor, fact, fds)
                 return  # the descriptors are the worker's now
             case Died():
-                gone = supervisor.workers.pop(fact.slot, None)
+                gone = supervisor.workers.pop(fact.incarnation, None)
                 if gone is not None:
                     self._bury(gone, fact)
             case Stalled():
-                self._stalled(supervisor.workers.get(fact.slot), fact)
+                self._stalled(supervisor.workers.get(fact.incarnation), fact)
+            case Alive():
+                self._census(supervisor, fact)
             case Dropped():
                 self._facts.tell(events.OutputDropped(supervisor.queue, fact.count))
             case Resting():
-                self._facts.tell(lives.WorkersResting(supervisor.queue, fact.seconds, fact.deaths))
+                self._facts.tell(
+                    lives.WorkersResting(supervisor.queue, fact.seconds, fact.deaths, fact.ready)
+                )
             case Stack():
                 self._answered(fact.token, True, fact.text)
             case Suspended():
@@ -54,26 +71,25 @@ class Hearing:
         for fd in fds:
             os.close(fd)
 
-    def bury_all(self, supervisor: Supervisor, *, blameless: bool, dismissed: bool) -> None:
+    def bury_all(self, supervisor: Supervisor, *, leaving: bool, dismissed: bool) -> None:
         """The workers of a dead supervisor, which are gone with it, and their jobs.
 
-        `blameless`: killed by us, or on the way out: the jobs are handed back. Killed by somebody, perhaps a job itself: a
-        crash. `dismissed`: who had nothing to do was told to go with its supervisor.
+        The jobs are handed back, which costs them nothing. Unless the host is `leaving`, each counts a loss: one of them
+        may be what kills supervisors. `dismissed`: who had nothing to do was told to go with its supervisor.
         """
         for worker in supervisor.workers.values():
-            worker.catch_up()
-            self._dispatch.recover(worker)
-            if dismissed and worker.held is None:
-                worker.become("leaving")
-            job, lease = worker.held.key if worker.held is not None else (0, 0)
-            why = f"the death of its supervisor ({supervisor.status})"
-            reason = "kill" if blameless else None
-            died = Died(
-                worker.slot, worker.pid, job, lease, why, int(signal.SIGKILL), ready=True, reason=reason
-            )
-            died.duration = monotonic() - worker.since
-            self._bury(worker, died)
+            how = "was killed because it said nothing" if supervisor.killed else "died"
+            why = f"its supervisor {how} ({supervisor.status})"
+            reason = "kill" if leaving else None
+            self._bury_unreported(worker, why, reason, lost=not leaving, dismissed=dismissed)
         supervisor.workers.clear()
+
+    def reconcile(self, supervisors: Iterable[Supervisor]) -> None:
+        """End the jobs of workers that no supervisor has. `supervisors`: all, also those that died a moment ago."""
+        known = {id(worker) for supervisor in supervisors for worker in supervisor.workers.values()}
+        for worker in self._dispatch.busy():
+            if id(worker) not in known:
+                self._bury_unreported(worker, UNREPORTED)
 
     def _forked(self, supervisor: Supervisor, fact: Forked, fds: list[int]) -> None:
         sock, reads, writes, *shelf = fds
@@ -81,6 +97,7 @@ class Hearing:
             supervisor.queue,
             fact.slot,
             fact.pid,
+            fact.incarnation,
             supervisor.version,
             (
                 socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, sock),
@@ -92,13 +109,42 @@ class Hearing:
             self._dispatch.recover,
             supervisor.send,
         )
-        supervisor.workers[fact.slot] = worker
+        supervisor.workers[fact.incarnation] = worker
         self._dispatch.joined(worker)
         self._facts.tell(lives.WorkerForked(supervisor.queue, fact.slot, fact.pid))
         if supervisor.retired:  # it was on its way
             self._dispatch.retire(worker)
         if fact.ready:  # its first order need not wait until it says so itself
             self._dispatch.heard(worker, [_READY])
+
+    def _census(self, supervisor: Supervisor, fact: Alive) -> None:
+        """End the jobs of workers that their supervisor no longer has, although it has not reported their death."""
+        for incarnation in supervisor.workers.keys() - set(fact.incarnations):
+            self._bury_unreported(supervisor.workers.pop(incarnation), UNREPORTED)
+
+    def _bury_unreported(
+        self,
+        worker: Worker,
+        why: str,
+        reason: str | None = None,
+        *,
+        lost: bool = False,
+        dismissed: bool = False,
+    ) -> None:
+        """A worker is gone and its supervisor did not say how. Without a `reason` its job ends as that of a crash."""
+        worker.catch_up()
+        self._dispatch.recover(worker)
+        if dismissed and worker.held is None:
+            worker.become("leaving")
+        job, lease = worker.held.key if worker.held is not None else (0, 0)
+        died = Died(
+            *(worker.slot, worker.pid, worker.incarnation, job, lease, why, int(signal.SIGKILL)),
+            ready=True,
+            reason=reason,
+            lost=lost,
+        )
+        died.duration = monotonic() - worker.since
+        self._bury(worker, died)
 
     def _stalled(self, worker: Worker | None, fact: Stalled) -> None:
         if worker is None or worker.held is None or worker.held.key != (fact.job, fact.lease):
@@ -130,5 +176,7 @@ class Hearing:
                 died.swept,
                 job.task if job is not None else "",
                 job.attempt if job is not None else 0,
+                tuple(died.stuck),
+                tuple(died.foreign),
             )
         )

@@ -14,13 +14,25 @@ from typing import Any
 from pgworkers.clock import boottime, monotonic
 from pgworkers.events import HostChanged, JobEnded, JobStarted
 from pgworkers.facts import Facts
-from pgworkers.master import sights, signals, view
+from pgworkers.job.notifications import (
+    BatchChanged,
+    DueSoon,
+    HostHint,
+    JobChanged,
+    QueueChanged,
+    Ready,
+    Reconnected,
+    RequestMade,
+    Watched,
+)
+from pgworkers.lives import FormerHostEnded
+from pgworkers.master import orphans, sights, signals, view
+from pgworkers.master.all_duties import all_duties
 from pgworkers.master.boot import Plan
 from pgworkers.master.claims import Claims
 from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.drain import drain
-from pgworkers.master.duties import Duties
 from pgworkers.master.ends import Ends
 from pgworkers.master.errands import Errands
 from pgworkers.master.held import Held
@@ -34,7 +46,7 @@ from pgworkers.master.pulse import Pulse
 from pgworkers.master.reload import Reloads
 from pgworkers.master.renewal import Renewal
 from pgworkers.master.requests import Requests
-from pgworkers.master.scaling import Scaling, cooling, split_duty
+from pgworkers.master.scaling import Scaling, cooling
 from pgworkers.master.service import Service, serves
 from pgworkers.master.settling import Settling
 from pgworkers.master.supervisors import Supervisors
@@ -62,12 +74,20 @@ class Host:
         self.state = "starting"
         self.why = ""
         self.failed = False
+        self.metrics_address = ""  # of /metrics, when there is one
         self.term = OwnTerm()
         self.hurry = asyncio.Event()  # leave without waiting for running jobs
         self._leave = asyncio.Event()
         self._parts: list[asyncio.Task[None]] = []
         self.lines = {role: Line(role, plan.direct or plan.dsn, settings, facts) for role in ROLES}
-        self.ends = Ends(self.id, self.lines["finish"], facts, settings.finish_batch, cooling(settings))
+        self.ends = Ends(
+            self.id,
+            self.lines["finish"],
+            facts,
+            settings.finish_batch,
+            cooling(settings),
+            log_args=settings.log_args,
+        )
         self.dispatch = Dispatch(
             settings,
             facts,
@@ -89,7 +109,7 @@ class Host:
             settings,
             view=partial(view.told, self, Usage()),
             registration=partial(registration, self),
-            on_notice=self._noticed,
+            on_hint=self._hinted,
             on_heard=self.claims.all_heard,
             on_renewed=self.renewed,
             settled=lambda: view.settled(self),
@@ -97,19 +117,17 @@ class Host:
         self.leadership = Leadership(
             self.id, self.lines["leadership"], facts, settings, self._unbroken, self.reckoned
         )
-        self.duties = Duties(
+        self.duties = all_duties(
             self.id,
             self.leadership,
             facts,
             settings,
             may_rescue=lambda: self._unbroken(settings.lease),
             reckoned=self.reckoned,
+            desks=self.dispatch.desks,
         )
-        self.duties.add(split_duty(self.leadership, settings.leader_retry, self.reckoned))
-        for look in sights.duties(self.leadership, facts, settings, self.dispatch):
-            self.duties.add(look)
         self.supervisors = Supervisors(
-            settings, facts, self.dispatch, self.boots(), plan.app.version, self.term.fd
+            settings, facts, self.dispatch, self.boots(), plan.app.version, self.term.fd, self.beside
         )
         self.service = Service(speaker or Speaker())
         self.pulse = Pulse(facts, self._calm, self.service.watchdog)
@@ -158,6 +176,9 @@ class Host:
         """From the first process to the last."""
         signals.hear(self)
         prctl.inherit_orphans()
+        killed, left = await orphans.end_former(self.id)
+        if killed or left:
+            self.facts.tell(FormerHostEnded(killed, left))
         if not await join(self):
             self.become("gone", f"{self.why}; the database had not answered yet")
             for line in self.lines.values():
@@ -235,26 +256,32 @@ class Host:
         """The database's time, to judge others by; None before the first renewal."""
         return self.renewal.reckoning.at(boottime())
 
-    def _noticed(self, payload: str) -> None:
-        kind, _, what = payload.partition(":")
-        if kind == "ready":
-            self.claims.heard(what)
-        if kind == "reconnected":
-            self.claims.forgotten()
-        if kind == "queue":
-            self.claims.poke()
-        if kind in ("queue", "reconnected"):
-            self.scaling.poke()
-        if kind in ("request", "reconnected"):
-            self.requests.poke()
-        if kind == "watch":
-            self.renewal.watch()
-        if kind in ("due", "queue", "reconnected"):
-            self.duties.heard()
-        if kind == "batch":
-            self.settling.heard(what)
-        if kind == "cancel" and what.isdigit():
-            self.dispatch.cancel(int(what))
+    def _hinted(self, hint: HostHint) -> None:
+        """Look where a notification points. Any login can send one, so it is never believed: only rows are."""
+        match hint:
+            case Ready(queue):
+                self.claims.heard(queue)
+            case QueueChanged(queue):
+                if queue in self.dispatch.desks:
+                    self.claims.heard(queue)
+                    self.scaling.poke()
+                self.duties.heard()
+            case JobChanged(job):
+                if job in self.dispatch.held:
+                    self.renewal.reread()
+            case BatchChanged(batch):
+                self.settling.heard(batch)
+            case RequestMade():
+                self.requests.poke()
+            case Watched():
+                self.renewal.watch()
+            case DueSoon():
+                self.duties.heard()
+            case Reconnected():
+                self.claims.forgotten()
+                self.scaling.poke()
+                self.requests.poke()
+                self.duties.heard()
 
     def renewed(self, sent: float) -> None:
         """The leases hold so long, counted from the sending: nothing begins beyond it, and nothing is claimed."""

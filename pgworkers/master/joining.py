@@ -32,6 +32,7 @@ def registration(host: Host) -> Query[Any]:
         list(host.plan.queues),
         [task.name for task in host.plan.app.tasks],
         host.settings.lease,
+        host.metrics_address,
     )
 
 

@@ -1,13 +1,17 @@
-"""Who performs the cluster's duties: the host whose session holds the advisory lock of the schema.
+"""Who performs the cluster's duties: the host that holds the term of leadership.
 
-    candidate --lock won--> leader --session lost, or drain--> candidate
+    candidate --term taken--> leader --term or session lost, or drain--> candidate
 
-What is authoritative is the session: every duty runs on the very connection that holds the lock (`ask`), so who lost
-the session cannot act, whatever it believes. The flag `leads` is only a conservative local view: off first, on only
-while the lock is held, off before it is given back. Losing is noticed by the next duty, because that duty fails.
+The term is a row that only workers can write: host, session, and until when it is valid by the database's clock. The leader
+renews it every `leader_retry`. A candidate takes it when the leader resigned, when its session is gone, or when it ran out:
+a frozen leader keeps its session and would lead for ever. An advisory lock, held by the leading session, is the fast
+path that tells a candidate of a session's end. Any login can hold that lock, so a lock that cannot be had stops no host
+from leading; the session that holds it is reported (docs/adr/2812).
 
-A frozen leader keeps its session, so it would lead for ever. A candidate that has itself renewed without a gap ends the
-session of a leader whose row went silent for two renewals; the deposed one, should it wake up, finds its session gone.
+Every duty runs on the very connection that took the term (`ask`), so a host that lost the session cannot act, whatever it
+believes. A host that was frozen and wakes up cannot act either until it has renewed: `ask` refuses after the term has run
+out by this machine's own clock, counted from the sending of the last renewal. The flag `leads` is only a conservative local
+view: on only while the term is held, off before it is given back.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ from typing import TypeVar
 
 import psycopg
 
-from pgworkers.clock import monotonic
-from pgworkers.events import LeaderChanged
+from pgworkers.clock import boottime, monotonic
+from pgworkers.events import LeaderChanged, LeaderLockFree, LeaderLockHeld
 from pgworkers.facts import Facts
 from pgworkers.job import lead
 from pgworkers.master.line import Line, LineDown, first_line
@@ -28,8 +32,6 @@ from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
 T = TypeVar("T")
-
-AFTER_DEPOSING = 0.1  # seconds; the lock is free as soon as the ended session has left
 
 
 class Leadership:
@@ -44,6 +46,7 @@ class Leadership:
     ) -> None:
         self.leads = False
         self.since = 0.0
+        self.lock_holder: lead.LockHolder | None = None  #: a session that holds the lock and is no host's
         self._host = host
         self._line = line
         self._facts = facts
@@ -51,49 +54,92 @@ class Leadership:
         self._unbroken = unbroken  # has this host renewed without a gap for so long?
         self._reckoned = reckoned  # the database's time, as this host reckons it
         self._session = -1
+        self._term = 0
+        self._valid_until = 0.0  # the term, on CLOCK_BOOTTIME
+        self._suspect: lead.LockHolder | None = None  # held the lock when this host last looked
+        self._former_pid = 0  # of the session that led before; it may hold the lock a little longer
         self._resigned = False
         self._won = asyncio.Event()
 
     @property
-    def silence(self) -> float:
-        """A leader that has not renewed for this long may be deposed."""
-        return 2 * self._settings.renew
+    def term_seconds(self) -> float:
+        """A leader that has not renewed its term for this long may be deposed."""
+        return max(2 * self._settings.renew, 3 * self._settings.leader_retry)
 
     async def run(self) -> None:
-        """Try for the lock for as long as the host lives; while leading, see that the session is still there."""
+        """Try for the term for as long as the host lives; while leading, renew it."""
         while not self._resigned:
-            pause = self._settings.leader_retry
             try:
-                if await self._round():
-                    pause = min(pause, AFTER_DEPOSING)
+                await self._round()
             except (LineDown, psycopg.Error) as error:
                 self._lost(first_line(error))
                 await self._line.rest()
-            await asyncio.sleep(pause)
+            await asyncio.sleep(self._settings.leader_retry)
 
-    async def _round(self) -> bool:
-        """True: a frozen leader was deposed, so that the lock is about to be free."""
+    async def _round(self) -> None:
         if self.leads:
-            if self._line.session != self._session:
-                self._lost("the session is gone")
-            return False
-        if await self._line.ask(lead.try_to_lead(self._host)):
-            self._session = self._line.session
-            self.leads, self.since = True, monotonic()
-            self._won.set()
-            self._facts.tell(LeaderChanged(True, "this host leads"))
-            return False
-        if not self._unbroken(self.silence):
-            return False
-        deposed = await self._line.ask(lead.depose(self.silence, clock=self._reckoned()))
-        if deposed:
+            is_locked = await self._renew()
+        else:
+            is_locked = await self._try()
+        await self._report_holder(is_locked)
+
+    async def _renew(self) -> bool:
+        """Renew the term. True: the session that leads holds the lock."""
+        sent = boottime()
+        if self._line.session != self._session:
+            self._lost("the session is gone")
+            return True
+        renewal = lead.renew(self._host, self._term, self.term_seconds)
+        is_locked = await self._line.ask(renewal, session=self._session)
+        if is_locked is None:
+            self._lost("its term was not renewed in time, and another host leads")
+            await self._line.ask(lead.resign(self._host, self._term), session=self._session)  # the lock
+            return True
+        self._valid_until = sent + self.term_seconds
+        return is_locked
+
+    async def _try(self) -> bool:
+        """Take the term if it is free. True: the session that leads holds the lock."""
+        sent = boottime()
+        may_depose = self._unbroken(self.term_seconds)
+        tried = await self._line.ask(
+            lead.try_to_lead(self._host, self.term_seconds, may_depose=may_depose, clock=self._reckoned())
+        )
+        if tried.term is None:
+            if tried.is_locked:  # another host was faster; its session should have the lock
+                await self._line.ask(lead.resign(self._host, 0))
+            return tried.leader_is_locked
+        if tried.ran_out and tried.former is not None:
             self._facts.tell(LeaderChanged(False, "a leader that stopped renewing was deposed"))
-        return deposed > 0
+            await self._line.ask(lead.depose(tried.former))
+        self._former_pid = tried.former.pid if tried.former is not None else 0
+        self._session = self._line.session
+        self._term, self._valid_until = tried.term, sent + self.term_seconds
+        self.leads, self.since = True, monotonic()
+        self._won.set()
+        self._facts.tell(LeaderChanged(True, "this host leads"))
+        return tried.is_locked
+
+    async def _report_holder(self, is_locked: bool) -> None:
+        """Find out and tell which session holds the lock, when it is not the leader's."""
+        found = [] if is_locked else await self._line.ask(lead.lock_holders())
+        foreign = next((one for one in found if one.pid != self._former_pid), None)
+        # Seen twice: the session of a leader that was just replaced may hold it a moment longer.
+        before, self.lock_holder = self.lock_holder, foreign if foreign == self._suspect else None
+        self._suspect = foreign
+        if self.lock_holder is not None and self.lock_holder != before:
+            self._facts.tell(
+                LeaderLockHeld(self.lock_holder.pid, self.lock_holder.user, self.lock_holder.application)
+            )
+        elif before is not None and self.lock_holder is None:
+            self._facts.tell(LeaderLockFree(before.pid))
 
     async def ask(self, query: Query[T]) -> T:
-        """A duty's statement: on the session that holds the lock, or not at all."""
+        """A duty's statement: on the session that holds the term, while it is valid, or not at all."""
         if not self.leads:
             raise LineDown("this host does not lead")
+        if boottime() >= self._valid_until:
+            raise LineDown("the term of this host has run out; nothing is done until it is renewed")
         try:
             return await self._line.ask(query, session=self._session)
         except LineDown as error:
@@ -107,13 +153,13 @@ class Leadership:
             await self._won.wait()
 
     async def resign(self) -> None:
-        """Before the host leaves: the flag, the row, the lock."""
+        """Before the host leaves: the flag, the term, the row, the lock."""
         self._resigned = True
         if self.leads:
             self._lost("this host is leaving")
             try:
                 async with asyncio.timeout(self._settings.statement_timeout):
-                    await self._line.ask(lead.resign(self._host), session=self._session)
+                    await self._line.ask(lead.resign(self._host, self._term), session=self._session)
             except (LineDown, TimeoutError, psycopg.Error):
                 pass  # the end of the session frees it
 

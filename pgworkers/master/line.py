@@ -99,7 +99,7 @@ class Line:
             answer = await exchange.ask(query, self._settings.statement_timeout + 1.0)
         except _TRANSIENT as error:
             self._facts.tell(StatementRun(name, clock.monotonic() - began, type(error).__name__))
-            if refusable and raised(error):
+            if (refusable and raised(error)) or isinstance(error, psycopg.errors.ProgramLimitExceeded):
                 raise
             self.lose(error)
             raise LineDown(str(error)) from error

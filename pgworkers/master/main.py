@@ -14,14 +14,14 @@ from pgworkers.events import LinesDropped
 from pgworkers.facts import Facts
 from pgworkers.master import boot, signals, view
 from pgworkers.master.host import Host
-from pgworkers.master.http import CannotListen, Http, bind
+from pgworkers.master.http import AllowedHosts, CannotListen, Http, bind, bind_free, parse
 from pgworkers.master.joining import new_boot_id
 from pgworkers.master.options import RunOptions
 from pgworkers.observe.log import Log
 from pgworkers.observe.metrics import Metrics
 from pgworkers.observe.records import MasterHandler
 from pgworkers.observe.writer import LineWriter
-from pgworkers.process import interpreter, notify
+from pgworkers.process import interpreter, limits, notify, origin
 from pgworkers.process.notify import Speaker
 
 
@@ -29,12 +29,13 @@ def run(options: RunOptions) -> int:
     """Run a host until it is told to stop; the exit code."""
     signals.wait_for_the_loop()
     boot_id = new_boot_id()
-    os.environ["PGWORKERS_TREE"] = boot_id
+    os.environ[origin.VARIABLE] = origin.mark(boot_id)
     speaker = notify.take()
     plan = boot.prepare(options, lambda text: print(f"pgworkers: {text}", file=sys.stderr, flush=True))
     try:
+        limits.set_core(plan.settings.core_limit)
         if options.check:
-            for line in boot.banner(plan, _would_listen(plan)):
+            for line in boot.summary(plan, _would_listen(plan)):
                 print(line)
             print("check     ok")
             return 0
@@ -49,9 +50,11 @@ def _would_listen(plan: boot.Plan) -> str:
     address = plan.settings.metrics
     try:
         if address != "off":
-            bind(address).close()
+            sock = _bind(plan)
+            address = "{}:{}".format(*sock.getsockname()[:2]) if parse(address)[1] else address
+            sock.close()
     except CannotListen as error:
-        if error.taken:
+        if error.taken and plan.loaded.sources["metrics"] != "default":
             return f"{address}, but not now: {error}"
         if plan.loaded.sources["metrics"] != "default":
             raise
@@ -59,16 +62,21 @@ def _would_listen(plan: boot.Plan) -> str:
     return address
 
 
+def _bind(plan: boot.Plan) -> socket.socket:
+    """The socket of the metrics: the address that was chosen, or from the default one on the first that is free."""
+    address = plan.settings.metrics
+    return bind_free(address) if plan.loaded.sources["metrics"] == "default" else bind(address)
+
+
 def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker) -> int:
-    sock, address = None, "off"
+    sock, address, listens = None, "off", ""
     if plan.settings.metrics != "off":
         try:
-            sock = bind(plan.settings.metrics)
-            address = "http://{}:{}/metrics".format(*sock.getsockname()[:2])
+            sock = _bind(plan)
+            address = listens = "http://{}:{}/metrics".format(*sock.getsockname()[:2])
         except CannotListen as error:
             if plan.loaded.sources["metrics"] != "default":
                 raise
-            # a second master on this machine is no reason to refuse the first address
             address = f"off: {error.brief} (--metrics HOST:PORT chooses another)"
     writer = LineWriter(sys.stdout.fileno(), plan.settings.log_buffer)
     log = Log(
@@ -90,8 +98,11 @@ def _serve(plan: boot.Plan, options: RunOptions, boot_id: str, speaker: Speaker)
 
     async def life() -> int:
         host = Host(plan, options, facts, boot_id, speaker)
-        http = Http(sock, partial(view.answer, host, view.Scrapes(metrics))) if sock is not None else None
-        if http is not None:
+        host.metrics_address = listens
+        http = None
+        if sock is not None:
+            hosts = AllowedHosts(plan.settings.metrics, plan.settings.metrics_hosts)
+            http = Http(sock, partial(view.answer, host, view.Scrapes(metrics)), hosts)
             http.start()
         host.pulse.add(partial(_sum_up, log, writer, facts))
         await host.serve()

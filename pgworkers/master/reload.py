@@ -1,7 +1,8 @@
 """SIGHUP: newer code without stopping. A broken new version is refused, and the old one goes on.
 
 The app is described again by a child of its own; only when that succeeds are the supervisors replaced, one queue after the
-other. Running jobs finish on the code they began with. With `run --reload` a change of the app's files does the same.
+other. Running jobs finish on the code they began with. Until they have, old and new workers of a queue together run no more
+jobs than it has workers, unless it says `reload_overlap=True`. With `run --reload` a change of the app's files does it.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ async def reload(host: Host) -> bool:
         host.facts.tell(ReloadRefused(str(error)))
         return False
     try:
-        await host.lines["claim"].ask(queues.declare(list(served), boot.totals(served)))
+        await host.lines["claim"].ask(
+            queues.declare(list(served), boot.totals(served), boot.retentions(served))
+        )
         await host.lines["claim"].ask(queues.declare_tasks(list(app.tasks)))
         await ticks.sync(host.lines["claim"], app.schedules)
     except (LineDown, psycopg.Error) as error:

@@ -18,10 +18,12 @@ from psycopg.pq.abc import PGconn
 from pgworkers.clock import boottime, monotonic
 from pgworkers.events import Notified
 from pgworkers.facts import Facts
+from pgworkers.job.notifications import HINT_PAUSE_SECONDS, HostHint, Reconnected, parse_host_hint
 from pgworkers.job.renew import renew
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.line import Line, LineDown
 from pgworkers.master.reckoning import Reckoning
+from pgworkers.postgres.exchange import Exchange
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -29,9 +31,11 @@ from pgworkers.settings import Settings
 FRESH = 10.0
 #: So does one that somebody watches (`pgworkers top`), for so long after each word of theirs.
 WATCHED = 10.0
+#: The pause between two renewals while jobs begin that operators cannot see yet.
+BEGUN_RENEW_SECONDS = 1.0
 
 
-View = tuple[str, str, float, int]  # state, workers as JSON, load, cores
+View = tuple[str, str, float, int, str]  # state, workers as JSON, load, cores, problems as JSON
 
 
 def period(now: float, born: float, watched: float, renew: float, *, settled: bool = False) -> float:
@@ -70,7 +74,7 @@ class Renewal:
         settings: Settings,
         view: Callable[[], View],
         registration: Callable[[], Query[Any]],
-        on_notice: Callable[[str], None],
+        on_hint: Callable[[HostHint], None],
         on_heard: Callable[[], None],
         on_renewed: Callable[[float], None],
         settled: Callable[[], bool] = lambda: False,
@@ -82,11 +86,13 @@ class Renewal:
         self._settings = settings
         self._view = view
         self._registration = registration
-        self._on_notice = on_notice
+        self._on_hint = on_hint
         self._on_heard = on_heard  # after all that came together
         self._on_renewed = on_renewed  # with the time of its sending, on CLOCK_BOOTTIME
         self._settled = settled  # have all workers come up?
         self._due = self._sent = self._watched = 0.0
+        self.shown_jobs: frozenset[int] = frozenset()  # that workers had in the last process view
+        self._must_reread = False  # a hint came after the last renewal was sent
         self._wake: Callable[[], None] | None = None  # ends the wait for the next renewal
         self._born = monotonic()
         self._leaving = False
@@ -131,10 +137,11 @@ class Renewal:
         pgconn.consume_input()
         heard = []
         while (notice := pgconn.notifies()) is not None:
-            heard.append(notice.extra.decode())
-            self._on_notice(heard[-1])
+            heard.append(Notified(notice.extra.decode(errors="replace")))
+            if (hint := parse_host_hint(notice.extra)) is not None:
+                self._on_hint(hint)
         self._on_heard()
-        self._facts.tell_all([Notified(said) for said in heard])
+        self._facts.tell_all(heard)
 
     async def _listened(self, pgconn: PGconn, fd: int) -> None:
         """Until the next renewal is due. Notices are heard as they come, without waking this task: a job waits for them."""
@@ -167,7 +174,8 @@ class Renewal:
             loop.remove_reader(fd)
 
     def _noticed(self, said: str) -> None:
-        self._on_notice(said)
+        if (hint := parse_host_hint(said)) is not None:
+            self._on_hint(hint)
         self._on_heard()
         self._facts.tell(Notified(said))
 
@@ -180,36 +188,60 @@ class Renewal:
         self._watched = monotonic() + WATCHED
         self._due = min(self._due, self._sent + 1.0)
 
+    def tell_begun(self) -> None:
+        """A job runs that the process view does not show yet: it is written within a second of the last time."""
+        due = max(self._sent + BEGUN_RENEW_SECONDS, monotonic())
+        if due < self._due:
+            self._due = due
+            if self._wake is not None:
+                self._wake()
+
     def soon(self) -> None:
         """Something has changed that operators look for in the process view: it is written now."""
         self._due = 0.0
         if self._wake is not None:
             self._wake()
 
+    def reread(self) -> None:
+        """Renew soon, because the row of a held job may have changed: only what the renewal reads is believed.
+
+        However many hints come, this causes no more than one renewal per `HINT_PAUSE_SECONDS`.
+        """
+        self._must_reread = True
+        self._due = min(self._due, self._sent + HINT_PAUSE_SECONDS)
+
     async def once(self) -> None:
         """Renew now, and act on what comes back."""
         sent, sent_boottime = monotonic(), boottime()
+        self._must_reread = False
         settled = self._settled()
-        renewed = await self._line.ask(renew(self._host, self._dispatch.held_keys(), *self._view()))
+        held, deadlines = self._dispatch.held_keys(), self._dispatch.held_deadlines()
+        renewed = await self._line.ask(renew(self._host, held, *self._view(), deadlines=deadlines))
         if not renewed.known:
             # The row was swept while this host was away. Its jobs are lost; the host begins anew under the same id.
             await self._line.ask(self._registration())
-            self._on_notice("reconnected")
+            self._on_hint(Reconnected())
         self._sent = sent
         self._due = sent + period(sent, self._born, self._watched, self._settings.renew, settled=settled)
+        if self._must_reread:  # the hint may be of a commit that this renewal did not see
+            self._due = min(self._due, sent + HINT_PAUSE_SECONDS)
         self.unbroken.renewed(sent)
         self.reckoning.renewed(sent_boottime, renewed.at, max(renewed.longest, self._settings.lease))
         self._on_renewed(sent_boottime)
         self._dispatch.alone = renewed.alone
         for job, _lease in renewed.cancels:
             self._dispatch.cancel(job)
+        for deadline in renewed.deadlines:
+            self._dispatch.read_deadline(deadline)
         for key in renewed.lost:
-            self._dispatch.lost(key)
+            self._dispatch.lost(key, rescued=key in renewed.rescued)
 
     async def _listen(self, conn: psycopg.AsyncConnection[Any]) -> None:
         conn.add_notify_handler(
             lambda notice: self._noticed(notice.payload)
         )  # those that come with an answer
-        await conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._settings.schema)))
+        listen = sql.SQL("LISTEN {}").format(sql.Identifier(self._settings.schema)).as_bytes(conn)
+        # Not conn.execute(): notifications come before its answer is complete, and psycopg leaves them in libpq until then.
+        await Exchange(conn, self._settings.schema).command(listen)
         self._due = 0.0  # what was missed while deaf comes with the next renewal
-        asyncio.get_running_loop().call_soon(self._on_notice, "reconnected")
+        asyncio.get_running_loop().call_soon(self._on_hint, Reconnected())

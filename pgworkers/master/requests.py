@@ -15,6 +15,7 @@ import psycopg
 from pgworkers.clock import monotonic
 from pgworkers.events import StopWished
 from pgworkers.job import request
+from pgworkers.job.notifications import HINT_PAUSE_SECONDS
 from pgworkers.job.request import Request
 from pgworkers.lives import WorkerDumped
 from pgworkers.master.crew import Worker
@@ -49,6 +50,8 @@ class Requests:
                 continue  # the asker asks again
             for one in taken:
                 self._begin(self._serve(one))
+            if not taken:  # any login can notify
+                await asyncio.sleep(HINT_PAUSE_SECONDS)
 
     def tell_stacks(self) -> None:
         """Where every worker is, as facts."""
@@ -92,7 +95,8 @@ class Requests:
             return True, "killed; the job is handed back and runs again"
         suspend = one.kind == "suspend"
         done, text = await self._answer_of(
-            worker, lambda token: worker.tell(Suspend(worker.slot, *held.key, token, suspend))
+            worker,
+            lambda token: worker.tell(Suspend(worker.slot, worker.incarnation, *held.key, token, suspend)),
         )
         if done and suspend != (worker.state == "suspended"):
             if not suspend:
@@ -102,7 +106,9 @@ class Requests:
         return done, text
 
     async def _stack(self, worker: Worker) -> tuple[bool, str]:
-        return await self._answer_of(worker, lambda token: worker.tell(Dump(worker.slot, token)))
+        return await self._answer_of(
+            worker, lambda token: worker.tell(Dump(worker.slot, worker.incarnation, token))
+        )
 
     def _find(self, one: Request) -> Worker | None:
         for worker in self._host.dispatch.all_workers():

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from pgworkers.clock import monotonic
-from pgworkers.events import Fact, HostChanged, JobEnded
+from pgworkers.events import Fact, HostChanged, JobEnded, QueueThrottled
 from pgworkers.facts import Hearing, each
 from pgworkers.flow import slots
 from pgworkers.job import queue as queues
+from pgworkers.job.notifications import HINT_PAUSE_SECONDS
 from pgworkers.job.queue import Cooling, QueueConfig
 from pgworkers.job.state import Verdict
 from pgworkers.lives import WorkerDied
@@ -34,6 +35,10 @@ from pgworkers.specs import QueueSpec
 if TYPE_CHECKING:
     from pgworkers.master.host import Host
     from pgworkers.settings import Settings
+
+
+#: A throttle whose end moved by less is not announced again.
+ANNOUNCE_AGAIN_SECONDS = 0.5
 
 
 def first(spec: QueueSpec) -> int:
@@ -78,6 +83,7 @@ class Scaling:
         self._taken: dict[str, int] = {}  # and as last acknowledged
         self._calm_at: dict[str, float] = {}  # when a success forgives the throttles of a queue
         self._calmed: set[str] = set()
+        self._throttled_until: dict[str, float] = {}  # as announced
         host.facts.listen(self, JobEnded, WorkerDied, HostChanged)
 
     def poke(self) -> None:
@@ -100,7 +106,10 @@ class Scaling:
             except TimeoutError:
                 pass
             self._wake.clear()
+            began = monotonic()
             await self.once()
+            # Any login can notify. A change that came meanwhile waits for no longer than this.
+            await asyncio.sleep(max(0.0, began + HINT_PAUSE_SECONDS - monotonic()))
 
     def _period(self) -> float:
         """A change is notified, so a look without one may be rare; but a share is acknowledged well within its lease."""
@@ -220,6 +229,14 @@ class Scaling:
 
     def _note_throttles(self, configs: Mapping[str, QueueConfig]) -> None:
         now, grace = monotonic(), self._host.settings.throttle_grace
+        for config in configs.values():
+            until = now + config.throttled
+            if (
+                config.throttled > 0
+                and until > self._throttled_until.get(config.name, 0.0) + ANNOUNCE_AGAIN_SECONDS
+            ):
+                self._throttled_until[config.name] = until
+                self._host.facts.tell(QueueThrottled(config.name, config.throttled, config.throttles))
         self._calm_at = {
             config.name: now + grace - (config.cooled or 0.0)
             for config in configs.values()

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pgworkers.clock import monotonic
 from pgworkers.events import TaskUnknown
 from pgworkers.facts import Facts
+from pgworkers.job import depth
 from pgworkers.job.strangers import strangers
 from pgworkers.master.desk import QueueDesk
 from pgworkers.master.dispatch import Dispatch
@@ -31,12 +32,16 @@ STORAGE_EVERY = 30.0
 #: For one look at the calendar so many at the depth of the queues.
 CALENDAR = 3
 MEMORY_EVERY = 10.0
+#: Of each queue, when a duty is performed by hand.
+MAX_COUNTED_JOBS = 1000
 #: A look at memory walks page tables: it rests at least this many times as long as it took.
 SHARE = 20
 
 
-def duties(asker: Asker, facts: Facts, settings: Settings, dispatch: Dispatch) -> list[Duty]:
-    """The looks of the leader."""
+def duties(
+    asker: Asker, facts: Facts, settings: Settings, desks: Mapping[str, QueueDesk] | None
+) -> list[Duty]:
+    """The looks of the leader. `desks`: of its host; None: there is no host, so every queue with ready jobs is looked at."""
     depths: list[QueueDepth] = []  # of the last snapshot
     known: set[tuple[str, str]] = set()  # strangers that were told of
 
@@ -44,7 +49,10 @@ def duties(asker: Asker, facts: Facts, settings: Settings, dispatch: Dispatch) -
         depths[:] = seen.queues
 
     async def tasks() -> int:
-        odd = left_lying(depths, dispatch.desks, settings.poll + settings.statement_timeout)
+        if desks is None:
+            odd = [one.queue for one in await asker.ask(depth.depth(MAX_COUNTED_JOBS)) if one.ready]
+        else:
+            odd = left_lying(depths, desks, settings.poll + settings.statement_timeout)
         found = await asker.ask(strangers(odd)) if odd else []
         fresh = [one for one in found if (one.queue, one.task) not in known]
         known.update((one.queue, one.task) for one in fresh)

@@ -14,17 +14,22 @@ if TYPE_CHECKING:
 
 
 def wait_for_the_loop() -> None:
-    """Until `hear`, what is about running jobs means nothing; by default these signals would end the process."""
+    """Until `hear`, what is about running jobs means nothing; by default these signals would end the process.
+
+    A parent that ignores SIGCHLD hands that on, and then the kernel keeps no exit status of our children.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for signum in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(signum, signal.SIG_IGN)
 
 
 def hear(host: Host) -> None:
+    """SIGCHLD is not among them: adopted children may end by the thousand, and signals that the loop has no room for are
+    lost, also SIGTERM. Every pulse looks for zombies; the end of a supervisor is told by its pidfd."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, lambda: host.leave("SIGTERM"))
     loop.add_signal_handler(signal.SIGINT, lambda: host.leave("SIGINT", now=host.leaving))
     loop.add_signal_handler(signal.SIGQUIT, lambda: host.leave("SIGQUIT", now=True))
-    loop.add_signal_handler(signal.SIGCHLD, host.supervisors.reap)
     loop.add_signal_handler(signal.SIGTTIN, lambda: resize(host, +1))
     loop.add_signal_handler(signal.SIGTTOU, lambda: resize(host, -1))
     loop.add_signal_handler(signal.SIGUSR1, lambda: log_state(host))

@@ -7,6 +7,8 @@ workers die with it by PDEATHSIG; their ends are written only when each is reall
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -35,22 +37,27 @@ class Supervisors:
         boots: dict[str, Boot],
         version: str,
         term: int,
+        beside: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
+        """`beside` starts an errand of the host: if that fails, the host says so and leaves."""
         self._settings = settings
         self._facts = facts
         self._dispatch = dispatch
         self._boots = boots
         self._version = version
+        self._beside = beside
         self._term = term  # descriptor of the page that says until when leases hold
         self._host = next(iter(boots.values())).host
         self._budgets: dict[str, Budget] = {}
         self._current: dict[str, Supervisor] = {}
         self._retiring: list[Supervisor] = []
+        self._dead: list[Supervisor] = []  # whose workers are not all gone yet
         self._burying: set[asyncio.Task[None]] = set()
         self._leaving = False
         self._watched = monotonic()
         self.guests: set[int] = set()  # children that somebody else in this process waits for
         self.errors: dict[str, str] = {}  # why a queue has no workers
+        self.tracebacks: dict[str, str] = {}  # of those errors that have one
         self.hearing = Hearing(facts, dispatch)
 
     def start(self) -> None:
@@ -71,7 +78,7 @@ class Supervisors:
     def stop_job(self, worker: Worker, held: Held, reason: str, *, now: bool = False) -> None:
         """Send a wish down, naming job and lease."""
         ask, raise_ = (0.0, 0.0) if now else (self._settings.ask_grace, self._settings.raise_grace)
-        worker.tell(Stop(worker.slot, *held.key, reason, ask, raise_))
+        worker.tell(Stop(worker.slot, worker.incarnation, *held.key, reason, ask, raise_))
 
     async def replace(self, boots: dict[str, Boot], version: str) -> list[str]:
         """Newer code: a new supervisor for each queue, one by one; the old one leaves when its jobs are done.
@@ -129,7 +136,7 @@ class Supervisors:
         return {supervisor.pid for supervisor in self._all()} | self.guests
 
     def watch(self) -> None:
-        """Called twice a second: a supervisor that says nothing is frozen; it is killed, its jobs are handed back."""
+        """Called with every pulse: a supervisor that says nothing is frozen; it is killed, its jobs are handed back."""
         now = monotonic()
         if now - self._watched > 2.0:  # it was we who stood still: hear them first
             for supervisor in self._all():
@@ -137,6 +144,7 @@ class Supervisors:
         self._watched = now
         for supervisor in self._all():
             silence.look_at(supervisor, now, self._settings, self._facts, self.errors)
+        self.hearing.reconcile([*self._all(), *self._dead])
 
     def silent(self) -> list[str]:
         return [supervisor.queue for supervisor in self._all() if supervisor.silent]
@@ -178,19 +186,21 @@ class Supervisors:
                 supervisor.booted = True
                 self._budget(supervisor.queue).ready()
                 self.errors.pop(supervisor.queue, None)
+                self.tracebacks.pop(supervisor.queue, None)
                 self._facts.tell(lives.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))
                 self._let_go(supervisor)
             case BootFailed():
                 supervisor.failure = fact.error
                 if supervisor is self._current.get(supervisor.queue):
                     self.errors[supervisor.queue] = fact.error
+                    self.tracebacks[supervisor.queue] = fact.traceback
                 self._facts.tell(lives.SupervisorFailed(supervisor.queue, fact.error, fact.traceback))
             case _:
                 self.hearing.heard(supervisor, fact, fds)
                 self._let_go(supervisor)
 
     def _died(self, supervisor: Supervisor) -> None:
-        task = asyncio.get_running_loop().create_task(self._after_death(supervisor))
+        task = self._beside(self._after_death(supervisor))
         self._burying.add(task)
         task.add_done_callback(self._burying.discard)
 
@@ -202,14 +212,16 @@ class Supervisors:
             del self._current[queue]
         elif supervisor in self._retiring:
             self._retiring.remove(supervisor)
+        self._dead.append(supervisor)
         killed = await orphans.sweep(self._host, lambda: self.pids)
         if killed:
             self._facts.tell(lives.OrphansKilled(killed))
         self.hearing.bury_all(
             supervisor,
-            blameless=supervisor.killed or self._leaving,
+            leaving=self._leaving,
             dismissed=self._leaving or not was_current,
         )
+        self._dead.remove(supervisor)
         again = was_current and not self._leaving
         pause = self._budget(queue).died(monotonic(), supervisor.booted) if again else None
         self._facts.tell(lives.SupervisorDied(queue, supervisor.pid, supervisor.status, pause))

@@ -44,6 +44,7 @@ class Ending:
     children: str | None = None
     after: float | None = None
     asked: bool = False  # the handler asked for another attempt (Retry): no policy is against it
+    lost: bool = False  # its supervisor died
     hopeless: bool = False  # another attempt would end the same way
     started: bool = True
 
@@ -52,12 +53,15 @@ def of_report(report: Report, held: Held | None = None) -> Ending:
     """The ending a worker told itself. `held` lends its limits to the sentence."""
     error = report.error
     if report.outcome == "stopped":
-        error = sentences.of_stop(report.reason or "", held, report.peak_rss, error)
+        peak = max(report.peak_rss, report.used)
+        error = sentences.of_stop(report.reason or "", held, peak, error, report.limit)
+    if report.swept:
+        error = f"{error or report.outcome}{sentences.of_children(report.swept)}"
     return Ending(
         report.verdict,
         report.duration,
         report.cpu,
-        report.peak_rss,
+        max(report.peak_rss, report.used),
         error=error,
         result=None if report.result is None else json_text(bytes(report.result)),
         traceback=report.traceback,
@@ -90,31 +94,46 @@ def success(job: int, lease: int, duration: float, cpu: float, peak_rss: int, re
     )
 
 
-def of_death(died: Died, held: Held | None = None) -> Ending:
-    """The ending of a worker that died: the wish that killed it, else how it went."""
-    if died.reason is not None:
+def of_death(died: Died, held: Held | None = None, *, broken: str = "") -> Ending:
+    """The ending of a worker that died: the wish that killed it, else how it went.
+
+    `broken`: we killed it, because what came from it made no sense.
+    """
+    if broken:
+        verdict, error = Verdict.CRASH, sentences.of_forged(broken)
+    elif died.lost:
+        verdict, error = Verdict.INTERRUPTED, died.status
+    elif died.reason is not None:
         verdict = OF_REASON.get(died.reason, Verdict.INTERRUPTED)
-        error = sentences.of_stop(died.reason, held, died.peak_rss, None)
+        error = sentences.of_stop(died.reason, held, max(died.peak_rss, died.used), None, died.limit)
     elif died.oom:
-        verdict, error = Verdict.OOM, sentences.OOM
+        verdict, error = Verdict.OOM, sentences.of_oom(died.peak_rss, died.limit)
     elif died.signal:
         verdict, error = Verdict.CRASH, f"the worker was ended by {died.status}"
         if died.status == "SIGKILL":
             error += " (nobody here sent it: possibly out of memory, or an operator)"
     else:
         verdict, error = Verdict.EXIT, f"the worker left with {died.status} in the middle of the job"
+    if died.stuck:
+        error += (
+            f"; SIGKILL did not end all of its processes, they hang in the kernel: {', '.join(died.stuck)}"
+        )
+    if died.foreign:
+        error += f"; its processes that belong to another user go on, as we may not end them: {', '.join(died.foreign)}"
     if died.closed:
         error += f"; {sentences.CLOSED}"
+    error += sentences.of_children(died.left)
     return Ending(
         verdict,
         died.duration,
         died.cpu,
-        died.peak_rss,
+        max(died.peak_rss, died.used),
         error=error,
         stack=died.stack,
         exit_status=died.status,
         output=died.output,
         rungs=_rungs(died.rungs),
+        lost=died.lost,
     )
 
 
@@ -140,12 +159,18 @@ def settle(held: Held, ending: Ending, rand: float, worker: str, version: str) -
             rand=rand,
             past_deadline=held.past_deadline(),
             policy=_policy(held, ending),
+            lost=ending.lost,
+            losses=job.losses,
         )
         if not isinstance(decision, Dead):
             return Again(
                 **_postmortem(held, ending, worker, version), after=decision.seconds, free=decision.free
             )
         state = State.DEAD
+        if ending.lost:
+            ending = replace(
+                ending, verdict=Verdict.CRASH, error=sentences.of_last_loss(ending.error, job.losses + 1)
+            )
         if verdict in CRASHES and job.attempt < job.max_attempts and job.crashes + 1 >= job.max_crashes:
             ending = replace(ending, error=sentences.of_last_crash(ending.error, job.crashes + 1))
     known = _postmortem(held, ending, worker, version)
@@ -159,6 +184,7 @@ def _postmortem(held: Held, ending: Ending, worker: str, version: str) -> dict[s
         "lease": held.claimed.lease,
         "verdict": ending.verdict,
         "crash": ending.verdict in CRASHES,
+        "lost": ending.lost,
         "duration": ending.duration,
         "cpu": ending.cpu,
         "peak_rss": ending.peak_rss,

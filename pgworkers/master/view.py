@@ -9,6 +9,8 @@ import msgspec
 
 from pgworkers.clock import monotonic
 from pgworkers.master.boot import VERSION
+from pgworkers.master.desk import Problem
+from pgworkers.master.renewal import BEGUN_RENEW_SECONDS
 from pgworkers.observe.catalog import HOST_STATES, WORKER_STATES
 from pgworkers.observe.escape import printable
 from pgworkers.observe.exposition import wants_openmetrics
@@ -20,15 +22,34 @@ if TYPE_CHECKING:
     from pgworkers.master.host import Host
     from pgworkers.process.measure import Usage
 
+#: Characters of an error and of a traceback that a renewal carries.
+MOST_PROBLEM = 4000
 #: Seconds that a text of /metrics is given again.
 FRESH = 0.1
 #: States of a worker that has booted and stays.
 READY = ("ready", "idle", "busy", "suspended")
 
 
-def told(host: Host, usage: Usage) -> tuple[str, str, float, int]:
-    """What a renewal tells of this host: its state, its processes, the load of its machine, its cores."""
-    return host.state, workers(host, usage), os.getloadavg()[0], len(os.sched_getaffinity(0))
+def told(host: Host, usage: Usage) -> tuple[str, str, float, int, str]:
+    """What a renewal tells of this host: its state, its processes, the load of its machine, its cores, its problems."""
+    shown = [
+        {"queue": queue, "error": one.error[:MOST_PROBLEM], "traceback": one.traceback[-MOST_PROBLEM:]}
+        for queue, one in problems(host).items()
+    ]
+    cores = len(os.sched_getaffinity(0))
+    return host.state, workers(host, usage), os.getloadavg()[0], cores, msgspec.json.encode(shown).decode()
+
+
+def problems(host: Host) -> dict[str, Problem]:
+    """By queue: why its workers cannot start."""
+    found = {
+        name: desk.problem
+        for name, desk in host.dispatch.desks.items()
+        if desk.problem is not None and host.supervisors.target(name)
+    }
+    for queue, error in host.supervisors.errors.items():
+        found[queue] = Problem(error, host.supervisors.tracebacks.get(queue, ""))
+    return found
 
 
 def workers(host: Host, usage: Usage) -> str:
@@ -52,6 +73,7 @@ def workers(host: Host, usage: Usage) -> str:
         }
         for w in host.dispatch.all_workers()
     ]
+    host.renewal.shown_jobs = frozenset(row["job_id"] for row in rows if row["job_id"] is not None)
     return msgspec.json.encode(rows).decode()
 
 
@@ -71,6 +93,16 @@ def _held(worker: Worker, held: Held, now: float) -> dict[str, Any]:
         "stalled": held.stalled,
         "wish": held.wish,
     }
+
+
+def unseen(host: Host) -> bool:
+    """Does a job run here that operators would still take for one that waits?"""
+    long_ago = monotonic() - BEGUN_RENEW_SECONDS
+    return any(
+        held.began is not None and held.began < long_ago and held.claimed.id not in host.renewal.shown_jobs
+        for worker in host.dispatch.busy()
+        if (held := worker.held) is not None
+    )
 
 
 def title(host: Host) -> str:
@@ -127,7 +159,13 @@ def answer(host: Host, scrapes: Scrapes, path: str, accept: str) -> tuple[int, s
 def _well(host: Host) -> str:
     ready = sum(worker.state in READY for worker in host.dispatch.all_workers())
     up = sum(line.up for line in host.lines.values())
-    return f"database: {up} connections up\nschema: {host.plan.schema}\nworkers: {ready} ready\nthe master is running\n"
+    text = f"database: {up} connections up\nschema: {host.plan.schema}\nworkers: {ready} ready\nthe master is running\n"
+    if (holder := host.leadership.lock_holder) is not None:
+        whose = (
+            f"pid {holder.pid}, role {printable(holder.user)}, application {printable(holder.application)}"
+        )
+        text += f"the leader's lock is held by a session that does not lead ({whose}); duties go on\n"
+    return text
 
 
 def not_ready(host: Host) -> list[str]:
@@ -138,7 +176,9 @@ def not_ready(host: Host) -> list[str]:
         if host.supervisors.target(queue) and not any(w.state in READY for w in desk.workers):
             reasons.append(f"queue {queue}: no worker is ready")
     reasons += [f"queue {queue}: its supervisor is silent" for queue in host.supervisors.silent()]
-    reasons += [f"queue {queue}: {error}" for queue, error in host.supervisors.errors.items()]
+    for queue, problem in problems(host).items():
+        reasons.append(f"queue {queue}: {problem.error}")
+        reasons += [f"  {printable(line)}" for line in problem.traceback.splitlines()]
     return reasons
 
 

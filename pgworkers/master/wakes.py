@@ -48,6 +48,10 @@ class Wakes:
         if count > BUSY:
             self._awake[queue] = now
 
+    def awake(self, queue: str) -> bool:
+        """True if the host looks at this queue by itself, without notifications."""
+        return queue in self._awake
+
     def stir(self) -> None:
         """Something changed that may let jobs of any queue begin."""
         self._dry.clear()

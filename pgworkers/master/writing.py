@@ -30,10 +30,13 @@ _WRITTEN = {"written"}
 
 
 class Writing:
-    def __init__(self, host: str, line: Line, facts: Facts, again: Callable[[Pending], None]) -> None:
+    def __init__(
+        self, host: str, line: Line, facts: Facts, again: Callable[[Pending], None], *, log_args: bool = True
+    ) -> None:
         self._host = host
         self._line = line
         self._facts = facts
+        self._log_args = log_args
         self._again = again  # for an end that must be the first of the next batch
         self.refused: Refused[Held, End | Again] = Refused()
 
@@ -95,7 +98,7 @@ class Writing:
         for held, _ in batch:
             if held.then is not None:
                 held.then()
-        self._facts.tell_all([_ended(held.claimed, end) for held, end in batch])
+        self._facts.tell_all([_ended(held.claimed, end, self._log_args) for held, end in batch])
 
     def _answered(self, batch: list[Pending], answers: dict[tuple[int, int], str]) -> list[Pending]:
         """One by one: those whose end stands in the database."""
@@ -115,7 +118,7 @@ class Writing:
         return found
 
 
-def _ended(job: Claimed, end: End | Again) -> JobEnded:
+def _ended(job: Claimed, end: End | Again, log_args: bool) -> JobEnded:
     if isinstance(end, End):
         state, again_in = end.state, None
     else:
@@ -125,7 +128,7 @@ def _ended(job: Claimed, end: End | Again) -> JobEnded:
         job.lease,
         job.queue,
         job.task,
-        job.args,
+        job.args if log_args else "",
         job.attempt,
         job.max_attempts,
         "succeeded" if end.verdict is _SUCCEEDED else _WORDS[end.verdict],

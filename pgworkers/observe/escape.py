@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,26 @@ def escape(text: str, limit: int = 300) -> str:
     if len(text) <= limit:
         return printable(text)
     return printable(text[:limit]) + "…"
+
+
+def command(verb: str, *operands: object, **options: object) -> str:
+    """A pgworkers command that is safe to paste into a shell, whatever characters its names contain.
+
+    `command("jobs list", queue="a b", state="ready")` is `pgworkers jobs list --queue 'a b' --state ready`.
+    An option whose value is True is a flag. Operands that look like options are put behind `--`. This is
+    the only place that writes commands: names of queues, tasks and schedules come from whoever may enqueue.
+    """
+    flags = []
+    for name, value in options.items():
+        flags.append(f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}")
+        if value is not True:
+            flags.append(str(value))
+    words = [str(operand) for operand in operands]
+    if any(word.startswith("-") for word in words):
+        words = [*flags, "--", *words]
+    else:
+        words += flags
+    return printable(shlex.join(["pgworkers", *verb.split(), *words]))
 
 
 def json_line(record: dict[str, Any]) -> str:

@@ -16,8 +16,8 @@ INFO, WARNING, ERROR = "info", "warning", "error"
 
 
 def call(task: str, args: str) -> str:
-    """`render(report_id=7)`, cut to a readable length."""
-    if len(args) > 400:
+    """`render(report_id=7)`, cut to a readable length; `render(…)` if the arguments are not to be shown (log_args)."""
+    if len(args) > 400 or not args:
         return f"{escape(task)}(…)"
     if args == "{}":
         return f"{escape(task)}()"
@@ -37,7 +37,12 @@ def tell(fact: events.Fact) -> Told | None:
         case events.JobRescued():
             return WARNING, f"{_job(fact)} rescued: its host was lost; now {fact.state}"
         case events.LeaseLost(running=True):
-            return WARNING, f"{_job(fact)} lease lost: another host owns it; the handler here is stopped"
+            why = (
+                "the job was rescued, as this host had not renewed in time"
+                if fact.rescued
+                else "another host owns it"
+            )
+            return WARNING, f"{_job(fact)} lease lost: {why}; the handler here is stopped"
         case events.FinishRejected():
             return WARNING, f"{_job(fact)} result refused: the lease {fact.lease} is no longer valid"
         case events.EndRefused():
@@ -45,6 +50,12 @@ def tell(fact: events.Fact) -> Told | None:
             return ERROR, f"{text}; again in {show_seconds(fact.again_in)}"
         case events.StopWished():
             return INFO, f"{_job(fact)} stopping: {fact.reason}"
+        case events.DeadlineMoved():
+            if fact.seconds is None:
+                return INFO, f"{_job(fact)} deadline removed: only its timeout counts"
+            if fact.seconds <= 0:
+                return INFO, f"{_job(fact)} deadline moved: it must end now"
+            return INFO, f"{_job(fact)} deadline moved: {show_seconds(fact.seconds)} from now"
         case events.JobStalled(stalled=True):
             return WARNING, f"{_job(fact)} stalled: no heartbeat and no CPU"
         case events.JobStalled(stalled=False):
@@ -70,13 +81,22 @@ def tell(fact: events.Fact) -> Told | None:
             text = f"queue {fact.queue}: its supervisor (pid {fact.pid}) has said nothing for {silence}"
             return ERROR, f"{text}: stopped or starved"
         case lives.WorkersResting():
-            text = f"queue {fact.queue}: {fact.deaths} workers died before they were ready"
+            what = "left before a first job" if fact.unused else "died before being ready"
+            text = f"queue {fact.queue}: {fact.deaths} worker{'s' * (fact.deaths != 1)} {what}"
             return ERROR, f"{text}; the next in {show_seconds(fact.seconds)}"
         case events.OutputDropped():
             text = f"queue {fact.queue}: {fact.count:,} bytes that handlers printed were not shown"
             return WARNING, f"{text}: stderr did not take them in time"
         case lives.OrphansKilled():
             return WARNING, f"{fact.count} orphaned process{'es' * (fact.count != 1)} killed"
+        case lives.FormerHostEnded():
+            if not fact.count:
+                what = f"{fact.left} process{'es' * (fact.left != 1)} left by a former host of this machine"
+                return WARNING, f"{what} did not end: they are not ours to end, or hang"
+            text = (
+                f"{fact.count} process{'es' * (fact.count != 1)} left by a former host of this machine killed"
+            )
+            return WARNING, f"{text}, {fact.left} did not end" if fact.left else text
         case events.DatabaseLost():
             text = f"database: no answer on the {fact.role} connection ({escape(fact.error)})"
             return ERROR, f"{text}; running jobs go on, results wait"
@@ -87,6 +107,20 @@ def tell(fact: events.Fact) -> Told | None:
         case events.ScheduleFailed():
             whose = f" ({escape(fact.scope)})" if fact.scope else ""
             return ERROR, f"schedule {escape(fact.schedule)}{whose} cannot fire: {escape(fact.error)}"
+        case events.TicksSkipped():
+            whose = f" ({escape(fact.scope)})" if fact.scope else ""
+            ticks = f"{fact.count:,} missed tick{'s' * (fact.count != 1)}"
+            return WARNING, f"schedule {escape(fact.schedule)}{whose}: {ticks} passed by without a job"
+        case events.QueueThrottled():
+            again = f"no job of it starts for {show_seconds(fact.seconds)}"
+            nth = f" (throttle {fact.throttles} in a row)" if fact.throttles > 1 else ""
+            return WARNING, f"queue {escape(fact.queue)} is throttled: {again}{nth}"
+        case events.Purged():
+            what = (
+                f"{fact.count:,} {escape(fact.what)}" if fact.count != 1 else f"1 row ({escape(fact.what)})"
+            )
+            what = escape(fact.what) if fact.what.startswith("partition ") else what
+            return INFO, f"purged {what}: past the retention"
         case events.TaskUnknown():
             jobs = f"{fact.jobs} job{'s' * (fact.jobs != 1)} of a task that no host of the queue has"
             wait = f"{jobs} wait{'s' * (fact.jobs == 1)} in {fact.queue}: {escape(fact.task)}"
@@ -95,6 +129,14 @@ def tell(fact: events.Fact) -> Told | None:
             return ERROR, f"reload refused, the old code goes on: {escape(fact.why, 600)}"
         case events.LeaderChanged():
             return INFO, escape(fact.why)
+        case events.LeaderLockHeld():
+            whose = f"pid {fact.pid}, role {escape(fact.user)}, application {escape(fact.application) or '(none)'}"
+            return (
+                WARNING,
+                f"the leader's lock is held by a session that does not lead ({whose}); duties go on",
+            )
+        case events.LeaderLockFree():
+            return INFO, f"the session that held the leader's lock (pid {fact.pid}) has let it go"
         case events.HostChanged():
             return INFO, f"{fact.state}: {escape(fact.why, 600)}"
         case _:
@@ -129,11 +171,19 @@ def _whose(fact: lives.WorkerDied | lives.WorkerDumped) -> str:
     return f"#{fact.job} {escape(fact.task)} " if fact.job else ""
 
 
+def _left(count: int) -> str:
+    return "1 process it left was" if count == 1 else f"{count} processes it left were"
+
+
 def _died(fact: lives.WorkerDied) -> Told | None:
-    if fact.why in ("left", "threads"):
+    if fact.why in ("left", "threads") and not fact.stuck and not fact.foreign:
         return None
-    swept = f", {fact.swept} process{'es' * (fact.swept != 1)} it left were killed" if fact.swept else ""
+    swept = f", {_left(fact.swept)} killed" if fact.swept else ""
     text = f"worker {fact.queue}/{fact.slot} (pid {fact.pid}) died: {fact.status} ({fact.why}){swept}"
+    if fact.stuck:
+        text += f"; SIGKILL does not end {escape(', '.join(fact.stuck))}: its slot stays empty until they are gone"
+    if fact.foreign:
+        text += f"; {escape(', '.join(fact.foreign))}: another user's, not ours to end, so left behind"
     return WARNING, _whose(fact) + text
 
 
@@ -157,6 +207,8 @@ def _again(verdict: str, why: str, seconds: float) -> str:
     if verdict == "snoozed":
         return f"snoozed for {show_seconds(seconds)}{rest(verdict, why)}"
     when = f"in {show_seconds(seconds)}" if seconds > 0 else "at once"
+    if verdict == "throttled" and seconds <= 0:
+        when = "when its queue has cooled down"
     if verdict == "error" and (why == ASKED or why.startswith(f"{ASKED}: ")):
         return f"{ASKED} {when}{rest(ASKED, why)}"
     return f"{verdict}{rest(verdict, why)} (again {when})"

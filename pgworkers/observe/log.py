@@ -42,7 +42,6 @@ SILENT: frozenset[type] = frozenset(
         lives.SupervisorStarted,
         lives.SupervisorBooted,
         events.TickFired,
-        events.TicksSkipped,
         *SIGHTINGS,
     }
 )

@@ -49,6 +49,7 @@ class Metrics(ByKind):
             lives.WorkerDied: self._worker_died,
             lives.SupervisorDied: self._supervisor_died,
             lives.OrphansKilled: lambda fact: self.count("orphans_killed_total", n=fact.count),
+            lives.FormerHostEnded: lambda fact: self.count("orphans_killed_total", n=fact.count),
             events.DutyDone: self._duty_done,
             events.DutyFailed: lambda fact: self.count("duty_failures_total", fact.duty),
             events.DatabaseBack: lambda fact: self.count("db_reconnects_total", fact.role),

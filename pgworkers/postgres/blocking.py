@@ -57,12 +57,14 @@ class Blocking(Wording):
             while pgconn.flush():
                 self._poll.poll()
                 pgconn.consume_input()  # it may answer before it has heard all
+                self._hear()
             self._poll.modify(fd, select.POLLIN)
         answer = None
         while True:
             while pgconn.is_busy():
                 self._poll.poll()
                 pgconn.consume_input()
+                self._hear()
             result = pgconn.get_result()
             if result is None:
                 break

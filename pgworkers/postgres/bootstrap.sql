@@ -1,4 +1,4 @@
--- What has been applied. Made before the first migration, under the migration lock.
+-- What has been applied. Made before the first migration; each migration locks it.
 CREATE TABLE IF NOT EXISTS pgworkers.migration (
     version    integer PRIMARY KEY,
     name       text        NOT NULL,

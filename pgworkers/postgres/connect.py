@@ -1,13 +1,13 @@
 """Connections: which database, and what every session of ours is like.
 
-All session settings travel in `options`, so they are the session's own defaults: they hold from the first statement,
-whatever the database or the role says, and survive RESET ALL.
+What our sessions rely on is declared in `session`.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,10 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 
 from pgworkers.errors import DatabaseUnreachable, UsageError
+from pgworkers.postgres import session
 from pgworkers.postgres.dsn import discreet, parsed, shown
+from pgworkers.postgres.moments import read_any_moment
+from pgworkers.postgres.ownership import reason_to_distrust
 from pgworkers.settings import Settings
 
 OLDEST_SERVER = 130000
@@ -35,12 +38,16 @@ _WRONG_ADDRESS = (
     "invalid port",
 )
 
+#: What libpq asks of a direct session (target_session_attrs), for one through a pooler.
+_READ_ONLY = "SELECT pg_catalog.current_setting('transaction_read_only')"
+_FENCED = "session is read-only"
+
 #: What PgBouncer says to `options`.
 _POOLERS_REFUSAL = "unsupported startup parameter"
 
 
 #: The sessions of a host, whose statements are planned once and must not be led astray by statistics (docs/adr/1101): every
-#: plan is for any values, by index and by nested loops. (JIT: what a switched-off method costs on paper would set it going.)
+#: plan is for any values, by index and by nested loops.
 STEADY_ROLES = frozenset({"claim", "finish", "listen", "leadership"})
 STEADY = {
     "plan_cache_mode": "force_generic_plan",
@@ -48,7 +55,6 @@ STEADY = {
     "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
-    "jit": "off",
 }
 
 
@@ -60,22 +66,52 @@ class Chosen:
     source: str
     embedded: bool
     home: Path  # of the embedded server
+    is_home_named: bool = False  # else it was found beside the app
 
 
 def choose(
     settings: Settings, sources: Mapping[str, str], config_dir: Path, environ: Mapping[str, str] | None = None
 ) -> Chosen:
-    """The first of: --dsn, PGWORKERS_DSN or DATABASE_URL, the app, PG* variables; else the embedded server."""
+    """The first of: --dsn, PGWORKERS_DSN, DATABASE_URL, the app's dsn, PG* variables; else the embedded server.
+
+    PG* variables come after the app because they only fill in what an address leaves open, as in libpq.
+    """
     environ = os.environ if environ is None else environ
     home = Path(settings.home).expanduser() if settings.home else config_dir / ".pgworkers"
-    home = home.absolute()
+    home, named = home.absolute(), bool(settings.home)
     if settings.dsn:
         said = sources.get("dsn", "default")
         source = {"command line": "--dsn", "app": "the app's dsn"}.get(said, said)
-        return Chosen(settings.dsn, source, False, home)
+        return Chosen(settings.dsn, source, False, home, named)
     if any(environ.get(name) for name in PG_VARIABLES):
-        return Chosen("", "PG* variables", False, home)
-    return Chosen("", "embedded server", True, home)
+        return Chosen("", "PG* variables", False, home, named)
+    return Chosen("", "embedded server", True, home, named)
+
+
+def refuse_foreign_home(chosen: Chosen, app_owner: int | None) -> None:
+    """Refuse an embedded server's directory that was found and may be another user's doing.
+
+    `app_owner`: the user whose app was named or is running here already. His directory is as good as his code.
+    """
+    if chosen.is_home_named:
+        return
+    why = reason_to_distrust(chosen.home, () if app_owner is None else (app_owner,))
+    if why is not None:
+        raise UsageError(
+            f"{chosen.home} {why}, so it is not used as the embedded server's directory; nothing was done. If you trust it, "
+            f"say PGWORKERS_HOME={shlex.quote(str(chosen.home))}; or name a Postgres with --dsn or DATABASE_URL"
+        )
+
+
+def owner_of(config: str | None) -> int | None:
+    """The user that an app belongs to, as far as its name tells; None: there is no app."""
+    if config is None:
+        return None
+    file = Path(config.rpartition(":")[0] or config)
+    try:
+        return (file if file.is_file() else beside(config)).stat().st_uid
+    except OSError:
+        return None
 
 
 def beside(config: str | None) -> Path:
@@ -97,14 +133,8 @@ def beside(config: str | None) -> Path:
 
 def connect(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any]:
     """A blocking connection for `role` ("cli", "client"): autocommit, READ COMMITTED, every wait bounded."""
-    conninfo = _conninfo(settings, dsn, role)
     try:
-        try:
-            conn = psycopg.connect(conninfo, autocommit=True)
-        except psycopg.OperationalError as exc:
-            if _POOLERS_REFUSAL not in str(exc):
-                raise
-            conn = psycopg.connect(_pooled_conninfo(settings, dsn), autocommit=True, prepare_threshold=None)
+        conn = _direct(settings, dsn, role) or _pooled(settings, dsn)
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
     try:
@@ -112,20 +142,51 @@ def connect(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any]:
     except UsageError:
         conn.close()
         raise
+    read_any_moment(conn)
+    return conn
+
+
+def _direct(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any] | None:
+    """None: there is a pooler, which does not take, or does not keep, our settings."""
+    try:
+        conn = psycopg.connect(_conninfo(settings, dsn, role), autocommit=True)
+    except psycopg.OperationalError as exc:
+        if _POOLERS_REFUSAL in str(exc):
+            return None
+        raise
+    try:
+        row = conn.execute(session.CHECK, prepare=False).fetchone()
+        assert row is not None
+        if session.is_direct(conn, row):
+            if patience := session.patience(row):
+                conn.execute(patience.encode(), prepare=False)
+            return conn
+    except BaseException:
+        conn.close()
+        raise
+    conn.close()
+    return None
+
+
+def _pooled(settings: Settings, dsn: str) -> psycopg.Connection[Any]:
+    conn = session.PooledConnection.connect(
+        _pooled_conninfo(settings, dsn),
+        autocommit=True,
+        prepare_threshold=None,
+        cursor_factory=session.PooledCursor,
+    )
+    conn.local = session.local(settings).encode()
+    row = conn.execute(_READ_ONLY).fetchone()
+    if row is not None and row[0] == "on":
+        conn.close()
+        raise psycopg.OperationalError(_FENCED)
     return conn
 
 
 async def aconnect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConnection[Any]:
     """`connect` for an event loop."""
-    conninfo = _conninfo(settings, dsn, role)
-    open_ = psycopg.AsyncConnection.connect
     try:
-        try:
-            conn = await open_(conninfo, autocommit=True, prepare_threshold=0 if role in STEADY_ROLES else 5)
-        except psycopg.OperationalError as exc:
-            if _POOLERS_REFUSAL not in str(exc):
-                raise
-            conn = await open_(_pooled_conninfo(settings, dsn), autocommit=True, prepare_threshold=None)
+        conn = await _adirect(settings, dsn, role) or await _apooled(settings, dsn)
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
     try:
@@ -133,6 +194,47 @@ async def aconnect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConn
     except UsageError:
         await conn.close()
         raise
+    read_any_moment(conn)
+    return conn
+
+
+async def _adirect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConnection[Any] | None:
+    """`_direct` for an event loop."""
+    threshold = 0 if role in STEADY_ROLES else 5
+    try:
+        conn = await psycopg.AsyncConnection.connect(
+            _conninfo(settings, dsn, role), autocommit=True, prepare_threshold=threshold
+        )
+    except psycopg.OperationalError as exc:
+        if _POOLERS_REFUSAL in str(exc):
+            return None
+        raise
+    try:
+        row = await (await conn.execute(session.CHECK, prepare=False)).fetchone()
+        assert row is not None
+        if session.is_direct(conn, row):
+            if patience := session.patience(row):
+                await conn.execute(patience.encode(), prepare=False)
+            return conn
+    except BaseException:
+        await conn.close()
+        raise
+    await conn.close()
+    return None
+
+
+async def _apooled(settings: Settings, dsn: str) -> psycopg.AsyncConnection[Any]:
+    conn = await session.AsyncPooledConnection.connect(
+        _pooled_conninfo(settings, dsn),
+        autocommit=True,
+        prepare_threshold=None,
+        cursor_factory=session.AsyncPooledCursor,
+    )
+    conn.local = session.local(settings).encode()
+    row = await (await conn.execute(_READ_ONLY)).fetchone()
+    if row is not None and row[0] == "on":
+        await conn.close()
+        raise psycopg.OperationalError(_FENCED)
     return conn
 
 
@@ -167,17 +269,12 @@ async def aconnect_handler(
 def _conninfo(settings: Settings, dsn: str, role: str) -> str:
     given = parsed(dsn)
     probe = max(1, math.ceil(settings.tcp_timeout) // 3)
-    options = {
-        "default_transaction_isolation": "read committed",
-        "statement_timeout": _ms(settings.statement_timeout),
-        "lock_timeout": _ms(settings.statement_timeout),
-        "idle_in_transaction_session_timeout": _ms(max(settings.tcp_timeout, settings.statement_timeout)),
-        "search_path": "pg_catalog,pg_temp",
+    options = session.direct(settings) | {
         # The server's half: a session whose client was cut off must not keep its locks.
         "tcp_keepalives_idle": str(probe),
         "tcp_keepalives_interval": str(probe),
         "tcp_keepalives_count": "2",
-        "tcp_user_timeout": _ms(settings.tcp_timeout),
+        "tcp_user_timeout": session.milliseconds(settings.tcp_timeout),
     }
     if role in STEADY_ROLES:
         options |= STEADY
@@ -215,7 +312,7 @@ def _noticing(settings: Settings) -> dict[str, Any]:
         "keepalives_idle": probe,
         "keepalives_interval": probe,
         "keepalives_count": 2,
-        "tcp_user_timeout": _ms(settings.tcp_timeout),
+        "tcp_user_timeout": session.milliseconds(settings.tcp_timeout),
     }
 
 
@@ -244,10 +341,6 @@ def _accept(version: int) -> None:
         raise UsageError(
             f"this Postgres is version {version // 10000}; nothing was done; use Postgres 13 or newer"
         )
-
-
-def _ms(seconds: float) -> str:
-    return str(max(1, round(seconds * 1000)))
 
 
 def _escaped(value: str) -> str:

@@ -21,7 +21,7 @@ from psycopg.pq.abc import PGconn, PGresult
 from pgworkers.alarm import Alarm
 from pgworkers.clock import show_seconds
 from pgworkers.postgres.statements import Query
-from pgworkers.postgres.wording import WITHDRAWAL, Wording, cut, shut
+from pgworkers.postgres.wording import WITHDRAWAL, NoAnswer, Wording, cut, shut
 from pgworkers.prompt import Prompt
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class Exchange(Wording):
         self.conn = conn
         self._withdraws = withdraws
         self._turn = asyncio.Lock()
-        self._waiting = Waiting(conn.pgconn, stays=sole)
+        self._waiting = Waiting(conn.pgconn, self._hear, stays=sole)
 
     async def ask(self, query: Query[T], limit: float | None) -> T:
         """Run a query. `limit`: so many seconds until its session is given up."""
@@ -60,6 +60,11 @@ class Exchange(Wording):
                     send, what = turns.send(answer)
                 except StopIteration as end:
                     return query.read(end.value)
+
+    async def command(self, text: bytes) -> None:
+        """Run a command that answers no rows, for as long as the caller waits."""
+        async with self._turn:
+            self._read(await self._sent(None, self._pgconn.send_query, (text,)))
 
     def leave(self) -> None:
         """Before the connection is closed by somebody else."""
@@ -91,16 +96,17 @@ class Exchange(Wording):
             finally:
                 cut(self._pgconn)
             if expired and limit is not None and isinstance(error, psycopg.Error):
-                raise psycopg.OperationalError(f"no answer within {show_seconds(limit)}") from None
+                raise NoAnswer(f"no answer within {show_seconds(limit)}") from None
             raise
 
 
 class Waiting:
     """For the answers of one session. The time limit cuts the socket, which wakes whoever waits."""
 
-    def __init__(self, pgconn: PGconn, *, stays: bool) -> None:
-        """`stays`: what the loop was told to watch it goes on watching when nobody waits."""
+    def __init__(self, pgconn: PGconn, hear: Callable[[], None], *, stays: bool) -> None:
+        """`hear` takes the notifications that are here. `stays`: the loop watches the socket even when no caller waits."""
         self._pgconn = pgconn
+        self._hear = hear
         self._fd = pgconn.socket
         self._stays = stays
         self._loop: asyncio.AbstractEventLoop | None = None  # that watches
@@ -137,11 +143,13 @@ class Waiting:
         while pgconn.flush():
             await self._sendable()
             pgconn.consume_input()  # it may answer before it has heard all
+            self._hear()
         answer = None
         while True:
             while pgconn.is_busy():
                 await self._ready()
                 pgconn.consume_input()
+                self._hear()
             result = pgconn.get_result()
             if result is None:
                 break

@@ -19,6 +19,7 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
+from pgworkers.postgres.session import AsyncPooledConnection, PooledConnection, with_literals
 from pgworkers.postgres.statements import Query, Statement
 
 Types = tuple[int, ...]
@@ -30,11 +31,16 @@ Turns = Generator[tuple[Callable[..., None], tuple[Any, ...]], PGresult, Rows]
 WITHDRAWAL = 2.0
 
 
+class NoAnswer(psycopg.OperationalError):
+    """A statement was not answered in time. Its session is cut."""
+
+
 class Wording:
     """The statements of one connection."""
 
     def __init__(self, conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], schema: str) -> None:
         self._pgconn: PGconn = conn.pgconn
+        self._through = conn if isinstance(conn, (PooledConnection, AsyncPooledConnection)) else None
         self._poll = select.poll()
         self._poll.register(conn.pgconn.socket, select.POLLIN)
         self._schema = schema
@@ -66,6 +72,8 @@ class Wording:
     def _turns(self, query: Query[Any]) -> Turns:
         """One statement; before it, perhaps, that it is to be prepared."""
         pgconn = self._pgconn
+        if self._through is not None:
+            return self._read((yield pgconn.send_query, (self._with_settings(query, self._through),)))
         text, names = query.statement.numbered(self._schema)
         if query is self._last:
             params, types, formats = self._last_values
@@ -90,6 +98,11 @@ class Wording:
             )
         return self._read((yield pgconn.send_query_prepared, (name, params, formats, binary)))
 
+    def _with_settings(self, query: Query[Any], conn: PooledConnection | AsyncPooledConnection) -> bytes:
+        """Through a pooler: the statement and the settings that it needs are one transaction."""
+        text = with_literals(conn, query.statement.render(self._schema), dict(query.named(self._schema)))
+        return conn.local + text
+
     def _due(self, key: tuple[Statement, Types]) -> bool:
         if self._threshold is None:
             return False
@@ -110,7 +123,8 @@ class Wording:
             self._values.set_pgresult(None)
 
     def _hear(self) -> None:
-        """Notifications that came with the answer."""
+        """Take the notifications that are here, with each piece that is read: libpq keeps those that wait in memory, and a
+        server sends all that it has before it answers."""
         handler = self._pgconn.notify_handler
         if handler is not None:
             while (notice := self._pgconn.notifies()) is not None:

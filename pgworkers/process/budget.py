@@ -20,6 +20,28 @@ class Budget:
         self._failures: deque[float] = deque()
         self._row = 0
         self._last = float("-inf")
+        self._unused = 0
+        self._unused_until = float("-inf")
+
+    @property
+    def unused(self) -> int:
+        """Rounds in a row in which a child left at once without having been of use."""
+        return self._unused
+
+    def left_unused(self, now: float) -> float:
+        """Seconds until the next start, after a child that left by itself at once and without having been of use.
+
+        The first may be replaced at once. Those that leave during a pause belong to one round. A `period` without any
+        ends the row.
+        """
+        if now < self._unused_until:
+            return self._unused_until - now
+        if now - self._unused_until >= self._period:
+            self._unused = 0
+        self._unused += 1
+        pause = 0.0 if self._unused == 1 else min(self._cap, RATE * 2.0 ** min(self._unused - 2, 30))
+        self._unused_until = now + max(pause, RATE)
+        return pause
 
     @property
     def deaths(self) -> int:

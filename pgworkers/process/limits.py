@@ -88,6 +88,18 @@ def set_address_space(size: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (within, hard))
 
 
+def set_core(size: int) -> None:
+    """The largest core dump of this process and of all that it starts, for good; 0: none.
+
+    None is written as a limit of one byte. That is too small for a file; and a program that core dumps are piped to is not
+    started for it, while the kernel starts it for a limit of 0.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    wanted = size or 1
+    within = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (within, within))
+
+
 def raise_oom_score(pid: int, by: int = WORKER_OOM_SCORE) -> None:
     """Let the kernel take a child before its parents. Raising needs no right; a container may forbid the file."""
     try:

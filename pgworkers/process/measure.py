@@ -8,9 +8,12 @@ from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from time import process_time_ns
 
 from pgworkers.process import tree
+from pgworkers.process.descriptors import Descriptor, lift
 from pgworkers.process.resting import Resting
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+#: The most descendants of a worker that are counted in what people are shown: the master's loop does it.
+SHOWN_FAMILY = 1000
 RESET_EVERY = 10_000_000  #: nanoseconds
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -80,7 +83,7 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self._reset = -1  # the peak is that of the whole life
+        self._reset: Descriptor | None = None  # the peak is that of the whole life
         self._cpu = 0
         self._guessed = 0  # what jobs took that were not measured since
         self._last = 0  # what the kernel said last; kB
@@ -92,13 +95,9 @@ class Meter:
     def open(self) -> None:
         """By the process that is measured, unless there is one job in its life and nothing before it."""
         try:
-            self._reset = os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+            self._reset = Descriptor(lift(os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)))
         except OSError:
             pass  # not allowed
-
-    @property
-    def descriptor(self) -> int:
-        return self._reset
 
     def begin(self, now: int, fresh: bool) -> int:
         """Returns the CPU time used so far. `fresh`: time has passed since the last end."""
@@ -129,11 +128,12 @@ class Meter:
         return used // 1000, peak * 1024
 
     def _set_back(self, now: int) -> None:
-        if self._reset >= 0:
+        if self._reset is not None:
             try:
-                os.write(self._reset, b"5")  # the high-water mark begins anew
+                self._reset.check()
+                os.write(self._reset.fd, b"5")  # resets the high-water mark
             except OSError:
-                self._reset = -1
+                self._reset = None
         own, waited = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
         self._cpu = process_time_ns() + int((waited.ru_utime + waited.ru_stime) * 1e9)
         self._guessed = 0
@@ -167,7 +167,7 @@ class Usage:
         return found
 
     def _look(self, pid: int, now: float) -> tuple[float | None, int] | None:
-        stats = [one for one in map(tree.stat, tree.family(pid)) if one is not None]
+        stats = [one for one in map(tree.stat, tree.family(pid, SHOWN_FAMILY)) if one is not None]
         if not stats:
             return None
         ticks = sum(one.ticks for one in stats)

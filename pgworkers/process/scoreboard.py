@@ -112,6 +112,16 @@ class Slot:
     asked = Field(20)
     raised = Field(21)
     tell = Field(22)  # grows when the tasks of the event loop should be written to the dump
+    # written by the supervisor: a deadline that an operator moved counts instead of the slot's own
+    moved_job = Field(29)
+    moved_lease = Field(30)
+    moved_deadline = Field(31)
+    # written by the worker, at its birth
+    dump = Field(23)  # number of the descriptor that faulthandler writes stacks to
+    struck = Field(24)  # when JobStopped was last raised in a handler; by the worker
+    used = Field(
+        25
+    )  # bytes that the job had when it broke its memory limit, children included; by the supervisor
 
     def __init__(self, view: memoryview[int]) -> None:
         self.view = view
@@ -173,8 +183,17 @@ class Slot:
 
     def due(self) -> int:
         """When what runs here must be gone; 0: no such time. The two parts have two writers (see `suspend`)."""
+        if self.moved_job and (self.moved_job, self.moved_lease) == (self.job, self.lease):
+            return self.moved_deadline
         deadline = self.deadline
         return deadline + self.extended if deadline else 0
+
+    def move_deadline(self, job: int, lease: int, deadline: int) -> None:
+        """By the supervisor: this very execution must be gone by then. The job number comes last."""
+        self.moved_job = 0
+        self.moved_lease = lease
+        self.moved_deadline = deadline
+        self.moved_job = job
 
     def wish(self, job: int, lease: int, reason: int, asked: int) -> None:
         """By the supervisor: this job should stop. The job number comes last."""

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from pgworkers.process import tree
+
 ALL = signal.valid_signals()
 #: The same functions without the wrappers that make enums of sixty numbers: they run around and after every fork.
 _c: Any = importlib.import_module("_signal")
@@ -115,4 +117,22 @@ def send_group(pgid: int, signum: int) -> bool:
     except (ProcessLookupError, PermissionError):
         # EPERM: some member changed its user; the leader itself is signalled by `send`
         return False
+    return True
+
+
+def kill_identified(pid: int, started: int) -> bool:
+    """SIGKILL to a process that is not our child, named by pid and start time. False: it is gone, or not ours to kill."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        found = tree.stat(pid)  # after the pidfd, which from now on means this very process
+        if found is None or found.started != started:
+            return False
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
     return True

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-#: When each child started that was sent SIGKILL and is not reaped yet: each is counted once.
-_killed: dict[int, int] = {}
+#: The most processes that one look at a family counts.
+FAMILY_LIMIT = 10_000
 
 
 class Stat(NamedTuple):
@@ -20,6 +19,7 @@ class Stat(NamedTuple):
     group: int
     ticks: int  # user and system time of the process itself
     started: int  # ticks since boot: together with the pid the identity of a process
+    threads: int
 
 
 def read(path: str) -> bytes:
@@ -49,6 +49,7 @@ def stat(pid: int) -> Stat | None:
         int(fields[2]),
         int(fields[11]) + int(fields[12]),
         int(fields[19]),
+        int(fields[17]),
     )
 
 
@@ -57,7 +58,7 @@ def pids() -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Children of a process, zombies included.
+    """Children of a process, zombies included. None of a process that /proc hides from us.
 
     For the calling process the kernel's list is exact: entries leave it only by our own wait, new ones come
     at its end. For another process it is a snapshot that may miss one that a concurrent exit moved.
@@ -72,7 +73,7 @@ def children(pid: int) -> list[int]:
                     return _children_by_scan(pid)  # a kernel without CONFIG_PROC_CHILDREN
                 continue  # the thread ended
             found += map(int, text.split())
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # gone, or hidden from us (`hidepid`)
         return []
     return found
 
@@ -81,7 +82,7 @@ def children_of_thread() -> list[int]:
     """Children of the calling thread: in a process that has no other, one look instead of two."""
     try:
         return [int(pid) for pid in read("/proc/thread-self/children").split()]
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return children(os.getpid())
 
 
@@ -90,42 +91,27 @@ def _children_by_scan(pid: int) -> list[int]:
     return [s.pid for s in stats if s is not None and s.ppid == pid]
 
 
-def family(pid: int) -> list[int]:
-    """A process and all its descendants, now."""
-    found = [pid]
+def family(pid: int, limit: int = FAMILY_LIMIT) -> list[int]:
+    """A process and its descendants, now. Of more than `limit` the rest is left out: each costs several system calls.
+
+    Zombies are left out, so that a crowd of them hides no living process.
+    """
+    found, seen = [pid], {pid}
     for member in found:
-        found += (child for child in children(member) if child not in found)
+        for child in children(member):
+            if len(found) >= limit:
+                return found
+            if child not in seen:
+                seen.add(child)
+                if not _is_dead(child):
+                    found.append(child)
     return found
 
 
-def kill_strays(
-    spared: set[int], dead_groups: Collection[int] = (), *, alone: bool = False
-) -> tuple[int, int]:
-    """SIGKILL every child of this process that is not spared, and reap those that are dead.
-
-    Returns (killed now, found). When a stray is dead its own children become ours, so only a call that
-    found nothing says that nothing is left: repeat until then. Members of `dead_groups`, whose group was
-    killed before, are not counted as killed. Only direct children are signalled: nobody else can have their
-    pid while we have not reaped them. `alone`: this process has one thread.
-    """
-    killed = found = 0
-    for child in children_of_thread() if alone else children(os.getpid()):
-        if child in spared:
-            continue
-        found += 1
-        if reap(child):
-            _killed.pop(child, None)
-            continue
-        seen = stat(child)
-        if seen is None or seen.state == "Z" or _killed.get(child) == seen.started:
-            continue
-        try:
-            os.kill(child, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-        _killed[child] = seen.started
-        killed += seen.group not in dead_groups
-    return killed, found
+def _is_dead(pid: int) -> bool:
+    """True if no thread of it lives. A process whose main thread alone has ended is shown as a zombie, too."""
+    one = stat(pid)
+    return one is None or (one.state in "ZXx" and one.threads <= 1)
 
 
 def reap(pid: int) -> bool:
@@ -136,14 +122,10 @@ def reap(pid: int) -> bool:
         return True
 
 
-def marked(variable: str, prefix: str) -> list[int]:
+def marked(variable: str, prefix: str, among: Iterable[int] | None = None) -> list[int]:
     """Processes whose environment, as it was at exec, holds `variable` with a value that begins with `prefix`."""
     wanted = f"{variable}={prefix}".encode()
-    found = []
-    for pid in pids():
-        if _has_marker(pid, wanted):
-            found.append(pid)
-    return found
+    return [pid for pid in (pids() if among is None else among) if _has_marker(pid, wanted)]
 
 
 def _has_marker(pid: int, wanted: bytes) -> bool:
@@ -152,3 +134,17 @@ def _has_marker(pid: int, wanted: bytes) -> bool:
     except OSError:
         return False
     return environ.startswith(wanted) or b"\0" + wanted in environ
+
+
+def names_of_children(spared: Collection[int], most: int = 20) -> list[str]:
+    """Children of this process that are not spared, for people: `ffmpeg (pid 812)`. Zombies have a name, too."""
+    found = [child for child in children(os.getpid()) if child not in spared]
+    names = [f"{_name(child)} (pid {child})" for child in found[:most]]
+    return names if len(found) <= most else [*names, f"{len(found) - most} more"]
+
+
+def _name(pid: int) -> str:
+    try:
+        return read(f"/proc/{pid}/comm").decode("utf-8", "replace").strip()
+    except OSError:
+        return "?"

@@ -19,6 +19,8 @@ from pgworkers.errors import UsageError
 
 #: Nothing that cron can say is rarer than a February with five of a weekday, across a year 2100 without a leap day.
 _YEARS = 50
+#: A longer expression says nothing that a shorter one cannot, and takes long to read. The table has the same bound.
+MAX_CRON_LENGTH = 1000
 _ALIASES = {"@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly"}
 _NAMES = re.compile(r"(?i)\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|sun|mon|tue|wed|thu|fri|sat)\b")
 _FIELD = re.compile(r"[0-9*,/?#lL-]+")
@@ -165,6 +167,11 @@ def parse(text: str) -> Fields:
 
     if not isinstance(text, str):
         raise UsageError(f'{text!r} is not a cron expression; write five or six fields, e.g. "0 3 * * *"')
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_CRON_LENGTH:
+        raise UsageError(
+            f"the cron expression {text[:40]!r}… is {len(text):,} characters long; {MAX_CRON_LENGTH} bytes are allowed. "
+            "Write ranges and steps (0-59/5) instead of lists"
+        )
     parts = text.split()
     if text.strip().lower() in _ALIASES:
         text = text.strip().lower()

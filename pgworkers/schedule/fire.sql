@@ -66,7 +66,7 @@ moved AS (
        SET revision = s.revision + 1,
            considered_at = coalesce(h.considered, s.considered_at),
            next_at = CASE WHEN %(manual)s::boolean THEN s.next_at ELSE h.next END,
-           due_at = CASE WHEN %(manual)s::boolean THEN s.due_at ELSE coalesce(h.next, 'infinity') END,
+           due_at = CASE WHEN %(manual)s::boolean THEN s.due_at ELSE coalesce(h.next, pgworkers.never()) END,
            skipped = s.skipped + h.skipped,
            last_at = coalesce((SELECT max(t.at) FROM ticked t WHERE t.schedule = s.name AND t.scope = s.scope), s.last_at),
            last_job = coalesce((SELECT max(t.job_id) FROM ticked t WHERE t.schedule = s.name AND t.scope = s.scope),
@@ -77,7 +77,7 @@ moved AS (
     RETURNING s.name, s.scope, h.skipped
 ),
 replaced AS MATERIALIZED (
-    SELECT pgworkers.cancel(n.last_job)
+    SELECT pgworkers.cancel(n.last_job, 'replaced by the next tick of its schedule')
       FROM ticked t
       JOIN numbered n ON n.job_id = t.job_id
      WHERE n.overlap = 'replace' AND n.live

@@ -34,7 +34,7 @@ class ScheduleView:
     window: float
     overlap: str
     reentrant: bool
-    args: dict[str, Any]
+    args: dict[str, Any] | None  # None: this role sees no payload
     paused: bool
     revision: int
     created_at: datetime

@@ -1,20 +1,51 @@
 -- The whole storage of pgworkers. Written for the default schema name; the loader puts the configured one in its
 -- place and has made the schema and its table `migration`. One transaction.
 
-CREATE TYPE pgworkers.job_state AS ENUM ('scheduled', 'ready', 'running', 'succeeded', 'dead', 'cancelled');
+-- 'claimed' is in no table: the view `jobs` shows it for a running row that no worker is known to have.
+CREATE TYPE pgworkers.job_state AS ENUM ('scheduled', 'ready', 'claimed', 'running', 'succeeded', 'dead', 'cancelled');
 
--- What a value of a column may be is said by its type, and looked at when it is put in: a CHECK of the table is parsed anew by every
+-- The type of a column says which values are allowed and is checked when a value is written: a CHECK of the table is parsed again by every
 -- statement that writes a row, whatever it changes (docs/adr/1105).
-CREATE DOMAIN pgworkers.queue_name AS text CONSTRAINT job_names_fit CHECK (octet_length(VALUE) BETWEEN 1 AND 200);
-CREATE DOMAIN pgworkers.task_name AS text CONSTRAINT job_names_fit CHECK (octet_length(VALUE) BETWEEN 1 AND 500);
+-- Every bound of the Python API is here, too: pgworkers/bounds.py has the same numbers, and tests/law compares them.
+CREATE DOMAIN pgworkers.queue_name AS text
+    CONSTRAINT job_names_fit CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
+    CONSTRAINT job_names_are_plain CHECK (VALUE !~ '^[\s-]|\s$|[,:\u0001-\u001f\u007f-\u009f]');
+CREATE DOMAIN pgworkers.login_name AS text CONSTRAINT job_login_fits CHECK (octet_length(VALUE) BETWEEN 1 AND 63);
+CREATE DOMAIN pgworkers.task_name AS text
+    CONSTRAINT job_names_fit CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
+    CONSTRAINT job_names_are_plain CHECK (VALUE !~ '^[\s-]|\s$|[,:\u0001-\u001f\u007f-\u009f]');
 CREATE DOMAIN pgworkers.unique_name AS text CONSTRAINT job_unique_fits CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
-CREATE DOMAIN pgworkers.job_result AS jsonb CONSTRAINT job_result_fits CHECK (pg_column_size(VALUE) <= 67108864);
+CREATE DOMAIN pgworkers.concurrency_name AS text
+    CONSTRAINT job_concurrency_key_fits CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
+CREATE DOMAIN pgworkers.job_priority AS integer CONSTRAINT job_priority_fits CHECK (VALUE >= -2147483647);
 CREATE DOMAIN pgworkers.attempt_text AS text CONSTRAINT attempt_texts_fit CHECK (octet_length(VALUE) <= 1048576);
-CREATE DOMAIN pgworkers.budget AS integer CONSTRAINT job_budgets CHECK (VALUE >= 1);
+CREATE DOMAIN pgworkers.error_lines AS text[]
+    CONSTRAINT job_errors_fit CHECK (pg_column_size(VALUE) <= 65536 AND coalesce(array_ndims(VALUE), 1) = 1
+                                     AND array_position(VALUE, NULL) IS NULL);
+CREATE DOMAIN pgworkers.budget AS integer CONSTRAINT job_budgets CHECK (VALUE BETWEEN 1 AND 10001);
 CREATE DOMAIN pgworkers.spent AS integer CONSTRAINT job_budgets CHECK (VALUE >= 0);
+-- Finite, and a year that every reader can hold. The upper end is never(), below.
+CREATE DOMAIN pgworkers.moment AS timestamptz
+    CONSTRAINT job_moments_fit CHECK (VALUE BETWEEN '1970-01-01 00:00:00+00' AND '9999-01-01 00:00:00+00');
+CREATE DOMAIN pgworkers.job_timeout AS interval
+    CONSTRAINT job_timeout_fits CHECK (VALUE > '0' AND VALUE <= '36500 days');
+CREATE DOMAIN pgworkers.seconds AS double precision
+    CONSTRAINT seconds_fit CHECK (VALUE BETWEEN 0 AND 3153600000);  -- NaN is greater than everything
+CREATE DOMAIN pgworkers.job_memory AS bigint
+    CONSTRAINT job_memory_fits CHECK (VALUE BETWEEN 1048576 AND 1152921504606846975);
+-- The size of JSON is the size of its text: a number of twelve bytes can have 131,072 digits, and readers get the text. Of what is small
+-- when it is stored the text is cheap, unless such numbers are in it; then the check costs as much as one reader would.
+CREATE DOMAIN pgworkers.job_result AS jsonb
+    CONSTRAINT job_result_fits CHECK (pg_column_size(VALUE) <= 67108864 AND octet_length(VALUE::text) <= 67108864);
+CREATE DOMAIN pgworkers.job_notes AS jsonb  -- checkpoint and progress
+    CONSTRAINT job_notes_fit CHECK (pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304);
+CREATE DOMAIN pgworkers.job_meta AS jsonb
+    CONSTRAINT job_meta_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
+    CONSTRAINT job_meta_fits CHECK (pg_column_size(VALUE) <= 32768 AND octet_length(VALUE::text) <= 32768)
+    CONSTRAINT job_meta_is_flat CHECK (pg_column_size(VALUE) <= 1024 OR NOT jsonb_path_exists(VALUE, '$.**{129}'));
 CREATE DOMAIN pgworkers.arguments AS jsonb
     CONSTRAINT job_args_are_an_object CHECK (jsonb_typeof(VALUE) = 'object')
-    CONSTRAINT job_args_fit CHECK (pg_column_size(VALUE) <= 4194304)
+    CONSTRAINT job_args_fit CHECK (pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304)
     -- A level takes eight bytes: what is small is not looked at.
     CONSTRAINT job_args_are_flat CHECK (pg_column_size(VALUE) <= 1024 OR NOT jsonb_path_exists(VALUE, '$.**{129}'));
 
@@ -22,7 +53,7 @@ CREATE DOMAIN pgworkers.arguments AS jsonb
 CREATE TABLE pgworkers.job (
     id              bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
     state           pgworkers.job_state NOT NULL DEFAULT 'ready',
-    priority        integer     NOT NULL DEFAULT 0,
+    priority        pgworkers.job_priority NOT NULL DEFAULT 0,
     queue           pgworkers.queue_name NOT NULL,
     task            pgworkers.task_name NOT NULL,
     args            pgworkers.arguments NOT NULL DEFAULT '{}',
@@ -32,25 +63,28 @@ CREATE TABLE pgworkers.job (
     crashes         pgworkers.spent NOT NULL DEFAULT 0,
     max_attempts    pgworkers.budget NOT NULL DEFAULT 10,
     max_crashes     pgworkers.budget NOT NULL DEFAULT 3,
-    created_at      timestamptz NOT NULL DEFAULT now(),
-    run_at          timestamptz NOT NULL DEFAULT now(),  -- not before this; ready since this
-    claimed_at      timestamptz,
-    expires_at      timestamptz,                         -- not started by then: dead, verdict expired
-    deadline_at     timestamptz,                         -- the whole job, over all attempts
-    timeout         interval,                            -- one attempt; NULL: what the task says
-    memory          bigint,                              -- bytes; NULL: what the task says
+    created_at      pgworkers.moment NOT NULL DEFAULT now(),
+    run_at          pgworkers.moment NOT NULL DEFAULT now(), -- not before this; ready since this
+    claimed_at      pgworkers.moment,
+    expires_at      pgworkers.moment,                    -- not started by then: dead, verdict expired
+    deadline_at     pgworkers.moment,                    -- the whole job, over all attempts
+    timeout         pgworkers.job_timeout,               -- one attempt; NULL: what the task says
+    memory          pgworkers.job_memory,                -- bytes; NULL: what the task says
     unique_key      pgworkers.unique_name,
-    concurrency_key text,
+    concurrency_key pgworkers.concurrency_name,
     gated           boolean     NOT NULL DEFAULT false,  -- its task is limited: claimed through admit(), see 0004
-    cancel_at       timestamptz,                         -- somebody wished it to end
-    checkpoint      jsonb,
-    progress        jsonb,
-    errors          text[]      NOT NULL DEFAULT '{}',   -- one line per failed attempt, the last ten
-    meta            jsonb,                               -- why it was enqueued
+    cancel_at       pgworkers.moment,                    -- when a cancel was requested
+    checkpoint      pgworkers.job_notes,
+    progress        pgworkers.job_notes,
+    errors          pgworkers.error_lines NOT NULL DEFAULT '{}', -- one line per failed attempt, the last ten
+    meta            pgworkers.job_meta,                  -- why it was enqueued
     batch_id        bigint,
     linked          boolean     NOT NULL DEFAULT false,  -- somebody must hear of its end: a batch, or a job that waits for it
-    -- Only the first three states are live, and a running job has an owner. Short: it is parsed anew by every statement that writes.
-    CONSTRAINT job_is_live CHECK (CASE WHEN host IS NULL THEN state < 'running' ELSE state = 'running' END)
+    losses          pgworkers.spent NOT NULL DEFAULT 0,  -- executions in a row that ended with the death of a supervisor or host
+    enqueued_by     pgworkers.login_name NOT NULL DEFAULT session_user,  -- the login
+    quota           integer,                             -- the enqueue_grant that counts it while it waits, see 0007
+    -- Scheduled, ready and running are live, and a running job has an owner. Short: every statement that writes parses it again.
+    CONSTRAINT job_is_live CHECK (CASE WHEN host IS NULL THEN state < 'claimed' ELSE state = 'running' END)
 ) WITH (
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
@@ -102,6 +136,7 @@ CREATE TABLE pgworkers.history (
     meta            jsonb,
     batch_id        bigint,
     linked          boolean     NOT NULL DEFAULT false,
+    enqueued_by     text        NOT NULL DEFAULT session_user,
     PRIMARY KEY (id, finished_at),
     CONSTRAINT history_is_finished CHECK (state IN ('succeeded', 'dead', 'cancelled'))
 ) PARTITION BY RANGE (finished_at);
@@ -143,9 +178,11 @@ CREATE TABLE pgworkers.queue (
     paused          boolean     NOT NULL DEFAULT false,
     workers         integer,                             -- per host; NULL: what the app says
     cluster_workers integer,
-    throttled_until timestamptz,
+    throttled_until pgworkers.moment,
     throttles       integer     NOT NULL DEFAULT 0,
-    retention       interval,
+    retention       interval CONSTRAINT queue_retention_fits CHECK (retention BETWEEN '0' AND '36500 days'),  -- set by an operator
+    declared_retention interval                          -- declared by the last deploy; NULL: the setting applies
+        CONSTRAINT queue_declared_retention_fits CHECK (declared_retention BETWEEN '0' AND '36500 days'),
     created_at      timestamptz NOT NULL DEFAULT now(),
     updated_at      timestamptz NOT NULL DEFAULT now(),
     CONSTRAINT queue_name_fits CHECK (octet_length(name) BETWEEN 1 AND 200),
@@ -154,13 +191,15 @@ CREATE TABLE pgworkers.queue (
 
 -- What the deployed apps say about their tasks, so that SQL can enqueue without knowing the app.
 CREATE TABLE pgworkers.task (
-    name         text PRIMARY KEY,
-    queue        text        NOT NULL,
-    priority     integer     NOT NULL,
-    max_attempts integer     NOT NULL,
-    max_crashes  integer     NOT NULL,
+    name         pgworkers.task_name PRIMARY KEY,
+    queue        pgworkers.queue_name NOT NULL,
+    priority     pgworkers.job_priority NOT NULL,
+    max_attempts pgworkers.budget NOT NULL,
+    max_crashes  pgworkers.budget NOT NULL,
+    timeout      pgworkers.job_timeout,                  -- of one attempt; like memory: the most that an enqueue-only role may ask for
+    memory       pgworkers.job_memory,
     lost_retry   boolean     NOT NULL DEFAULT true,      -- does a job of a lost host run again,
-    lost_delay   double precision,                       -- and after how many seconds; NULL: by the usual back-off
+    lost_delay   pgworkers.seconds,                      -- and after how many seconds; NULL: by the usual back-off
     updated_at   timestamptz NOT NULL DEFAULT now()
 );
 
@@ -180,9 +219,28 @@ CREATE TABLE pgworkers.host (
     renewed_at timestamptz NOT NULL DEFAULT now(),
     lease      interval    NOT NULL,                     -- after this long without renewal its jobs are lost
     workers    jsonb       NOT NULL DEFAULT '[]',        -- the process view, as of the last renewal
+    problems   jsonb       NOT NULL DEFAULT '[]',        -- queues whose workers cannot start: queue, error, traceback
     load       double precision,                         -- of the machine, over the last minute
-    cores      integer                                   -- that the host may use
+    cores      integer,                                  -- that the host may use
+    metrics    text        NOT NULL DEFAULT ''           -- the address of /metrics; empty: off
 ) WITH (fillfactor = 50);
+
+-- The term of the host that leads: one row, which only workers may write. It decides who leads; the advisory lock, which any login can
+-- hold, is only the fast path (docs/adr/2812).
+CREATE TABLE pgworkers.leader (
+    id            integer     PRIMARY KEY DEFAULT 1 CHECK (id = 1),
+    term          bigint      NOT NULL DEFAULT 1,        -- counts the terms: the fence of every renewal
+    host          uuid,                                  -- NULL: it resigned
+    pid           integer     NOT NULL,                  -- of the session that leads
+    session_start timestamptz NOT NULL,
+    locked        boolean     NOT NULL,                  -- the session holds the advisory lock, too
+    valid_until   timestamptz NOT NULL CHECK (isfinite(valid_until))
+) WITH (fillfactor = 50);
+
+-- Rows to lock: 0 to 1023 for the limits of 0004, from 1024 for the batches of 0003. A name is one of them by its hash. Rows and not
+-- advisory locks, which any login can hold; to lock one of these takes UPDATE on this table (docs/adr/2812).
+CREATE TABLE pgworkers.mutex (id integer PRIMARY KEY CHECK (id BETWEEN 0 AND 2047));
+INSERT INTO pgworkers.mutex SELECT generate_series(0, 2047);
 
 -- Hosts that sleep and want to be told of new jobs of a queue. Without such a row nobody is notified: NOTIFY makes all commits wait
 -- for one another, and a host that is awake looks by itself (docs/adr/1102). Not logged: who reconnects says it again.
@@ -202,25 +260,57 @@ SELECT h.id AS host, h.name AS host_name, w.*
                                            left_over double precision, cpu double precision, rss bigint,
                                            stalled boolean, wish text, version text);
 
--- Live and finished jobs together, for people.
+-- How many workers hosts have reported, by queue, for counts that must not wait for the table `host`: while another session keeps it locked,
+-- the only answer is a row of NULLs, after 50 ms.
+CREATE FUNCTION pgworkers.worker_counts() RETURNS TABLE (host uuid, queue text, workers bigint)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET lock_timeout = '50ms' AS $$
+BEGIN
+    RETURN QUERY SELECT w.host, w.queue, count(*) FROM pgworkers.worker w GROUP BY w.host, w.queue;
+EXCEPTION
+    WHEN lock_not_available THEN
+        RETURN QUERY SELECT NULL::uuid, NULL::text, NULL::bigint;
+END $$;
+
+-- Live and finished jobs together, for people. A row that a host has claimed is 'running' here when a worker has it, as of the host's last
+-- renewal (`worker` is its name), and 'claimed' otherwise: it waits in the host's buffer, or began within the last second or so. The
+-- start of a job writes nothing, so the tables know no more. Payload is NULL for a role that may not read it in the table (args is
+-- never NULL otherwise).
 CREATE VIEW pgworkers.jobs AS
-SELECT id, state, queue, task, args, priority, attempt, max_attempts, crashes, lease, host, created_at, run_at,
+SELECT id, CASE WHEN state = 'running' AND NOT EXISTS (SELECT FROM pgworkers.worker w WHERE w.host = j.host AND w.job_id = j.id)
+                THEN 'claimed' ELSE state END AS state, queue, task, CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN args END AS args,
+       priority, attempt, max_attempts, crashes, lease, host, created_at, run_at,
        claimed_at AS started_at, NULL::timestamptz AS finished_at, NULL::text AS verdict, NULL::jsonb AS result,
-       errors[array_upper(errors, 1)] AS error, unique_key, progress, checkpoint, meta,
+       errors[array_upper(errors, 1)] AS error, unique_key, progress,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN checkpoint END AS checkpoint,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN meta END AS meta,
        cancel_at, NULL::double precision AS duration, NULL::double precision AS cpu_seconds, NULL::bigint AS peak_rss,
-       batch_id
-  FROM pgworkers.job
+       batch_id,
+       CASE WHEN state = 'running'
+            THEN (SELECT w.queue || '/' || w.slot FROM pgworkers.worker w WHERE w.host = j.host AND w.job_id = j.id LIMIT 1)
+       END AS worker, enqueued_by
+  FROM pgworkers.job j
 UNION ALL
-SELECT id, state, queue, task, args, priority, attempt, max_attempts, crashes, lease, host, created_at, run_at,
-       started_at, finished_at, verdict, result,
-       CASE WHEN state <> 'succeeded' THEN errors[array_upper(errors, 1)] END, unique_key, progress, checkpoint, meta,
-       NULL, duration, cpu_seconds, peak_rss, batch_id
+SELECT id, state, queue, task, CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN args END,
+       priority, attempt, max_attempts, crashes, lease, host, created_at, run_at, started_at, finished_at, verdict,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN result END,
+       CASE WHEN state <> 'succeeded' THEN errors[array_upper(errors, 1)] END, unique_key, progress,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN checkpoint END,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN meta END,
+       NULL, duration, cpu_seconds, peak_rss, batch_id, NULL, enqueued_by
   FROM pgworkers.history;
+
+-- Post-mortems for people, without what handlers printed for a role that may not read payload.
+CREATE VIEW pgworkers.attempts AS
+SELECT job_id, attempt, lease, host, queue, task, verdict, started_at, finished_at, duration, cpu_seconds, peak_rss, error,
+       traceback, stack, exit_status,
+       CASE WHEN has_column_privilege('pgworkers.attempt'::regclass, 'output', 'SELECT') THEN output END AS output,
+       progress, rungs, worker, version
+  FROM pgworkers.attempt;
 
 -- The run_at of a job that waits for others: no promote ever reaches it. Not infinity: that cannot be subtracted from, nor
 -- read by Python.
 CREATE FUNCTION pgworkers.never() RETURNS timestamptz
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT timestamptz '9999-01-01 00:00:00+00' $$;
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '9999-01-01 00:00:00+00'::pg_catalog.timestamptz $$;
 
 -- A notification, as long as the server has room for it: a queue of them that a listener in a long transaction has filled would
 -- refuse the COMMIT of whoever notifies, and a notification is a courtesy that a poll makes up for. No search_path of its own, so
@@ -234,21 +324,23 @@ $$;
 -- Between which ids lie the hosts that are lost: whoever looks for their jobs passes by those of the living. (In job_running
 -- there are as many entries of a host as it has run jobs since the last vacuum.) `asking` lives, whatever its row says. `clock`: the
 -- time as it reckons it, if that is earlier than ours: a clock that was set forward makes nobody lost (master/reckoning).
+-- No search_path of its own, so that it becomes part of the statement that calls it: every name says where it is from.
 CREATE FUNCTION pgworkers.gaps(asking uuid, clock timestamptz) RETURNS TABLE (above uuid, below uuid)
 LANGUAGE sql STABLE AS $$
-SELECT l.id, lead(l.id) OVER (ORDER BY l.id)
-  FROM (SELECT h.id FROM pgworkers.host h WHERE h.renewed_at >= least(now(), clock) - h.lease
+SELECT l.id, pg_catalog.lead(l.id) OVER (ORDER BY l.id)
+  FROM (SELECT h.id FROM pgworkers.host h
+         WHERE h.renewed_at OPERATOR(pg_catalog.>=) (least(pg_catalog.now(), clock) OPERATOR(pg_catalog.-) h.lease)
         UNION
         SELECT asking
         UNION
-        SELECT unnest('{00000000-0000-0000-0000-000000000000,ffffffff-ffff-ffff-ffff-ffffffffffff}'::uuid[])) l
+        SELECT pg_catalog.unnest('{00000000-0000-0000-0000-000000000000,ffffffff-ffff-ffff-ffff-ffffffffffff}'::pg_catalog.uuid[])) l
 $$;
 
 -- Refuse what a job cannot be, with a sentence instead of a violated constraint. `enqueue` asks only
 -- when there is more than a few small arguments.
-CREATE FUNCTION pgworkers.refuse_unfit(args jsonb, meta jsonb, delay interval, timeout interval, memory bigint,
-                                     deadline interval, expires interval) RETURNS void
-LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp AS $$
+CREATE FUNCTION pgworkers.refuse_unfit(args jsonb, meta jsonb, run_at timestamptz, delay interval, timeout interval,
+                                     memory bigint, deadline interval, expires interval) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     reason text;
     name text;
@@ -260,13 +352,15 @@ BEGIN
         reason := format('meta must be a JSON object, not %s', jsonb_typeof(meta));
     ELSIF jsonb_path_exists(args, '$.**{129}') OR jsonb_path_exists(meta, '$.**{129}') THEN
         reason := 'args and meta may be nested 128 levels deep, not deeper';
-    ELSIF memory < 1048576 THEN
-        reason := format('memory is in bytes and at least 1048576 (1MB), not %s', memory);
+    ELSIF memory NOT BETWEEN 1048576 AND 1152921504606846975 THEN
+        reason := format('memory is in bytes, at least 1048576 (1MB) and less than 2^60, not %s', memory);
+    ELSIF run_at < '1970-01-01 00:00:00+00' OR run_at >= pgworkers.never() THEN
+        reason := format('run_at must lie between the years 1970 and 9999, not %s', run_at);
     ELSIF timeout <= interval '0' THEN
         reason := format('timeout must be longer than 0, not %s', timeout);
     ELSE
         FOR name, span IN VALUES ('timeout', timeout), ('deadline', deadline), ('expires', expires), ('delay', delay) LOOP
-            IF span < interval '0' OR span > interval '36525 days' THEN
+            IF span < interval '0' OR span > interval '36500 days' THEN
                 reason := format('%s must be from 0 to 100 years, not %s', name, span);
                 EXIT;
             END IF;
@@ -281,6 +375,8 @@ END $$;
 -- of the same task holds leads to: 'return' that job, 'replace' its arguments (unless it runs), or 'raise'. With `after` it
 -- waits until those jobs succeeded; `on_failed` says what their failure leads to: 'cancel' it, 'run' it, or 'wait' for a
 -- requeue. `held`: it waits until somebody releases it.
+-- A login that may not insert into `job` itself is bound by 0007: it may not exceed what the task's row says, it follows and
+-- replaces only its own jobs, and its grants say which tasks and queues it may use.
 CREATE FUNCTION pgworkers.enqueue(
     task text,
     args jsonb DEFAULT '{}',
@@ -307,11 +403,14 @@ CREATE FUNCTION pgworkers.enqueue(
 #variable_conflict use_column
 DECLARE
     known pgworkers.task;
-    due timestamptz := coalesce(enqueue.run_at, now()) + coalesce(enqueue.delay, interval '0');
-    later boolean := (enqueue.run_at IS NOT NULL OR enqueue.delay IS NOT NULL) AND due > now();
+    due timestamptz := now();
+    later boolean := false;
     waits boolean := enqueue.held;
     -- Other statements of this transaction came before, so others may follow, and whoever sleeps by then cannot be known now.
     alone boolean := statement_timestamp() - now() < interval '20 ms' AND pg_current_xact_id_if_assigned() IS NULL;
+    trusted boolean := has_any_column_privilege(session_user, 'pgworkers.job'::regclass, 'INSERT');
+    own_quota integer;
+    replaces boolean := true;
     parents bigint[];
     failed bigint;
 BEGIN
@@ -320,30 +419,53 @@ BEGIN
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     IF jsonb_typeof(enqueue.args) IS DISTINCT FROM 'object' OR pg_column_size(enqueue.args) > 1024  -- a level takes eight bytes
-       OR num_nonnulls(enqueue.meta, enqueue.delay, enqueue.timeout, enqueue.memory, enqueue.deadline, enqueue.expires) > 0
+       OR num_nonnulls(enqueue.meta, enqueue.run_at, enqueue.delay, enqueue.timeout, enqueue.memory, enqueue.deadline,
+                       enqueue.expires) > 0
     THEN
-        PERFORM pgworkers.refuse_unfit(enqueue.args, enqueue.meta, enqueue.delay, enqueue.timeout, enqueue.memory,
-                                     enqueue.deadline, enqueue.expires);
+        PERFORM pgworkers.refuse_unfit(enqueue.args, enqueue.meta, enqueue.run_at, enqueue.delay, enqueue.timeout,
+                                     enqueue.memory, enqueue.deadline, enqueue.expires);
+        due := coalesce(enqueue.run_at, due) + coalesce(enqueue.delay, interval '0');
+        later := due > now();
     END IF;
     IF cardinality(enqueue.after) > 0 THEN
-        SELECT f.parents, f.failed INTO parents, failed FROM pgworkers.follow(enqueue.after, enqueue.on_failed) f;
+        SELECT f.parents, f.failed INTO parents, failed
+          FROM pgworkers.follow(enqueue.after, enqueue.on_failed, CASE WHEN NOT trusted THEN session_user END) f;
         waits := waits OR failed IS NOT NULL OR cardinality(parents) > 0;
     END IF;
-    IF enqueue.queue IS NULL OR enqueue.priority IS NULL OR enqueue.max_attempts IS NULL OR enqueue.max_crashes IS NULL THEN
+    IF NOT trusted OR enqueue.queue IS NULL OR enqueue.priority IS NULL OR enqueue.max_attempts IS NULL
+       OR enqueue.max_crashes IS NULL THEN
         SELECT * INTO known FROM pgworkers.task t WHERE t.name = enqueue.task;
         enqueue.queue := coalesce(enqueue.queue, known.queue, 'default');
         enqueue.priority := coalesce(enqueue.priority, known.priority, 0);
         enqueue.max_attempts := coalesce(enqueue.max_attempts, known.max_attempts, 10);
         enqueue.max_crashes := coalesce(enqueue.max_crashes, known.max_crashes, 3);
     END IF;
+    IF NOT trusted THEN
+        IF enqueue.held THEN
+            RAISE EXCEPTION '% may not enqueue a held job', session_user USING ERRCODE = 'insufficient_privilege',
+                HINT = 'Only a login that may insert into pgworkers.job may.';
+        END IF;
+        IF starts_with(enqueue.concurrency_key, 'schedule:') THEN
+            RAISE EXCEPTION 'the concurrency key % begins with schedule:, which is for the jobs of schedules', enqueue.concurrency_key
+                USING ERRCODE = 'insufficient_privilege', HINT = 'Use another key.';
+        END IF;
+        SELECT p.quota, p.may_replace INTO own_quota, replaces FROM pgworkers.permit(enqueue.task, enqueue.queue) p;
+        enqueue.max_attempts := least(enqueue.max_attempts, coalesce(known.max_attempts, 10));
+        enqueue.max_crashes := least(enqueue.max_crashes, coalesce(known.max_crashes, 3));
+        enqueue.timeout := CASE WHEN known.name IS NOT NULL AND enqueue.timeout IS NOT NULL
+                                THEN least(enqueue.timeout, known.timeout) END;
+        enqueue.memory := CASE WHEN enqueue.memory IS NOT NULL AND known.memory IS NOT NULL
+                               THEN least(enqueue.memory, known.memory) END;  -- NULL: what the queue says
+        enqueue.priority := least(enqueue.priority, coalesce(known.priority, 0));
+    END IF;
     LOOP
         INSERT INTO pgworkers.job AS j (state, priority, queue, task, args, max_attempts, max_crashes, run_at, expires_at,
-                                        deadline_at, timeout, memory, unique_key, concurrency_key, meta, linked)
+                                        deadline_at, timeout, memory, unique_key, concurrency_key, meta, linked, quota)
         VALUES (CASE WHEN waits OR later THEN 'scheduled' ELSE 'ready' END::pgworkers.job_state, enqueue.priority,
                 enqueue.queue, enqueue.task, enqueue.args, enqueue.max_attempts, enqueue.max_crashes,
                 CASE WHEN waits THEN pgworkers.never() ELSE due END, due + enqueue.expires,
                 due + enqueue.deadline, enqueue.timeout, enqueue.memory, enqueue.unique_key, enqueue.concurrency_key,
-                enqueue.meta, waits)
+                enqueue.meta, waits, own_quota)
         ON CONFLICT (task, unique_key) WHERE unique_key IS NOT NULL DO NOTHING
         RETURNING j.id INTO enqueue.id;
         IF FOUND THEN
@@ -360,7 +482,18 @@ BEGIN
         IF enqueue.on_conflict = 'replace' THEN
             UPDATE pgworkers.job j SET args = enqueue.args, meta = enqueue.meta
              WHERE j.task = enqueue.task AND j.unique_key = enqueue.unique_key AND j.state <> 'running'
+               AND (replaces OR j.enqueued_by = session_user)
             RETURNING j.id INTO enqueue.id;
+            IF enqueue.id IS NULL AND NOT replaces THEN
+                PERFORM FROM pgworkers.job j
+                  WHERE j.task = enqueue.task AND j.unique_key = enqueue.unique_key AND j.enqueued_by <> session_user;
+                IF FOUND THEN
+                    RAISE EXCEPTION 'another login enqueued the job that holds the unique key %, and % may not replace its arguments',
+                        enqueue.unique_key, session_user
+                        USING ERRCODE = 'insufficient_privilege',
+                              HINT = 'pgworkers grants add ' || quote_ident(session_user) || ' --replace';
+                END IF;
+            END IF;
         END IF;
         IF enqueue.id IS NULL THEN
             SELECT j.id INTO enqueue.id FROM pgworkers.job j
@@ -393,6 +526,12 @@ LANGUAGE plpgsql AS $$
 DECLARE
     made pg_catalog.int8;
 BEGIN
+    IF NOT pg_catalog.has_any_column_privilege(session_user, 'pgworkers.job'::pg_catalog.regclass, 'INSERT') THEN
+        SELECT e.id INTO made
+          FROM pgworkers.enqueue(enqueue_now.task, enqueue_now.args, enqueue_now.queue, enqueue_now.priority,
+                                 max_attempts => enqueue_now.max_attempts, max_crashes => enqueue_now.max_crashes) e;
+        RETURN made;
+    END IF;
     INSERT INTO pgworkers.job AS j (priority, queue, task, max_attempts, max_crashes, args)
     VALUES (enqueue_now.priority, enqueue_now.queue, enqueue_now.task, enqueue_now.max_attempts, enqueue_now.max_crashes,
             enqueue_now.args)
@@ -404,21 +543,25 @@ BEGIN
     RETURN made;
 END $$;
 
--- Somebody calls jobs off: those that wait end unrun, by `verdict` 'cancelled' or 'discarded' (which is dead). A wish without `why` is
+-- End jobs that wait, by `verdict`: 'cancelled', or one that means dead. Not for operators, which use call_off(). A wish without `why` is
 -- also for those that run: they are flagged, their hosts told, and they end when their processes are dead. With `why`, which is kept
 -- as their error, it is only for what waits (discard, purge). Answers for each id 'cancelled' or 'dead', 'cancelling', the state that
--- it keeps, or NULL: no such job. Locks in id order.
-CREATE FUNCTION pgworkers.call_off(ids bigint[], verdict text, why text DEFAULT NULL) RETURNS TABLE (id bigint, answer text)
+-- it keeps, or NULL: no such job. Locks in id order. `traced`: a login asked for it, and `operation` (0008) keeps which one, its
+-- `reason` and its `os_user`. `portion`: see ended().
+CREATE FUNCTION pgworkers.end_jobs(ids bigint[], verdict text, why text DEFAULT NULL, reason text DEFAULT NULL,
+                                   os_user text DEFAULT NULL, traced boolean DEFAULT false, portion integer DEFAULT 1000)
+RETURNS TABLE (id bigint, answer text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    wanted bigint[] := ARRAY(SELECT DISTINCT w.id FROM unnest(call_off.ids) AS w (id) ORDER BY w.id);
-    outcome pgworkers.job_state := CASE call_off.verdict WHEN 'cancelled' THEN 'cancelled' ELSE 'dead' END;
+    wanted bigint[] := ARRAY(SELECT DISTINCT w.id FROM unnest(end_jobs.ids) AS w (id) ORDER BY w.id);
+    outcome pgworkers.job_state := CASE end_jobs.verdict WHEN 'cancelled' THEN 'cancelled' ELSE 'dead' END;
     locked bigint[];
     gone bigint[];
     linked bigint[];
     batches bigint[];
     again bigint[] := '{}';
+    verb text := CASE WHEN end_jobs.verdict <> 'cancelled' THEN 'discard' WHEN end_jobs.why IS NULL THEN 'cancel' ELSE 'purge' END;
     one record;
 BEGIN
     WHILE cardinality(wanted) > 0 LOOP
@@ -429,28 +572,34 @@ BEGIN
         kept AS (
             INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,
                                            max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
-                                           unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id, linked)
-            SELECT e.id, outcome, call_off.verdict, e.priority, e.queue, e.task, e.args, e.lease, e.attempt, e.crashes,
+                                           unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id, linked,
+                                           enqueued_by)
+            SELECT e.id, outcome, end_jobs.verdict, e.priority, e.queue, e.task, e.args, e.lease, e.attempt, e.crashes,
                    e.max_attempts, e.max_crashes, e.created_at, e.run_at, e.deadline_at, e.timeout, e.memory,
                    e.unique_key, e.concurrency_key, e.checkpoint, e.progress,
-                   CASE WHEN call_off.why IS NULL THEN e.errors
-                        ELSE (e.errors || call_off.why)[greatest(cardinality(e.errors) - 8, 1):] END,
-                   e.meta, e.batch_id, e.linked
+                   CASE WHEN end_jobs.why IS NULL THEN e.errors
+                        ELSE (e.errors || end_jobs.why)[greatest(cardinality(e.errors) - 8, 1):] END,
+                   e.meta, e.batch_id, e.linked, e.enqueued_by
               FROM ended e
         )
         SELECT coalesce(array_agg(e.id), '{}'), array_agg(e.id) FILTER (WHERE e.linked),
                array_agg(e.batch_id) FILTER (WHERE e.linked)
           INTO gone, linked, batches
           FROM ended e;
+        IF end_jobs.traced THEN
+            INSERT INTO pgworkers.operation (verb, job_id, reason, os_user)
+            SELECT verb, t.id, end_jobs.reason, end_jobs.os_user
+              FROM unnest(CASE verb WHEN 'cancel' THEN locked ELSE gone END) AS t (id);
+        END IF;
         IF linked IS NOT NULL THEN
-            PERFORM pgworkers.ended(linked, batches, false);
+            PERFORM pgworkers.ended(linked, batches, false, portion => end_jobs.portion);
         END IF;
         IF cardinality(gone) > 0 THEN
             PERFORM pgworkers.tell(CASE WHEN octet_length(told.ids) > 7000 THEN '*' ELSE told.ids END, 'pgworkers_done')
                FROM array_to_string(gone, ' ') AS told (ids);
             RETURN QUERY SELECT g.id, outcome::text FROM unnest(gone) AS g (id);
         END IF;
-        IF cardinality(locked) > cardinality(gone) AND call_off.why IS NULL THEN
+        IF cardinality(locked) > cardinality(gone) AND end_jobs.why IS NULL THEN
             RETURN QUERY
             WITH flagged AS (
                 UPDATE pgworkers.job j SET cancel_at = coalesce(j.cancel_at, now())
@@ -482,26 +631,74 @@ BEGIN
     END LOOP;
 END $$;
 
--- Wish that a job ends. Ready or scheduled: cancelled at once. Running: its host is told, and the row becomes
--- cancelled when the process is dead. Answers 'cancelled', 'cancelling', the terminal state, or NULL: no such job.
-CREATE FUNCTION pgworkers.cancel(job_id bigint) RETURNS text
+-- Call jobs off: cancel, purge or discard, each with a trace. It acts with the owner's rights (roles.sql), so the verdict and the error that
+-- history keeps are said here and not by the caller. `waiting`: jobs that run are left alone (purge); to discard implies it. Answers as
+-- end_jobs() does.
+CREATE FUNCTION pgworkers.call_off(ids bigint[], verdict text, waiting boolean DEFAULT false, reason text DEFAULT NULL,
+                                   os_user text DEFAULT NULL)
+RETURNS TABLE (id bigint, answer text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN (SELECT c.answer FROM pgworkers.call_off(ARRAY[cancel.job_id], 'cancelled') c);
+    IF call_off.verdict IS NULL OR call_off.verdict NOT IN ('cancelled', 'discarded') THEN
+        RAISE EXCEPTION 'the verdict is %: use cancelled or discarded', coalesce(call_off.verdict, 'NULL')
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    RETURN QUERY
+    SELECT e.id, e.answer
+      FROM pgworkers.end_jobs(call_off.ids, call_off.verdict,
+                              CASE WHEN call_off.verdict = 'discarded' THEN 'discarded by an operator'
+                                   WHEN call_off.waiting THEN 'purged by an operator' END,
+                              call_off.reason, call_off.os_user, traced => true) e;
+END $$;
+
+-- Wish that a job ends. Ready or scheduled: cancelled at once. Running: its host is told, and the row becomes
+-- cancelled when the process is dead. Answers 'cancelled', 'cancelling', the terminal state, or NULL: no such job.
+CREATE FUNCTION pgworkers.cancel(job_id bigint, reason text DEFAULT NULL, os_user text DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN (SELECT c.answer FROM pgworkers.call_off(ARRAY[cancel.job_id], 'cancelled', false, cancel.reason, cancel.os_user) c);
 END $$;
 
 -- Give up a job that does not run: dead, verdict discarded. Answers the state it then has ('running': nothing was done), or
 -- NULL: no such job.
-CREATE FUNCTION pgworkers.discard(job_id bigint) RETURNS text
+CREATE FUNCTION pgworkers.discard(job_id bigint, reason text DEFAULT NULL, os_user text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN (SELECT c.answer FROM pgworkers.call_off(ARRAY[discard.job_id], 'discarded', 'discarded by an operator') c);
+    RETURN (SELECT c.answer FROM pgworkers.call_off(ARRAY[discard.job_id], 'discarded', true,
+                                                    discard.reason, discard.os_user) c);
+END $$;
+
+-- Give a job this long from now on: its deadline, over all attempts. 0 means that it must end now. A running one is looked at by its
+-- host, which is notified; the new deadline then counts instead of the attempt's own timeout. Answers the state of the job ('succeeded',
+-- 'dead', 'cancelled': nothing was done), or NULL: no such job. A move leaves a row in `operation` (0008).
+CREATE FUNCTION pgworkers.set_deadline(job_id bigint, within interval, os_user text DEFAULT NULL) RETURNS text
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    found_state text;
+BEGIN
+    IF within IS NULL OR within < interval '0' OR within > interval '36525 days' THEN
+        RAISE EXCEPTION 'a deadline must be from 0 to 100 years from now, not %', within
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    UPDATE pgworkers.job j SET deadline_at = now() + within WHERE j.id = set_deadline.job_id RETURNING j.state INTO found_state;
+    IF found_state IS NOT NULL THEN
+        INSERT INTO pgworkers.operation (verb, job_id, reason, os_user)
+        VALUES ('deadline', set_deadline.job_id, 'within ' || within, set_deadline.os_user);
+    END IF;
+    IF found_state = 'running' THEN
+        PERFORM pgworkers.tell('deadline:' || set_deadline.job_id);
+    ELSIF found_state IS NULL THEN
+        SELECT h.state INTO found_state FROM pgworkers.history h
+         WHERE h.id = set_deadline.job_id ORDER BY h.finished_at DESC LIMIT 1;
+    END IF;
+    RETURN found_state;
 END $$;
 
 -- Daily partitions of history and attempt, from today to `ahead` days from now (UTC). Rows that meanwhile fell
--- into the default partition stay there.
+-- into the default partition stay there. It waits only 200 ms for a lock, because every INSERT into the table waits behind it. What it could
+-- not lock is made by the next call.
 CREATE FUNCTION pgworkers.make_partitions(ahead integer) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
 DECLARE
     parent text;
     day date;
@@ -515,8 +712,11 @@ BEGIN
                                    parent || to_char(day, '_YYYYMMDD'), parent,
                                    day::timestamp AT TIME ZONE 'UTC', (day + 1)::timestamp AT TIME ZONE 'UTC');
                     made := made + 1;
-                EXCEPTION WHEN duplicate_table OR unique_violation OR check_violation THEN
-                    NULL;  -- another host was faster, or the default partition holds rows of that day
+                EXCEPTION
+                    WHEN duplicate_table OR unique_violation OR check_violation THEN
+                        NULL;  -- another host was faster, or the default partition holds rows of that day
+                    WHEN lock_not_available THEN
+                        EXIT;  -- the other days of this table need the same lock
                 END;
             END IF;
         END LOOP;
@@ -525,9 +725,10 @@ BEGIN
 END $$;
 
 -- Drop one daily partition of history or attempt; anything else is refused. Dead jobs younger than `keep_dead`, and their
--- attempts, move to the default partition first. False: it was already gone.
+-- attempts, move to the default partition first, as do jobs that another one waits for. False: it was already gone. NULL: it could
+-- not be locked within 200 ms (see make_partitions), so the next call tries again.
 CREATE FUNCTION pgworkers.drop_partition(name text, keep_dead interval DEFAULT '0') RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
 DECLARE
     parent text := split_part(drop_partition.name, '_', 1);
 BEGIN
@@ -536,8 +737,9 @@ BEGIN
     END IF;
     EXECUTE format('ALTER TABLE pgworkers.%I DETACH PARTITION pgworkers.%I', parent, drop_partition.name);
     IF parent = 'history' THEN
-        EXECUTE format('INSERT INTO pgworkers.history SELECT * FROM pgworkers.%I'
-                       ' WHERE state = ''dead'' AND finished_at > now() - $1', drop_partition.name) USING keep_dead;
+        EXECUTE format('INSERT INTO pgworkers.history SELECT * FROM pgworkers.%I h'
+                       ' WHERE h.state = ''dead'' AND h.finished_at > now() - $1'
+                       ' OR h.id IN (SELECT d.parent_id FROM pgworkers.dependency d)', drop_partition.name) USING keep_dead;
     ELSE
         EXECUTE format('INSERT INTO pgworkers.attempt SELECT a.* FROM pgworkers.%I a WHERE EXISTS (SELECT FROM pgworkers.history h'
                        ' WHERE h.id = a.job_id AND h.state = ''dead'' AND h.finished_at > now() - $1)', drop_partition.name)
@@ -545,8 +747,11 @@ BEGIN
     END IF;
     EXECUTE format('DROP TABLE pgworkers.%I', drop_partition.name);
     RETURN true;
-EXCEPTION WHEN undefined_table THEN
-    RETURN false;
+EXCEPTION
+    WHEN undefined_table THEN
+        RETURN false;
+    WHEN lock_not_available THEN
+        RETURN NULL;
 END $$;
 
 SELECT pgworkers.make_partitions(3);

@@ -9,13 +9,13 @@ CREATE TABLE pgworkers.schedule (
     scope_kind    text        NOT NULL DEFAULT '',       -- "tenant"; '': not scoped
     task          text        NOT NULL,
     cron          text,
-    every         double precision,                      -- seconds
+    every         pgworkers.seconds CHECK (every > 0),   -- seconds
     tz            text        NOT NULL DEFAULT 'UTC',
-    jitter        double precision NOT NULL DEFAULT 0,   -- seconds
-    starts_at     timestamptz,                           -- no tick before it; the anchor of an interval
-    ends_at       timestamptz,                           -- no tick at or after it
+    jitter        pgworkers.seconds NOT NULL DEFAULT 0,  -- seconds
+    starts_at     pgworkers.moment,                           -- no tick before it; the anchor of an interval
+    ends_at       pgworkers.moment,                           -- no tick at or after it
     missed        text        NOT NULL DEFAULT 'latest',
-    missed_window double precision NOT NULL DEFAULT 86400,  -- seconds; how far back 'all' goes
+    missed_window pgworkers.seconds NOT NULL DEFAULT 86400,  -- seconds; how far back 'all' goes
     overlap       text        NOT NULL DEFAULT 'allow',
     reentrant     boolean     NOT NULL DEFAULT true,
     args          jsonb       NOT NULL DEFAULT '{}',
@@ -25,12 +25,12 @@ CREATE TABLE pgworkers.schedule (
     paused        boolean     NOT NULL DEFAULT false,
     -- What happened.
     revision      bigint      NOT NULL DEFAULT 1,        -- the fence: every write raises it, every firing names it
-    created_at    timestamptz NOT NULL DEFAULT now(),
-    changed_at    timestamptz NOT NULL DEFAULT now(),
-    considered_at timestamptz NOT NULL DEFAULT now(),    -- ticks up to here have had their turn
-    next_at       timestamptz,                           -- the next tick, for people; NULL: not planned yet, or none will come
+    created_at    pgworkers.moment NOT NULL DEFAULT now(),
+    changed_at    pgworkers.moment NOT NULL DEFAULT now(),
+    considered_at pgworkers.moment NOT NULL DEFAULT now(),    -- ticks up to here have had their turn
+    next_at       pgworkers.moment,                           -- the next tick, for people; NULL: not planned yet, or none will come
     due_at        timestamptz NOT NULL DEFAULT '-infinity',  -- when the leader looks again
-    last_at       timestamptz,
+    last_at       pgworkers.moment,
     last_job      bigint,
     skipped       bigint      NOT NULL DEFAULT 0,        -- ticks passed by: missed ones that the policy gave up
     error         text,                                  -- why it cannot fire
@@ -38,6 +38,11 @@ CREATE TABLE pgworkers.schedule (
     CONSTRAINT schedule_names_fit CHECK (octet_length(name) BETWEEN 1 AND 200 AND octet_length(scope) <= 500
                                          AND octet_length(scope_kind) <= 200),
     CONSTRAINT schedule_is_one CHECK ((cron IS NULL) <> (every IS NULL)),
+    -- What one row holds must never stop the others: no host reads what Python cannot read, or computes for minutes.
+    CONSTRAINT schedule_cron_fits CHECK (octet_length(cron) <= 1000 AND octet_length(tz) <= 100),
+    CONSTRAINT schedule_seconds_fit CHECK (every BETWEEN 1 AND 3155760000 AND jitter BETWEEN 0 AND 3155760000
+                                           AND missed_window BETWEEN 0 AND 3155760000),
+    CONSTRAINT schedule_due_fits CHECK (due_at <= '9999-01-01 00:00:00+00'),  -- -infinity: at once; the upper end is never()
     CONSTRAINT schedule_missed CHECK (missed IN ('latest', 'all', 'skip')),
     CONSTRAINT schedule_overlap CHECK (overlap IN ('allow', 'skip', 'replace')),
     CONSTRAINT schedule_args_are_objects CHECK (jsonb_typeof(args) = 'object' AND jsonb_typeof(scope_args) = 'object'
@@ -49,7 +54,7 @@ CREATE INDEX schedule_due ON pgworkers.schedule (due_at) WHERE NOT paused;
 CREATE TABLE pgworkers.tick (
     schedule text        NOT NULL,
     scope    text        NOT NULL,
-    at       timestamptz NOT NULL,                       -- by the calendar; of a manual one: when it was asked for
+    at       pgworkers.moment NOT NULL,                  -- by the calendar; of a manual one: when it was asked for
     job_id   bigint,                                     -- NULL: no job was made
     reason   text,                                       -- why no job was made
     manual   boolean     NOT NULL DEFAULT false,
@@ -57,6 +62,12 @@ CREATE TABLE pgworkers.tick (
     PRIMARY KEY (schedule, scope, at)
 );
 CREATE INDEX tick_at ON pgworkers.tick (at);
+
+-- The arguments that the jobs of each schedule get; NULL for a role that may not read payload.
+CREATE VIEW pgworkers.schedule_args AS
+SELECT name, scope,
+       CASE WHEN has_column_privilege('pgworkers.schedule'::regclass, 'args', 'SELECT') THEN args || scope_args END AS args
+  FROM pgworkers.schedule;
 
 -- Each tick with its outcome. Nothing is written twice: what became of the job is read from the job.
 CREATE VIEW pgworkers.ticks AS
@@ -66,7 +77,7 @@ SELECT t.schedule, t.scope, t.at, t.manual, t.fired_at, t.job_id,
             ELSE 'forgotten' END AS outcome,             -- forgotten: the job is past its retention
        t.reason, j.attempt, j.started_at, j.finished_at, j.duration, j.result,
        CASE WHEN jsonb_typeof(j.result -> 'rows') = 'number' THEN (j.result ->> 'rows')::numeric END AS rows,
-       CASE WHEN j.verdict IN ('error', 'discarded') THEN 'handler_error'
+       CASE WHEN j.verdict IN ('error', 'discarded', 'bad_result') THEN 'handler_error'
             WHEN j.verdict IN ('host_lost', 'lease_lost') THEN 'stale'
             WHEN j.verdict <> 'succeeded' THEN j.verdict END AS error_code,
        j.error

@@ -11,7 +11,7 @@ CREATE TABLE pgworkers.bucket (
     granted    double precision NOT NULL DEFAULT 0,
     updated_at timestamptz      NOT NULL,
     CONSTRAINT bucket_scope_fits CHECK (octet_length(scope) BETWEEN 1 AND 200),
-    CONSTRAINT bucket_flows CHECK (rate > 0 AND burst >= 1)
+    CONSTRAINT bucket_flows CHECK (rate > 0 AND rate < 'infinity' AND burst >= 1 AND burst < 'infinity')
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
 -- `job_id` waits for `parent_id`. The row goes when the wait is over; with on_failed = 'wait' it outlives a failed parent, which
@@ -20,10 +20,18 @@ CREATE TABLE pgworkers.dependency (
     parent_id bigint NOT NULL,
     job_id    bigint NOT NULL,
     on_failed text   NOT NULL,
+    linked    boolean NOT NULL DEFAULT false,            -- the parent's row knows of it, so that its end is heard
     PRIMARY KEY (parent_id, job_id),
     CONSTRAINT dependency_on_failed CHECK (on_failed IN ('cancel', 'run', 'wait'))
 );
 CREATE INDEX dependency_job ON pgworkers.dependency (job_id);
+CREATE INDEX dependency_new ON pgworkers.dependency (job_id) WHERE NOT linked;
+
+-- Jobs that ended with more followers than one statement settles: the leader goes on with them (renew_links, link_parents).
+CREATE TABLE pgworkers.ended_parent (
+    id      bigint PRIMARY KEY,
+    done_to bigint NOT NULL DEFAULT -9223372036854775808 -- up to this follower they are done
+) WITH (fillfactor = 50);
 
 -- Many jobs (job.batch_id), and one that runs after the last of them. No counter: the jobs themselves are counted.
 CREATE TABLE pgworkers.batch (
@@ -40,38 +48,46 @@ CREATE INDEX batch_open ON pgworkers.batch (id) WHERE finished_at IS NULL;
 CREATE INDEX batch_finished ON pgworkers.batch (finished_at) WHERE finished_at IS NOT NULL;
 
 -- What a new job that comes after these has to wait for: `parents` that are still to end, or `failed`, one that already did not
--- succeed. Takes the row locks of the parents, so that none of them ends unheard between this look and the commit.
-CREATE FUNCTION pgworkers.follow(ids bigint[], on_failed text, OUT parents bigint[], OUT failed bigint)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+-- succeed. `known_to`: the login that enqueues, if it may know only of its own jobs; those of others do not exist for it,
+-- and it may add no follower to a job that already has 5000: each is work for the leader. Counted, not locked.
+-- Takes no lock: the transaction that enqueues may stay open for long, and an end must not wait for it. A parent that ends
+-- meanwhile is noticed by link_parents().
+CREATE FUNCTION pgworkers.follow(ids bigint[], on_failed text, known_to text, OUT parents bigint[], OUT failed bigint)
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    wanted bigint[] := ARRAY(SELECT DISTINCT w.id FROM unnest(follow.ids) AS w (id) ORDER BY w.id);
     one record;
-    again boolean := true;
 BEGIN
     IF follow.on_failed NOT IN ('cancel', 'run', 'wait') THEN
         RAISE EXCEPTION 'on_failed is %: use cancel, run or wait', follow.on_failed USING ERRCODE = 'invalid_parameter_value';
+    ELSIF cardinality(follow.ids) > 1000 THEN
+        RAISE EXCEPTION 'after names % jobs; a job comes after at most 1000 jobs', cardinality(follow.ids)
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a batch, or a job in between.';
     END IF;
-    WHILE again LOOP
-        again := false;
-        failed := NULL;
-        PERFORM FROM pgworkers.job j WHERE j.id = ANY (wanted) ORDER BY j.id FOR UPDATE;
-        UPDATE pgworkers.job j SET linked = true WHERE j.id = ANY (wanted) AND NOT j.linked;
-        parents := ARRAY(SELECT j.id FROM pgworkers.job j WHERE j.id = ANY (wanted));
-        FOR one IN
-            SELECT w.id, (SELECT h.state FROM pgworkers.history h WHERE h.id = w.id ORDER BY h.finished_at DESC LIMIT 1) AS state
-              FROM unnest(wanted) AS w (id)
-             WHERE w.id <> ALL (parents)
-        LOOP
-            IF one.state IS NULL THEN
-                RAISE EXCEPTION 'there is no job #% to come after', one.id USING ERRCODE = 'no_data_found';
-            ELSIF one.state <> 'succeeded' AND follow.on_failed = 'cancel' THEN
-                failed := one.id;
-            ELSIF one.state <> 'succeeded' AND follow.on_failed = 'wait' THEN
-                UPDATE pgworkers.history h SET linked = true WHERE h.id = one.id;
-                again := again OR NOT FOUND;  -- requeued just now: it is alive again
-                parents := parents || one.id;
+    parents := '{}';
+    FOR one IN
+        SELECT w.id, p.state
+          FROM (SELECT DISTINCT u.id FROM unnest(follow.ids) AS u (id)) w
+          LEFT JOIN LATERAL (
+               (SELECT j.state, j.enqueued_by FROM pgworkers.job j WHERE j.id = w.id)
+               UNION ALL
+               (SELECT h.state, h.enqueued_by FROM pgworkers.history h WHERE h.id = w.id ORDER BY h.finished_at DESC LIMIT 1)
+               LIMIT 1) p ON follow.known_to IS NULL OR p.enqueued_by = follow.known_to
+         ORDER BY w.id
+    LOOP
+        IF one.state IS NULL THEN
+            RAISE EXCEPTION 'there is no job #% to come after', one.id USING ERRCODE = 'no_data_found';
+        ELSIF one.state <= 'running' OR (one.state <> 'succeeded' AND follow.on_failed = 'wait') THEN
+            IF follow.known_to IS NOT NULL THEN
+                PERFORM FROM pgworkers.dependency d WHERE d.parent_id = one.id OFFSET 4999 LIMIT 1;
+                IF FOUND THEN
+                    RAISE EXCEPTION '5000 jobs come after job #% already; % may not enqueue more', one.id, follow.known_to
+                        USING ERRCODE = 'configuration_limit_exceeded', HINT = 'Use a job in between.';
+                END IF;
             END IF;
-        END LOOP;
+            parents := parents || one.id;
+        ELSIF one.state <> 'succeeded' AND follow.on_failed = 'cancel' THEN
+            failed := one.id;
+        END IF;
     END LOOP;
 END $$;
 
@@ -81,11 +97,14 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO pgworkers.dependency (parent_id, job_id, on_failed)
     SELECT p.id, wait_for.job_id, wait_for.on_failed FROM unnest(wait_for.parents) AS p (id);
+    IF cardinality(wait_for.parents) > 0 THEN
+        PERFORM pgworkers.tell('due:');  -- the leader links them
+    END IF;
     IF wait_for.failed IS NOT NULL THEN
         UPDATE pgworkers.job j
-           SET errors = ARRAY['cancelled: job #' || wait_for.failed || ', which it was to come after, did not succeed']
+           SET errors = ARRAY['cancelled: job #' || wait_for.failed || ', which it waited for, did not succeed']
          WHERE j.id = wait_for.job_id;
-        PERFORM pgworkers.cancel(wait_for.job_id);
+        PERFORM pgworkers.end_jobs(ARRAY[wait_for.job_id], 'cancelled');
     END IF;
 END $$;
 
@@ -140,68 +159,89 @@ BEGIN
     RETURN (SELECT j.state FROM pgworkers.job j WHERE j.batch_id = newest.batch_id ORDER BY j.id DESC LIMIT 1);
 END $$;
 
--- Linked jobs ended (all of them badly, unless `succeeded` names them): whoever waits for them is released, or cancelled with
+-- The row that stands for a batch when it is locked; other batches may share it, which only makes a settle ask again.
+CREATE FUNCTION pgworkers.batch_mutex(batch_id bigint) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+SELECT 1024 + (hashint8(batch_id) & 1023)
+$$;
+
+-- Linked jobs ended; those that `succeeded` does not name have failed. Jobs that wait for them are released, or cancelled with
 -- them, and their batches are complete if nothing of them lives. Called by every statement that moves rows to history.
--- `ran`: they were running, not waiting. Locks in id order what it touches, after the rows that ended.
-CREATE FUNCTION pgworkers.ended(ids bigint[], batches bigint[], ran boolean, succeeded bigint[] DEFAULT NULL) RETURNS void
+-- `ran`: they were running, not waiting. Goes on level by level, up to `portion` links in all. If a level has more links than are left of
+-- it, nothing of that level is settled: its parents go to `ended_parent`, and the leader goes on (renew_links, link_parents). It waits for no lock of a job: an enqueuer may hold one that
+-- waits (on_conflict 'replace'). Such a job's links are given back to link_parents(), too.
+CREATE FUNCTION pgworkers.ended(ids bigint[], batches bigint[], ran boolean, succeeded bigint[] DEFAULT NULL,
+                                portion integer DEFAULT 1000) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     failed bigint[] := ARRAY(SELECT f.id FROM unnest(ended.ids) AS f (id) WHERE f.id <> ALL (coalesce(ended.succeeded, '{}')));
+    parents bigint[] := ended.ids;
+    children bigint[];
+    locked bigint[];
     doomed bigint[];
-    touched bigint[];
-    seen bigint[] := '{}';
     one record;
     newest pgworkers.job_state;
 BEGIN
-    DELETE FROM pgworkers.dependency d WHERE d.job_id = ANY (ended.ids);
-    LOOP
-        doomed := ARRAY(
-            WITH RECURSIVE falling (id) AS (  -- through those that wait: one that an operator let begin is not falling
-                SELECT d.job_id FROM pgworkers.dependency d JOIN pgworkers.job j ON j.id = d.job_id
-                 WHERE d.parent_id = ANY (failed) AND d.on_failed = 'cancel'
-                   AND j.state = 'scheduled' AND j.run_at = pgworkers.never()
-                UNION
-                SELECT d.job_id FROM falling f
-                  JOIN pgworkers.dependency d ON d.parent_id = f.id AND d.on_failed = 'cancel'
-                  JOIN pgworkers.job j ON j.id = d.job_id AND j.state = 'scheduled' AND j.run_at = pgworkers.never())
-            SELECT id FROM falling);
-        touched := ARRAY(SELECT DISTINCT d.job_id FROM pgworkers.dependency d WHERE d.parent_id = ANY (ended.ids || doomed));
-        EXIT WHEN touched <@ seen;  -- again until nothing new came in before its lock was taken
-        PERFORM FROM pgworkers.job j WHERE j.id = ANY (touched) AND j.id <> ALL (seen) ORDER BY j.id FOR UPDATE;
-        seen := seen || touched;
-    END LOOP;
-
-    IF cardinality(doomed) > 0 THEN
+    WHILE cardinality(parents) > 0 LOOP
+        children := ARRAY(SELECT d.job_id FROM pgworkers.dependency d WHERE d.parent_id = ANY (parents) LIMIT portion + 1);
+        EXIT WHEN cardinality(children) = 0;
+        IF cardinality(children) > portion THEN
+            INSERT INTO pgworkers.ended_parent AS e (id)
+            SELECT p.id FROM unnest(parents) AS p (id)
+             WHERE EXISTS (SELECT FROM pgworkers.dependency d WHERE d.parent_id = p.id)
+             ORDER BY p.id
+            ON CONFLICT (id) DO UPDATE SET done_to = excluded.done_to;
+            PERFORM pgworkers.tell('due:');
+            EXIT;
+        END IF;
+        portion := portion - cardinality(children);
+        locked := ARRAY(SELECT j.id FROM pgworkers.job j WHERE j.id = ANY (children) ORDER BY j.id FOR UPDATE SKIP LOCKED);
+        UPDATE pgworkers.dependency d SET linked = false WHERE d.parent_id = ANY (parents) AND d.job_id <> ALL (locked);
+        IF FOUND THEN
+            PERFORM pgworkers.tell('due:');
+        END IF;
+        doomed := '{}';
         FOR one IN
             WITH gone AS (
                 DELETE FROM pgworkers.job j
-                 WHERE j.id = ANY (doomed) AND j.state = 'scheduled' AND j.run_at = pgworkers.never()
+                 WHERE j.id = ANY (locked) AND j.state = 'scheduled' AND j.run_at = pgworkers.never()
+                   AND EXISTS (SELECT FROM pgworkers.dependency d
+                                WHERE d.job_id = j.id AND d.parent_id = ANY (parents) AND d.parent_id = ANY (failed)
+                                  AND d.on_failed = 'cancel')
                 RETURNING j.*
             )
             INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,
                                            max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
-                                           unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id, linked)
+                                           unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id, linked,
+                                           enqueued_by)
             SELECT g.id, 'cancelled', 'cancelled', g.priority, g.queue, g.task, g.args, g.lease, g.attempt, g.crashes,
                    g.max_attempts, g.max_crashes, g.created_at, g.run_at, g.deadline_at, g.timeout, g.memory, g.unique_key,
                    g.concurrency_key, g.checkpoint, g.progress,
                    g.errors || ('cancelled: job #' || (SELECT min(d.parent_id) FROM pgworkers.dependency d
-                                                        WHERE d.job_id = g.id AND d.parent_id = ANY (failed || doomed))
-                                || ', which it was to come after, did not succeed'), g.meta, g.batch_id, g.linked
+                                                        WHERE d.job_id = g.id AND d.parent_id = ANY (failed))
+                                || ', which it waited for, did not succeed'), g.meta, g.batch_id, g.linked,
+                   g.enqueued_by
               FROM gone g
             RETURNING id, batch_id
         LOOP
             ended.ids := ended.ids || one.id;
             ended.batches := ended.batches || one.batch_id;
-            failed := failed || one.id;
+            doomed := doomed || one.id;
             ended.ran := false;
             PERFORM pgworkers.tell(one.id::text, 'pgworkers_done');
         END LOOP;
-    END IF;
-    IF cardinality(touched) > 0 THEN
         DELETE FROM pgworkers.dependency d
-         WHERE d.parent_id = ANY (ended.ids) AND (d.on_failed <> 'wait' OR d.parent_id <> ALL (failed));
-        PERFORM pgworkers.let_go(touched);
-    END IF;
+         WHERE d.parent_id = ANY (parents) AND d.job_id = ANY (locked)
+           AND (d.on_failed <> 'wait' OR d.parent_id <> ALL (failed));
+        PERFORM pgworkers.let_go(locked);
+        failed := failed || doomed;
+        parents := doomed;
+    END LOOP;
+    -- What the ended jobs themselves waited for. A link that another session holds is not waited for, or two ends could wait for each
+    -- other: that session makes it new, and link_parents() deletes it.
+    DELETE FROM pgworkers.dependency d
+     USING (SELECT l.parent_id, l.job_id FROM pgworkers.dependency l WHERE l.job_id = ANY (ended.ids) FOR UPDATE SKIP LOCKED) f
+     WHERE d.parent_id = f.parent_id AND d.job_id = f.job_id;
 
     FOR one IN
         SELECT b.id, bool_or(b.job_id = ANY (failed)) AS failed
@@ -211,7 +251,7 @@ BEGIN
          ORDER BY b.id
     LOOP
         -- Whoever asks under the exclusive lock (settle) sees either our rows gone or us not yet here. See docs/adr/0702.
-        PERFORM pg_advisory_xact_lock_shared(hashtextextended('pgworkers.batch ' || one.id, 0));
+        PERFORM FROM pgworkers.mutex m WHERE m.id = pgworkers.batch_mutex(one.id) FOR KEY SHARE;
         newest := pgworkers.newest(one.id);
         IF newest IS NULL THEN
             PERFORM pgworkers.complete(one.id, one.failed);
@@ -219,6 +259,94 @@ BEGIN
             PERFORM pgworkers.tell('batch:' || one.id);  -- others may be ending the rest just now: look after commit
         END IF;
     END LOOP;
+END $$;
+
+-- Of parents with more followers than one statement may settle, set at most `most` links back to `linked = false`, in the order of the
+-- followers, so that link_parents() settles them. Each link is touched once; a parent without another link is done. Answers how many.
+CREATE FUNCTION pgworkers.renew_links(most integer) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    one pgworkers.ended_parent;
+    followers bigint[];
+    renewed integer := 0;
+BEGIN
+    FOR one IN SELECT e.* FROM pgworkers.ended_parent e ORDER BY e.id LIMIT renew_links.most FOR UPDATE SKIP LOCKED LOOP
+        EXIT WHEN renewed >= renew_links.most;
+        followers := '{}';
+        IF NOT EXISTS (SELECT FROM pgworkers.job j WHERE j.id = one.id) THEN  -- else an operator requeued it: they wait for it again
+            followers := ARRAY(SELECT d.job_id FROM pgworkers.dependency d
+                                WHERE d.parent_id = one.id AND d.job_id > one.done_to
+                                ORDER BY d.job_id LIMIT renew_links.most - renewed);
+        END IF;
+        IF cardinality(followers) = 0 THEN
+            DELETE FROM pgworkers.ended_parent e WHERE e.id = one.id;
+            CONTINUE;
+        END IF;
+        UPDATE pgworkers.dependency d SET linked = false WHERE d.parent_id = one.id AND d.job_id = ANY (followers);
+        UPDATE pgworkers.ended_parent e SET done_to = followers[cardinality(followers)] WHERE e.id = one.id;
+        renewed := renewed + cardinality(followers);
+    END LOOP;
+    RETURN renewed;
+END $$;
+
+-- The leader links new followers to their parents, at most `most` links: a parent that lives is marked, so that its end is heard;
+-- one that has ended meanwhile has its effect now. What others hold just now is left for the next time; picked at random, so that
+-- links that are held cannot keep others waiting. Answers how many links were settled.
+CREATE FUNCTION pgworkers.link_parents(most integer) RETURNS integer
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    children bigint[];
+    parents bigint[];
+    locked bigint[];
+    one record;
+    settled integer := 0;
+BEGIN
+    PERFORM pgworkers.renew_links(link_parents.most);
+    SELECT array_agg(n.job_id), array_agg(n.parent_id) INTO children, parents
+      FROM (SELECT d.job_id, d.parent_id FROM pgworkers.dependency d WHERE NOT d.linked ORDER BY random() LIMIT link_parents.most) n;
+    IF children IS NULL THEN
+        RETURN 0;
+    END IF;
+    locked := ARRAY(SELECT j.id FROM pgworkers.job j WHERE j.id = ANY (children || parents) ORDER BY j.id FOR UPDATE SKIP LOCKED);
+    FOR one IN
+        SELECT d.parent_id, d.job_id, d.on_failed, p.id IS NOT NULL AS lives,
+               (SELECT h.state FROM pgworkers.history h WHERE h.id = d.parent_id ORDER BY h.finished_at DESC LIMIT 1) AS state,
+               NOT EXISTS (SELECT FROM pgworkers.job j WHERE j.id = d.job_id) AS childless
+          FROM unnest(children, parents) AS n (job_id, parent_id)
+          JOIN pgworkers.dependency d ON d.job_id = n.job_id AND d.parent_id = n.parent_id
+          LEFT JOIN pgworkers.job p ON p.id = d.parent_id
+         WHERE NOT d.linked
+         ORDER BY d.job_id, d.parent_id
+    LOOP
+        IF one.childless THEN
+            DELETE FROM pgworkers.dependency d WHERE d.parent_id = one.parent_id AND d.job_id = one.job_id;
+        ELSIF one.job_id <> ALL (locked) OR (one.lives AND one.parent_id <> ALL (locked)) THEN
+            CONTINUE;
+        ELSIF one.lives THEN
+            UPDATE pgworkers.job j SET linked = true WHERE j.id = one.parent_id AND NOT j.linked;
+            UPDATE pgworkers.dependency d SET linked = true WHERE d.parent_id = one.parent_id AND d.job_id = one.job_id;
+        ELSIF one.state = 'succeeded' OR one.on_failed = 'run' THEN
+            DELETE FROM pgworkers.dependency d WHERE d.parent_id = one.parent_id AND d.job_id = one.job_id;
+            PERFORM pgworkers.let_go(ARRAY[one.job_id]);
+        ELSIF one.on_failed = 'wait' AND one.state IS NOT NULL THEN
+            PERFORM FROM pgworkers.history h WHERE h.id = one.parent_id FOR UPDATE SKIP LOCKED;
+            CONTINUE WHEN NOT FOUND;  -- an operator requeues it just now
+            UPDATE pgworkers.history h SET linked = true WHERE h.id = one.parent_id AND NOT h.linked;
+            UPDATE pgworkers.dependency d SET linked = true WHERE d.parent_id = one.parent_id AND d.job_id = one.job_id;
+        ELSE
+            DELETE FROM pgworkers.dependency d WHERE d.parent_id = one.parent_id AND d.job_id = one.job_id;
+            UPDATE pgworkers.job j
+               SET errors = j.errors || ('cancelled: job #' || one.parent_id || ', which it waited for, '
+                                         || CASE WHEN one.state IS NULL THEN 'is unknown' ELSE 'did not succeed' END)
+             WHERE j.id = one.job_id AND j.state = 'scheduled' AND j.run_at = pgworkers.never();
+            IF FOUND THEN
+                PERFORM pgworkers.end_jobs(ARRAY[one.job_id], 'cancelled',  -- of more followers: the next time
+                                           portion => greatest(3, link_parents.most / cardinality(children)));
+            END IF;
+        END IF;
+        settled := settled + 1;
+    END LOOP;
+    RETURN settled;
 END $$;
 
 -- Nothing of the batch lives: what comes after it begins, once. `failed`: one of those that end in this very statement failed;
@@ -231,6 +359,10 @@ BEGIN
     SELECT * INTO found_batch FROM pgworkers.batch b WHERE b.id = complete.batch_id AND b.finished_at IS NULL FOR UPDATE;
     IF NOT FOUND THEN
         RETURN false;
+    END IF;
+    PERFORM FROM pgworkers.job j WHERE j.id = found_batch.then_id FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND AND EXISTS (SELECT FROM pgworkers.job j WHERE j.id = found_batch.then_id) THEN
+        RETURN false;  -- an enqueuer holds it just now; the sweep of batches comes back to it
     END IF;
     IF found_batch.then_id IS NOT NULL AND found_batch.on_failed <> 'run' AND NOT complete.failed THEN
         complete.failed := EXISTS (SELECT FROM pgworkers.history h
@@ -245,7 +377,7 @@ BEGIN
            SET errors = j.errors || ('cancelled: batch #' || complete.batch_id || ' has jobs that did not succeed')
          WHERE j.id = found_batch.then_id AND j.state = 'scheduled' AND j.run_at = pgworkers.never();
         IF FOUND THEN
-            PERFORM pgworkers.cancel(found_batch.then_id);
+            PERFORM pgworkers.end_jobs(ARRAY[found_batch.then_id], 'cancelled');
         END IF;
     ELSIF found_batch.then_id IS NOT NULL THEN
         PERFORM pgworkers.let_go(ARRAY[found_batch.then_id]);
@@ -262,7 +394,8 @@ BEGIN
     IF pgworkers.newest(settle.batch_id) <> 'running' THEN
         RETURN 'live';
     END IF;
-    IF NOT pg_try_advisory_xact_lock(hashtextextended('pgworkers.batch ' || settle.batch_id, 0)) THEN
+    PERFORM FROM pgworkers.mutex m WHERE m.id = pgworkers.batch_mutex(settle.batch_id) FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
         RETURN 'busy';
     END IF;
     IF pgworkers.newest(settle.batch_id) IS NOT NULL THEN
@@ -292,13 +425,15 @@ CREATE TABLE pgworkers.stat (
 
 CREATE FUNCTION pgworkers.add(a bigint[], b bigint[]) RETURNS bigint[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT ARRAY(SELECT coalesce(u.x, 0) + coalesce(u.y, 0) FROM unnest(a, b) WITH ORDINALITY AS u (x, y, n) ORDER BY u.n)
+    -- Called for each row of `stat`: names that say where they are from cost less than a search_path of its own.
+    SELECT ARRAY(SELECT coalesce(u.x, 0) OPERATOR(pg_catalog.+) coalesce(u.y, 0)
+                   FROM ROWS FROM (pg_catalog.unnest(a), pg_catalog.unnest(b)) WITH ORDINALITY AS u (x, y, n) ORDER BY u.n)
 $$;
 CREATE AGGREGATE pgworkers.merged(bigint[]) (SFUNC = pgworkers.add, STYPE = bigint[], INITCOND = '{}');
 
 -- The value below which a share `q` of a histogram lies, in seconds, to the middle of its bucket: within 10 percent.
 CREATE FUNCTION pgworkers.percentile(histogram bigint[], q double precision) RETURNS double precision
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN s.n = 1 THEN 0.0005 ELSE 0.001 * power(2, (s.n - 1.5) / 4) END
       FROM (SELECT u.n, u.c, sum(u.c) OVER (ORDER BY u.n) AS upto, sum(u.c) OVER () AS total
               FROM unnest(histogram) WITH ORDINALITY AS u (c, n)) s

@@ -31,25 +31,37 @@ CREATE INDEX job_lane ON pgworkers.job (queue, pgworkers.lane(concurrency_key, t
 CREATE INDEX job_of_task ON pgworkers.job (task) WHERE host IS NOT NULL AND (gated OR concurrency_key IS NOT NULL);
 CREATE INDEX job_of_key ON pgworkers.job (concurrency_key) WHERE host IS NOT NULL AND concurrency_key IS NOT NULL;
 
--- How many more may run; NULL: no limit. A key without any limit stands for one at a time.
+-- How many more may run; NULL: no limit. A key without any limit stands for one at a time. No search_path of its own, so that it becomes
+-- part of the statement that calls it: every name says where it is from.
 CREATE FUNCTION pgworkers.room(task text, key text, OUT of_task bigint, OUT of_key bigint)
 LANGUAGE sql STABLE AS $$
-SELECT CASE WHEN l.of_task IS NOT NULL THEN l.of_task - (
-            SELECT count(*) FROM pgworkers.job j
-             WHERE j.task = $1 AND j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL)) END,
-       CASE WHEN $2 IS NOT NULL THEN l.of_key - (
-            SELECT count(*) FROM pgworkers.job j WHERE j.concurrency_key = $2 AND j.host IS NOT NULL) END
-  FROM (SELECT coalesce((SELECT c.slots FROM pgworkers.concurrency c WHERE c.kind = 'task' AND c.name = $1),
-                        (SELECT t.concurrency FROM pgworkers.task t WHERE t.name = $1)) AS of_task,
-               coalesce((SELECT c.slots FROM pgworkers.concurrency c WHERE c.kind = 'key' AND c.name = $2),
-                        (SELECT t.concurrency_per_key FROM pgworkers.task t WHERE t.name = $1), 1) AS of_key) l
+SELECT CASE WHEN l.of_task IS NOT NULL THEN l.of_task OPERATOR(pg_catalog.-) (
+            SELECT pg_catalog.count(*) FROM pgworkers.job j
+             WHERE j.task OPERATOR(pg_catalog.=) $1 AND j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL)) END,
+       CASE WHEN $2 IS NOT NULL THEN l.of_key OPERATOR(pg_catalog.-) (
+            SELECT pg_catalog.count(*) FROM pgworkers.job j
+             WHERE j.concurrency_key OPERATOR(pg_catalog.=) $2 AND j.host IS NOT NULL) END
+  FROM (SELECT coalesce((SELECT c.slots FROM pgworkers.concurrency c
+                          WHERE c.kind OPERATOR(pg_catalog.=) 'task' AND c.name OPERATOR(pg_catalog.=) $1),
+                        (SELECT t.concurrency FROM pgworkers.task t WHERE t.name OPERATOR(pg_catalog.=) $1)) AS of_task,
+               coalesce((SELECT c.slots FROM pgworkers.concurrency c
+                          WHERE c.kind OPERATOR(pg_catalog.=) 'key' AND c.name OPERATOR(pg_catalog.=) $2),
+                        (SELECT t.concurrency_per_key FROM pgworkers.task t WHERE t.name OPERATOR(pg_catalog.=) $1), 1) AS of_key) l
+$$;
+
+-- The row that stands for a limit when it is locked; others may share it.
+CREATE FUNCTION pgworkers.limit_mutex(kind text, name text) RETURNS integer
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+SELECT (hashtextextended(kind || ' ' || name, 0) & 1023)::integer
 $$;
 
 -- Which of the jobs that stand behind a limit may be claimed now: up to `counts` of each queue, locked. The caller claims
 -- them, or some of them, in the same transaction.
--- Two claims at once cannot both take the last slot: the limits of the chosen jobs are locked, in order, until the end of
+-- Two claims at once cannot both take the last slot: the limits of the chosen jobs are locked (rows of `mutex`) until the end of
 -- the transaction, and the slots are counted after that, in a snapshot that sees what the one before committed. (That is
--- why this is a function and volatile: inside one plain statement the snapshot would be older than the lock.)
+-- why this is a function and volatile: inside one plain statement the snapshot would be older than the lock.) A limit that
+-- another claim holds is not waited for: its jobs are left to the next claim, which is notified. So nothing that has no
+-- limit, or another one, waits.
 -- Up to `look` lanes of each queue are compared by priority and age; when there are more, they take turns.
 CREATE FUNCTION pgworkers.admit(queues text[], counts integer[], tasks text[], oldest boolean, look integer)
 RETURNS TABLE (at tid, queue text, priority integer, id bigint, run_at timestamptz)
@@ -62,7 +74,7 @@ DECLARE
     keys   text[];     -- their keys,
     ids    bigint[];
     fit    bigint[];
-    scope  bigint;
+    mine   integer[];  -- rows of mutex
 BEGIN
     WITH RECURSIVE lanes AS (
         SELECT w.queue, w.count, start AS lane, false AS wrapped, NULL::text AS task, NULL::text AS key, 0 AS seen
@@ -114,28 +126,27 @@ BEGIN
         RETURN;
     END IF;
 
-    FOR scope IN
-        SELECT DISTINCT hashtextextended(s.name, 'pgworkers.job'::regclass::oid::bigint)
-          FROM unnest(names, keys) AS c (task, key)
-         CROSS JOIN LATERAL (VALUES ('task ' || c.task), ('key ' || c.key)) AS s (name)
-         WHERE s.name IS NOT NULL
-         ORDER BY 1
-    LOOP
-        PERFORM pg_advisory_xact_lock(scope);
-    END LOOP;
+    mine := ARRAY(
+        SELECT m.id FROM pgworkers.mutex m
+         WHERE m.id = ANY (ARRAY(SELECT pgworkers.limit_mutex('task', c.task) FROM unnest(names) AS c (task)
+                                 UNION SELECT pgworkers.limit_mutex('key', c.key) FROM unnest(keys) AS c (key)
+                                        WHERE c.key IS NOT NULL))
+         ORDER BY m.id FOR UPDATE SKIP LOCKED);
 
     SELECT array_agg(c.id ORDER BY c.nth) INTO fit
       FROM (SELECT c.id, c.nth, r.of_task, r.of_key, row_number() OVER (PARTITION BY c.task ORDER BY c.nth) AS nth_of_task,
                    row_number() OVER (PARTITION BY c.key ORDER BY c.nth) AS nth_of_key
               FROM unnest(names, keys, ids) WITH ORDINALITY AS c (task, key, id, nth)
-             CROSS JOIN LATERAL pgworkers.room(c.task, c.key) r) c
+             CROSS JOIN LATERAL pgworkers.room(c.task, c.key) r
+             WHERE pgworkers.limit_mutex('task', c.task) = ANY (mine)
+               AND (c.key IS NULL OR pgworkers.limit_mutex('key', c.key) = ANY (mine))) c
      WHERE (c.of_task IS NULL OR c.nth_of_task <= c.of_task) AND (c.of_key IS NULL OR c.nth_of_key <= c.of_key);
     IF cardinality(fit) IS DISTINCT FROM cardinality(ids) THEN
-        -- Others were faster, or two lanes share a limit: what stands behind them is found by another claim, at once.
+        -- Others were faster or hold a limit, or two lanes share one: what stands behind them is found by another claim, at once.
         PERFORM pgworkers.tell('ready:' || q.name) FROM unnest(admit.queues) AS q (name);
     END IF;
     RETURN QUERY
-    SELECT locked.at, locked.queue::text, locked.priority, f.id, locked.run_at
+    SELECT locked.at, locked.queue::text, locked.priority::integer, f.id, locked.run_at::timestamptz
       FROM unnest(fit) AS f (id)
      CROSS JOIN LATERAL (
            SELECT j.ctid AS at, j.queue, j.priority, j.run_at
@@ -287,4 +298,180 @@ BEGIN
            updated_at = now
      WHERE q.name = throttle.name;
     RETURN true;
+END $$;
+
+-- == Rows that no claim can take ==================================================================================
+-- A claim takes many rows in one statement, so one row whose data makes the statement fail would stop all of them. The domains
+-- of 0001 refuse such data. This is for rows that are there all the same.
+
+-- The least number of digits that a JSON value has when it is printed, of its long numbers alone: a tenth of them or more. A number takes a few
+-- bytes and can have 131,072 digits, so printing a value to learn its size may take longer than a statement may.
+CREATE FUNCTION pgworkers.least_digits(value jsonb) RETURNS bigint
+LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
+SELECT 90000 * jsonb_array_length(jsonb_path_query_array(value, 'strict $.** ? (@ >= 1e100000 || @ <= -1e100000)'))::bigint
+     + 9000 * jsonb_array_length(jsonb_path_query_array(value, 'strict $.** ? (@ >= 1e10000 || @ <= -1e10000
+                                                         || (@ != 0 && @ < 1e-10000 && @ > -1e-10000))'))
+     + 900 * jsonb_array_length(jsonb_path_query_array(value, 'strict $.** ? (@ >= 1e1000 || @ <= -1e1000
+                                                        || (@ != 0 && @ < 1e-1000 && @ > -1e-1000))'))
+$$;
+
+-- End the ready jobs that take too long to print: dead, verdict unfit. They are found without printing them, and without waiting for a claim
+-- that still tries to. What they hold is dropped: readers of history could not print it either. Up to `look` rows of each queue and
+-- kind, by the indexes job_ready and job_lane.
+CREATE FUNCTION pgworkers.set_loud_aside(queues text[], tasks text[], look integer)
+RETURNS TABLE (id bigint, lease integer, queue text, task text, attempt integer, max_attempts integer, reason text)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    fault constant text := 'no worker can have it: its arguments, checkpoint or meta are larger than 4MB when they are printed';
+    one   record;
+BEGIN
+    FOR one IN
+        SELECT c.*
+          FROM unnest(set_loud_aside.queues) AS w (queue)
+         CROSS JOIN LATERAL (
+               (SELECT j.* FROM pgworkers.job j
+                 WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                   AND j.task = ANY (set_loud_aside.tasks)
+                 ORDER BY j.priority DESC, j.id LIMIT set_loud_aside.look)
+                UNION ALL
+               (SELECT j.* FROM pgworkers.job j
+                 WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                   AND j.task = ANY (set_loud_aside.tasks)
+                 ORDER BY pgworkers.lane(j.concurrency_key, j.task) LIMIT set_loud_aside.look)) c
+         WHERE pgworkers.least_digits(c.args) > 4194304 OR pgworkers.least_digits(c.checkpoint) > 4194304
+            OR pgworkers.least_digits(c.meta) > 4194304
+    LOOP
+        UPDATE pgworkers.job j SET args = '{}', meta = NULL, checkpoint = NULL, progress = NULL
+         WHERE j.id = one.id AND j.state = 'ready';
+        CONTINUE WHEN NOT FOUND;
+        PERFORM pgworkers.end_jobs(ARRAY[one.id], 'unfit', fault);
+        RETURN QUERY SELECT one.id, one.lease, one.queue::text, one.task::text, one.attempt::integer,
+                            one.max_attempts::integer, fault;
+    END LOOP;
+END $$;
+
+-- Find the ready jobs that no claim can take and end them: dead, verdict unfit, with the reason. The rows that a claim of these queues
+-- would look at are claimed for a trial in a subtransaction that is rolled back. When that fails they are halved until the bad row is
+-- alone. Errors that say nothing about a row are raised again, and no job is ended: locks, resources, damage (class XX), a foreign key
+-- (none of ours is on `job`), code of the user's in a trigger. Of each queue and task of a bad row, a new job
+-- without any data is claimed for a trial, too. If that fails, the cause is not the data of the row, and its job is not ended.
+-- Indexes job_ready and job_lane, up to `look` rows each of each queue.
+CREATE FUNCTION pgworkers.set_aside(queues text[], tasks text[], look integer)
+RETURNS TABLE (id bigint, lease integer, queue text, task text, attempt integer, max_attempts integer, reason text)
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    ids     bigint[];
+    lows    integer[] := '{1}';  -- the pieces of `ids` that are still to be tried
+    highs   integer[];
+    low     integer;
+    high    integer;
+    middle  integer;
+    printed bigint;
+    context text;
+    code    text;
+    fault   text;
+    bad     bigint[] := '{}';
+    faults  text[] := '{}';
+    one     record;
+    probe   bigint;
+    spared  bigint[] := '{}';
+BEGIN
+    SELECT array_agg(c.id), ARRAY[count(*)::integer] INTO ids, highs
+      FROM unnest(set_aside.queues) AS w (queue)
+     CROSS JOIN LATERAL (
+           SELECT free.id
+             FROM (SELECT j.id FROM pgworkers.job j
+                    WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                      AND j.task = ANY (set_aside.tasks)
+                    ORDER BY j.priority DESC, j.id LIMIT set_aside.look
+                      FOR UPDATE SKIP LOCKED) free
+            UNION ALL
+           SELECT held.id
+             FROM (SELECT j.id FROM pgworkers.job j
+                    WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                      AND j.task = ANY (set_aside.tasks)
+                    ORDER BY pgworkers.lane(j.concurrency_key, j.task) LIMIT set_aside.look
+                      FOR UPDATE SKIP LOCKED) held) c;
+    WHILE ids IS NOT NULL AND cardinality(lows) > 0 LOOP
+        low := lows[cardinality(lows)];
+        high := highs[cardinality(highs)];
+        lows := lows[:cardinality(lows) - 1];
+        highs := highs[:cardinality(highs) - 1];
+        BEGIN
+            -- As claim.sql does, with all that it answers.
+            WITH claimed AS (
+                UPDATE pgworkers.job j
+                   SET state = 'running', host = '00000000-0000-0000-0000-000000000000', lease = j.lease + 1,
+                       attempt = j.attempt + 1, claimed_at = now()
+                 WHERE j.id = ANY (ids[low:high]) AND j.state = 'ready'
+                RETURNING j.args::text, date_part('epoch', j.timeout), date_part('epoch', j.deadline_at - now()),
+                          j.checkpoint::text, j.meta::text, j.errors::text, date_part('epoch', now() - j.run_at),
+                          extract(epoch FROM j.deadline_at)::double precision
+            )
+            SELECT max(octet_length(c::text)) INTO printed FROM claimed c;
+            RAISE EXCEPTION 'it can be claimed' USING ERRCODE = 'PW000';
+        EXCEPTION
+            WHEN SQLSTATE 'PW000' THEN
+                NULL;
+            WHEN OTHERS THEN
+                GET STACKED DIAGNOSTICS context = PG_EXCEPTION_CONTEXT;
+                code := SQLSTATE;
+                fault := SQLERRM;
+                -- Each PL/pgSQL function adds a line to the context, and this one is the first. The word after PL/pgSQL is translated.
+                IF left(code, 2) NOT IN ('22', '23', '54') OR code = '23503'
+                   OR array_length(string_to_array(context, 'PL/pgSQL'), 1) > 2 THEN
+                    RAISE;
+                END IF;
+                IF low < high THEN
+                    middle := (low + high) / 2;
+                    lows := lows || (middle + 1) || low;
+                    highs := highs || high || middle;
+                    CONTINUE;
+                END IF;
+                bad := bad || ids[low];
+                faults := faults || fault;
+        END;
+    END LOOP;
+    FOR one IN
+        SELECT j.queue, j.task, array_agg(j.id) AS ids FROM pgworkers.job j WHERE j.id = ANY (bad) GROUP BY j.queue, j.task
+    LOOP
+        BEGIN
+            INSERT INTO pgworkers.job AS j (queue, task) VALUES (one.queue, one.task) RETURNING j.id INTO probe;
+            UPDATE pgworkers.job j
+               SET state = 'running', host = '00000000-0000-0000-0000-000000000000', lease = j.lease + 1,
+                   attempt = j.attempt + 1, claimed_at = now()
+             WHERE j.id = probe;
+            RAISE EXCEPTION 'it can be claimed' USING ERRCODE = 'PW000';
+        EXCEPTION
+            WHEN SQLSTATE 'PW000' THEN
+                NULL;
+            WHEN OTHERS THEN
+                spared := spared || one.ids;
+        END;
+    END LOOP;
+    IF cardinality(bad) > 0 AND cardinality(spared) = cardinality(bad) THEN
+        RAISE EXCEPTION USING ERRCODE = code, MESSAGE = fault,
+            DETAIL = format('%s of %s jobs cannot be claimed, and neither can a job without any data. The cause is not their data. '
+                            'None was ended.', cardinality(bad), cardinality(ids));
+    END IF;
+    FOR nth IN 1 .. cardinality(bad) LOOP
+        CONTINUE WHEN bad[nth] = ANY (spared);
+        fault := 'no worker can have it: ' || faults[nth];
+        RETURN QUERY SELECT j.id, j.lease, j.queue::text, j.task::text, j.attempt::integer, j.max_attempts::integer, fault
+                       FROM pgworkers.job j WHERE j.id = bad[nth];
+        BEGIN
+            PERFORM pgworkers.end_jobs(bad[nth:nth], 'unfit', fault);
+        EXCEPTION WHEN OTHERS THEN
+            -- Not even history takes it: what it holds is dropped.
+            UPDATE pgworkers.job j
+               SET args = '{}', meta = NULL, checkpoint = NULL, progress = NULL, errors = '{}', concurrency_key = NULL,
+                   run_at = now(), expires_at = NULL, deadline_at = NULL, timeout = NULL, memory = NULL
+             WHERE j.id = bad[nth];
+            PERFORM pgworkers.end_jobs(bad[nth:nth], 'unfit', fault);
+        END;
+    END LOOP;
 END $$;

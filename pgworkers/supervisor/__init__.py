@@ -7,7 +7,7 @@ socket; orders come down on it (`messages.Command`), facts go up (`messages.Fact
 - `boot`     imports the app, and refuses to fork if that started threads
 - `fork`     makes a worker: its crib once for each slot, socketpair, capture files, the child's first steps
 - `hooks`    what modules want done around a fork, and what of it is needed here
-- `crew`     all its living workers, `member` what it knows of one
+- `crew`     all its living workers, and the slots of those that are dying; `member` what it knows of one
 - `ladder`   (pure) which rung of ask, raise, dump, kill is due
 - `watch`    (pure) deadlines, memory limits, stalls
 - `suspend`  a group that stands still by wish, and its deadline with it

@@ -36,18 +36,30 @@ def describe(
     timeout: float,
     spare: set[int] | None = None,
     say: Callable[[str], None] | None = None,
+    *,
+    threads: int | None = 1,
+    preload: Sequence[str] = (),
 ) -> AppSpec:
     """What the app declares. AppNotLoaded (with the app's own traceback) when it cannot be imported or described.
 
     A caller that reaps or kills strays among its children gives the set of those it spares. `say` hears once that the
-    import takes its time.
+    import takes its time. `threads` and `preload`: as a queue has them, to see what its supervisor would.
     """
     reader, writer = os.pipe()
     spare = set() if spare is None else spare
     spare.add(BEING_BORN)  # whoever kills strays must wait until the child has a number here
     try:
         child = subprocess.Popen(
-            [sys.executable, "-m", "pgworkers.supervisor.describe", "--fd", str(writer), "--config", config],
+            [
+                *(
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "pgworkers.supervisor.describe",
+                ),  # -P: no module of this directory
+                *("--fd", str(writer), "--config", config, "--threads", str(threads or 0)),
+                *(f"--preload={name}" for name in preload),
+            ],
             pass_fds=[writer],
             stdin=subprocess.DEVNULL,
             process_group=0,
@@ -141,5 +153,5 @@ def starts_threads(config: str, threads: Sequence[str]) -> str:
     return (
         f"{config} starts threads while it is imported ({', '.join(threads)}), and a process with threads must not fork. "
         "Start them in @app.on_worker_start, import libraries with thread pools of their own in the handler, or declare "
-        "the queue with threads=1"
+        "the queue with threads=1 (docs/stopping.md)"
     )

@@ -20,13 +20,16 @@ from pgworkers.clock import show_seconds
 from pgworkers.errors import AppNotLoaded
 from pgworkers.loading import load
 from pgworkers.observe import records
-from pgworkers.process import interpreter, limits
+from pgworkers.process import interpreter, limits, pools
 from pgworkers.settings import Settings
 from pgworkers.supervisor.ask import starts_threads
 from pgworkers.supervisor.messages import Boot, Booted, BootFailed
 from pgworkers.supervisor.scrub import scrub
 from pgworkers.worker.birth import dress_streams, empty_stdin
 from pgworkers.worker.rehearsal import rehearse
+
+#: How the name of a thread begins that Python does not know.
+NATIVE = "native thread"
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ def load_app(boot: Boot, parent: int) -> Loaded | BootFailed:
             for name in boot.queue.preload:
                 importlib.import_module(name)
             app.bind(settings.dsn, settings)  # here and not in each worker: what it makes is shared
+            app.client.is_single = True  # a worker runs one handler at a time
             empty_stdin()
             dress_streams()
             if not app.start_hooks:
@@ -81,7 +85,7 @@ def load_app(boot: Boot, parent: int) -> Loaded | BootFailed:
             scrub(f"importing {boot.config} failed: {said}; no worker was started"),
             scrub(traceback_of(error)),
         )
-    threads = running_threads()
+    threads = threads_left()
     if threads:
         return BootFailed(f"{starts_threads(boot.config, threads)}; no worker was started")
     with suppress(OSError):  # no descriptor left for it, for instance: workers are as good without
@@ -109,6 +113,17 @@ def traceback_of(error: BaseException) -> str:
     return kept or "".join(traceback.format_exception(error))
 
 
+def threads_left() -> list[str]:
+    """Threads that keep this process from forking: those of numeric libraries are ended first, where that is possible."""
+    if not running_threads():
+        return []
+    pools.stop()
+    found = running_threads()
+    if any(name.startswith(NATIVE) for name in found) and (libraries := pools.libraries()):
+        found.append(f"loaded libraries with threads of their own: {', '.join(libraries)}")
+    return found
+
+
 def running_threads() -> list[str]:
     """Names of all threads but the main one: Python's, and those that libraries started behind its back."""
     if os.stat("/proc/self/task").st_nlink == 3:  # itself, its parent and one thread: before every fork
@@ -121,7 +136,7 @@ def running_threads() -> list[str]:
                 comm = Path(f"/proc/self/task/{task}/comm").read_text().strip()
             except OSError:
                 continue
-            named[int(task)] = f"native thread {comm}"
+            named[int(task)] = f"{NATIVE} {comm}"
     return sorted(named.values())
 
 

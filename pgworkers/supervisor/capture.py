@@ -58,6 +58,13 @@ class Capture:
             return ""  # of nearly every death
         return stack.tell(memfd.between(self.dump, start, end, STACK_LIMIT).decode("utf-8", "replace"))
 
+    def is_dump_of(self, pid: int, fd: int) -> bool:
+        """Does this descriptor of the worker still mean the dump file? Its handler may have closed it."""
+        try:
+            return os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), os.fstat(self.dump))
+        except OSError:
+            return False
+
     def dump_size(self) -> int:
         return memfd.size(self.dump)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from functools import partial
 
 from pgworkers.process import limits, measure, scoreboard, signals, tree
 from pgworkers.process.scoreboard import Reason, Running, State
@@ -16,6 +18,10 @@ from pgworkers.worker.heartbeat import REST, YOUTH
 
 _DUMP_STEP = 0.005
 _CALL_EVERY = 1.0
+#: After a look at the memory of a job within its limit, this many times the CPU time of that look pass before the next.
+_MEASURE_PAUSE = 20
+_MEASURE_PAUSE_SECONDS = 1.0  # at most
+_NO_DUMPS = "no stack: the job's handler has closed the descriptor that stacks are written to"
 
 
 def wish(worker: Worker, order: Stop, now: float) -> None:
@@ -66,9 +72,11 @@ def check_limits(worker: Worker, settings: Settings, now: float, fence: float) -
         suspend.hold(worker, running)
     if running.job == 0:
         return
-    used = measure.over(worker.pid, running.memory) if running.memory else 0
+    used = _memory_over(worker, running, now)
     fenced = running.state == State.RUNNING and worker.slot.exclusive and now >= fence
     known = worker.climbs.get(key)
+    if used:
+        worker.slot.used = used if known is None else max(worker.slot.used, used)
     if known is not None:
         if watch.runs_away(running, used):
             known.hurry(0.0, 0.0)
@@ -91,6 +99,24 @@ def check_limits(worker: Worker, settings: Settings, now: float, fence: float) -
     if reason is not Reason.NONE:
         suspend.go_on(worker, now)
         worker.climbs[key] = Climb(*key, reason.word, now, ask, raise_)
+
+
+def _memory_over(worker: Worker, running: Running, now: float) -> int:
+    """Bytes used if they are more than the limit, else 0.
+
+    A job with thousands of processes is measured less often, unless it is over its limit or is being stopped.
+    """
+    key = (running.job, running.lease)
+    if not running.memory:
+        return 0
+    if now < worker.measure_at and key == worker.measured_key and key not in worker.climbs:
+        return 0
+    before = time.thread_time()
+    used = measure.over(worker.pid, running.memory)
+    pause = min(_MEASURE_PAUSE_SECONDS, (time.thread_time() - before) * _MEASURE_PAUSE)
+    worker.measure_at = now if used else now + pause
+    worker.measured_key = key
+    return used
 
 
 def step(worker: Worker, now: float) -> None:
@@ -151,13 +177,19 @@ def dump(worker: Worker) -> None:
         signals.send_group(worker.pid, signal.SIGCONT)
 
 
-def _write_stacks(worker: Worker) -> None:
+def _write_stacks(worker: Worker) -> bool:
     """By the main thread itself: another one could be stopped by it in the middle of the writing, and here
-    faulthandler has finished before Python writes its part."""
+    faulthandler has finished before Python writes its part.
+
+    False: the descriptor that faulthandler would write to is not the dump file any more, so nothing was asked for.
+    """
+    if not worker.capture.is_dump_of(worker.pid, worker.slot.dump):
+        return False
     signals.send_main(worker.pid, signal.SIGUSR2)
     if worker.slot.loop:  # an event loop: only Python knows where its tasks wait
         worker.slot.tell += 1
         signals.send(worker.pid, signal.SIGUSR1)
+    return True
 
 
 def _is_whole(worker: Worker) -> bool:
@@ -188,6 +220,7 @@ def _kill(worker: Worker, climb: Climb) -> bool:
 def kill_group(worker: Worker, why: str) -> None:
     """By pid as well: a handler may have moved its process to another group."""
     worker.killed = why
+    worker.killed_at = worker.killed_at or scoreboard.now() / 1e9
     signals.send_group(worker.pid, signal.SIGKILL)
     signals.send(worker.pid, signal.SIGKILL)
 
@@ -209,20 +242,20 @@ def feel(worker: Worker, settings: Settings, now: float) -> Stalled | None:
     if news is None:
         return None
     running = slot.running()
-    return Stalled(worker.index, running.job, running.lease, news)
+    return Stalled(worker.index, worker.incarnation, running.job, running.lease, news)
 
 
 def begin_dump(worker: Worker, order: Dump, now: float) -> Stack | None:
     """`Dump` of the master: the answer comes when the file stops growing."""
+    said = partial(Stack, order.slot, order.incarnation, order.token)
     if suspend.stands(worker):
-        return Stack(
-            worker.index, order.token, "the worker is stopped (SIGSTOP); its stack cannot be read now"
-        )
+        return said("the worker is stopped (SIGSTOP); its stack cannot be read now")
     if not worker.ready:
-        return Stack(worker.index, order.token, "the worker is starting; it has no job yet")
+        return said("the worker is starting; it has no job yet")
     size = worker.capture.dump_size()
+    if not _write_stacks(worker):
+        return said(_NO_DUMPS)
     worker.dumps.append(DumpWish(order.token, size, size, now + 1.0))
-    _write_stacks(worker)
     return None
 
 
@@ -236,7 +269,7 @@ def finish_dumps(worker: Worker, now: float) -> list[Fact]:
             continue
         worker.dumps.remove(wanted)
         text = worker.capture.stack(wanted.size) or "no stack: the worker did not answer within a second"
-        facts.append(Stack(worker.index, wanted.token, text))
+        facts.append(Stack(worker.index, worker.incarnation, wanted.token, text))
         if not any(Rung.DUMP in climb.times for climb in worker.climbs.values()):
             worker.capture.dump_from = size  # it is not the stack of a later death
     return facts

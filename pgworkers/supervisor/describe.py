@@ -1,18 +1,20 @@
 """The short-lived child that imports the app and says what is in it, so that the master never has to.
 
-`python -m pgworkers.supervisor.describe --fd N --config CONFIG` writes one line of JSON to descriptor N: an
-AppSpec, or `{"error": ..., "traceback": ...}`. Whatever the app prints goes to stderr. Exit status 0, or 6
-for an error.
+`python -m pgworkers.supervisor.describe --fd N --config CONFIG [--threads N] [--preload MODULE]` writes one line
+of JSON to descriptor N: an AppSpec, or `{"error": ..., "traceback": ...}`. Whatever the app prints goes to stderr.
+Exit status 0, or 6 for an error.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 
 import msgspec
 
@@ -20,16 +22,18 @@ from pgworkers.errors import PgworkersError
 from pgworkers.loading import load, name_of
 from pgworkers.process import limits, streams
 from pgworkers.process.environment import hint
-from pgworkers.supervisor.boot import running_threads, traceback_of
+from pgworkers.supervisor.boot import threads_left, traceback_of
 from pgworkers.supervisor.scrub import scrub
 
 
-def answer(config: str) -> tuple[int, bytes]:
+def answer(config: str, preload: Sequence[str] = ()) -> tuple[int, bytes]:
     """Exit status and JSON."""
     try:
         app = load(config)
+        for name in preload:
+            importlib.import_module(name)
         found = app.describe()
-        known = msgspec.structs.replace(found, name=name_of(app, config), threads=tuple(running_threads()))
+        known = msgspec.structs.replace(found, name=name_of(app, config), threads=tuple(threads_left()))
         return 0, msgspec.json.encode(known)
     except PgworkersError as error:
         return 6, _told(f"{error}{hint(str(error))}", traceback_of(error))
@@ -48,13 +52,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="pgworkers.supervisor.describe")
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--config", required=True)
+    parser.add_argument("--threads", type=int, default=1, help="as a queue says; 0: as the environment does")
+    parser.add_argument("--preload", action="append", default=[])
     given = parser.parse_args()
     os.set_inheritable(given.fd, False)
     streams.ensure()
     os.dup2(2, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    limits.set_threads(1)  # numeric libraries are only looked at here
-    status, data = answer(given.config)
+    limits.set_threads(given.threads or None)  # numeric libraries are only looked at here
+    status, data = answer(given.config, given.preload)
     with open(given.fd, "wb") as pipe:
         pipe.write(data + b"\n")
     for stream in (sys.stdout, sys.stderr):

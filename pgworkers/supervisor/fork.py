@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import traceback
 from _socket import AF_UNIX, SOCK_STREAM, socket, socketpair
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any, NoReturn
 
 from pgworkers.app import App
 from pgworkers.process import faults, shelf, signals, tickets
+from pgworkers.process.descriptors import lift
 from pgworkers.process.prctl import die_with_parent, inherit_orphans
 from pgworkers.process.scoreboard import Slot, State
 from pgworkers.process.term import Term
@@ -62,7 +62,13 @@ class ForkRefused(RuntimeError):
 
 
 def make(
-    nursery: Nursery, index: int, slot: Slot, not_theirs: Iterable[int], *, brief: bool = False
+    nursery: Nursery,
+    index: int,
+    incarnation: int,
+    slot: Slot,
+    not_theirs: Iterable[int],
+    *,
+    brief: bool = False,
 ) -> tuple[Worker, list[int]]:
     """Fork a worker. Returns it and what is the master's: its end of the socket, both ends of the ticket pipe, and
     the shelf, if it can have one job after another.
@@ -106,7 +112,12 @@ def make(
         setpgid(pid, pid)  # the child does it too: whoever comes first
     except OSError:
         pass  # it has done so, or is dead
-    return Worker(index, pid, slot, capture), [ours.detach(), reads, writes, *([page] if page >= 0 else [])]
+    return Worker(index, pid, incarnation, slot, capture), [
+        ours.detach(),
+        reads,
+        writes,
+        *([page] if page >= 0 else []),
+    ]
 
 
 def _fork() -> int:
@@ -145,8 +156,10 @@ def _child(
         inherit_orphans()
         for fd in not_ours:
             close(fd)
-        status = crib.live(sock, reads, shelf.Shelf(page) if page >= 0 else None, output, dump, brief)
+        channel = socket(AF_UNIX, SOCK_STREAM, 0, lift(sock.detach()))
+        reads, output, dump = lift(reads), lift(output), lift(dump)
+        status = crib.live(channel, reads, shelf.Shelf(page) if page >= 0 else None, output, dump, brief)
     except BaseException:
-        traceback.print_exc()
+        crib.complain()
     finally:
         _exit(status)

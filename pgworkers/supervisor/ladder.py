@@ -54,10 +54,15 @@ class Climb:
         self.raise_grace = min(self.raise_grace, raise_grace)
         self.hard = self.hard or hard
 
-    @property
-    def rungs(self) -> list[tuple[str, float]]:
-        """For the record: each rung and its time after the wish."""
-        return [(str(rung), round(max(0.0, at - self.wished), 3)) for rung, at in self.times.items()]
+    def record(self, *, struck: bool) -> list[tuple[str, float]]:
+        """Each rung and its time after the wish. `struck`: JobStopped was raised; else its signal was only sent."""
+        return [
+            (
+                "signal" if rung is Rung.RAISE and not struck else str(rung),
+                round(max(0.0, at - self.wished), 3),
+            )
+            for rung, at in self.times.items()
+        ]
 
     def due(self) -> float | None:
         """When to look again, or None: not by time."""

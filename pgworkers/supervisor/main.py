@@ -28,6 +28,7 @@ from pgworkers.supervisor.messages import (
     Dump,
     Exit,
     Fact,
+    MoveDeadline,
     Scale,
     Stack,
     Stop,
@@ -120,7 +121,7 @@ class Supervisor:
             self._next_second = now + max(SECOND, min(CALM, self._settings.patience / 5))
             self._crew.each_second(now)
             if not self._control.waiting:  # a master that does not read gets no more to read
-                self._tell(Alive())
+                self._tell(Alive(self._crew.incarnations()))
         if not self._calm():
             self._next_second = min(self._next_second, now + SECOND)
         self._show()
@@ -177,18 +178,22 @@ class Supervisor:
         match command:
             case Scale(workers=workers):
                 self._crew.scale(workers)
-            case Stop(slot=slot):
-                worker = self._crew.get(slot)
+            case Stop(slot=slot, incarnation=incarnation):
+                worker = self._crew.get(slot, incarnation)
                 if worker is not None:  # else its `Died` is on the way up
                     climb.wish(worker, command, now)
-            case Dump(slot=slot, token=token):
-                worker = self._crew.get(slot)
-                gone = Stack(slot, token, "there is no worker in this slot")
+            case MoveDeadline(slot=slot, incarnation=incarnation, job=job, lease=lease, at=at):
+                worker = self._crew.get(slot, incarnation)
+                if worker is not None:
+                    suspend.move_deadline(worker, job, lease, at, now)
+            case Dump(slot=slot, incarnation=incarnation, token=token):
+                worker = self._crew.get(slot, incarnation)
+                gone = Stack(slot, incarnation, token, "the worker is gone")
                 answer = climb.begin_dump(worker, command, now) if worker is not None else gone
                 if answer is not None:
                     self._tell(answer)
-            case Suspend(slot=slot):
-                self._tell(suspend.obey(self._crew.get(slot), command, now))
+            case Suspend(slot=slot, incarnation=incarnation):
+                self._tell(suspend.obey(self._crew.get(slot, incarnation), command, now))
             case Exit() | Boot():
                 self._leaving = True
 

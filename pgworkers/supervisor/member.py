@@ -27,6 +27,7 @@ class Worker(msgspec.Struct, eq=False):  # by C code: one is made for each birth
 
     index: int
     pid: int
+    incarnation: int
     slot: Slot
     capture: Capture
     climbs: dict[tuple[int, int], Climb] = {}
@@ -34,9 +35,13 @@ class Worker(msgspec.Struct, eq=False):  # by C code: one is made for each birth
     dumps: list[DumpWish] = []
     dump_seen: int = 0  # size of the dump file at the last look
     killed: str | None = None  # why we sent SIGKILL
+    killed_at: float = 0.0  # when we did so first
+    forked_at: float = 0.0
     seen_ready: bool = False
     grown: bool = False  # has it lived long enough to be looked at?
     called: float = 0.0  # when it was last asked for its heartbeat
+    measure_at: float = 0.0  # when its memory is looked at next
+    measured_key: tuple[int, int] = (0, 0)  # the job and lease that were looked at last
     suspended: float = 0.0  # since when its group stands still by wish
     suspended_key: tuple[int, int] = (0, 0)  # the job and lease for which it does
 

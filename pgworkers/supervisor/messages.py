@@ -1,7 +1,9 @@
 """What the master and a supervisor say to each other over their control socket (SOCK_SEQPACKET, one JSON a
 packet).
 
-Orders go down, facts come up; a fact is in the past tense. `Forked` carries three or four descriptors: the master's
+Orders go down, facts come up; a fact is in the past tense. Each that is about a worker names its incarnation: the number
+of the fork in the life of this supervisor. A slot has many occupants one after the other, and a pid can be given again; an
+incarnation is one process. `Forked` carries three or four descriptors: the master's
 end of the new worker's socketpair, the reading and the writing end of its ticket pipe, and its shelf if it has one.
 """
 
@@ -34,6 +36,7 @@ class Stop(msgspec.Struct, tag="stop", tag_field="is"):
     """Climb the ladder for this job and lease. `reason`: cancel, drain, lease, kill. Graces in seconds."""
 
     slot: int
+    incarnation: int
     job: int
     lease: int
     reason: str
@@ -41,10 +44,21 @@ class Stop(msgspec.Struct, tag="stop", tag_field="is"):
     raise_grace: float
 
 
+class MoveDeadline(msgspec.Struct, tag="move_deadline", tag_field="is"):
+    """This job and lease must be gone by `at` (nanoseconds of CLOCK_BOOTTIME), whatever its attempt was given."""
+
+    slot: int
+    incarnation: int
+    job: int
+    lease: int
+    at: int
+
+
 class Dump(msgspec.Struct, tag="dump", tag_field="is"):
     """Write all stacks of a worker now and send them up as `Stack`, without stopping it."""
 
     slot: int
+    incarnation: int
     token: int
 
 
@@ -52,6 +66,7 @@ class Suspend(msgspec.Struct, tag="suspend", tag_field="is"):
     """Stop the group of this job's worker (SIGSTOP), or let it go on; its deadline stands still meanwhile."""
 
     slot: int
+    incarnation: int
     job: int
     lease: int
     token: int
@@ -75,6 +90,7 @@ class BootFailed(msgspec.Struct, tag="boot_failed", tag_field="is"):
 class Forked(msgspec.Struct, tag="forked", tag_field="is"):
     slot: int
     pid: int
+    incarnation: int
     ready: bool = False  # nothing stands between it and its first order: it will not say so itself
 
 
@@ -83,6 +99,7 @@ class Died(msgspec.Struct, tag="died", tag_field="is"):
 
     slot: int
     pid: int
+    incarnation: int
     job: int
     lease: int
     status: str  # "exit 0", "exit 3", "SIGKILL"
@@ -97,14 +114,23 @@ class Died(msgspec.Struct, tag="died", tag_field="is"):
     cpu: float = 0.0
     peak_rss: int = 0
     swept: int = 0
+    stuck: list[
+        str
+    ] = []  # processes of it that SIGKILL did not end in time; its slot stays empty until they are gone
+    foreign: list[str] = []  # processes of it that are another user's, so that we may not end them
+    left: list[str] = []  # what the job had started and was killed with it
+    limit: int = 0  # bytes that the job may have; 0: any
+    used: int = 0  # bytes that it had when it broke that limit, children included
     stopped: float = 0.0  # seconds from the wish to the death; 0 without a wish
     closed: bool = False  # its handler had closed its channel to the master
+    lost: bool = False  # it died with its supervisor
 
 
 class Stalled(msgspec.Struct, tag="stalled", tag_field="is"):
     """Alive, no CPU, no beat (or again beating)."""
 
     slot: int
+    incarnation: int
     job: int
     lease: int
     stalled: bool
@@ -112,6 +138,7 @@ class Stalled(msgspec.Struct, tag="stalled", tag_field="is"):
 
 class Stack(msgspec.Struct, tag="stack", tag_field="is"):
     slot: int
+    incarnation: int
     token: int
     text: str
 
@@ -120,20 +147,27 @@ class Suspended(msgspec.Struct, tag="suspended", tag_field="is"):
     """The answer to `Suspend`: done, or why not."""
 
     slot: int
+    incarnation: int
     token: int
     done: bool
     text: str
 
 
 class Alive(msgspec.Struct, tag="alive", tag_field="is"):
-    """Every second: the loop goes round."""
+    """Every second: the loop goes round, and these are its workers.
+
+    Packets keep their order. So a worker that the master knows and that is not listed is gone, and its `Died` was lost.
+    """
+
+    incarnations: list[int]  # of workers whose death has not been sent
 
 
 class Resting(msgspec.Struct, tag="resting", tag_field="is"):
-    """Workers die before they are ready; the next is started after `seconds`."""
+    """Workers end without having been of use; the next is started after `seconds`."""
 
     seconds: float
     deaths: int
+    ready: bool = False  # they had come as far as READY, and left without a job
 
 
 class Dropped(msgspec.Struct, tag="dropped", tag_field="is"):
@@ -142,5 +176,5 @@ class Dropped(msgspec.Struct, tag="dropped", tag_field="is"):
     count: int
 
 
-Command = Boot | Scale | Stop | Dump | Suspend | Exit
+Command = Boot | Scale | Stop | MoveDeadline | Dump | Suspend | Exit
 Fact = Booted | BootFailed | Forked | Died | Stalled | Stack | Suspended | Alive | Resting | Dropped

@@ -7,29 +7,39 @@ import resource
 import signal
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pgworkers.process import scoreboard, signals, tree
 from pgworkers.process.oom import Witness
+from pgworkers.process.sweep import Sweep
 from pgworkers.supervisor.member import Worker
 from pgworkers.supervisor.messages import Died
 
-#: A process that SIGKILL does not end hangs in the kernel; the story goes on without it.
-SWEEP_TIME = 2.0
-_ROUNDS = 20  # a death takes a moment; more must not keep the loop from its deadlines
+#: A process that SIGKILL does not end within this time hangs in the kernel. It executes nothing more.
+KERNEL_HANG_SECONDS = 2.0
+#: Processes that are not even frozen after this time (they fork faster than they can be stopped) no longer hold up the end
+#: of the job. What is there then is killed, the sweep goes on, and the slot stays empty until nothing is left.
+SWEEP_GIVE_UP_SECONDS = 10.0
+#: A death takes a moment. A longer sweep must not keep the loop from its deadlines: it goes on at the next tick.
+SWEEP_SLICE_SECONDS = 0.02
 _STEP = 0.0005
 
 
 @dataclass(slots=True)
 class Death:
-    """A reaped worker whose orphans are not all gone yet."""
+    """A dead worker that still has its slot: its orphans are not all gone, or its death is not told yet."""
 
     fact: Died
-    until: float
+    since: float
+    told: bool = False
+    stuck: set[int] = field(default_factory=set)  # children of ours that SIGKILL did not end in time
 
 
 def bury(worker: Worker, witness: Witness, output_limit: int, now: float) -> Death:
-    """Reap a dead worker and say what happened to it. Its slot is free afterwards."""
+    """Reap a dead worker and say what happened to it.
+
+    One that was sent SIGKILL and does not die is not reaped here: the sweep does that when its call into the kernel ends.
+    """
     signals.send_group(worker.pid, signal.SIGKILL)  # the zombie still pins the group's number
     status, usage = _wait(worker.pid)
     running = worker.slot.running()
@@ -42,43 +52,64 @@ def bury(worker: Worker, witness: Witness, output_limit: int, now: float) -> Dea
     fact = Died(
         slot=worker.index,
         pid=worker.pid,
+        incarnation=worker.incarnation,
         job=running.job,
         lease=running.lease if running.job else 0,
         status=signals.name(ended_by) if ended_by else f"exit {os.WEXITSTATUS(status)}",
         signal=ended_by,
         ready=worker.ready,
         reason=reason,
-        rungs=climb.rungs if climb is not None else [],
+        rungs=climb.record(struck=worker.slot.struck >= worker.slot.asked) if climb is not None else [],
         stopped=max(0.0, now - climb.wished) if climb is not None else 0.0,
         oom=ended_by == signal.SIGKILL and worker.killed is None and witness.saw_kill(),
         stack=capture.stack(capture.dump_from) or None,
         output=capture.tail(running.output_from if running.job else 0, output_limit) or None,
         closed=bool(worker.slot.closed),
+        limit=running.memory,
+        used=worker.slot.used if reason == "memory" else 0,
     )
     if running.job:
         fact.duration = max(0.0, (scoreboard.now() - running.started) / 1e9)
         fact.cpu = round(max(0.0, usage.ru_utime + usage.ru_stime - running.cpu_before / 1e6), 6)
         fact.peak_rss = usage.ru_maxrss * 1024
     worker.slot.clear()
-    return Death(fact, now + SWEEP_TIME)
+    return Death(fact, now)
 
 
 def _wait(pid: int) -> tuple[int, resource.struct_rusage]:
     try:
-        _, status, usage = os.wait4(pid, 0)
+        found, status, usage = os.wait4(pid, os.WNOHANG)
+        if not found:
+            return int(signal.SIGKILL), usage
     except ChildProcessError:
         # code of the app reaped our child: all we know is that it is gone
         return 0x7F00, resource.getrusage(resource.RUSAGE_CHILDREN)
     return status, usage
 
 
-def sweep(spared: set[int], dead_groups: Collection[int]) -> tuple[int, bool]:
-    """Kill what dead workers left behind: every child of ours that is not spared. (killed, nothing is left)"""
+def sweep(strays: Sweep, spared: Collection[int], dead_groups: Collection[int]) -> tuple[int, list[int]]:
+    """Kill what dead workers left behind: every child of ours that is not spared. (how many, the children that are left)"""
     total = 0
-    for _ in range(_ROUNDS):
-        killed, found = tree.kill_strays(spared, dead_groups, alone=True)
+    until = time.monotonic() + SWEEP_SLICE_SECONDS
+    while True:
+        killed, left = strays.step(spared, dead_groups)
         total += killed
-        if found == 0:
-            return total, True
+        if not left or time.monotonic() > until:
+            return total, left
         time.sleep(_STEP)
-    return total, False
+
+
+def described_all(pids: Collection[int], most: int = 20) -> list[str]:
+    """Processes for people. There may be thousands, and what is said of a death must fit in one packet."""
+    names = [described(pid) for pid in sorted(pids)[:most]]
+    return names if len(pids) <= most else [*names, f"{len(pids) - most} more"]
+
+
+def described(pid: int) -> str:
+    """A process for people: its number, its name and its state."""
+    found = tree.stat(pid)
+    try:
+        name = tree.read(f"/proc/{pid}/comm").decode("utf-8", "replace").strip()
+    except OSError:
+        name = "?"
+    return f"{pid} ({name}, state {found.state if found is not None else '?'})"

@@ -22,7 +22,7 @@ _STOP_TRIES = 50
 
 def obey(worker: Worker | None, order: Suspend, now: float) -> Suspended:
     """Do it, if the worker still has this job and lease."""
-    said = partial(Suspended, order.slot, order.token)
+    said = partial(Suspended, order.slot, order.incarnation, order.token)
     key = (order.job, order.lease)
     running = worker.slot.running() if worker is not None else None
     if worker is None or running is None or (running.job, running.lease) != key:
@@ -60,9 +60,23 @@ def go_on(worker: Worker, now: float) -> None:
         return
     stood = int((now - worker.suspended) * 1e9)
     worker.suspended = 0.0
-    if worker.slot.deadline and _has(worker.slot.running(), worker.suspended_key):
-        worker.slot.deadline += stood
+    if _has(worker.slot.running(), worker.suspended_key):
+        if worker.slot.deadline:
+            worker.slot.deadline += stood
+        if worker.slot.moved_job and worker.slot.moved_deadline:
+            worker.slot.moved_deadline += stood
     signals.send_group(worker.pid, signal.SIGCONT)
+
+
+def move_deadline(worker: Worker, job: int, lease: int, at: int, now: float) -> None:
+    """Give an execution another deadline, in nanoseconds; 0: none.
+
+    The clock of a suspended job stands at the beginning of its suspension, and `go_on` adds the whole suspension. The part
+    of it that is over before the move must not count, so it is subtracted here.
+    """
+    if at and worker.suspended:
+        at = max(1, at - int((now - worker.suspended) * 1e9))
+    worker.slot.move_deadline(job, lease, at)
 
 
 def _has(running: Running, key: tuple[int, int]) -> bool:

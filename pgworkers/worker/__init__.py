@@ -14,7 +14,8 @@ its queue's `max_jobs` or `max_rss` is reached, its jobs left threads that burn,
 - `loop`      the event loop of `async def` handlers, and how one is stopped
 - `outcome`   (pure) what an exception means for the job, and its text
 - `tidy`      what a handler must not leave for the next job; `noting` knows whether it changed anything
-- `heartbeat` beat, progress, checkpoint, title, and the check that we still have parents; late where lives are brief
+- `heartbeat` beat, progress, checkpoint, title, reaping of adopted orphans, and the check that we still have parents;
+              late where lives are brief
 - `leftover`  (pure) whether threads that jobs left use CPU while there is none
 - `outbox`    sending frames from two threads without tearing them; ends of very short jobs many at once
 

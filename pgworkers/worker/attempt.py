@@ -206,6 +206,8 @@ class Attempt:
         if report.outcome == "stopped" and wished:
             report.reason = Reason(wished).word
             report.rungs = self._rungs()
+            if wished == Reason.MEMORY:
+                report.limit, report.used = self._slot.memory, self._slot.used
         elif self._is_too_late():
             report.reason = Reason.DEADLINE.word
         _flush_streams()
@@ -224,22 +226,25 @@ class Attempt:
         report.after = told.after
         if told.outcome == "error" and isinstance(error, MemoryError) and self._birth.queue.address_space:
             report.outcome, report.reason = "stopped", "memory"  # the kernel's limit spoke first
+            report.limit = self._birth.queue.address_space
             return
         if told.outcome in ("error", "retry") and told.after is None and self.plan.task is not None:
             report.after = self.plan.task.backoff_after(self.plan.order.attempt, error)
 
     def _rungs(self) -> list[tuple[str, float]]:
-        """As far as the supervisor climbed, in seconds after the wish."""
-        asked, raised = self._slot.asked, self._slot.raised
+        """What reached the handler, in seconds after the wish. A signal that came after its end did not."""
+        asked, struck = self._slot.asked, self._slot.struck
         rungs = [("ask", 0.0)]
-        if raised:
-            rungs.append(("raise", round(max(0.0, (raised - asked) / 1e9), 3)))
+        if struck >= asked:
+            rungs.append(("raise", round((struck - asked) / 1e9, 3)))
         return rungs
 
     def _output(self) -> str | None:
         birth = self._birth
-        end = memfd.size(birth.output)
-        data = memfd.between(birth.output, self._slot.output_from, end, birth.settings.output_limit)
+        end = birth.output.size()
+        if end is None:
+            return None  # the handler closed the capture file; its supervisor has it still
+        data = memfd.between(birth.output.fd, self._slot.output_from, end, birth.settings.output_limit)
         return data.decode("utf-8", "replace") or None
 
     def finish(self, report: Report) -> None:

@@ -8,7 +8,6 @@ import io
 import os
 import signal
 import sys
-from _socket import socket
 from collections.abc import Callable
 from faulthandler import enable as _enable
 from faulthandler import register as _register
@@ -20,6 +19,7 @@ import msgspec
 
 from pgworkers.app import App
 from pgworkers.process import limits
+from pgworkers.process.descriptors import Channel, Descriptor
 from pgworkers.process.scoreboard import Slot
 from pgworkers.process.shelf import Shelf
 from pgworkers.process.term import Term
@@ -45,11 +45,11 @@ class Birth(msgspec.Struct):
     parent: int
     signals: list[tuple[int, Any]]  # that the supervisor hears, and what they are without it
 
-    sock: socket = cast("socket", None)
-    tickets: int = -1  # reading end of the pipe that says which order may begin
+    sock: Channel = cast("Channel", None)
+    tickets: Descriptor = cast("Descriptor", None)  # reading end of the pipe that says which order may begin
     shelf: Shelf | None = None  # for reports that are not sent yet; a worker that has one job needs none
-    output: int = -1  # descriptor of the capture file
-    dump: int = -1  # descriptor that stacks are written to
+    output: Descriptor = cast("Descriptor", None)  # the capture file
+    dump: Descriptor = cast("Descriptor", None)  # where stacks are written to
     brief: bool = False  # its life is likely over before a heartbeat is of any use, and its order on the way
 
 
@@ -124,17 +124,26 @@ def dress_streams() -> None:
         setattr(sys, name, stream)
 
 
-def watch_faults(dump: int) -> None:
+def watch_faults(dump: Descriptor) -> None:
     """Stacks are written by C code: at a crash, and on SIGUSR2 even while somebody holds the GIL."""
-    faulthandler.enable(file=dump, all_threads=True)
-    faulthandler.register(signal.SIGUSR2, file=dump, all_threads=True, chain=False)
+    if dump.is_ours():
+        faulthandler.enable(file=dump.fd, all_threads=True)
+        faulthandler.register(signal.SIGUSR2, file=dump.fd, all_threads=True, chain=False)
+    else:
+        forget_faults()
+
+
+def forget_faults() -> None:
+    """Write no stacks any more: their descriptor is another file by now, or this process is not the worker."""
+    faulthandler.unregister(signal.SIGUSR2)
+    faulthandler.disable()
 
 
 def unheard(_signum: int, _frame: FrameType | None) -> None:
     """SIGUSR2 while faulthandler does not have it: a lost dump, never the end of the process."""
 
 
-def hear_dumps_again(dump: int) -> None:
+def hear_dumps_again(dump: Descriptor) -> None:
     """After a handler took SIGUSR2 for itself. faulthandler believes it still has the signal, so it must let go first."""
     faulthandler.unregister(signal.SIGUSR2)
     watch_faults(dump)

@@ -1,4 +1,4 @@
-"""The heartbeat thread: a beat in the slot, news to the master, a true title, a look for our parents and for leftovers."""
+"""The heartbeat thread: a beat in the slot, news to the master, a true title, a look for parents, leftovers and orphans."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ import msgspec
 
 from pgworkers.clock import show_seconds
 from pgworkers.process import frames, measure, scoreboard, signals, titles
+from pgworkers.process.adopted import Adopted
 from pgworkers.process.scoreboard import State
 from pgworkers.worker.attempt import Attempt
-from pgworkers.worker.birth import Birth, hear_dumps_again, unheard
+from pgworkers.worker.birth import Birth, forget_faults, hear_dumps_again, unheard
 from pgworkers.worker.leftover import Leftover
 from pgworkers.worker.messages import Kind, Progress
 from pgworkers.worker.outbox import Outbox
@@ -24,6 +25,8 @@ YOUTH = 0.1
 #: Beats without a job after which a worker rests, and how many times longer its beats take then.
 TIRED = 3
 REST = 5
+#: A worker that has had no job for this long closes the database connection that its handlers enqueue with.
+SESSION_IDLE_SECONDS = 10.0
 #: Seconds by which a sleep may be too long on a busy machine; and how long a beat waits after a longer one.
 LATE = 0.05
 _BLOCKED = signals.Blocked(heard=signal.SIGUSR2)
@@ -53,6 +56,7 @@ class Heartbeat:
         self._alarm.acquire()
         self._begun = False
         self._leftover = Leftover(birth.settings.heartbeat)
+        self._adopted = Adopted()
         self._told = False  # that we burn
         self.spared: list[int] = []  # threads that start hooks made
         #: The running job; read and cleared under the outbox's lock, so that no progress of a job follows its report.
@@ -78,7 +82,9 @@ class Heartbeat:
         poll.register(fd, select.POLLIN)
         if self._begun or not poll.poll(YOUTH * 1000):
             self.start()
-            poll.poll()
+            if not poll.poll(SESSION_IDLE_SECONDS * 1000):
+                self._birth.app.client.close_unused()  # what handlers enqueue with
+                poll.poll()
 
     def run(self) -> None:
         self._poll.register(self._birth.sock, select.POLLRDHUP)
@@ -88,14 +94,18 @@ class Heartbeat:
                 self._check_parents()
                 self._flush()
                 self._look_for_leftovers()
-                if signal.getsignal(signal.SIGUSR2) is not unheard:
-                    hear_dumps_again(
-                        self._birth.dump
-                    )  # the handler ignores all signals: its stack is ours all the same
+                if not self._birth.dump.is_ours():
+                    forget_faults()
+                elif signal.getsignal(signal.SIGUSR2) is not unheard:
+                    # the handler ignores all signals: its stack is ours all the same
+                    hear_dumps_again(self._birth.dump)
                 titles.show(self._title())
+                is_behind = self._adopted.reap(self._birth.settings.heartbeat)
             except Exception as error:  # a broken note must not stop the beat
                 self._complain(error)
-            self._sleep(self._birth.settings.heartbeat)
+                is_behind = False
+            if not is_behind:
+                self._sleep(self._birth.settings.heartbeat)
 
     def _sleep(self, period: float) -> None:
         """Until the next beat. Whoever has had no job for a while beats less often, and is woken by the next one."""
@@ -127,10 +137,11 @@ class Heartbeat:
         """No supervisor, or no master while a job runs: whatever this process does, nobody will hear of it."""
         gone = os.getppid() != self._birth.parent
         if not gone and self._slot.state == State.RUNNING:
-            found = self._poll.poll(0)
-            gone = bool(found)
-            if any(event & select.POLLNVAL for _, event in found):
+            if not self._birth.sock.is_ours():
                 self._slot.closed = 1
+                gone = True
+            else:
+                gone = bool(self._poll.poll(0))
         if gone:
             os.killpg(os.getpgrp(), signal.SIGKILL)
 
@@ -179,12 +190,9 @@ class Heartbeat:
         took = show_seconds((scoreboard.now() - slot.started) / 1e9)
         return f"{name} #{attempt.job} {attempt.plan.order.task}{done} {took}"
 
-    @staticmethod
-    def _complain(error: Exception) -> None:
-        try:
-            os.write(2, f"[pgworkers: heartbeat: {type(error).__name__}: {error}]\n".encode(errors="replace"))
-        except OSError:
-            pass
+    def _complain(self, error: Exception) -> None:
+        """Into the capture file itself: what stderr is, the handler decides."""
+        self._birth.output.write(f"[pgworkers: heartbeat: {type(error).__name__}: {error}]\n")
 
 
 def _permille(progress: bytes) -> int:

@@ -6,12 +6,11 @@ tickets come in the order of their orders.
 
 from __future__ import annotations
 
-import os
-from _socket import socket
 from collections import deque
 from collections.abc import Callable
 
 from pgworkers.process import tickets
+from pgworkers.process.descriptors import Channel, Descriptor
 from pgworkers.process.frames import Frame, Reader
 from pgworkers.process.tickets import Key
 
@@ -19,8 +18,8 @@ _CHUNK = 1 << 16
 
 
 class Inbox:
-    sock: socket  # from its worker's birth on
-    pipe: int
+    sock: Channel  # from its worker's birth on
+    pipe: Descriptor
 
     def __init__(self, rest: Callable[[], bool], pause: Callable[[int], None]) -> None:
         self._reader = Reader()
@@ -31,7 +30,8 @@ class Inbox:
 
     def ticket(self) -> Key | None:
         """The next ticket, ours alone from now on; None: we are to leave."""
-        key, self.waited = tickets.wait(self.pipe, self._rest, self._pause)
+        self.pipe.check()
+        key, self.waited = tickets.wait(self.pipe.fd, self._rest, self._pause)
         return key
 
     def order(self, key: Key) -> Frame | None:
@@ -49,4 +49,4 @@ class Inbox:
 
     def forget(self) -> None:
         """In a child forked by a handler: the tickets are its parent's."""
-        os.close(self.pipe)
+        self.pipe.close()

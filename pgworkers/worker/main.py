@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import faulthandler
 import os
 import random
 import signal
@@ -17,18 +16,19 @@ from typing import Any
 import msgspec
 
 from pgworkers.observe import records, tracing
-from pgworkers.process import faults, frames, measure, memfd, memory, tickets, tree
+from pgworkers.process import faults, frames, measure, memory, tickets, tree
+from pgworkers.process.descriptors import Channel, Descriptor
 from pgworkers.process.frames import Frame
 from pgworkers.process.measure import Meter
 from pgworkers.process.scoreboard import now
 from pgworkers.process.shelf import Shelf
 from pgworkers.worker import noting, outcome
 from pgworkers.worker.attempt import Attempt
-from pgworkers.worker.birth import Birth, bound, is_bound, settle
+from pgworkers.worker.birth import Birth, bound, forget_faults, is_bound, settle, unheard
 from pgworkers.worker.heartbeat import Heartbeat
 from pgworkers.worker.inbox import Inbox
 from pgworkers.worker.loop import Loop
-from pgworkers.worker.messages import Kind, Report, done
+from pgworkers.worker.messages import Kind, Report, Unstarted, done
 from pgworkers.worker.outbox import Outbox
 from pgworkers.worker.plan import Plans
 from pgworkers.worker.tidy import BRIEF, Tidy, stop_timers, sweep
@@ -65,6 +65,7 @@ class Worker:
         self._graces = int((birth.settings.ask_grace + birth.settings.raise_grace) * 1e9)
         self._signals = birth.signals
         self._on_signal = self._window.on_signal
+        self._is_forked = False  # this process is a child of the worker, or a child of one
         self._at_fork = self._in_forked_child
         self._at_log = self._bearings
 
@@ -76,10 +77,8 @@ class Worker:
         settle(output, dump, self._signals, self._on_signal)
         try:
             self.start(brief)
-        except BaseException:
-            traceback.print_exc()
-            print("[pgworkers: a start hook failed; this worker has taken no job]", file=sys.stderr)
-            _flush()
+        except BaseException as error:
+            self._fail_to_start(error)
             return 1
         self.serve()
         return self.leave()
@@ -89,11 +88,12 @@ class Worker:
     ) -> None:
         """What comes with its birth."""
         birth, outbox, inbox = self._birth, self._outbox, self._inbox
-        birth.sock = outbox.sock = inbox.sock = sock
-        birth.tickets = inbox.pipe = tickets
+        birth.sock = outbox.sock = inbox.sock = Channel(sock)
+        birth.tickets = inbox.pipe = Descriptor(tickets)
         birth.shelf = outbox.shelf = shelf
-        birth.output = output
-        birth.dump = self._window.dump = dump
+        birth.output = Descriptor(output)
+        birth.dump = self._window.dump = Descriptor(dump)
+        self._slot.dump = dump
         birth.brief = brief
         self._pid = getpid()
 
@@ -148,7 +148,8 @@ class Worker:
             plan, args = self._plans.of(body)
             attempt = Attempt(self._birth, plan, args, job, lease, began)
             cpu = self._meter.begin(began, waited)
-            attempt.begin(cpu, memfd.size(self._birth.output) if tidy is None or waited else tidy.output_end)
+            output = (self._birth.output.size() or 0) if tidy is None or waited else tidy.output_end
+            attempt.begin(cpu, output)
         except Exception as error:  # too deep, not what an order looks like: no attempt can do better
             self._refuse(frame, error)
             return False
@@ -250,12 +251,18 @@ class Worker:
 
     def _put_back(self, report: Report, brief: bool) -> None:
         """Undo what the handler changed, and decide whether this process may have another job."""
+        if report.outcome != "done":
+            report.swept = self._left_children()
         if self._tidy is None:
             stop_timers()
             sweep(self.spared)  # its children's CPU time is its own
         fit = brief or (self._tidy is not None and self._tidy.restore(now()))
         self._jobs_left -= 1
         report.last = not fit or self._loop.stuck or self._jobs_left == 0 or self._too_large()
+
+    def _left_children(self) -> list[str]:
+        """Those that are about to be swept."""
+        return tree.names_of_children(self._tidy.children if self._tidy is not None else self.spared)
 
     def _too_large(self) -> bool:
         limit = self._birth.queue.max_rss
@@ -272,7 +279,7 @@ class Worker:
                 self._run_hooks(self._birth.app.stop_hooks)
             self._loop.close()
         except BaseException:
-            traceback.print_exc()
+            self.complain()
         if tracing.wanted():
             tracing.flush()
         _flush()
@@ -284,15 +291,37 @@ class Worker:
             if isinstance(value, Coroutine):
                 self._loop.run(value, keep=True)
 
+    def _fail_to_start(self, error: BaseException) -> None:
+        """Say why: to those who read the output, and to the master, which shows it to operators."""
+        self.complain()
+        self._birth.output.write("[pgworkers: a start hook failed; this worker has taken no job]\n")
+        trace = outcome.told(error, self._birth.settings.error_limit)
+        body = _encode(Unstarted(f"a start hook failed: {outcome.said(error)}", trace))
+        try:
+            self._outbox.send(frames.encode(Kind.UNSTARTED, 0, 0, body))
+        except OSError:
+            pass  # the master is gone, or the hook has closed the channel
+
+    def complain(self) -> None:
+        """The exception at hand, into the capture file itself: what stderr is, the user's code decides."""
+        _flush()
+        self._birth.output.write(traceback.format_exc())
+
     def _in_forked_child(self) -> None:
-        """A process that a handler forks is not a worker: it neither reports nor keeps our socket open."""
+        """A process that a handler forks is not a worker: it neither reports nor keeps our socket open.
+
+        What it forks in turn has nothing of ours any more: there the same numbers and signals are its own.
+        """
+        if self._is_forked:
+            return
+        self._is_forked = True
         self._outbox.forget()
         self._inbox.forget()
         noting.noted[0] = True  # so that it finds out, should it return from the handler
-        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
-        faulthandler.unregister(signal.SIGUSR2)
-        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-        faulthandler.disable()
+        forget_faults()
+        for signum, handler in ((signal.SIGUSR1, self._on_signal), (signal.SIGUSR2, unheard)):
+            if signal.getsignal(signum) == handler:
+                signal.signal(signum, signal.SIG_DFL)
 
 
 def _jittered(jobs: int) -> int:

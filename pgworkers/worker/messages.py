@@ -35,6 +35,7 @@ OF_OUTCOME = {
     "throttled": Verdict.THROTTLED,
     "discard": Verdict.DISCARDED,
     "unfit": Verdict.ERROR,
+    "bad_result": Verdict.BAD_RESULT,
     "exit": Verdict.EXIT,
 }
 
@@ -48,6 +49,7 @@ class Kind(IntEnum):
     PROGRESS = 4  #: worker -> master, from the heartbeat thread
     DONE = 5  #: worker -> master: it ended well and there is nothing more to say (`done`)
     METRICS = 6  #: worker -> master: what `ctx.metrics` was told, with a beat or before the end
+    UNSTARTED = 8  #: worker -> master: a start hook failed; it leaves (`Unstarted`; job and lease are 0)
     BURNS = 7  #: worker -> master: threads that a job left use CPU while there is none (no job, no lease, no body)
 
 
@@ -68,6 +70,13 @@ class Order(msgspec.Struct, array_like=True):
     deadline: int = 0  # of the whole job, nanoseconds of CLOCK_BOOTTIME; 0: none
 
 
+class Unstarted(msgspec.Struct, array_like=True):
+    """Why a worker cannot start."""
+
+    error: str
+    traceback: str
+
+
 class Progress(msgspec.Struct, array_like=True):
     """What changed since the last beat; the JSON text `null`: unchanged."""
 
@@ -79,7 +88,7 @@ class Progress(msgspec.Struct, array_like=True):
 class Report(msgspec.Struct, array_like=True):
     """How an attempt ended, as the worker saw it. A worker that dies sends none: its supervisor tells."""
 
-    outcome: str  # done, error, retry, snooze, throttled, discard, unfit, exit, stopped
+    outcome: str  # done, error, retry, snooze, throttled, discard, unfit, bad_result, exit, stopped
     duration: float
     cpu: float  # seconds, children included
     peak_rss: int  # bytes
@@ -95,6 +104,9 @@ class Report(msgspec.Struct, array_like=True):
     started: bool = True  # False: stopped before the handler began
     last: bool = False  # the worker leaves after this job (max_jobs, max_rss)
     stopped: float = 0.0  # stopped: seconds from the wish to the end
+    limit: int = 0  # stopped for memory: bytes that it may have
+    used: int = 0  # likewise: what the supervisor saw, children included
+    swept: list[str] = []  # children that the handler left, unless done
     children: Raw = NULL  # done: a list of the jobs that begin to exist with its end
 
     def is_plain(self) -> bool:
@@ -145,6 +157,12 @@ _pack_done, _unpack_done = _DONE_FRAME.pack, _DONE.unpack_from
 def done(job: int, lease: int, duration: int, cpu: int, peak_rss: int, result: bytes) -> bytes:
     """A DONE frame. Times in whole microseconds: rounding a float takes longer than all the rest here."""
     return _pack_done(24 + len(result), _DONE_KIND, job, lease, duration, cpu, peak_rss) + result
+
+
+def check_done(body: bytes) -> None:
+    """Raise FrameError for a body that `read_done` cannot read."""
+    if len(body) < _DONE.size:
+        raise frames.FrameError(f"a report of {len(body)} bytes is too short")
 
 
 def read_done(body: bytes) -> tuple[float, float, int, bytes]:

@@ -9,13 +9,14 @@ socket did not take of a frame is kept and goes first next time.
 from __future__ import annotations
 
 import threading
-from _socket import MSG_DONTWAIT, MSG_NOSIGNAL, socket
+from _socket import MSG_DONTWAIT, MSG_NOSIGNAL
 
+from pgworkers.process.descriptors import Channel
 from pgworkers.process.shelf import Shelf
 
 
 class Outbox:
-    sock: socket  # from its worker's birth on
+    sock: Channel  # from its worker's birth on
 
     def __init__(self) -> None:
         self.shelf: Shelf | None = None

@@ -45,6 +45,8 @@ def of(error: BaseException, *, stop_wished: bool, stop_seen: bool, limit: int) 
             return Outcome("discard", _reason(error.reason, "discarded"))
         case errors.UnfitArguments():
             return Outcome("unfit", said(error))
+        case errors.UnfitResult():
+            return Outcome("bad_result", clean.line(_text_of(error)))
         case SystemExit():
             return Outcome("exit", said(error), told(error, limit))
         case _:

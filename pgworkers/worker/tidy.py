@@ -23,6 +23,9 @@ from resource import getrlimit
 from typing import Any
 
 from pgworkers.process import tree
+from pgworkers.process.adopted import REAPING
+from pgworkers.process.descriptors import Descriptor
+from pgworkers.process.sweep import Sweep
 from pgworkers.worker import noting
 from pgworkers.worker.birth import hear_dumps_again, point_streams, watch_faults
 
@@ -34,20 +37,22 @@ _SIGNALS = [
 ]
 _RLIMITS = sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")})
 TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-_KILL_TIME = 2.0
+#: Children that were sent SIGKILL are waited for this long; those that cannot even be frozen, this long.
+KERNEL_HANG_SECONDS = 2.0
+SWEEP_GIVE_UP_SECONDS = 10.0
 BRIEF = 100_000  #: nanoseconds, like all times here
 LOOK_EVERY = 1_000_000
-_recursion, _lseek, _SEEK_END = sys.getrecursionlimit, os.lseek, os.SEEK_END
+_recursion = sys.getrecursionlimit
 _noted = noting.noted
 _MARK = random.getrandbits(40) | 1 << 40  # a position that no file of ours has
 _STEP = 0.001
 
 
 class Tidy:
-    def __init__(self, output: int, dump: int) -> None:
+    def __init__(self, output: Descriptor, dump: Descriptor) -> None:
         self._output = output
         self._dump = dump
-        self._streams = os.fstat(output)
+        self._streams = os.fstat(output.fd)
         self._cwd = os.getcwd()
         self._umask = os.umask(0o077)
         os.umask(self._umask)
@@ -63,7 +68,7 @@ class Tidy:
         self._locale = locale.setlocale(locale.LC_ALL)
         self._recursion = sys.getrecursionlimit()
         self._std = sys.stdin, sys.stdout, sys.stderr
-        self._children = set(tree.children(os.getpid()))
+        self.children = set(tree.children(os.getpid()))
         self._next_look = 0  # at everything
         self.brief = False  # was the last look a glance?
         self.output_end = 0  # where the output of the last job ended
@@ -86,16 +91,19 @@ class Tidy:
         try:
             stdout.flush()
             stderr.flush()
-            self.output_end = _lseek(self._output, 0, _SEEK_END)
         except (OSError, ValueError, AttributeError):
             return False  # the handler closed one
+        end = self._output.size()
+        if end is None:
+            return False
+        self.output_end = end
         self.brief = True
         return True
 
     def restore(self, now: int) -> bool:
         """Put everything back. False: this process is not fit for another job."""
         self.brief = False
-        fit = self._restore_everything()
+        fit = self._restore_everything() and self._dump.is_ours()
         self._next_look = now + LOOK_EVERY
         _noted[0] = False  # of what we did ourselves, too
         return fit
@@ -122,7 +130,7 @@ class Tidy:
             if list(map(getrlimit, _RLIMITS)) != self._limits:
                 for kind, limit in zip(_RLIMITS, self._limits, strict=True):
                     resource.setrlimit(kind, limit)
-            return sweep(self._children) and (os.getresuid(), os.getresgid()) == self._users
+            return sweep(self.children) and (os.getresuid(), os.getresgid()) == self._users
         except (OSError, ValueError):
             return False  # its result counts all the same
 
@@ -157,9 +165,10 @@ class Tidy:
 
     def _restore_streams(self) -> None:
         sys.stdin, sys.stdout, sys.stderr = self._std
+        self._output.check()
         if not self._same_files():
-            point_streams(self._output)
-        self.output_end = os.lseek(self._output, 0, os.SEEK_END)
+            point_streams(self._output.fd)
+        self.output_end = self._output.size() or 0
 
     def _same_files(self) -> bool:
         """Are stdout and stderr still the capture file?
@@ -168,7 +177,7 @@ class Tidy:
         than asking for all there is to know. Where it is not found (somebody just wrote, or it is another file), ask.
         """
         try:
-            os.lseek(self._output, _MARK, os.SEEK_SET)
+            os.lseek(self._output.fd, _MARK, os.SEEK_SET)
             if os.lseek(1, 0, os.SEEK_CUR) == _MARK == os.lseek(2, 0, os.SEEK_CUR):
                 return True
             return all(os.path.samestat(os.fstat(fd), self._streams) for fd in (1, 2))
@@ -189,13 +198,19 @@ def sweep(spared: set[int]) -> bool:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return True  # no children at all: the common case costs one system call
-    spared = spared | _stdlib_servants()
-    give_up = time.monotonic() + _KILL_TIME
+    with REAPING:
+        return _sweep(spared | _stdlib_servants())
+
+
+def _sweep(spared: set[int]) -> bool:
+    strays = Sweep()
+    began = time.monotonic()
     while True:
-        _, found = tree.kill_strays(spared)
-        if found == 0:
+        _, left = strays.step(spared)
+        if not left:
             return True
-        if time.monotonic() > give_up:
+        limit = KERNEL_HANG_SECONDS if strays.is_waiting else SWEEP_GIVE_UP_SECONDS
+        if time.monotonic() - began > limit:
             return False
         time.sleep(_STEP)
 

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from types import FrameType
 
 from pgworkers.errors import JobStopped
-from pgworkers.process.scoreboard import Reason, Slot
+from pgworkers.process.descriptors import Descriptor
+from pgworkers.process.scoreboard import Reason, Slot, now
 from pgworkers.worker.loop import Loop
 
 
@@ -25,7 +26,7 @@ class Carried(Exception):
 
 
 class Window:
-    dump: int  # where stacks are written, from its worker's birth on
+    dump: Descriptor  # where stacks are written, from its worker's birth on
 
     def __init__(self, slot: Slot, loop: Loop, heed: Callable[[], None]) -> None:
         self._slot = slot
@@ -40,14 +41,16 @@ class Window:
         slot = self._slot
         wanted = slot.tell
         if wanted != slot.told:
-            self._loop.write_stacks(self.dump)
+            if self.dump.is_ours():
+                self._loop.write_stacks(self.dump.fd)
             slot.told = wanted
         if not self._open:
             return
         reason = slot.wished(slot.job, slot.lease)
-        if not reason:
-            return
+        if not reason or not slot.raised:
+            return  # the signal is about something else
         self._open = False  # once
+        slot.struck = now()
         if not self._loop.interrupt():
             raise JobStopped(Reason(reason).word)
 

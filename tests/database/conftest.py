@@ -13,13 +13,13 @@ from support.server import Server
 from pgworkers.postgres import connect
 from pgworkers.settings import Settings
 
-#: Every table of the schema but the one that says which migrations were applied.
+#: Every table of the schema but the one that says which migrations were applied, and the rows that are only locked.
 EMPTY = """
 DO $$ BEGIN
     EXECUTE (SELECT format('TRUNCATE %s RESTART IDENTITY', string_agg(c.oid::regclass::text, ', '))
                FROM pg_class c
               WHERE c.relnamespace = 'pgworkers'::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition
-                AND c.relname <> 'migration');
+                AND c.relname NOT IN ('migration', 'mutex'));
 END $$
 """
 

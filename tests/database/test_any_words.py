@@ -54,6 +54,8 @@ STARTS_A_SERVER = {"pg start", "pg psql"}
 #: What makes the rest of a command work, when another of its words is tried.
 WORKS = {
     "job_ids": ["1"],
+    "job": ["1"],
+    "when": ["+10m", "now"],
     "number": ["1", "2"],
     "given": ["value=1"],
     "task": ["take"],
@@ -61,6 +63,9 @@ WORKS = {
     "names": ["empty"],
     "workers": ["2"],
     "slots": ["2"],
+    "role": ["web"],
+    "ids": ["1"],
+    "keep": ["1d"],
     "state": ["dead", "ready"],
     "queue": ["default"],
     "directory": ["out"],

@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
 from pgworkers import App, DatabaseUnreachable, OutcomeUnknown
+from pgworkers.errors import ArgumentError
 from pgworkers.task import Task
 
 Db = psycopg.Connection[Any]
@@ -282,3 +284,41 @@ def test_forked_children_use_their_own_connection(dsn: str, db: Db) -> None:
     subprocess.run([sys.executable, "-W", "error", "-c", FORKS, dsn], check=True, timeout=60)
     assert count(db) == 1 + 30 + 10 + 1 + 1
     wait_for(lambda: not clients(db))
+
+
+@pytest.mark.parametrize("variable", ["PGWORKERS_DSN", "DATABASE_URL", "PGWORKERS_DSN_FILE"])
+def test_the_environment_wins_over_the_dsn_in_the_code(
+    dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    (tmp_path / "dsn").write_text(dsn)
+    app = App(dsn="postgresql://127.0.0.1:1/nowhere", connect_timeout="2s")
+    app.queue("default")
+    job = app.task(name="job")(lambda: None)
+    with pytest.raises(DatabaseUnreachable):
+        job.enqueue()
+    app = App(dsn="postgresql://127.0.0.1:1/nowhere")
+    app.queue("default")
+    job = app.task(name="job")(lambda: None)
+    monkeypatch.setenv(variable, str(tmp_path / "dsn") if variable.endswith("FILE") else dsn)
+    job.enqueue()
+    app.close()
+    assert count(db) == 1
+
+
+def test_preparing_a_job_decides_on_no_database(dsn: str, db: Db, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module may prepare jobs while it is imported, before the environment is complete (dotenv, Django's settings)."""
+    app = App(payload_limit="100")
+    app.queue("default")
+
+    @app.task
+    def job(text: str) -> None:
+        pass
+
+    job.prepare("early")
+    with pytest.raises(ArgumentError, match="more than 100"):
+        job.prepare("x" * 200)
+    monkeypatch.setenv("PGWORKERS_PAYLOAD_LIMIT", "1kB")
+    monkeypatch.setenv("DATABASE_URL", dsn)
+    assert app.enqueue_many([job.prepare("x" * 200)]) == 1
+    app.close()
+    assert count(db) == 1

@@ -79,6 +79,12 @@ def test_a_large_float_is_still_that_float_after_jsonb(app: App, db: Db, value: 
     assert (type(take.decode_result(result.encode())), take.decode_result(result.encode())) == (float, value)
 
 
+def test_the_concurrency_keys_of_schedules_are_refused(app: App, db: Db) -> None:
+    with pytest.raises(UsageError, match="begins with schedule:"):
+        render(app).using(concurrency_key="schedule:nightly/")
+    assert db.execute("SELECT count(*) FROM pgworkers.job").fetchone() == (0,)
+
+
 def test_using_changes_one_enqueue(app: App, db: Db) -> None:
     when = datetime(2099, 1, 1, tzinfo=UTC)
     job = render(app).using(

@@ -168,6 +168,22 @@ def test_a_lost_notification_is_made_up_for_by_looking(app: App, db: Db, hands: 
     assert found == [5]
 
 
+@pytest.mark.parametrize("kind", ["blocking", "async"])
+def test_forged_notifications_do_not_end_a_wait(app: App, db: Db, hands: Hands, kind: str) -> None:
+    job = app.tasks["number"].enqueue(1)
+    found: list[Any] = []
+    work = (lambda: job.result(60)) if kind == "blocking" else (lambda: asyncio.run(job.aresult(60)))
+    thread = threading.Thread(target=lambda: found.append(work()))
+    thread.start()
+    wait_for(lambda: listening(db) == 1)
+    for payload in ("²", f"{job.id} ²", "9" * 5000, "batch:²", "x" * 7000, "", str(job.id), "*"):
+        db.execute("SELECT pg_notify('pgworkers_done', %s)", [payload])
+    (claimed,) = hands.claim()
+    hands.succeed(claimed, "5")
+    thread.join(60)
+    assert found == [5]
+
+
 def test_a_batch_too_long_to_name_is_heard(app: App, db: Db, hands: Hands) -> None:
     job = app.tasks["number"].enqueue(1)
     app.client.address.bind(
@@ -227,7 +243,7 @@ def test_cancel(app: App, hands: Hands) -> None:
     (claimed,) = hands.claim()
     assert claimed.id == running.id
     assert asyncio.run(running.acancel()) == "cancelling"
-    assert running.state == "running"
+    assert running.state == "claimed", "no host has told of a worker that has it"
     assert running.refresh().cancel_at is not None
 
 

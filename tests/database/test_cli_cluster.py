@@ -68,11 +68,11 @@ def test_hosts_and_workers(cli: Command, db: Db) -> None:
     assert alpha.split()[:6] == ["alpha", "70", "running", "blue", "app.py", "v1"]
     assert omega.split()[:3] == ["omega", "80", "lost"]
     assert cli("workers").lines()[1].split() == [
-        *("alpha", "blue", "api/0", "71", "busy", "#9", "render", "1m12s", "3")
+        *("alpha", "70", "blue", "api/0", "71", "busy", "#9", "render", "1m12s", "3")
     ]
     assert cli("workers", "list", "-o", "json").json()[0]["job_id"] == 9
     db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '61 min' WHERE name = 'alpha'")
-    assert cli("workers").lines()[1].split()[4] == "lost"
+    assert cli("workers").lines()[1].split()[5] == "lost"
 
 
 def test_migrate_makes_the_schema_once(tmp_path: Path, empty_dsn: str) -> None:

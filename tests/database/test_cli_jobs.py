@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import pty
+import socket
 import subprocess
 import threading
 import time
@@ -18,8 +20,11 @@ from support.command import Command, Forked
 
 from pgworkers.cli import bulk
 from pgworkers.cli.place import Database
+from pgworkers.job import show
+from pgworkers.job.depth import depth
 from pgworkers.job.show import Filter
 from pgworkers.postgres.connect import Chosen
+from pgworkers.postgres.statements import run
 from pgworkers.settings import Settings
 
 Db = psycopg.Connection[Any]
@@ -187,7 +192,68 @@ def test_show_says_what_a_ready_job_waits_for(cli: Command, db: Db) -> None:
 
 def test_show_says_what_a_dependent_job_waits_for(cli: Command, db: Db) -> None:
     first = add(db)
-    assert "scheduled: waits for 1 other job to end" in cli("jobs", "show", str(add(db, after=[first]))).out
+    child = add(db, after=[first])
+    told = cli("jobs", "show", str(child)).out
+    assert f"scheduled: waits for #{first} render (ready)\n" in told
+    assert "9999" not in told
+    found = cli("jobs", "show", str(child), "-o", "json").json()
+    assert (found["waits_for"], found["run_at"]) == ([first], None)
+    assert "9999" not in cli("jobs", "list", "-o", "json").out
+
+
+def test_show_names_five_of_many_parents_and_one_that_waits_for_a_retry(cli: Command, db: Db) -> None:
+    parents = [add(db) for _ in range(7)]
+    told = cli("jobs", "show", str(add(db, after=parents))).out
+    assert f"#{parents[4]} render (ready) and 2 other jobs\n" in told
+    end(db, parents[0])
+    told = cli("jobs", "show", str(add(db, after=parents[:1], on_failed="wait"))).out
+    assert (
+        f"waits for #{parents[0]} render (dead, until it is retried: pgworkers jobs retry {parents[0]})\n"
+        in told
+    )
+
+
+def test_show_says_which_batch_a_job_waits_for(cli: Command, db: Db) -> None:
+    last = add(db, held=True)
+    row = db.execute(
+        "INSERT INTO pgworkers.batch (total, then_id) VALUES (3, %s) RETURNING id", [last]
+    ).fetchone()
+    assert row is not None
+    assert f"scheduled: waits for batch #{row[0]} to end\n" in cli("jobs", "show", str(last)).out
+
+
+def test_show_says_why_a_dependent_job_was_cancelled(cli: Command, db: Db) -> None:
+    parent = add(db)
+    end(db, parent)
+    child = add(db, after=[parent])
+    told = cli("jobs", "show", str(child)).out
+    why = f"before it began, because job #{parent}, which it waited for, did not succeed"
+    assert f"cancelled: {why}" in told
+    assert "9999" not in told
+    assert "somebody" not in told
+
+
+def test_show_says_which_login_and_user_cancelled_it_and_why(cli: Command, db: Db) -> None:
+    login = db.info.user
+    job, running = add(db), add(db)
+    cli("jobs", "cancel", str(job), "--reason", "wrong input")
+    told = cli("jobs", "show", str(job)).out
+    by = f"by {login} ({getpass.getuser()}@{socket.gethostname()}): wrong input"
+    assert f"cancelled: before it began, {by}, " in told
+    number = host(db, "default")
+    db.execute(
+        "UPDATE pgworkers.job SET state = 'running', host = %s, lease = 1, attempt = 1, claimed_at = now() WHERE id = %s",
+        [number, running],
+    )
+    cli("jobs", "cancel", str(running), "--reason", "wrong input")
+    assert f", and was asked to stop {by}\n" in cli("jobs", "show", str(running)).out
+    cli("jobs", "retry", str(job))
+    told = cli("jobs", "show", str(job), "-o", "json").json()
+    assert [(one["verb"], one["login"], one["reason"]) for one in told["operations"]] == [
+        ("cancel", login, "wrong input"),
+        ("retry", login, None),
+    ]
+    cli("jobs", "cancel", str(job), "--reason", "x" * 2001, code=2)
 
 
 def test_show_says_who_runs_it_and_how_far_it_is(cli: Command, db: Db) -> None:
@@ -256,7 +322,7 @@ def test_one_value_that_python_cannot_read_hides_nothing_else(cli: Command, db: 
     assert "report_id=7" in listed
     assert listed.count("(unreadable: ") == 2
     for job in (huge, deep):
-        assert f"#{job} render((unreadable: " in cli("jobs", "show", str(job)).out
+        assert f"#{job} render (unreadable: " in cli("jobs", "show", str(job)).out
         assert cli("jobs", "show", str(job), "-o", "json").json()["args"].startswith("(unreadable: ")
 
 
@@ -325,7 +391,7 @@ def test_a_filter_without_a_terminal_needs_yes(cli: Command, db: Db) -> None:
 def test_a_filter_that_is_given_twice_means_both(cli: Command, db: Db) -> None:
     jobs = [add(db, task, queue=queue) for task, queue in (("a", "x"), ("b", "y"), ("c", "y"), ("a", "z"))]
     told = cli.fails("jobs", "cancel", "--task", "a", "--task", "b", "--queue", "x", "--queue", "y", code=2)
-    assert "cancel 2 jobs (scheduled or ready or running, queue x or y, task a or b)?" in told
+    assert "cancel 2 jobs (scheduled or ready or claimed or running, queue x or y, task a or b)?" in told
     assert cli("jobs", "cancel", "--task", "a", "--task", "b", "-y").out == "cancelled 3 jobs\n"
     assert [state(db, job) for job in jobs] == ["cancelled", "cancelled", "ready", "cancelled"]
 
@@ -397,7 +463,7 @@ def test_on_a_terminal_it_shows_the_count_and_asks(
         check=False,
     )
     assert ended.returncode == code
-    assert b"cancel 1 job (scheduled or ready or running, task render)?" in ended.stderr
+    assert b"cancel 1 job (scheduled or ready or claimed or running, task render)?" in ended.stderr
     assert state(db, job) == after
 
 
@@ -432,3 +498,38 @@ def test_wait_gives_up_in_time_and_leaves_the_job(cli: Command, db: Db) -> None:
     job = add(db)
     assert f"#{job} ready; the jobs go on" in cli.fails("jobs", "wait", "--timeout", "50ms", str(job), code=1)
     assert state(db, job) == "ready"
+
+
+def test_a_job_that_waits_in_its_hosts_buffer_does_not_run(cli: Command, db: Db) -> None:
+    """A host claims ahead. What no worker of it can have begun is nowhere called running."""
+    begun, waits = add(db), add(db)
+    db.execute("INSERT INTO pgworkers.queue (name) VALUES ('default')")
+    home = host(db, "default")
+    workers = [{"queue": "default", "slot": 0, "pid": 7, "state": "busy", "job_id": begun, "task": "render"}]
+    db.execute("UPDATE pgworkers.host SET workers = %s WHERE id = %s", [json.dumps(workers), home])
+    db.execute(
+        "UPDATE pgworkers.job SET state = 'running', host = %s, lease = 1, attempt = 1, claimed_at = now()",
+        [home],
+    )
+    rows = db.execute("SELECT id, state::text, worker FROM pgworkers.jobs ORDER BY id").fetchall()
+    assert rows == [(begun, "running", "default/0"), (waits, "claimed", None)]
+    for name, job in (("running", begun), ("claimed", waits)):
+        assert [one["id"] for one in cli("jobs", "list", "--state", name, "-o", "json").json()] == [job]
+        assert cli("jobs", "show", str(job), "-o", "json").json()["state"] == name
+        found = run(db, "pgworkers", show.get(job))
+        assert found is not None
+        assert found.state == name, "as job.state has it"
+    assert cli("jobs", "cancel", "--queue", "default", "-y").out.startswith("cancelled 2 jobs")
+    db.execute("UPDATE pgworkers.job SET cancel_at = NULL")
+    [queue] = cli("queues", "list", "-o", "json").json()
+    assert (queue["running"], queue["ready"]) == (1, 1)
+    [seen] = run(db, "pgworkers", depth(1000))
+    assert (seen.running, seen.ready) == (1, 1)
+    [one] = cli("hosts", "list", "-o", "json").json()
+    assert one["running"] == 1
+    listed = [line.split()[:2] for line in cli("jobs", "list").lines()[1:]]
+    assert listed == [[str(waits), "claimed"], [str(begun), "running"]]
+    assert cli("jobs", "show", str(begun)).lines()[1].startswith("running: attempt 1 of 10 started")
+    told = cli("jobs", "show", str(waits)).out
+    assert "claimed: its host took it" in told
+    assert "started" not in told

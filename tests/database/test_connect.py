@@ -215,6 +215,7 @@ def test_a_dsn_for_people(dsn: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "environ", "source", "dsn"),
     [
+        ({"dsn": "a"}, {"PGWORKERS_DSN_FILE": "/nowhere"}, "--dsn", "a"),
         ({"dsn": "a"}, {"PGWORKERS_DSN": "b", "DATABASE_URL": "c", "PGHOST": "d"}, "--dsn", "a"),
         ({}, {"PGWORKERS_DSN": "b", "DATABASE_URL": "c", "PGHOST": "d"}, "PGWORKERS_DSN", "b"),
         ({}, {"DATABASE_URL": "c", "PGHOST": "d"}, "DATABASE_URL", "c"),
@@ -231,6 +232,39 @@ def test_which_database_is_meant(
     chosen = choose(loaded.settings, loaded.sources, Path("/srv/app"), environ)
     assert (chosen.source, chosen.dsn, chosen.embedded) == (source, dsn, source == "embedded server")
     assert chosen.home == Path("/srv/app/.pgworkers")
+
+
+@pytest.mark.parametrize(
+    ("environ", "source", "dsn"),
+    [
+        ({"PGWORKERS_DSN": "b", "DATABASE_URL": "c"}, "PGWORKERS_DSN", "b"),
+        ({"DATABASE_URL": "c", "PGHOST": "d"}, "DATABASE_URL", "c"),
+        ({"PGHOST": "d"}, "the app's dsn", "app"),
+        ({}, "the app's dsn", "app"),
+    ],
+)
+def test_the_environment_wins_over_the_dsn_of_the_app(environ: dict[str, str], source: str, dsn: str) -> None:
+    loaded = load(app={"dsn": "app"}, environ=environ)
+    chosen = choose(loaded.settings, loaded.sources, Path("/srv/app"), environ)
+    assert (chosen.source, chosen.dsn) == (source, dsn)
+
+
+def test_a_file_may_hold_the_address(tmp_path: Path) -> None:
+    file = tmp_path / "dsn"
+    file.write_text("postgresql://db/x\n")
+    named = {"PGWORKERS_DSN_FILE": str(file)}
+    assert load(environ={**named, "DATABASE_URL": "c"}).settings.dsn == "postgresql://db/x"
+    assert load(app={"dsn_file": str(file)}, environ={}).settings.dsn == "postgresql://db/x"
+    assert load(app={"dsn_file": "/nowhere"}, environ={"DATABASE_URL": "c"}).settings.dsn == "c"
+    assert load(app={"dsn": "a"}, environ=named).settings.dsn == "postgresql://db/x"
+    with pytest.raises(UsageError, match="both dsn and dsn_file"):
+        load(environ={**named, "PGWORKERS_DSN": "b"})
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        load(environ={"PGWORKERS_DSN_FILE": str(tmp_path / "none")})
+    for text in ("", "one\ntwo\n", "x" * 10_000):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="must have one line"):
+            load(environ=named)
 
 
 def test_the_app_may_name_the_database_and_the_home_may_be_elsewhere() -> None:

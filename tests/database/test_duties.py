@@ -11,7 +11,7 @@ import pytest
 from support.leader import PATIENT
 
 from pgworkers.clock import monotonic
-from pgworkers.events import DutyDone, DutyFailed, Fact
+from pgworkers.events import DutyDone, DutyFailed, Fact, Purged
 from pgworkers.facts import Facts
 from pgworkers.job.claim import Wants, claim
 from pgworkers.job.depth import LEAST, SLICE
@@ -183,6 +183,32 @@ def names() -> list[str]:
     ]
 
 
+def test_what_is_purged_is_told(db: Db, dsn: str) -> None:
+    db.execute(
+        "INSERT INTO pgworkers.tick (schedule, scope, at)"
+        " SELECT 'tidy', '', now() - make_interval(days => 300 + n) FROM generate_series(1, 3) n"
+    )
+    db.execute(
+        "CREATE TABLE pgworkers.history_20200101 PARTITION OF pgworkers.history"
+        " FOR VALUES FROM ('2020-01-01 00:00+00') TO ('2020-01-02 00:00+00')"
+    )
+    told: list[Fact] = []
+
+    async def story() -> None:
+        facts = Facts()
+        facts.listen(told.append, Purged)
+        line = Line("duty", dsn, PATIENT, facts)
+        duties = Duties(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
+        try:
+            for name in ("prune", "partitions"):
+                await duties.perform(name)
+        finally:
+            await line.close()
+
+    asyncio.run(story())
+    assert told == [Purged("ticks", 2), Purged("partition history_20200101", 1)]
+
+
 @pytest.mark.parametrize("name", names())
 def test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again(
     db: Db, dsn: str, name: str
@@ -236,3 +262,54 @@ def test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again(
     )
     assert len([fact for fact in told if isinstance(fact, DutyDone)]) == 1
     assert last == ["SELECT pg_backend_pid() AS pgworkers_marker"]
+
+
+def test_a_partition_that_a_reader_holds_does_not_stop_the_others(db: Db, dsn: str) -> None:
+    for table in ("history", "attempt"):
+        db.execute(
+            f"CREATE TABLE pgworkers.{table}_20200101 PARTITION OF pgworkers.{table}"
+            " FOR VALUES FROM ('2020-01-01 00:00Z') TO ('2020-01-02 00:00Z')".encode()
+        )
+    old = "SELECT relname FROM pg_class WHERE relname IN ('history_20200101', 'attempt_20200101')"
+    with psycopg.connect(dsn) as reading:
+        reading.execute("SELECT count(*) FROM pgworkers.attempt")
+        perform(dsn, "partitions", may_rescue=True)
+        assert db.execute(old).fetchall() == [("attempt_20200101",)]
+    perform(dsn, "partitions", may_rescue=True)
+    assert db.execute(old).fetchall() == []
+
+
+def test_an_item_that_fails_does_not_stop_the_other_items_of_its_duty(db: Db, dsn: str) -> None:
+    """Neither of `prune`, whose first statements are refused, nor of `partitions`, of which one cannot be dropped."""
+    db.execute(
+        "INSERT INTO pgworkers.stat VALUES (now() - interval '5 years', 'a', 't', 'started', 1, 0, 0, '{1}')"
+    )
+    for table in ("history", "attempt"):
+        db.execute(f"CREATE TABLE pgworkers.{table}_20200101 PARTITION OF pgworkers.{table}"
+                   " FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')")  # fmt: skip
+    db.execute("CREATE VIEW public.of_the_user AS SELECT id FROM pgworkers.history_20200101")
+    db.execute("ALTER TABLE pgworkers.operation RENAME TO away")
+    told: list[Fact] = []
+
+    async def story() -> None:
+        facts = Facts()
+        facts.listen(told.append)
+        line = Line("duty", dsn, PATIENT, facts)
+        duties = Duties(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
+        try:
+            await duties.perform("prune")
+            await duties.perform("partitions")
+        finally:
+            await line.close()
+
+    try:
+        asyncio.run(story())
+    finally:
+        db.execute("ALTER TABLE pgworkers.away RENAME TO operation")
+        db.execute("DROP VIEW public.of_the_user")
+    failed = [(fact.duty, fact.error.split(":")[0]) for fact in told if isinstance(fact, DutyFailed)]
+    assert failed == [("prune", "operations"), ("partitions", "history_20200101")]
+    assert {fact.what for fact in told if isinstance(fact, Purged)} == {
+        "rows of statistics",
+        "partition attempt_20200101",
+    }

@@ -75,7 +75,7 @@ def test_a_trigger_that_raises_holds_up_one_job_and_loses_nothing(
             assert not sending.done()
             assert ends.keys() == [(ids[1], jobs[ids[1]].lease)], "it is still ours"
             assert not ends.idle.is_set()
-            assert desk.see(ids[1]).state is State.RUNNING
+            assert desk.see(ids[1]).state is State.CLAIMED
             db.execute("DROP TRIGGER of_the_user ON pgworkers.job")
             await until(ends.idle.is_set)
         finally:

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from pgworkers.client.seats import AsyncSeats
 from pgworkers.postgres.arrays import Bigints, Doubles, Integers, Texts
 from pgworkers.postgres.connect import aconnect
 from pgworkers.postgres.exchange import Exchange
@@ -230,3 +231,59 @@ def test_the_same_question_is_written_once_and_answered_anew(emptied: str) -> No
         assert answers == [[(1, 1)], [(2, 1)], [(3, 2)], [(4, 1)], [(5, 2)], [(6, 2)]]
 
     story(emptied, told)
+
+
+def test_a_seat_in_the_middle_of_a_statement_is_not_closed_as_unused(emptied: str) -> None:
+    """A worker that is idle closes its seats; a background task of its loop may be waiting for an answer."""
+
+    async def connect() -> Exchange:
+        return Exchange(await aconnect(Settings(dsn=emptied), emptied, "client"), "pgworkers", withdraws=True)
+
+    seats = AsyncSeats(connect)
+    loop = asyncio.new_event_loop()
+
+    async def first() -> asyncio.Task[list[tuple[Any, ...]]]:
+        await seats.ask(say("SELECT 0"))
+        task = asyncio.create_task(seats.ask(say("SELECT 1 FROM pg_sleep(0.3)")))
+        await asyncio.sleep(0.05)
+        return task
+
+    try:
+        task = loop.run_until_complete(first())
+        assert not task.done()
+        seats.close_unused()
+        assert loop.run_until_complete(asyncio.wait_for(task, LONG)) == [(1,)]
+        seats.close_unused()
+        assert loop.run_until_complete(asyncio.wait_for(seats.ask(say("SELECT 2")), LONG)) == [(2,)]
+        loop.run_until_complete(seats.close())
+    finally:
+        loop.close()
+
+
+@pytest.mark.parametrize("way", ["ask", "command"])
+def test_notifications_before_an_answer_are_taken_as_they_come(dsn: str, way: str) -> None:
+    """A server sends all notifications before the answer. Those that libpq keeps until then fill the memory."""
+    text = "SELECT pg_notify('flood', i || repeat('x', 7900)) FROM generate_series(1, 2000) i"
+
+    async def told(exchange: Exchange, conn: psycopg.AsyncConnection[Any]) -> None:
+        taken: list[int] = []  # in each turn of the loop
+        turns = asyncio.create_task(count_turns(taken))
+
+        def hear(_notice: psycopg.Notify) -> None:
+            taken[-1] += 1
+
+        await exchange.command(b"LISTEN flood")
+        conn.add_notify_handler(hear)
+        await asyncio.sleep(0)
+        await (exchange.ask(say(text), LONG) if way == "ask" else exchange.command(text.encode()))
+        turns.cancel()
+        assert sum(taken) == 2000
+        assert max(taken) < 100, "they were kept until the answer was complete"
+
+    story(dsn, told)
+
+
+async def count_turns(counts: list[int]) -> None:
+    while True:
+        counts.append(0)
+        await asyncio.sleep(0)

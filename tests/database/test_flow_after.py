@@ -12,8 +12,10 @@ from support.desk import Desk, blocked, until
 from support.endings import BAD_ENDS, waits
 
 from pgworkers import App, NotFound, UsageError
-from pgworkers.job import cancel, promote, requeue
-from pgworkers.job.state import State
+from pgworkers.job import cancel, enqueue, finish, link, promote, requeue, show
+from pgworkers.job.look import look
+from pgworkers.job.new import NewJob
+from pgworkers.job.state import State, Verdict
 
 
 def edges(desk: Desk) -> int:
@@ -67,7 +69,7 @@ def test_a_parent_that_fails_in_any_way_leads_to_what_the_child_said(
     match policy:
         case "cancel":
             assert found.state is State.CANCELLED
-            assert found.error == f"cancelled: job #{parent}, which it was to come after, did not succeed"
+            assert found.error == f"cancelled: job #{parent}, which it waited for, did not succeed"
         case "run":
             assert found.state is State.READY
         case "wait":
@@ -127,7 +129,7 @@ def test_an_operator_may_start_a_waiting_job_at_once(desk: Desk) -> None:
     (running,) = desk.take(tasks=("child",))
     assert running.id == child
     desk.ask(cancel.cancel(parent))
-    assert desk.see(child).state is State.RUNNING, "it does not wait any more, so it is left alone"
+    assert desk.see(child).state is State.CLAIMED, "it does not wait any more, so it is left alone"
     assert desk.end(running) == "written"
     assert edges(desk) == 0
 
@@ -153,11 +155,12 @@ def test_a_parent_that_never_was_is_refused(desk: Desk) -> None:
         follow(desk, 4711)
 
 
-def test_a_finish_that_waits_for_a_new_follower_hears_of_it(desk: Desk, other: Desk) -> None:
-    """The parent ends while somebody enqueues its child and has not committed yet."""
+def test_a_finish_while_the_leader_links_a_new_follower_hears_of_it(desk: Desk, other: Desk) -> None:
+    """The parent ends while the leader marks it and has not committed yet."""
     job = desk.run_one()
+    child = other.ask(enqueue.enqueue(NewJob("child", queue="a", after=(job.id,)))).id
     with other.conn.transaction():
-        child = other.put(task="child", after=(job.id,))
+        assert other.ask(link.link(100)) == 1
         ending = threading.Thread(target=lambda: desk.end(job))
         ending.start()
         with psycopg.connect(
@@ -166,6 +169,30 @@ def test_a_finish_that_waits_for_a_new_follower_hears_of_it(desk: Desk, other: D
             until(lambda: blocked(watcher, desk.conn))
     ending.join()
     assert other.see(child).state is State.READY
+
+
+@pytest.mark.parametrize("how", ["succeeded", "dead", "requeued"])
+@pytest.mark.parametrize("policy", ["cancel", "run", "wait"])
+def test_a_parent_that_ended_before_the_leader_linked_it(desk: Desk, how: str, policy: str) -> None:
+    job = desk.run_one()
+    new = NewJob("child", queue="a", after=(job.id,), on_failed=policy)  # type: ignore[arg-type]
+    child = desk.ask(enqueue.enqueue(new)).id
+    desk.end(job, State.SUCCEEDED if how == "succeeded" else State.DEAD)
+    if how == "requeued":
+        desk.ask(requeue.requeue([job.id]))
+    assert waits(desk, child)
+    assert desk.ask(link.link(100)) == 1
+    if how == "requeued" or (how == "dead" and policy == "wait"):
+        assert waits(desk, child)
+        desk.ask(requeue.requeue([job.id]))
+        (again,) = desk.take()
+        desk.end(again)
+    if how == "dead" and policy == "cancel":
+        assert desk.see(child).error == f"cancelled: job #{job.id}, which it waited for, did not succeed"
+    else:
+        assert desk.see(child).state is State.READY
+    assert edges(desk) == 0
+    assert desk.ask(link.link(100)) == 0
 
 
 def test_parents_that_end_at_the_same_moment_release_the_child_once(
@@ -190,6 +217,7 @@ def test_parents_that_end_at_the_same_moment_release_the_child_once(
             thread.start()
         for thread in threads:
             thread.join()
+        desks[0].ask(link.link(100))  # of two that touch the child at once, one leaves it to the leader
         assert desks[0].see(child).state is State.READY
         (job,) = desks[0].take(9, tasks=("child",))
         desks[0].end(job)
@@ -225,6 +253,7 @@ def test_from_python(app: App, desk: Desk) -> None:
     second = t.using(after=[first], on_failed="run").enqueue()
     third = t.using(after=[first.id, second]).enqueue()
     assert (second.state, third.state) == ("scheduled", "scheduled")
+    assert desk.ask(link.link(100)) == 3
     first.cancel()
     assert (second.state, third.state) == ("ready", "cancelled")
     with pytest.raises(NotFound, match="no job #99 to come after; nothing was enqueued"):
@@ -233,6 +262,8 @@ def test_from_python(app: App, desk: Desk) -> None:
         t.using(after=[second], delay="1m")
     with pytest.raises(UsageError, match="neither a job nor its number"):
         t.using(after=["x"])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="1001 jobs, at most 1000"):
+        t.using(after=[second] * 1001)
     with pytest.raises(UsageError, match="cannot be enqueued in bulk"):
         app.enqueue_many([t.using(after=[second]).prepare()])
 
@@ -243,7 +274,8 @@ def test_jobs_that_nobody_waits_for_pay_nothing(desk: Desk) -> None:
     assert definition is not None
     desk.conn.execute(
         "CREATE OR REPLACE FUNCTION pgworkers.ended(ids bigint[], batches bigint[], ran boolean,"
-        " succeeded bigint[] DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$ BEGIN RAISE 'called'; END $$"
+        " succeeded bigint[] DEFAULT NULL, portion integer DEFAULT 1000) RETURNS void LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE 'called'; END $$"
     )
     try:
         desk.end(desk.run_one())
@@ -272,3 +304,146 @@ def test_who_was_let_begin_by_an_operator_does_not_fall_with_its_parent_nor_do_t
     desk.end(job)
     assert [job.id for job in desk.take(tasks=("child",))] == [grandchild]
     assert edges(desk) == 0
+
+
+def many_followers(desk: Desk, count: int, on_failed: str = "cancel") -> int:
+    """A running parent that has as many linked followers."""
+    parent = desk.put()
+    desk.take()
+    desk.conn.execute(
+        "WITH made AS (INSERT INTO pgworkers.job (state, run_at, queue, task, linked)"
+        " SELECT 'scheduled', pgworkers.never(), 'a', 'child', true FROM generate_series(1, %s) RETURNING id)"
+        " INSERT INTO pgworkers.dependency SELECT %s, id, %s, true FROM made",
+        [count, parent, on_failed],
+    )
+    desk.conn.execute("UPDATE pgworkers.job SET linked = true WHERE id = %s", [parent])
+    return parent
+
+
+def written(desk: Desk) -> int:
+    """Rows that this session has written and not yet reported, as it does between transactions."""
+    row = desk.conn.execute(
+        "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del) FROM pg_stat_xact_user_tables WHERE schemaname = 'pgworkers'"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def followers(desk: Desk) -> dict[str, int]:
+    return dict(
+        desk.conn.execute("SELECT state::text, count(*) FROM pgworkers.jobs WHERE task = 'child' GROUP BY 1")
+    )
+
+
+@pytest.mark.parametrize(
+    ("end", "becomes"), [(State.DEAD, "cancelled"), (State.SUCCEEDED, "ready")], ids=["fails", "succeeds"]
+)
+def test_more_followers_than_one_portion_are_settled_in_portions(
+    desk: Desk, end: State, becomes: str
+) -> None:
+    parent = many_followers(desk, 2500)
+    one = finish.End(id=parent, lease=1, state=end, verdict=Verdict.SUCCEEDED)
+    with desk.conn.transaction():
+        before = written(desk)
+        desk.ask(finish.finish(desk.host, [one]))
+        assert written(desk) - before < 10, "the end itself does not wait for them"
+    assert followers(desk) == {"scheduled": 2500}
+    done = 0
+    while done < 2500:
+        with desk.conn.transaction(force_rollback=True):  # a leader that dies in the middle
+            desk.ask(link.link(1000))
+        assert followers(desk).get(becomes, 0) == done, "all of a portion or nothing"
+        with desk.conn.transaction():
+            before = written(desk)
+            desk.ask(link.link(1000))
+            assert written(desk) - before < 10 * 1000
+        found = followers(desk)
+        assert done < found[becomes] <= done + 1000
+        done = found[becomes]
+    desk.ask(link.link(1000))
+    assert followers(desk) == {becomes: 2500}
+    assert edges(desk) == 0
+    assert desk.conn.execute("SELECT FROM pgworkers.ended_parent").fetchone() is None
+
+
+def test_a_cascade_wider_than_a_portion_goes_on_below(desk: Desk) -> None:
+    parent = many_followers(desk, 40)
+    desk.conn.execute(
+        "WITH made AS (INSERT INTO pgworkers.job (state, run_at, queue, task, linked)"
+        " SELECT 'scheduled', pgworkers.never(), 'a', 'child', false FROM pgworkers.dependency, generate_series(1, 40)"
+        " RETURNING id), numbered AS (SELECT id, row_number() OVER () AS n FROM made)"
+        " INSERT INTO pgworkers.dependency"
+        " SELECT %s + 1 + n %% 40, id, 'cancel', true FROM numbered",
+        [parent],
+    )
+    one = finish.End(id=parent, lease=1, state=State.DEAD, verdict=Verdict.ERROR)
+    with desk.conn.transaction():
+        before = written(desk)
+        desk.ask(finish.finish(desk.host, [one]))
+        assert written(desk) - before < 10 * 1000
+    assert followers(desk) == {"cancelled": 40, "scheduled": 1600}
+    while desk.ask(link.link(1000)):
+        pass
+    assert followers(desk) == {"cancelled": 1640}
+
+
+def test_followers_of_a_requeued_parent_wait_for_it_again(desk: Desk) -> None:
+    parent = many_followers(desk, 1500)
+    desk.ask(
+        finish.finish(desk.host, [finish.End(id=parent, lease=1, state=State.DEAD, verdict=Verdict.ERROR)])
+    )
+    desk.ask(requeue.requeue([parent]))
+    while desk.ask(link.link(1000)):
+        pass
+    assert followers(desk) == {"scheduled": 1500}
+    (job,) = desk.take()
+    desk.end(job)
+    while desk.ask(link.link(1000)):
+        pass
+    assert followers(desk) == {"ready": 1500}
+
+
+def test_the_leader_is_told_of_followers_that_are_left(desk: Desk) -> None:
+    parent = many_followers(desk, 1001)
+    assert desk.ask(look())["link"] is None
+    desk.ask(
+        finish.finish(desk.host, [finish.End(id=parent, lease=1, state=State.DEAD, verdict=Verdict.ERROR)])
+    )
+    assert desk.ask(look())["link"] == 0
+    assert desk.ask(show.unfinished(["a"], ["child"])) == 1001
+
+
+def test_a_burst_waits_for_the_followers_of_a_success_that_are_left(desk: Desk) -> None:
+    parent = many_followers(desk, 1101)
+    desk.conn.execute("UPDATE pgworkers.dependency SET on_failed = 'wait'")
+    one = finish.End(id=parent, lease=1, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED)
+    desk.ask(finish.finish(desk.host, [one]))
+    assert desk.ask(show.unfinished(["a"], ["child"])) == 1101
+
+
+def test_the_end_of_a_parent_does_not_wait_for_the_links_of_another(desk: Desk, other: Desk) -> None:
+    """Or two ends with a follower in common could wait for each other."""
+    failing, busy = desk.put(), desk.put()
+    child = follow(desk, failing, busy)
+    (job, _) = desk.take(2)
+    with other.conn.transaction():
+        other.conn.execute("UPDATE pgworkers.dependency SET linked = false WHERE parent_id = %s", [busy])
+        desk.conn.execute("SET lock_timeout = '5s'")
+        desk.end(job, State.DEAD, verdict=Verdict.ERROR)
+    assert desk.see(child).state is State.CANCELLED
+    desk.ask(link.link(10))
+    assert edges(desk) == 0
+
+
+def test_a_chain_longer_than_a_portion_is_settled_a_portion_at_a_time(desk: Desk) -> None:
+    parent = many_followers(desk, 2500)
+    desk.conn.execute("UPDATE pgworkers.dependency SET parent_id = job_id - 1")
+    desk.ask(
+        finish.finish(desk.host, [finish.End(id=parent, lease=1, state=State.DEAD, verdict=Verdict.ERROR)])
+    )
+    assert followers(desk) == {"cancelled": 1000, "scheduled": 1500}
+    looks = 0
+    while desk.ask(link.link(1000)):
+        looks += 1
+    assert followers(desk) == {"cancelled": 2500}
+    assert looks < 10

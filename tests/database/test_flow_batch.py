@@ -13,10 +13,12 @@ import psycopg
 import pytest
 from support.desk import Desk
 from support.endings import BAD_ENDS, waits
+from support.stranger import stranger_session
 
 from pgworkers import App, Batch, NotFound, ResultTimeout, Task, UsageError, events
 from pgworkers.flow import batch as verbs
 from pgworkers.job import finish, requeue
+from pgworkers.job.notifications import BatchChanged, parse_host_hint
 from pgworkers.job.state import State, Verdict
 from pgworkers.observe.statistics import Statistics
 from pgworkers.postgres import migrate
@@ -136,9 +138,22 @@ def test_what_comes_after_begins_once_even_if_a_job_is_run_again(app: App, desk:
 def settled(desk: Desk, notices: list[tuple[str, str]]) -> None:
     """What a master does when it hears `batch:<id>`."""
     for _, payload in notices:
-        if payload.startswith(verbs.NOTICE):
-            while desk.ask(verbs.settle(int(payload.removeprefix(verbs.NOTICE)))) == "busy":
+        if isinstance(hint := parse_host_hint(payload), BatchChanged):
+            while desk.ask(verbs.settle(hint.batch)) == "busy":
                 time.sleep(0.001)
+
+
+def test_a_login_that_holds_advisory_locks_stops_no_end_and_no_batch(
+    emptied: str, app: App, desk: Desk
+) -> None:
+    made = batch(app, 2)
+    with stranger_session(emptied) as stranger:
+        for name in ("pgworkers.batch", '"pgworkers".batch'):
+            stranger.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [f"{name} {made.id}"])
+        desk.conn.execute("SET statement_timeout = '5s'")
+        for job in desk.take(2):
+            desk.end(job)
+        assert len(desk.take(tasks=("last",))) == 1
 
 
 def test_sessions_that_cannot_see_each_other_miss_nothing(app: App, desk: Desk, other: Desk) -> None:
@@ -205,7 +220,9 @@ def test_while_much_is_left_nobody_is_notified(app: App, desk: Desk) -> None:
     batch(app, 100)
     desk.listen()
     end_all(desk, desk.take(50))
-    assert not [payload for _, payload in desk.notices() if payload.startswith(verbs.NOTICE)]
+    assert not [
+        payload for _, payload in desk.notices() if isinstance(parse_host_hint(payload), BatchChanged)
+    ]
 
 
 def test_cancel_ends_what_waits_and_flags_what_runs_and_takes_what_comes_after_along(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
 import pytest
 from support.desk import Desk
 
-from pgworkers.job import archive
+from pgworkers.job import archive, purge, queue
 from pgworkers.job.state import State
 
 OLD = """
@@ -106,6 +107,84 @@ def test_a_queue_may_keep_its_jobs_for_a_shorter_time(own: Desk) -> None:
     assert own.ask(archive.prune(0.0, 0.0, 10)) == 1
 
 
+def keep(desk: Desk, **queues: float | None) -> None:
+    """How many seconds each queue keeps its finished jobs, as the app declares it."""
+    desk.ask(queue.declare(list(queues), dict.fromkeys(queues), queues))
+
+
+def ended(desk: Desk, name: str, days: float, state: State = State.SUCCEEDED) -> int:
+    """A job that ended so many days ago in this queue, after an attempt that failed."""
+    desk.put(queue=name)
+    (job,) = desk.take(queue=name)
+    desk.again(job, after=0.0)
+    (job,) = desk.take(queue=name)
+    desk.end(job, state)
+    for table, column in (("history", "id"), ("attempt", "job_id")):
+        desk.conn.execute(
+            f"UPDATE pgworkers.{table} SET finished_at = now() - make_interval(secs => %s) WHERE {column} = %s",
+            [days * 86400.0, job.id],
+        )
+    return job.id
+
+
+def kept(desk: Desk) -> tuple[set[int], set[int]]:
+    """The jobs in history, and those that have attempts."""
+    found = [
+        desk.conn.execute(f"SELECT {what}").fetchall()
+        for what in ("id FROM pgworkers.history", "DISTINCT job_id FROM pgworkers.attempt")
+    ]
+    return {row[0] for row in found[0]}, {row[0] for row in found[1]}
+
+
+@pytest.mark.parametrize("said_by", ["app", "operator"])
+def test_a_queue_keeps_its_jobs_longer_or_shorter_than_the_setting(own: Desk, said_by: str) -> None:
+    day = 86400.0
+    if said_by == "app":
+        keep(own, long=30 * day, short=1 * day)
+    else:
+        keep(own, long=2 * day, short=40 * day)
+        assert own.ask(queue.retain("long", 30 * day))
+        assert own.ask(queue.retain("short", 1 * day))
+    ids = {(name, age): ended(own, name, age) for name in ("long", "short", "a") for age in (0, 3, 20, 40)}
+    while own.ask(archive.prune(14 * day, 90 * day, 5)):
+        pass
+    wanted = {ids[key] for key in (("long", 0), ("long", 3), ("long", 20), ("short", 0), ("a", 0), ("a", 3))}
+    assert kept(own) == (wanted, wanted), "and their attempts with them"
+
+
+def test_a_partition_stays_as_long_as_the_longest_retention(own: Desk, today: str) -> None:
+    day = 86400.0
+    own.conn.execute(
+        "DO $$ DECLARE day date := (now() AT TIME ZONE 'UTC')::date - 20; BEGIN EXECUTE format("
+        "'CREATE TABLE pgworkers.history_%s PARTITION OF pgworkers.history FOR VALUES FROM (%L) TO (%L)',"
+        " to_char(day, 'YYYYMMDD'), day::timestamp AT TIME ZONE 'UTC', (day + 1)::timestamp AT TIME ZONE 'UTC'); END $$"
+    )
+    own.ask(queue.declare(["long"]))
+    assert len(own.ask(archive.old_partitions(14 * day))) == 1
+    own.ask(queue.retain("long", 30 * day))
+    assert own.ask(archive.old_partitions(14 * day)) == []
+    own.ask(queue.retain("long", 15 * day))
+    assert len(own.ask(archive.old_partitions(14 * day))) == 1
+    own.ask(queue.retain("long", None))
+    keep(own, long=30 * day)
+    assert own.ask(archive.old_partitions(14 * day)) == []
+
+
+def test_dead_jobs_of_a_queue_with_a_short_retention_are_kept_as_dead_ones_are(own: Desk) -> None:
+    keep(own, short=0.0, long=100 * 86400.0)
+    dead = ended(own, "short", 1, State.DEAD), ended(own, "long", 95, State.DEAD)
+    ended(own, "short", 91, State.DEAD)
+    while own.ask(archive.prune(14 * 86400.0, 90 * 86400.0, 5)):
+        pass
+    assert kept(own) == (set(dead), set(dead))
+
+
+@pytest.mark.parametrize("retention", ["-1 day", "36526 days", "1000 years"])
+def test_a_retention_that_cannot_be_is_refused(own: Desk, retention: str) -> None:
+    with pytest.raises(psycopg.errors.CheckViolation):
+        own.conn.execute("INSERT INTO pgworkers.queue (name, retention) VALUES ('a', %s)", [retention])
+
+
 def test_dead_jobs_and_their_attempts_are_kept_longer_than_their_partition(own: Desk) -> None:
     made = [own.run_one() for _ in range(2)]
     with own.conn.transaction():  # one now(): both on one day
@@ -124,4 +203,62 @@ def test_dead_jobs_and_their_attempts_are_kept_longer_than_their_partition(own: 
     assert own.ask(archive.prune(0.0, 3600.0, 10)) == 0
     assert own.ask(archive.prune_attempts(0.0, 10)) == 0, "its job is still there"
     assert own.ask(archive.prune(0.0, 0.0, 10)) == 1
-    assert own.ask(archive.prune_attempts(0.0, 10)) == 1
+    assert own.conn.execute("SELECT count(*) FROM pgworkers.attempt").fetchone() == (0,), "they go with it"
+
+
+@contextmanager
+def reader(dsn: str, table: str) -> Iterator[None]:
+    """A session that has read this table and keeps its transaction open."""
+    with psycopg.connect(dsn) as conn:
+        conn.execute(f"SELECT count(*) FROM pgworkers.{table}".encode())
+        yield
+
+
+def test_a_partition_that_a_reader_holds_is_left_to_the_next_call(own: Desk, dsn: str) -> None:
+    own.conn.execute(OLD)
+    own.conn.execute("SET lock_timeout = 0; SET statement_timeout = '5s'")
+    with reader(dsn, "history"):
+        assert not own.ask(archive.drop("history_20200101"))
+    assert own.ask(archive.old_partitions(86400.0)) == ["history_20200101"]
+    assert own.ask(archive.drop("history_20200101"))
+
+
+def test_a_table_that_a_reader_holds_does_not_stop_the_other(own: Desk, dsn: str) -> None:
+    for name in partitions(own) - {"history_default", "attempt_default"}:
+        own.ask(archive.drop(name))
+    own.conn.execute("SET lock_timeout = 0; SET statement_timeout = '5s'")
+    with reader(dsn, "history"):
+        assert own.ask(archive.make_partitions(1)) == 2
+    assert {name[:8] for name in partitions(own)} == {"attempt_", "history_"}
+    assert own.ask(archive.make_partitions(1)) == 2
+
+
+@pytest.mark.parametrize("way", ["prune", "drop"])
+def test_a_job_that_another_waits_for_is_kept(own: Desk, way: str) -> None:
+    own.conn.execute(OLD)
+    parent, other = own.run_one(), own.run_one()
+    child = own.put("child", after=(parent.id,), on_failed="wait")
+    for job in (parent, other):
+        own.end(job, State.DEAD)
+    own.conn.execute("UPDATE pgworkers.history SET finished_at = '2020-01-01 12:00Z'")
+
+    def clean() -> None:
+        if way == "drop":
+            own.ask(archive.drop("history_20200101"))
+        else:
+            own.ask(archive.prune(0.0, 0.0, 10))
+
+    clean()
+    assert own.conn.execute("SELECT id FROM pgworkers.history").fetchall() == [(parent.id,)]
+    own.conn.execute("DELETE FROM pgworkers.dependency WHERE job_id = %s", [child])
+    assert own.ask(archive.prune(0.0, 0.0, 10)) == 1
+
+
+def test_an_operator_cannot_forget_a_job_that_another_waits_for(own: Desk) -> None:
+    parent, other = own.run_one(), own.run_one()
+    child = own.put("child", after=(parent.id,), on_failed="wait")
+    for job in (parent, other):
+        own.end(job, State.DEAD)
+    assert own.ask(purge.purge([parent.id, other.id])) == [other.id]
+    own.conn.execute("SELECT pgworkers.cancel(%s)", [child])
+    assert own.ask(purge.purge([parent.id])) == [parent.id]

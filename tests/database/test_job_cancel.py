@@ -30,7 +30,7 @@ def test_a_job_that_runs_is_only_flagged_once_and_its_host_told(desk: Desk) -> N
     desk.listen()
     assert desk.ask(cancel.cancel(job.id)) == "cancelling"
     first = desk.see(job.id)
-    assert (first.state, desk.notices()) == (State.RUNNING, [("pgworkers", f"cancel:{job.id}")])
+    assert (first.state, desk.notices()) == (State.CLAIMED, [("pgworkers", f"cancel:{job.id}")])
     assert desk.ask(cancel.cancel(job.id)) == "cancelling"
     assert desk.see(job.id).cancel_at == first.cancel_at
     assert desk.end(job, State.CANCELLED, verdict=Verdict.CANCELLED, error="cancelled") == "written"

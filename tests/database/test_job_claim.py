@@ -39,7 +39,7 @@ def test_a_claimed_job_tells_all_a_worker_needs(desk: Desk) -> None:
     assert job.waited >= 0
     assert (job.checkpoint, job.errors, job.cancelled) == (None, [], False)
     seen = desk.see(job_id)
-    assert (seen.state, str(seen.host)) == (State.RUNNING, desk.host)
+    assert (seen.state, str(seen.host)) == (State.CLAIMED, desk.host)
     assert seen.started_at is not None
 
 

@@ -196,3 +196,20 @@ def test_what_is_scheduled_in_queues_that_nobody_knows_is_bounded_too(db: Db) ->
         run(db, "pgworkers", query)
         statements += 1
     assert statements == 4, "600 by the first statement, 600 by each other, 3,000 at most"
+
+
+def test_a_lock_on_the_table_of_hosts_delays_no_count_and_is_said(dsn: str, db: Db) -> None:
+    desk = Desk(db, "pgworkers")
+    desk.register()
+    for _ in range(3):
+        desk.put()
+    desk.take(2)
+    worker = '[{"queue": "a", "slot": 0, "pid": 7, "state": "busy"}]'
+    db.execute("UPDATE pgworkers.host SET workers = %s", [worker])
+    free = seen(db)["a"]
+    assert (free.ready, free.running, free.is_exact) == (2, 1, True)
+    with psycopg.connect(dsn) as locks:
+        locks.execute("LOCK pgworkers.host IN ACCESS EXCLUSIVE MODE")
+        db.execute("SET statement_timeout = '5s'")
+        locked = seen(db)["a"]
+    assert (locked.ready, locked.running, locked.is_exact) == (1, 2, False)

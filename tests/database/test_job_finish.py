@@ -77,7 +77,7 @@ def test_a_stale_lease_writes_nothing(desk: Desk, other: Desk) -> None:
     assert desk.again(stale, after=0) == "written"
     (fresh,) = other.take()
     assert desk.end(stale, result="1") == "lost"
-    assert desk.see(stale.id).state is State.RUNNING
+    assert desk.see(stale.id).state is State.CLAIMED
     assert other.end(fresh, result="2") == "written"
     assert desk.end(stale, result="1") == "lost"
     assert desk.see(stale.id).result == 2

@@ -30,7 +30,7 @@ def test_only_what_is_still_held_is_released(desk: Desk, other: Desk) -> None:
     held = [(job.id, job.lease) for job in (three, two, one)]
     assert desk.ask(release.release(desk.host, held)) == 1
     assert desk.ask(release.release(desk.host, held)) == 0
-    assert desk.see(taken.id).state is State.RUNNING
+    assert desk.see(taken.id).state is State.CLAIMED
     assert desk.ask(release.release(desk.host, [])) == 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from support.desk import Desk, until
 
-from pgworkers.job import cancel, host, show
+from pgworkers.job import cancel, host, rescue, show
 from pgworkers.job.renew import renew
 
 WORKERS = '[{"queue": "a", "slot": 0, "pid": 7, "state": "busy", "job_id": 1, "task": "t", "since": 0.5, "jobs": 3}]'
@@ -34,6 +34,20 @@ def test_it_learns_which_jobs_are_wished_away_and_which_it_no_longer_owns(desk: 
     renewed = desk.ask(renew(desk.host, held, "running", "[]"))
     assert renewed.cancels == [(wished.id, wished.lease)]
     assert sorted(renewed.lost) == [(job.id, job.lease) for job in (ended, taken, gone)]
+
+
+def test_it_learns_that_a_job_was_rescued(desk: Desk, other: Desk) -> None:
+    rescued, taken = [desk.run_one() for _ in range(2)]
+    desk.again(taken, after=0.0)
+    desk.conn.execute(
+        "UPDATE pgworkers.host SET renewed_at = now() - interval '1 h' WHERE id = %s", [desk.host]
+    )
+    other.register()
+    assert [job.id for job in other.ask(rescue.rescue(other.host, 10))] == [rescued.id]
+    held = [(job.id, job.lease) for job in (rescued, taken)]
+    renewed = desk.ask(renew(desk.host, held, "running", "[]"))
+    assert sorted(renewed.lost) == held
+    assert renewed.rescued == {held[0]}
 
 
 def test_a_host_whose_row_was_swept_is_told_so(desk: Desk) -> None:

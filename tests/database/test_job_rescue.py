@@ -11,7 +11,7 @@ from support.desk import Desk, blocked, until
 
 from pgworkers.job import cancel, host, queue, requeue, show
 from pgworkers.job.rescue import Rescued, lost, rescue
-from pgworkers.job.state import State
+from pgworkers.job.state import MAX_LOSSES, State
 from pgworkers.specs import TaskSpec
 
 
@@ -21,7 +21,7 @@ def lose(gone: Desk, seen_by: Desk) -> None:
     until(lambda: any(seen.stale for seen in seen_by.ask(show.hosts()) if str(seen.id) == gone.host))
 
 
-def test_a_lost_host_costs_its_job_one_crash_and_one_attempt(desk: Desk, other: Desk) -> None:
+def test_a_lost_host_costs_its_job_an_attempt_and_no_crash(desk: Desk, other: Desk) -> None:
     job = other.run_one()
     lose(other, desk)
     with desk.conn.transaction():  # one now() for both: the pause is short
@@ -31,7 +31,7 @@ def test_a_lost_host_costs_its_job_one_crash_and_one_attempt(desk: Desk, other: 
         ).fetchone() or (0,)
     assert 0 < pause <= 2.2
     seen = desk.see(job.id)
-    assert (seen.state, seen.crashes, seen.attempt, seen.host) == (State.SCHEDULED, 1, 1, None)
+    assert (seen.state, seen.crashes, seen.attempt, seen.host) == (State.SCHEDULED, 0, 1, None)
     assert seen.error is not None
     assert seen.error.startswith("host lost: no heartbeat for ")
     (attempt,) = desk.ask(show.attempts(job.id))
@@ -70,20 +70,30 @@ def test_the_zombie_cannot_write_its_end_any_more(desk: Desk, other: Desk) -> No
 
 
 def test_a_job_that_outlived_its_budgets_is_dead(desk: Desk, other: Desk) -> None:
-    out_of_crashes = other.run_one(max_crashes=1)
+    no_crash = other.run_one(max_crashes=1)
+    out_of_losses = other.run_one()
+    desk.conn.execute(
+        "UPDATE pgworkers.job SET losses = %s WHERE id = %s", [MAX_LOSSES - 1, out_of_losses.id]
+    )
     out_of_attempts = other.run_one(max_attempts=1)
     out_of_time = other.run_one(deadline=0.0)
     lose(other, desk)
     desk.listen()
     rescued = desk.ask(rescue(desk.host, 10))
+    dead = out_of_losses, out_of_attempts, out_of_time
     assert [(r.id, r.state) for r in rescued] == [
-        (job.id, State.DEAD) for job in (out_of_crashes, out_of_attempts, out_of_time)
+        (no_crash.id, State.SCHEDULED),
+        *((job.id, State.DEAD) for job in dead),
     ]
-    seen = desk.see(out_of_crashes.id)
-    assert (seen.state, seen.verdict, seen.crashes) == (State.DEAD, "host_lost", 1)
+    seen = desk.see(out_of_losses.id)
+    assert (seen.state, seen.verdict, seen.crashes) == (State.DEAD, "host_lost", 0)
+    assert seen.error is not None
+    assert seen.error.endswith(
+        "not tried again: it was running in 10 deaths of its supervisor or host in a row"
+    )
     assert len(desk.ask(show.attempts(out_of_time.id))) == 1
-    assert desk.notices() == [("pgworkers_done", str(r.id)) for r in rescued]
-    assert other.end(out_of_crashes) == "lost"
+    assert desk.notices() == [("pgworkers_done", str(job.id)) for job in dead]
+    assert other.end(out_of_losses) == "lost"
 
 
 def test_a_job_that_was_wished_away_is_cancelled_not_run_again(desk: Desk, other: Desk) -> None:
@@ -112,16 +122,28 @@ def test_a_unique_key_never_stands_in_the_way_because_a_running_job_keeps_it(des
     assert desk.put(unique="k") == job.id
 
 
-def test_a_poison_job_is_dead_after_its_crashes_whatever_its_attempts(desk: Desk, other: Desk) -> None:
+def test_a_job_that_takes_every_host_down_is_dead_in_the_end(desk: Desk, other: Desk) -> None:
     job_id = other.put(max_attempts=100, max_crashes=3)
     states = []
-    for _ in range(3):
+    for _ in range(MAX_LOSSES):
         other.register()
         desk.ask(requeue.requeue([job_id]))  # no need to wait for the back-off
         assert other.take()
         lose(other, desk)
         states += [r.state for r in desk.ask(rescue(desk.host, 10))]
-    assert states == [State.SCHEDULED, State.SCHEDULED, State.DEAD]
+    assert states == [State.SCHEDULED] * (MAX_LOSSES - 1) + [State.DEAD]
+
+
+def test_an_attempt_that_ended_by_itself_forgets_the_losses(desk: Desk, other: Desk) -> None:
+    job = other.run_one()
+    lose(other, desk)
+    desk.ask(rescue(desk.host, 10))
+    desk.ask(requeue.requeue([job.id]))
+    [again] = desk.take()
+    assert again.losses == 1
+    assert desk.again(again) == "written"
+    desk.ask(requeue.requeue([job.id]))
+    assert [one.losses for one in desk.take()] == [0]
 
 
 def test_a_task_says_what_becomes_of_its_jobs_when_their_host_is_lost(desk: Desk, other: Desk) -> None:
@@ -169,7 +191,7 @@ def test_a_rescue_after_the_clock_was_set_back_took_no_less_than_nothing(desk: D
     """Claimed before the jump: by the rows ten minutes from now."""
     first, second = other.run_one(), other.run_one()
     desk.conn.execute("UPDATE pgworkers.job SET claimed_at = now() + interval '10 min'")
-    desk.conn.execute("UPDATE pgworkers.job SET max_crashes = 1 WHERE id = %s", [second.id])
+    desk.conn.execute("UPDATE pgworkers.job SET max_attempts = 1 WHERE id = %s", [second.id])
     other.ask(host.remove(other.host))
     assert {one.state for one in desk.ask(rescue(desk.host, 10))} == {State.SCHEDULED, State.DEAD}
     took = [desk.ask(show.attempts(job.id))[0].duration for job in (first, second)]

@@ -9,6 +9,8 @@ import psycopg
 import pytest
 from support.command import Command, Forked
 
+from pgworkers import App, UsageError
+
 Db = psycopg.Connection[Any]
 
 
@@ -88,3 +90,29 @@ def test_limits_are_set_listed_and_taken_back(cli: Command) -> None:
         "key tenant:7: as the app says"
     ]
     assert [limit["name"] for limit in cli("queues", "limits", "-o", "json").json()] == ["render"]
+
+
+def test_the_retention_of_a_queue_is_set_and_given_back(cli: Command, db: Db) -> None:
+    db.execute("INSERT INTO pgworkers.queue (name, declared_retention) VALUES ('reports', '2 days')")
+    assert cli("queues", "list", "-o", "json").json()[0]["retention"] == 2 * 86400
+    assert cli("queues", "retention", "reports", "365d").out == "reports: finished jobs are kept for 365d\n"
+    assert cli("queues", "list", "-o", "json").json()[0]["retention"] == 365 * 86400
+    cli("queues", "retention", "reports", "0s")
+    assert cli("queues", "list", "-o", "json").json()[0]["retention"] == 0
+    cli("queues", "retention", "reports", "--default")
+    assert cli("queues", "list", "-o", "json").json()[0]["retention"] == 2 * 86400
+    for words in ((), ("1d", "--default"), ("40000d",), ("soon",)):
+        cli("queues", "retention", "reports", *words, code=2)
+    cli("queues", "retention", "unknown", "1d", code=3)
+
+
+def test_an_app_declares_the_retention_of_a_queue() -> None:
+    app = App()
+    app.queue("audit", retention="365d")
+    app.queue("mail")
+    assert [(one.name, one.retention) for one in app.describe().queues] == [
+        ("audit", 365 * 86400.0),
+        ("mail", None),
+    ]
+    with pytest.raises(UsageError, match="retention"):
+        app.queue("bad", retention="soon")

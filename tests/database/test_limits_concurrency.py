@@ -9,7 +9,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.desk import Desk, blocked, until
+from support.desk import Desk
+from support.stranger import stranger_session
 
 from pgworkers.flow import slots
 from pgworkers.job import claim, host, queue, rescue
@@ -85,7 +86,7 @@ def test_a_blocked_key_hides_nothing_behind_it(desk: Desk) -> None:
     )
     quiet, free = desk.put(concurrency_key="quiet"), desk.put()
     first = desk.take(1)
-    assert desk.see(first[0].id).state is State.RUNNING
+    assert desk.see(first[0].id).state is State.CLAIMED
     assert {job.id for job in desk.take(5)} == {quiet, free}
 
 
@@ -179,14 +180,39 @@ def test_a_lost_host_holds_its_slots_until_it_is_rescued_and_no_longer(desk: Des
 
 
 def test_the_second_of_two_claims_at_once_sees_what_the_first_one_took(desk: Desk, other: Desk) -> None:
-    """The race itself: the second claim begins before the first commits, takes other rows, and waits for it."""
+    """The race itself: the second claim begins before the first commits and leaves what has the same limit to the next."""
+    desk.listen()
     desk.put(concurrency_key="x")
     desk.put(concurrency_key="x", queue="b")
     with desk.conn.transaction():
         assert len(desk.take()) == 1
-        second = other.in_thread(claim.claim(other.host, [claim.Wants("b", 5)], ["t"]))
-        until(lambda: blocked(desk.conn, other.conn))
-    assert second.result(60) == []
+        assert other.take(5, queue="b") == []
+    assert other.take(5, queue="b") == []
+    assert ("pgworkers", "ready:b") in desk.notices(), "another claim looks again at once"
+
+
+def test_nothing_without_a_limit_or_with_another_waits_for_a_limit(desk: Desk, other: Desk) -> None:
+    first, _, of_another, free = [desk.put(concurrency_key=key) for key in ("x", "x", "y", None)]
+    with desk.conn.transaction():
+        desk.conn.execute(
+            "SELECT FROM pgworkers.mutex WHERE id = pgworkers.limit_mutex('key', 'x') FOR UPDATE"
+        )
+        assert set(ids(other.take(5))) == {of_another, free}
+    assert ids(other.take(5)) == [first]
+
+
+def test_a_login_that_holds_every_advisory_lock_stops_no_claim(emptied: str, desk: Desk) -> None:
+    with stranger_session(emptied) as stranger:
+        for name in ("task t", "key x"):
+            stranger.execute(
+                "SELECT pg_advisory_lock(hashtextextended(%s, c.oid::bigint)) FROM pg_class c"
+                " WHERE c.relname = 'job' AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = 'pgworkers')",
+                [name],
+            )
+        desk.put(concurrency_key="x")
+        desk.put()
+        desk.conn.execute("SET statement_timeout = '5s'")
+        assert len(desk.take(5)) == 2
 
 
 def test_without_the_lock_the_same_race_takes_one_too_many(desk: Desk, other: Desk) -> None:
@@ -195,7 +221,7 @@ def test_without_the_lock_the_same_race_takes_one_too_many(desk: Desk, other: De
     assert row is not None
     (whole,) = row
     try:
-        desk.conn.execute(whole.replace("PERFORM pg_advisory_xact_lock(scope);", "NULL;"))
+        desk.conn.execute(whole.replace("FOR UPDATE SKIP LOCKED);", ");"))
         desk.put(concurrency_key="x")
         desk.put(concurrency_key="x", queue="b")
         with desk.conn.transaction():

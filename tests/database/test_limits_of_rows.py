@@ -45,6 +45,18 @@ def test_names_fit(db: psycopg.Connection[Any], column: str, value: str) -> None
         )
 
 
+@pytest.mark.parametrize("name", ["a,b", "a:4", "-a"])
+@pytest.mark.parametrize("column", ["queue", "task"])
+def test_names_that_no_command_line_can_say_are_refused(
+    db: psycopg.Connection[Any], column: str, name: str
+) -> None:
+    """As `app.queue` and `@app.task` do: a job of such a queue could not be served by name."""
+    names = {"queue": "q", "task": "t", column: name}
+    with pytest.raises(CheckViolation, match="job_names_are_plain"):
+        db.execute("SELECT pgworkers.enqueue(%(task)s, '{}', %(queue)s)", names)
+    assert db.execute("SELECT count(*) FROM pgworkers.job").fetchone() == (0,)
+
+
 def test_what_a_handler_left_fits(db: psycopg.Connection[Any]) -> None:
     """Beyond these limits the end is written without it (`test_ends_refused.py`): somebody else wrote past the API."""
     attempt = (

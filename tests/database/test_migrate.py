@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from support.bounds import BUSY
 from support.desk import Desk
+from support.stranger import stranger_session
 
 from pgworkers.errors import SchemaOutOfDate, UsageError
 from pgworkers.job import cancel
@@ -75,6 +76,23 @@ def test_twenty_masters_starting_at_once(empty_dsn: str) -> None:
     assert sorted(name for names in applied for name in names) == [
         migration.name for migration in migrate.known()
     ]
+
+
+def test_a_login_that_holds_an_advisory_lock_stops_no_migration(empty_dsn: str) -> None:
+    applied: list[list[str]] = []
+
+    def start() -> None:
+        with connect.connect(Settings(), empty_dsn, "test") as conn:
+            applied.append(migrate.up(conn, "pgworkers"))
+
+    with stranger_session(empty_dsn) as stranger:
+        stranger.execute("SELECT pg_advisory_lock(hashtextextended('pgworkers migrate pgworkers', 0))")
+        thread = threading.Thread(target=start)
+        thread.start()
+        thread.join(30 + BUSY)
+        done = bool(applied)
+    thread.join()
+    assert done
 
 
 def test_an_older_schema_is_brought_up_to_date_and_only_the_new_part_is_run(

@@ -10,6 +10,7 @@ import pytest
 
 from pgworkers.clock import monotonic
 from pgworkers.facts import Facts
+from pgworkers.job.notifications import Ready, Reconnected
 from pgworkers.master.renewal import Renewal
 from pgworkers.settings import Settings
 
@@ -27,7 +28,7 @@ class OneLine:
 def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
     dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    happened: list[str] = []
+    happened: list[Any] = []
 
     async def waits(*_: object) -> None:
         happened.append("waits")
@@ -37,13 +38,13 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
             host = object.__new__(Renewal)
             host._line = OneLine(conn)  # type: ignore[assignment]
-            host._settings, host._facts, host._on_notice = Settings(), Facts(), happened.append
+            host._settings, host._facts, host._on_hint = Settings(), Facts(), happened.append
             host._on_heard = lambda: None
             host._leaving, host._left = False, asyncio.Event()
             await host._listen(conn)
 
             async def once() -> None:
-                db.execute("NOTIFY pgworkers, 'default'")
+                db.execute("NOTIFY pgworkers, 'ready:default'")
                 await conn.execute("SELECT 1")  # its answer brings the notice: the socket is empty after it
                 host._due = float("inf")
 
@@ -53,25 +54,25 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
 
     monkeypatch.setattr(Renewal, "_listened", waits)
     asyncio.run(life())
-    assert happened == ["reconnected", "default", "waits"]
+    assert happened == [Reconnected(), Ready("default"), "waits"]
 
 
 def test_notices_are_heard_while_it_waits_and_a_lost_session_ends_the_wait(
     dsn: str, db: psycopg.Connection[Any]
 ) -> None:
-    happened: list[str] = []
+    happened: list[Any] = []
 
     async def life() -> None:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
             host = object.__new__(Renewal)
             host._settings, host._facts, host._due = Settings(), Facts(), monotonic() + 3600
-            host._on_notice, host._on_heard = happened.append, lambda: None
+            host._on_hint, host._on_heard = happened.append, lambda: None
             await host._listen(conn)
             host._due = monotonic() + 3600
             waiting = asyncio.create_task(host._listened(conn.pgconn, conn.fileno()))
             for said in ("one", "two"):
-                await asyncio.to_thread(db.execute, f"NOTIFY pgworkers, '{said}'")
-                while said not in happened:
+                await asyncio.to_thread(db.execute, f"NOTIFY pgworkers, 'ready:{said}'")
+                while Ready(said) not in happened:
                     await asyncio.sleep(0.01)
             assert not waiting.done(), "a notice alone does not end it"
             await asyncio.to_thread(db.execute, "SELECT pg_terminate_backend(%s)", (conn.info.backend_pid,))
@@ -79,4 +80,4 @@ def test_notices_are_heard_while_it_waits_and_a_lost_session_ends_the_wait(
                 await waiting
 
     asyncio.run(life())
-    assert happened == ["reconnected", "one", "two"]
+    assert happened == [Reconnected(), Ready("one"), Ready("two")]

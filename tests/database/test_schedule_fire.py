@@ -12,8 +12,10 @@ import psycopg
 import pytest
 from support.leader import Leader
 
+from pgworkers.doctor import cluster
 from pgworkers.events import ScheduleFailed, TickFired, TicksSkipped
-from pgworkers.schedule import fire, operate, show
+from pgworkers.job import look
+from pgworkers.schedule import fire, operate, show, times
 from pgworkers.schedule.plan import plan
 from pgworkers.specs import ScheduleSpec
 
@@ -329,7 +331,7 @@ def test_scopes_have_their_own_ticks(db: Db, leader: Leader) -> None:
     db.execute("SELECT pgworkers.add_scope('m', 'c', '{\"who\": \"c\", \"x\": 2}')")
     for scope in ("", "a", "b", "c"):
         back(db, "m", "1 minute", scope)
-    db.execute("UPDATE pgworkers.schedule SET due_at = 'infinity' WHERE scope = ''")
+    db.execute("UPDATE pgworkers.schedule SET due_at = pgworkers.never() WHERE scope = ''")
     assert leader.ask(operate.pause("m", "b")) == [("m", "b")]
     assert leader.fire() == 2
     rows = db.execute("SELECT args, meta - 'tick' FROM pgworkers.job ORDER BY meta ->> 'scope'").fetchall()
@@ -405,6 +407,22 @@ def test_start_and_end(db: Db, leader: Leader) -> None:
     assert (seen["later"].state, seen["over"].state) == ("active", "ended")
     assert seen["later"].next_at is not None
     assert seen["later"].next_at >= now + timedelta(days=1)
+
+
+def test_a_schedule_that_never_fires_again_is_due_at_no_time(db: Db, leader: Leader) -> None:
+    ended = minutely(db, "ended", end=datetime.now(UTC) - timedelta(minutes=5), missed="skip")
+    leader.sync(ended, minutely(db, "scoped", scope_kind="tenant"))
+    leader.fire()
+    for name in ("ended", "scoped"):
+        assert leader.ask(operate.pause(name)) == [(name, "")]
+        assert leader.ask(operate.resume(name)) == [(name, "")]
+    leader.fire()
+    never = db.execute("SELECT name FROM pgworkers.schedule WHERE due_at = pgworkers.never() ORDER BY 1")
+    assert never.fetchall() == [("ended",), ("scoped",)]
+    assert leader.ask(look.look())["ticks"] is None, "the leader sleeps"
+    assert [one.next for one in leader.ask(times.times(10))] == [None, None]
+    assert [view.next_at for view in leader.ask(show.schedules())] == [None, None]
+    assert [one.name for one in leader.ask(cluster.ticking()) if one.overdue < 0] == ["ended"]
 
 
 def test_the_job_has_what_the_task_and_the_schedule_say(db: Db, leader: Leader) -> None:

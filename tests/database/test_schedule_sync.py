@@ -141,13 +141,13 @@ def test_the_schema_may_have_another_name(server: Any, dsn: str) -> None:
     from pgworkers.settings import Settings
 
     with psycopg.connect(dsn, autocommit=True) as conn:
-        migrate.up(conn, "Other Jobs")
-        leader = Leader(dsn, Settings(schema="Other Jobs", statement_timeout=60.0))
+        migrate.up(conn, "other_jobs")
+        leader = Leader(dsn, Settings(schema="other_jobs", statement_timeout=60.0))
         try:
             leader.sync(ScheduleSpec("m", "t", cron="* * * * *"))
-            conn.execute("UPDATE \"Other Jobs\".schedule SET considered_at = now() - interval '5 minutes'")
+            conn.execute("UPDATE \"other_jobs\".schedule SET considered_at = now() - interval '5 minutes'")
             assert leader.fire() == 1
-            assert conn.execute('SELECT count(*) FROM "Other Jobs".job').fetchone() == (1,)
+            assert conn.execute('SELECT count(*) FROM "other_jobs".job').fetchone() == (1,)
             assert conn.execute("SELECT count(*) FROM pgworkers.tick").fetchone() == (0,)
         finally:
             leader.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import psycopg
@@ -122,3 +123,49 @@ def test_our_own_connections_set_their_path(dsn: str, trapped: psycopg.Connectio
         (job,) = desk.take()
         assert desk.end(job, State.SUCCEEDED) == "written"
     assert _reached(trapped) == []
+
+
+#: Words before a bracket that are grammar and no functions.
+GRAMMAR = {
+    "and", "any", "array", "as", "bit", "case", "coalesce", "exists", "from", "greatest", "if", "in", "job", "least",
+    "not", "or", "over", "select", "then", "u", "values", "when", "where",
+}  # fmt: skip
+
+
+def unqualified(body: str) -> list[str]:
+    """The operators and the calls in a function's body that do not say where they are from."""
+    text = re.sub(r"--[^\n]*|'(?:[^']|'')*'|#variable_conflict \w+", " ", body)
+    text = re.sub(r"OPERATOR\(pg_catalog\.[^)\s]+\)|::|=>|:=|\(\*\)", " ", text)
+    calls = re.findall(r"(?<![\w.])([a-z_]\w*)\s*\(", text, re.IGNORECASE)
+    columns = re.findall(r"\b(?:AS|INTO)\s+(?:[\w.]+\s+AS\s+)?(\w+)\s*\(", text)  # AS u (x, y)
+    found = [name for name in calls if name.lower() not in GRAMMAR and name not in columns]
+    return re.findall(r"[-+*/<>=~!@#%^&|`?]+", text) + found
+
+
+def test_each_function_sets_its_path_or_says_of_every_name_where_it_is_from(
+    db: psycopg.Connection[Any],
+) -> None:
+    assert unqualified("SELECT a + lower(b) FROM c WHERE d = 'x=y'") == ["+", "=", "lower"]
+    rows = db.execute(
+        "SELECT p.proname, p.prosrc FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang"
+        " WHERE p.pronamespace = 'pgworkers'::regnamespace AND l.lanname IN ('sql', 'plpgsql')"
+        " AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false)"
+    ).fetchall()
+    found = {name: unqualified(body) for name, body in rows}
+    assert {name: names for name, names in found.items() if names} == {}
+    assert set(found) == {"add", "enqueue_now", "gaps", "lane", "never", "room", "tell"}
+
+
+def test_an_operator_in_public_is_not_used_by_the_view_of_statistics(db: psycopg.Connection[Any]) -> None:
+    """float8 * numeric does not exist in pg_catalog, so one in public would fit best."""
+    db.execute(
+        "CREATE FUNCTION public.reached(double precision, numeric) RETURNS double precision LANGUAGE plpgsql IMMUTABLE AS"
+        " $$ BEGIN RAISE 'reached'; END $$;"
+        "CREATE OPERATOR public.* (LEFTARG = double precision, RIGHTARG = numeric, FUNCTION = public.reached)"
+    )
+    db.execute("SET search_path = public")
+    db.execute(
+        "INSERT INTO pgworkers.stat VALUES (now(), 'q', 't', 'started', 1, 1, 1, '{0,1}'),"
+        " (now(), 'q', 't', 'error', 1, 1, 1, '{1}')"
+    )
+    assert db.execute("SELECT wait_p50 IS NOT NULL FROM pgworkers.stats").fetchone() == (True,)

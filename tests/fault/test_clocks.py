@@ -102,7 +102,7 @@ def test_row_70_a_wall_clock_that_is_ahead_keeps_no_lease_of_a_dead_host(
     wait_for(lambda: forest.leader() is honest)
     wall.move(DAY)
     liar = forest.start(queues="lies:1", **wall.environ)
-    [left] = forest.enqueue("work", args={"seconds": 60.0}, queue="lies", max_crashes=1)
+    [left] = forest.enqueue("work", args={"seconds": 60.0}, queue="lies", max_attempts=1)
     wait_for(lambda: forest.state(left) == "running")
     assert wall.moves(liar.pid)
     liar.signal(signal.SIGKILL)

@@ -66,8 +66,8 @@ def test_row_72_the_clock_of_the_database_jumps_back(jumping: Forest, wall: Shif
         jumping.start(queues="default:2,b:1", **SHOWN),
         jumping.start("-Q", "c", queues="default:1,c:1", wait=False),
     )
-    held = [*jumping.enqueue("gate", queue="a"), *jumping.enqueue("gate", queue="b", max_crashes=1)]
-    [kept] = jumping.enqueue("gate", queue="c", max_crashes=1)
+    held = [*jumping.enqueue("gate", queue="a"), *jumping.enqueue("gate", queue="b", max_attempts=1)]
+    [kept] = jumping.enqueue("gate", queue="c", max_attempts=1)
     wait_for(lambda: {jumping.state(job) for job in (*held, kept)} == {"running"})
     more_ticks(jumping, 2)
     [later] = jumping.enqueue("work", delay="20 seconds")
@@ -126,9 +126,9 @@ def test_row_72_the_clock_of_the_database_jumps_forward(jumping: Forest, wall: S
     leader = jumping.start(queues="default:2,a:1,shared:c4", wait=False, **shown)
     wait_for(lambda: jumping.leader() is leader)
     other = jumping.start(queues="default:2,b:1,shared:c4", wait=False, **shown)
-    held = [*jumping.enqueue("gate", queue="a"), *jumping.enqueue("gate", queue="b", max_crashes=1)]
+    held = [*jumping.enqueue("gate", queue="a"), *jumping.enqueue("gate", queue="b", max_attempts=1)]
     wait_for(lambda: len(jumping.db.execute("SELECT FROM pgworkers.slots WHERE taken = 2").fetchall()) == 2)
-    many = jumping.enqueue("gate", 8, queue="shared", max_crashes=2)
+    many = jumping.enqueue("gate", 8, queue="shared", max_attempts=2)
     [later] = jumping.enqueue("work", delay="5 minutes")
     [again] = jumping.enqueue("steer", args={"how": "retry", "after": 300.0})
     wait_for(lambda: {jumping.state(job) for job in held} == {"running"})

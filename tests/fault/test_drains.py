@@ -88,6 +88,9 @@ class NoJobs:
     def held_keys(self) -> list[tuple[int, int]]:
         return []
 
+    def held_deadlines(self) -> list[float | None]:
+        return []
+
 
 def test_row_40_the_fence_counts_from_the_sending(proxy: Proxy, dsn: str, tmp_path: Path) -> None:
     host = "00000000-0000-0000-0000-000000000001"
@@ -106,7 +109,7 @@ def test_row_40_the_fence_counts_from_the_sending(proxy: Proxy, dsn: str, tmp_pa
             settings,
             view=lambda: ("running", "[]"),
             registration=lambda: registration,
-            on_notice=lambda payload: None,
+            on_hint=lambda hint: None,
             on_heard=lambda: None,
             on_renewed=told.append,
         )

@@ -28,6 +28,7 @@ from pgworkers.job import (
     enqueue,
     finish,
     host,
+    link,
     mine,
     progress,
     promote,
@@ -148,6 +149,12 @@ class Machine(RuleBasedStateMachine):
         expired = expires == 0.0 and when != "later"
         job = Job(answer.id, state, priority, unique, when, expired)
         self.model.enqueue(job, parents, on_failed)
+
+    @rule()
+    def link(self) -> None:
+        """What the leader does at some moment after an enqueue with `after`."""
+        self.desk.ask(link.link(100))
+        self.model.link()
 
     @rule(who=st.integers(0, 1), count=st.integers(1, 3))
     def claim(self, who: int, count: int) -> None:

@@ -1,42 +1,11 @@
-"""The mutants of FAULTS.md section 4, in its order, and then those for rules of our own."""
+"""Every mutant: those of FAULTS.md section 4, in its order, those for rules of our own, those of the rows of issue 18."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from pathlib import Path
-
-
-@dataclass(frozen=True)
-class Edit:
-    """In this file, each match of the pattern becomes this text."""
-
-    file: str
-    pattern: str
-    text: str
-    least: int = 1  # so many matches there must be
-
-    def apply(self, root: Path) -> str | None:
-        """Change the file; or why it cannot be."""
-        path = root / self.file
-        if not path.exists():
-            return f"{self.file} is gone"
-        changed, times = re.subn(self.pattern, self.text, path.read_text(encoding="utf-8"), flags=re.DOTALL)
-        if times < self.least:
-            return f"{self.file}: {self.pattern!r} was found {times} times, not {self.least}"
-        path.write_text(changed, encoding="utf-8")
-        return None
-
-
-@dataclass(frozen=True)
-class Mutant:
-    name: str
-    breaks: str  # the rule, in the words of FAULTS.md where it is from there
-    edits: tuple[Edit, ...]
-    checks: tuple[str, ...]  # pytest ids; every case of each must be red
-    reason: str  # a pattern in the message of each of them: red for another reason is not caught
-    note: str = ""  # what it stands for
-
+from mutants.boundary import BOUNDARY
+from mutants.daily_use import DAILY_USE
+from mutants.deaths import DEATHS
+from mutants.mutant import Edit, Mutant
 
 GUARDS = "tests/database/test_lease_guard.py"
 PAIRS = "tests/model/test_pairs.py"
@@ -288,13 +257,34 @@ MUTANTS = (
     Mutant(
         "no-sweep",
         "no subreaper sweep",
-        (Edit("pgworkers/supervisor/reap.py", r"    total = 0\n", "    return 0, True\n    total = 0\n"),),
+        (Edit("pgworkers/supervisor/reap.py", r"    total = 0\n", "    return 0, []\n    total = 0\n"),),
         (
             "tests/process/test_worker_death.py::test_nothing_survives_the_death_of_a_worker[own session]",
             "tests/process/test_worker_death.py::test_nothing_survives_the_death_of_a_worker[daemon]",
         ),
         "dead before the death was told",
         note="those without a session of their own may also die with the worker's group",
+    ),
+    Mutant(
+        "fill-dying-slots",
+        "a slot is filled while its last occupant is dying",
+        (
+            Edit(
+                "pgworkers/supervisor/crew.py",
+                r"len\(self\._workers\) \+ len\(self\._dying\) < self\.wanted",
+                "len(self._workers) < self.wanted",
+            ),
+            Edit(
+                "pgworkers/supervisor/crew.py",
+                r"self\._workers\.keys\(\) \| self\._dying\.keys\(\)",
+                "self._workers",
+            ),
+        ),
+        (
+            "tests/process/test_dying.py"
+            "::test_a_slot_is_filled_only_after_its_last_occupant_and_its_children_are_gone",
+        ),
+        "Forked",
     ),
     Mutant(
         "host-is-its-name",
@@ -393,8 +383,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/schema/0003_flow.sql",
-                r"\n\s+AND j\.state = 'scheduled' AND j\.run_at = pgworkers\.never\(\)\n(\s+UNION)",
-                r"\n\1",
+                r"j\.id = ANY \(locked\) AND j\.state = 'scheduled' AND j\.run_at = pgworkers\.never\(\)(\n\s+AND EXISTS)",
+                r"j.id = ANY (locked)\1",
             ),
         ),
         (
@@ -426,4 +416,7 @@ MUTANTS = (
         ("tests/database/test_job_children.py::test_an_end_that_is_sent_again_has_no_second_children",),
         r"assert \[1, 2, 1, 2\] == \[1, 2\]",
     ),
+    *DEATHS,
+    *BOUNDARY,
+    *DAILY_USE,
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from support.junit import Case
 
-from mutants.catalogue import Mutant
+from mutants.mutant import Mutant
 
 
 @dataclass(frozen=True)

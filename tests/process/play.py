@@ -23,6 +23,7 @@ from pgworkers.process.titles import ROOM
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
 from pgworkers.supervisor.messages import (
+    Alive,
     Boot,
     Booted,
     BootFailed,
@@ -88,9 +89,10 @@ def as_report(frame: frames.Frame) -> frames.Frame:
 class Crewman:
     """One worker as the master sees it: its pid and its socket."""
 
-    def __init__(self, slot: int, pid: int, channel: list[int]) -> None:
+    def __init__(self, slot: int, pid: int, incarnation: int, channel: list[int]) -> None:
         self.slot = slot
         self.pid = pid
+        self.incarnation = incarnation
         fd, self.reads, self.writes, *page = channel
         self.shelf = page[0] if page else -1  # a worker of one job has none
         self.sock = socket.socket(fileno=fd)
@@ -271,7 +273,7 @@ class Play:
         for data, fds in packets:
             fact: Fact = msgspec.json.decode(data, type=Fact)
             if isinstance(fact, Forked):
-                self.crew[fact.slot] = Crewman(fact.slot, fact.pid, fds)
+                self.crew[fact.slot] = Crewman(fact.slot, fact.pid, fact.incarnation, fds)
                 self.crew[fact.slot].ready = fact.ready
                 self.everyone.append(self.crew[fact.slot])
             self.facts.append(fact)
@@ -321,7 +323,7 @@ class Play:
         """Wait until a stack of the worker has a word in it: a dump may find it a moment too early, or asleep."""
 
         def look() -> str | None:
-            self.send(Dump(worker.slot, 1))
+            self.send(Dump(worker.slot, worker.incarnation, 1))
             text = self.fact(Stack).text
             return text if word in text else None
 
@@ -329,7 +331,7 @@ class Play:
 
     def obeyed(self) -> None:
         """Wait until the supervisor has obeyed all that was sent to it: it answers in order."""
-        self.send(Dump(NOBODY, 2))
+        self.send(Dump(NOBODY, 0, 2))
         self.fact(Stack, lambda stack: stack.slot == NOBODY)
 
     def stop(
@@ -342,7 +344,7 @@ class Play:
         ask: float,
         rais: float = 600.0,
     ) -> None:
-        self.send(Stop(worker.slot, job, lease, reason, ask, rais))
+        self.send(Stop(worker.slot, worker.incarnation, job, lease, reason, ask, rais))
 
     def close(self) -> None:
         if self.process.poll() is None and not self.gone:
@@ -359,6 +361,7 @@ class Play:
 
 __all__ = [
     "NOBODY",
+    "Alive",
     "BootFailed",
     "Booted",
     "Crewman",

@@ -45,7 +45,7 @@ def test_a_worker_that_went_on_meanwhile_is_not_killed(
 ) -> None:
     board = Scoreboard(1)
     capture = Capture("test", 0)
-    worker = Worker(0, process.pid, kind(board[0].view), capture)
+    worker = Worker(0, process.pid, 1, kind(board[0].view), capture)
     begin(worker.slot, 1)
     worker.climbs[1, 1] = Climb(1, 1, "cancel", 0.0, 0.0, 0.0, met=True, times=dict(LONG_AGO), looks=99)
     climb.step(worker, 1000.0)

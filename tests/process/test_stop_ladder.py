@@ -21,6 +21,16 @@ def begin():
     open(STARTED, "w").close()
 
 @app.task
+def leaves_sleepers(fails: bool) -> None:
+    for apart in (False, True):
+        child = subprocess.Popen(["sleep", "999"], start_new_session=apart)
+        # The kernel closes the pipe that Popen waits for a moment before it renames the process.
+        while open(f"/proc/{child.pid}/comm").read() != "sleep\\n": time.sleep(0.001)
+    open("started", "w").close()
+    if fails: raise ValueError("on purpose")
+    while True: time.sleep(1)
+
+@app.task
 def quick(n: int) -> int:
     return n
 
@@ -249,7 +259,8 @@ def test_handlers_that_defy_are_killed_and_named(play: Play, tmp_path: Path, tas
 
 def killed_and_named(play: Play, worker: Crewman, died: Died, job: int, reason: str) -> None:
     assert (died.job, died.lease, died.reason, died.status) == (job, 3, reason, "SIGKILL")
-    assert [name for name, _ in died.rungs] == ["ask", "raise", "dump", "kill"]
+    names = [name for name, _ in died.rungs]
+    assert names in (["ask", "raise", "dump", "kill"], ["ask", "signal", "dump", "kill"])
     assert (died.ready, died.oom) == (True, False)
     assert " in guilty_" in (died.stack or "")
     assert not is_alive(worker.pid)
@@ -312,7 +323,7 @@ def test_an_order_that_has_not_begun_is_reported_unstarted(play: Play, tmp_path:
     until("a stopped worker", lambda: stands(worker.pid))
     worker.order(1, "loops")
     play.stop(worker, 1, ask=600)
-    play.send(Dump(worker.slot, 77))
+    play.send(Dump(worker.slot, worker.incarnation, 77))
     assert "stopped" in play.fact(Stack, lambda s: s.token == 77).text  # the stop before it was obeyed, too
     os.kill(worker.pid, signal.SIGCONT)
     report = worker.report(1)
@@ -388,6 +399,8 @@ def test_memory_limit(play: Play, tmp_path: Path) -> None:
     report = worker.report(1)
     assert (report.outcome, report.reason) == ("stopped", "memory")
     assert report.peak_rss > 150 << 20
+    assert report.limit == 150 << 20
+    assert report.used > report.limit
     assert worker.run(2, "quick", n=1).outcome == "done"
 
 
@@ -396,6 +409,8 @@ def test_the_memory_of_what_a_handler_started_counts(play: Play) -> None:
     worker.order(1, "child_eats", memory=250 << 20)
     report = worker.report(1)
     assert (report.outcome, report.reason) == ("stopped", "memory")
+    assert report.limit == 250 << 20
+    assert report.used > report.limit, "the child's memory is part of it"
     assert worker.run(2, "quick", n=1).outcome == "done"
 
 
@@ -406,6 +421,8 @@ def test_who_runs_away_with_memory_is_killed_without_graces(play: Play) -> None:
     assert (died.job, died.reason, died.status) == (1, "memory", "SIGKILL")
     assert "guilty_eater" in (died.stack or "")
     assert died.peak_rss > 100 << 20
+    assert died.limit == 100 << 20
+    assert died.used > died.limit
 
 
 def test_the_deadline_holds_while_nobody_reads(tmp_path: Path) -> None:
@@ -413,7 +430,7 @@ def test_the_deadline_holds_while_nobody_reads(tmp_path: Path) -> None:
     with Play(tmp_path, APP, workers=2, ask_grace=0.1, raise_grace=0.2) as play:
         worker = play.worker(0)
         for token in range(2000):  # more answers than the control socket holds
-            play.send(Dump(NOBODY, token))
+            play.send(Dump(NOBODY, 0, token))
         for job, timeout in enumerate((0.05, 1.0, 10.0), 1):
             worker.order(job, "swallows", timeout=timeout)
             # its death closes the socket; the deadline may also have come before it had begun to swallow
@@ -464,3 +481,30 @@ def test_a_handler_that_asked_for_more_time_is_stopped_when_that_is_over(play: P
     assert (report.outcome, report.reason) == ("stopped", "deadline")
     assert report.duration >= timeout + 0.5
     assert worker.run(9, "quick", n=1).outcome == "done"
+
+
+def test_a_raise_is_recorded_only_if_jobstopped_was_raised(play: Play, tmp_path: Path) -> None:
+    worker = play.worker()
+    worker.order(1, "swallows")
+    started(tmp_path)
+    play.named(worker, " in guilty_")
+    play.stop(worker, 1, ask=0.05, rais=0.3)
+    assert [name for name, _ in play.fact(Died).rungs] == ["ask", "raise", "dump", "kill"]
+    worker = play.worker(other_than=worker.pid)
+    worker.order(2, "holds_gil")  # C code that never looks: the signal arrives and nothing is raised
+    play.named(worker, " in guilty_")
+    play.stop(worker, 2, ask=0.05, rais=0.3)
+    assert [name for name, _ in play.fact(Died).rungs] == ["ask", "signal", "dump", "kill"]
+
+
+def test_what_was_killed_with_a_job_is_named(play: Play, tmp_path: Path) -> None:
+    worker = play.worker()
+    worker.order(1, "leaves_sleepers", fails=False)
+    started(tmp_path)
+    play.stop(worker, 1, "kill", ask=0, rais=0)
+    died = play.fact(Died)
+    assert sorted(name.partition(" (pid ")[0] for name in died.left) == ["sleep", "sleep"]
+    worker = play.worker(other_than=worker.pid)
+    report = worker.run(2, "leaves_sleepers", fails=True)
+    assert report.outcome == "error"
+    assert sorted(name.partition(" (pid ")[0] for name in report.swept) == ["sleep", "sleep"]

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from play import Crewman, Died, Play, stands, until
 
+from pgworkers.clock import boottime
 from pgworkers.process import signals
 from pgworkers.process.scoreboard import Scoreboard
 from pgworkers.supervisor import suspend
 from pgworkers.supervisor.capture import Capture
 from pgworkers.supervisor.member import Worker
-from pgworkers.supervisor.messages import Suspend, Suspended
+from pgworkers.supervisor.messages import MoveDeadline, Suspend, Suspended
 
 APP = """
 @app.task
@@ -52,7 +53,7 @@ def play(tmp_path: Path) -> Iterator[Play]:
 
 
 def asked(play: Play, worker: Crewman, job: int, token: int, *, suspend: bool = True) -> Suspended:
-    play.send(Suspend(worker.slot, job, 1, token, suspend))
+    play.send(Suspend(worker.slot, worker.incarnation, job, 1, token, suspend))
     return play.fact(Suspended, lambda answer: answer.token == token)
 
 
@@ -104,7 +105,7 @@ def sleeper(tmp_path: Path) -> Iterator[Worker]:
     """A real process with a slot that says what the test wants it to."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
-        yield Worker(0, child.pid, Scoreboard(1)[0], Capture.__new__(Capture))
+        yield Worker(0, child.pid, 1, Scoreboard(1)[0], Capture.__new__(Capture))
     finally:
         child.kill()
         child.wait()
@@ -126,7 +127,7 @@ def test_a_worker_that_takes_the_next_job_while_the_signal_is_on_its_way_goes_on
         return really(pid, signum)
 
     monkeypatch.setattr(signals, "send", late)
-    answer = suspend.obey(sleeper, Suspend(0, 1, 1, 7, True), 10.0)
+    answer = suspend.obey(sleeper, Suspend(0, 1, 1, 1, 7, True), 10.0)
     assert (answer.done, answer.text) == (False, "its handler has just ended")
     assert not sleeper.suspended
     until("it goes on", lambda: not stands(sleeper.pid))
@@ -134,7 +135,7 @@ def test_a_worker_that_takes_the_next_job_while_the_signal_is_on_its_way_goes_on
 
 def test_a_suspension_ends_with_its_job_whoever_let_it_go_on(sleeper: Worker) -> None:
     begins(sleeper, 1, deadline=100)
-    assert suspend.obey(sleeper, Suspend(0, 1, 1, 7, True), 10.0).done
+    assert suspend.obey(sleeper, Suspend(0, 1, 1, 1, 7, True), 10.0).done
     os.kill(sleeper.pid, signal.SIGCONT)
     begins(sleeper, 2, deadline=200)
     suspend.hold(sleeper, sleeper.slot.running())
@@ -142,3 +143,29 @@ def test_a_suspension_ends_with_its_job_whoever_let_it_go_on(sleeper: Worker) ->
     suspend.go_on(sleeper, 20.0)
     assert sleeper.slot.deadline == 200, "the deadline of another job is not moved"
     assert not stands(sleeper.pid)
+
+
+def moves(play: Play, worker: Crewman, job: int, at: float) -> None:
+    play.send(MoveDeadline(worker.slot, worker.incarnation, job, 1, int(at * 1e9)))
+
+
+def test_a_suspended_job_whose_deadline_is_moved_to_now_is_stopped(play: Play, tmp_path: Path) -> None:
+    worker = play.worker()
+    worker.order(1, "swallows")
+    until("its start", (tmp_path / "started").exists)
+    assert asked(play, worker, 1, 7).done
+    moves(play, worker, 1, boottime())
+    died = play.fact(Died)
+    assert (died.job, died.reason) == (1, "deadline")
+
+
+def test_only_the_suspension_after_the_move_of_a_deadline_is_added_to_it(sleeper: Worker) -> None:
+    begins(sleeper, 1)
+    assert suspend.obey(sleeper, Suspend(0, 1, 1, 1, 7, True), 1000.0).done
+    suspend.move_deadline(sleeper, 1, 1, int(1160e9), 1100.0)  # a minute from now
+    suspend.go_on(sleeper, 1500.0)
+    assert sleeper.slot.due() == int(1560e9), "a minute after it goes on"
+    assert suspend.obey(sleeper, Suspend(0, 1, 1, 1, 8, True), 1510.0).done
+    suspend.move_deadline(sleeper, 1, 1, 0, 1520.0)
+    suspend.go_on(sleeper, 1530.0)
+    assert sleeper.slot.due() == 0, "no deadline stays none"

@@ -25,7 +25,7 @@ def rescue(stage: Stage, *, quick: bool) -> list[Finding]:
         site.log_statements()
         site.host("default:1")
         site.command("queues", "pause", "default")
-        frail = site.enqueue("work", 1, max_crashes=1)
+        frail = site.enqueue("work", 1, max_attempts=1)
         keyed = site.enqueue("work", 1, unique_key=KEY)
         site.enqueue("work", COUNT - 2)
         site.db.execute("UPDATE pgworkers.queue SET workers = 0")  # the master leaves them to the lost one

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 
-from pgworkers.job import claim, enqueue, finish, host, retry, show
+from pgworkers.job import claim, enqueue, finish, host, link, retry, show
 from pgworkers.job.state import State, Verdict
 from pgworkers.postgres.connect import is_pooled
 from pgworkers.postgres.statements import Query, run
 
 T = TypeVar("T")
+#: Every job with the state of its row; the view `jobs` shows some running rows as claimed.
+STORED = "SELECT id, state FROM pgworkers.job UNION ALL SELECT id, state FROM pgworkers.history"
 STEP = 0.01
 PATIENCE = 60.0
 
@@ -47,7 +49,11 @@ class Desk:
         self.ask(host.register(self.host, "box", 4711, "", "app.py", "1", ["a"], ["t"], lease))
 
     def put(self, task: str = "t", args: str = "{}", **more: Any) -> int:
-        return self.ask(enqueue.enqueue(enqueue.NewJob(task, args, **{"queue": "a", **more}))).id
+        """Enqueue a job. With `after`, do what the leader does then: link it to its parents."""
+        made = self.ask(enqueue.enqueue(enqueue.NewJob(task, args, **{"queue": "a", **more}))).id
+        if more.get("after"):
+            self.ask(link.link(1000))
+        return made
 
     def take(self, count: int = 1, queue: str = "a", tasks: tuple[str, ...] = ("t",)) -> list[claim.Claimed]:
         return self.ask(claim.claim(self.host, [claim.Wants(queue, count)], list(tasks)))
@@ -76,7 +82,8 @@ class Desk:
         return found
 
     def states(self) -> list[tuple[int, str]]:
-        return self.conn.execute("SELECT id, state::text FROM pgworkers.jobs ORDER BY id").fetchall()
+        """As they are stored: running from the claim on."""
+        return self.conn.execute(f"SELECT id, state::text FROM ({STORED}) s ORDER BY id").fetchall()
 
     def notices(self) -> list[tuple[str, str]]:
         """What was notified since the last look; `listen` first."""

@@ -39,7 +39,7 @@ def _wished_then_released(desk: Desk, job: int) -> None:
 def _rescued_dead(desk: Desk, job: int) -> None:
     desk.take()
     desk.conn.execute(
-        "UPDATE pgworkers.job SET crashes = max_crashes, host = gen_random_uuid() WHERE id = %s", [job]
+        "UPDATE pgworkers.job SET attempt = max_attempts, host = gen_random_uuid() WHERE id = %s", [job]
     )
     desk.ask(rescue.rescue(desk.host, 10))
 

@@ -1,4 +1,4 @@
-"""The table of faults in docs/reliability/faults.md, read; and what a run of its tests says of each row."""
+"""Reads the table of docs/reliability/checklist.md, and judges a run of the tests of its fault rows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from support.junit import Case
 
-PAGE = "docs/reliability/faults.md"
+PAGE = "docs/reliability/checklist.md"
 #: What the database suite says of a test that has no meaning there; without a pooler it says something else.
 NOT_JUDGED = "NOT TESTED through a pooler"
 
@@ -17,7 +17,8 @@ NOT_JUDGED = "NOT TESTED through a pooler"
 @dataclass(frozen=True)
 class Row:
     name: str  # its number, or a word
-    fault: str
+    fault: str  # what happens
+    promise: str  # what holds then
     tests: tuple[str, ...]
     reason: str  # where there is no test
     runs: str
@@ -44,17 +45,22 @@ class Outcome:
         return self.result in ("in part", "NOT TESTED")
 
 
-def table(root: Path) -> list[Row]:
+def checklist(root: Path) -> list[Row]:
+    """Every row of the page, in its order."""
     rows = []
     for line in (root / PAGE).read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
-        if not line.startswith("|") or not re.fullmatch(r"\d+|model|pooler", cells[0]):
-            continue
-        tests = tuple(re.findall(r"`(tests/[^`]+)`", cells[2]))
-        rows.append(
-            Row(cells[0], cells[1], tests, "" if tests else cells[2], cells[3] if len(cells) > 3 else "")
-        )
+        if not line.startswith("| ") or len(cells) != 6 or cells[0] == "row":
+            continue  # prose, the head of the table, or the title of a group
+        name, fault, promise, _, tests, runs = cells
+        named = tuple(re.findall(r"`(tests/[^`]+)`", tests))
+        rows.append(Row(name, fault, promise, named, "" if named else tests, runs))
     return rows
+
+
+def table(root: Path) -> list[Row]:
+    """The rows of the fault matrix."""
+    return [row for row in checklist(root) if re.fullmatch(r"\d+|model|pooler", row.name)]
 
 
 def outcome(row: Row, cases: list[Case]) -> Outcome:

@@ -35,7 +35,18 @@ def growing(request: pytest.FixtureRequest, dsn: str, directory: Path) -> Iterat
     `@pytest.mark.excused("I6", "why")` lets one invariant be violated by a test whose subject that is, "audit" all of
     them; without a reason in words it is refused.
     """
-    excuses = dict(_excuse(mark) for mark in request.node.iter_markers("excused"))
+    with grown_under(excuses_of(request.node), dsn, directory) as grown:
+        yield grown
+
+
+def excuses_of(test: pytest.Item) -> dict[str, str]:
+    """The invariants that a test may violate, with the reasons."""
+    return dict(_excuse(mark) for mark in test.iter_markers("excused"))
+
+
+@contextmanager
+def grown_under(excuses: dict[str, str], dsn: str, directory: Path) -> Iterator[Forest]:
+    """Masters, and the audit with these excuses, which may be added to until the masters have left."""
     grown = Forest(dsn, directory)
     try:
         yield grown

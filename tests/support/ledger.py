@@ -16,7 +16,7 @@ from psycopg.rows import namedtuple_row
 LATE = 1.0
 #: Verdicts that give the attempt back: the job was not to blame.
 FREE = {"interrupted", "snoozed", "throttled", "lease_lost"}
-CRASHES = {"crash", "oom", "exit", "host_lost"}
+CRASHES = {"crash", "oom", "exit"}
 #: Verdicts that only a handler that has begun can have.
 BEGUN = {"error", "timeout"}
 

@@ -14,10 +14,13 @@ from pgworkers.errors import DatabaseUnreachable
 from pgworkers.postgres.embedded import EmbeddedServer
 
 MARK = "PGWORKERS_TEST_RUN"
+TREE_MARK = "TREE_MARK"  # of the processes of one master
 RUN_SERVER = "server"  # the directory of the server that all tests share
+LOGIN_SERVER = "server-{}"  # of the servers that have the roles and logins of tests/security
 STEP = 0.02
 PATIENCE = 30.0  # how long a process that is just ending may still be seen
 SPARED: set[int] = set()  # what the run itself has started
+SPARED_TREES: set[str] = set()  # the marks of hosts that serve several tests
 
 
 def look(pid: int, file: str) -> bytes:
@@ -51,13 +54,20 @@ def marked(run: str, root: Path) -> dict[int, str]:
     """Living processes with the mark in their environment, and servers whose data lies below `root`."""
     found = {}
     wanted, below = f"\0{MARK}={run}\0".encode(), b"%b/" % os.fsencode(root)
-    of_the_run = b"%b/" % os.fsencode(root / RUN_SERVER)  # it belongs to the run, not to a test
+    servers = (RUN_SERVER, *map(LOGIN_SERVER.format, ("oldest", "newest")))
+    of_the_run = [
+        b"%b/" % os.fsencode(root / name) for name in servers
+    ]  # they belong to the run, not to a test
+    trees = [f"\0{TREE_MARK}={mark}\0".encode() for mark in SPARED_TREES]
     for pid in processes():
         command = look(pid, "cmdline")
-        if pid == os.getpid() or pid in SPARED or not command or of_the_run in command:
+        if pid == os.getpid() or pid in SPARED or not command or any(home in command for home in of_the_run):
+            continue
+        environ = b"\0%b\0" % look(pid, "environ")
+        if any(tree in environ for tree in trees):
             continue
         is_server = b"postgres\0" in command and below in command
-        if is_server or wanted in b"\0%b\0" % look(pid, "environ"):
+        if is_server or wanted in environ:
             found[pid] = command.replace(b"\0", b" ").decode(errors="replace").strip()
     return found
 
@@ -96,15 +106,23 @@ def make(directory: str | None) -> tuple[Path, int]:
 def sweep(directory: Path) -> None:
     """Remove what runs that were killed left in a directory of temporary things: server, poolers and files."""
     for root in directory.glob("pgw-*"):
-        try:
-            with (root / "run.lock").open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for home in root.rglob("users.lock"):
-                    EmbeddedServer(home.parent).stop(force=True)
-                end(_poolers(root))
-                shutil.rmtree(root)
-        except (OSError, DatabaseUnreachable):
-            continue  # it is alive, just being made, or somebody else's
+        remove(root)
+
+
+def remove(root: Path) -> bool:
+    """End the servers and poolers of a run that is over and delete its files; False if it is alive or not ours."""
+    try:
+        with (root / "run.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for home in root.rglob("users.lock"):
+                EmbeddedServer(home.parent).stop(force=True)
+            end(_poolers(root))
+            shutil.rmtree(root)
+    except FileNotFoundError:
+        return not root.exists()  # else it is just being made
+    except (OSError, DatabaseUnreachable):
+        return False
+    return True
 
 
 def _poolers(root: Path) -> list[int]:

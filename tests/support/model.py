@@ -24,6 +24,8 @@ class Job:
     wished: bool = False
     verdict: str | None = None
     waits: dict[int, str] = field(default_factory=dict)  # parent -> on_failed
+    unlinked: set[int] = field(default_factory=set)  # of these parents, whose rows do not know of it yet
+    linked: bool = False  # its end settles the links to it
 
     def seen(self) -> tuple[object, ...]:
         """What the tables must show of it."""
@@ -61,10 +63,25 @@ class Model:
                 failed = failed or on_failed == "cancel"
                 if on_failed == "wait":
                     job.waits[parent] = on_failed
+        job.unlinked = set(job.waits)
         if job.waits or failed:
-            job.state, job.due = "scheduled", "never"
+            job.state, job.due, job.linked = "scheduled", "never", True
         if failed:
             self._end(job, "cancelled", "cancelled")
+
+    def link(self) -> None:
+        """The leader settles the new links: a parent that lives will be heard, one that has ended has its effect now."""
+        new = [(j.id, parent) for j in self.jobs.values() for parent in j.unlinked]
+        for id, parent_id in sorted(new):
+            job, parent = self.jobs[id], self.jobs[parent_id]
+            if parent_id not in job.unlinked:  # settled by the end of another one
+                continue
+            job.unlinked.discard(parent_id)
+            on_failed = job.waits[parent_id]
+            if parent.state in LIVE or (parent.state != "succeeded" and on_failed == "wait"):
+                parent.linked = True
+            else:
+                self._settle(job, parent)
 
     def claimable(self, count: int) -> list[Job]:
         ready = [j for j in self.jobs.values() if j.state == "ready" and not j.expired]
@@ -153,10 +170,9 @@ class Model:
             if job.state != "running" or job.host == asking or job.host in self.hosts:
                 continue
             self.attempts[job.id, job.lease] = (job.host, "host_lost")
-            job.crashes += 1
             if job.wished:
                 rescued[job.id] = "cancelled"
-            elif job.crashes >= job.max_crashes or job.attempt >= job.max_attempts:
+            elif job.attempt >= job.max_attempts:  # which comes before the tenth loss
                 rescued[job.id] = "dead"
             else:
                 rescued[job.id] = "scheduled"
@@ -185,14 +201,21 @@ class Model:
         """It ends, and whoever waits for it hears of it: released, or cancelled with it. Only who waits."""
         job.state, job.verdict = state, verdict
         job.waits.clear()
+        job.unlinked.clear()
+        if not job.linked:
+            return
         for child in sorted(self.jobs.values(), key=lambda j: j.id):
-            if job.id not in child.waits or child.state not in LIVE:
-                continue
-            on_failed = child.waits[job.id]
-            waiting = child.state == "scheduled" and child.due == "never"
-            if state != "succeeded" and on_failed == "cancel" and waiting:
-                self._end(child, "cancelled", "cancelled")
-            elif state == "succeeded" or on_failed != "wait":
-                del child.waits[job.id]
-                if waiting and not child.waits:
-                    child.state, child.due = "ready", "now"
+            if job.id in child.waits and child.state in LIVE:
+                self._settle(child, job)
+
+    def _settle(self, child: Job, parent: Job) -> None:
+        """The link to a parent that has ended has its effect."""
+        on_failed = child.waits[parent.id]
+        waiting = child.state == "scheduled" and child.due == "never"
+        if parent.state != "succeeded" and on_failed == "cancel" and waiting:
+            self._end(child, "cancelled", "cancelled")
+        elif parent.state == "succeeded" or on_failed != "wait":
+            del child.waits[parent.id]
+            child.unlinked.discard(parent.id)
+            if waiting and not child.waits:
+                child.state, child.due = "ready", "now"

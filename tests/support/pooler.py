@@ -8,12 +8,14 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import LiteralString
 
 import psycopg
+import pytest
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.tree import wait_for
 
@@ -22,18 +24,22 @@ MISSING = "NOT TESTED: pgbouncer is not installed (apt-get install pgbouncer)"
 
 
 class Pooler:
-    """One PgBouncer; each database has `size` sessions at the server."""
+    """One PgBouncer; each database has `size` sessions at the server, of the server's superuser, or of each of `logins`."""
 
-    def __init__(self, dsn: str, home: Path, size: int = 2) -> None:
+    def __init__(self, dsn: str, home: Path, size: int = 2, logins: Sequence[str] = ()) -> None:
         parts = conninfo_to_dict(dsn)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         home.mkdir()
         self._home, self._config = home, home / "pgbouncer.ini"
+        forced, auth = f" user={parts['user']}", "auth_type = any"
+        if logins:  # each client has its own user at the server, too
+            (home / "users").write_text("".join(f'"{name}" ""\n' for name in [*logins, parts["user"]]))
+            forced, auth = "", f"auth_type = trust\nauth_file = {home / 'users'}"
         self._config.write_text(
-            f"[databases]\n* = host={parts['host']} user={parts['user']}\n"
-            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\nauth_type = any\n"
+            f"[databases]\n* = host={parts['host']}{forced}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n{auth}\n"
             f"admin_users = {parts['user']}\npool_mode = transaction\ndefault_pool_size = {size}\n"
             "server_idle_timeout = 5\nmax_client_conn = 500\n"
         )
@@ -50,6 +56,21 @@ class Pooler:
             lambda: _answers(self.address),
             what=f"pgbouncer: {(self._home / 'log').read_text(errors='replace')}",
         )
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def disconnect(self, database: str) -> None:
+        """Forget a database and end the sessions that the pooler keeps for it."""
+        with psycopg.connect(self.address, dbname="pgbouncer", autocommit=True) as console:
+            console.execute(sql.SQL("KILL {}").format(sql.Identifier(database)))
+
+    def reconnect(self, database: str) -> None:
+        """Replace the sessions that the pooler keeps for a database, each as soon as it is free."""
+        with psycopg.connect(self.address, dbname="pgbouncer", autocommit=True) as console:
+            console.execute(sql.SQL("RECONNECT {}").format(sql.Identifier(database)))
 
     def stop(self, number: int = signal.SIGINT) -> None:
         if self._process is not None:
@@ -76,6 +97,12 @@ def pooling(dsn: str, home: Path, size: int = 2) -> Iterator[str]:
         yield pooler.address
     finally:
         pooler.stop()
+
+
+def require_bouncer() -> None:
+    """Skip a test that needs PgBouncer where there is none."""
+    if BOUNCER is None:
+        pytest.skip(MISSING)
 
 
 def _account(home: Path) -> str | None:

@@ -58,8 +58,12 @@ class Server:
                     sql.Literal(template)
                 )
             )
-        command = sql.SQL("CREATE DATABASE {} TEMPLATE {}")
-        self._patiently(command.format(sql.Identifier(name), sql.Identifier(template or "template0")))
+        names = (sql.Identifier(name), sql.Identifier(template or "template0"))
+        command = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(*names)
+        if self._connected().info.server_version >= 150000:
+            # The default since then writes every page to the log, too, which takes twice the CPU.
+            command += sql.SQL(" STRATEGY FILE_COPY")
+        self._patiently(command)
         return name
 
     def drop(self, database: str) -> None:
@@ -97,13 +101,17 @@ class Server:
             self._session.close()
             self._session = None
 
-    def _execute(self, command: sql.Composed) -> list[tuple[Any, ...]]:
+    def _connected(self) -> psycopg.Connection[Any]:
         if self._session is None:
             self._session = psycopg.connect(self.admin, autocommit=True)
+        return self._session
+
+    def _execute(self, command: sql.Composed) -> list[tuple[Any, ...]]:
+        session = self._connected()
         try:
-            cursor = self._session.execute(command)
+            cursor = session.execute(command)
         except psycopg.OperationalError:
-            if not self._session.broken:
+            if not session.broken:
                 raise
             self._session = None  # a test has ended every session there was
             return self._execute(command)

@@ -19,6 +19,8 @@ from psycopg.pq import TransactionStatus
 from support import leftovers
 
 T = TypeVar("T")
+#: Every job with the state of its row; the view `jobs` shows some running rows as claimed.
+STORED = "SELECT id, state FROM pgworkers.job UNION ALL SELECT id, state FROM pgworkers.history"
 STEP, LONGEST_STEP = 0.02, 0.1
 ZOO = Path(__file__).with_name("zoo.py")
 
@@ -94,7 +96,7 @@ class Master:
     def processes(self) -> list[psutil.Process]:
         """Every living process of this master's tree, found by its marker in /proc."""
         found = []
-        for pid in leftovers.with_variable("TREE_MARK", self.marker):
+        for pid in leftovers.with_variable(leftovers.TREE_MARK, self.marker):
             try:
                 process = psutil.Process(pid)
                 if process.status() != psutil.STATUS_ZOMBIE:
@@ -106,7 +108,7 @@ class Master:
     def titles(self, *contains: str) -> list[tuple[int, str]]:
         """Those with one of these words. A command line is no title, whatever the directory is called that it names."""
         found = []
-        for pid in leftovers.with_variable("TREE_MARK", self.marker):
+        for pid in leftovers.with_variable(leftovers.TREE_MARK, self.marker):
             title = " ".join(leftovers.look(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0"))
             if title.startswith("pgworkers: ") and any(word in title for word in contains):
                 found.append((pid, title))
@@ -174,7 +176,7 @@ class Forest:
                 "PGWORKERS_LEDGER": str(self.ledger),
                 "PGWORKERS_DSN": dsn or self.dsn,
                 "ZOO_QUEUES": queues,
-                "TREE_MARK": marker,
+                leftovers.TREE_MARK: marker,
             }
             | environ
         )
@@ -233,14 +235,15 @@ class Forest:
         return next((m for m in self.masters if m.pid in pids and m.process.poll() is None), None)
 
     def state(self, job: int) -> str | None:
-        row = self.db.execute("SELECT state::text FROM pgworkers.jobs WHERE id = %s", (job,)).fetchone()
+        """As it is stored: running from the claim on."""
+        row = self.db.execute(f"SELECT state::text FROM ({STORED}) s WHERE id = %s", (job,)).fetchone()
         return row[0] if row else None
 
     def row(self, job: int) -> dict[str, Any]:
         cursor = self.db.cursor(row_factory=psycopg.rows.dict_row)
         row = cursor.execute("SELECT * FROM pgworkers.jobs WHERE id = %s", (job,)).fetchone()
         assert row is not None, f"job {job} is gone"
-        return row
+        return {**row, "state": self.state(job)}
 
     def attempts(self, job: int) -> list[dict[str, Any]]:
         cursor = self.db.cursor(row_factory=psycopg.rows.dict_row)
@@ -249,7 +252,7 @@ class Forest:
         ).fetchall()
 
     def counts(self) -> dict[str, int]:
-        return dict(self.db.execute("SELECT state::text, count(*) FROM pgworkers.jobs GROUP BY 1").fetchall())
+        return dict(self.db.execute(f"SELECT state::text, count(*) FROM ({STORED}) s GROUP BY 1").fetchall())
 
     def until(self, job: int, state: str, timeout: float = 60.0) -> dict[str, Any]:
         wait_for(lambda: self.state(job) == state, timeout=timeout, what=f"job {job} {state}")

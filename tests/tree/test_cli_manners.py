@@ -110,6 +110,17 @@ def test_config_show_tells_which_database_would_be_used_and_why(cli: Command) ->
     assert told(PGHOST="db", PGUSER="bob") == ("postgresql://bob@db/", "PG* variables")
     assert told(DATABASE_URL="postgresql://u:s3cret@db/x") == ("postgresql://u@db/x", "DATABASE_URL")
     assert told("--dsn", "postgresql://db/y", DATABASE_URL="postgresql://db/x")[1] == "--dsn"
+    (cli.cwd / "dsn").write_text("postgresql://db/z\n")
+    assert told("--dsn-file", "dsn", DATABASE_URL="postgresql://db/x")[0] == "postgresql://db/z"
+    assert told(PGWORKERS_DSN_FILE="dsn", DATABASE_URL="postgresql://db/x")[0] == "postgresql://db/z"
+    assert "exclude each other" in cli.fails("--dsn", "x", "config", "show", "--dsn-file", "dsn", code=2)
+    assert "exclude each other" in cli.fails("--dsn-file", "dsn", "config", "show", "--dsn", "x", code=2)
+    (cli.cwd / "app.py").write_text(
+        "from pgworkers import App\napp = App(dsn='postgresql://db/app')\napp.queue('a')\n"
+    )
+    assert told() == ("postgresql://db/app", "the app's dsn")
+    assert told(PGHOST="elsewhere") == ("postgresql://db/app", "the app's dsn")
+    assert told(DATABASE_URL="postgresql://db/x") == ("postgresql://db/x", "DATABASE_URL")
     assert not home.exists()
 
 

@@ -16,6 +16,8 @@ from support.bounds import BUSY
 from support.ledger import audit, read
 from support.tree import TURNS, UNHURRIED, Forest, wait_for
 
+from pgworkers.job.state import MAX_LOSSES
+
 
 @pytest.mark.parametrize(
     ("how", "verdict", "status"),
@@ -92,6 +94,41 @@ def test_five_thousand_jobs_while_workers_are_killed_fifty_times(forest: Forest)
     assert len(wait_for(lambda: len(master.worker_pids()) == 4 and master.worker_pids())) == 4
 
 
+def test_kills_of_a_supervisor_cost_its_jobs_nothing(forest: Forest) -> None:
+    master = forest.start(queues="default:1")
+    [job] = forest.enqueue("gate", max_attempts=2, max_crashes=2)
+    for kill in range(1, 5):
+        wait_for(lambda kill=kill: len(read(forest.ledger)) == kill, what=f"start {kill}")
+        [supervisor] = master.supervisor_pids("default")
+        os.kill(supervisor, signal.SIGKILL)
+    wait_for(lambda: len(read(forest.ledger)) == 5)
+    forest.open_gate()
+    row = forest.until(job, "succeeded")
+    assert (row["attempt"], row["crashes"], row["lease"]) == (1, 0, 5)
+    attempts = forest.attempts(job)
+    assert [attempt["verdict"] for attempt in attempts] == ["interrupted"] * 4
+    assert {attempt["error"] for attempt in attempts} == {"its supervisor died (SIGKILL)"}
+    assert audit(forest.db, forest.ledger, [job]) == []
+
+
+def test_a_job_that_kills_its_supervisors_is_found(forest: Forest) -> None:
+    forest.declare(
+        "@app.task\ndef parricide(ctx: Ctx) -> None:\n"
+        "    note(ctx, 'START')\n    os.kill(os.getppid(), signal.SIGKILL)\n    time.sleep(60)\n"
+    )
+    forest.start(queues="default:1")
+    [job] = forest.enqueue("parricide", max_attempts=100, max_crashes=100)
+    row = forest.until(job, "dead", timeout=120)
+    assert (row["verdict"], row["lease"]) == ("crash", MAX_LOSSES)
+    last = forest.attempts(job)[-1]["error"]
+    assert last == (
+        "its supervisor died (SIGKILL); not tried again: it was running in 10 deaths of its supervisor or host in a row"
+    )
+    [other] = forest.enqueue("work")
+    forest.until(other, "succeeded")
+    assert audit(forest.db, forest.ledger, [job, other]) == []
+
+
 def test_a_killed_supervisor_is_replaced_and_its_jobs_end_with_the_true_cause(forest: Forest) -> None:
     master = forest.start(queues="default:2,images:1")
     jobs = forest.enqueue("gate", 2)
@@ -104,10 +141,10 @@ def test_a_killed_supervisor_is_replaced_and_its_jobs_end_with_the_true_cause(fo
     forest.open_gate()
     for job in jobs:
         row = forest.until(job, "succeeded")
-        assert row["crashes"] == 1
+        assert row["crashes"] == 0
         [attempt] = forest.attempts(job)
         assert "supervisor" in attempt["error"]
-        assert attempt["verdict"] == "crash"
+        assert attempt["verdict"] == "interrupted"
     assert forest.until(other, "succeeded")["attempt"] == 1, "another queue was hit"
     assert audit(forest.db, forest.ledger, [*jobs, other]) == []
 
@@ -176,7 +213,7 @@ def test_a_host_that_was_stopped_longer_than_its_lease_cannot_finish_what_it_los
     assert forest.state(job) == "running", "a stale end was written"
     forest.open_turn(2)
     row = forest.until(job, "succeeded")
-    assert (row["lease"], row["attempt"], row["crashes"], row["result"]) == (2, 2, 1, 2)
+    assert (row["lease"], row["attempt"], row["crashes"], row["result"]) == (2, 2, 0, 2)
 
 
 def test_c_code_that_holds_the_gil_longer_than_the_lease_is_not_rescued(forest: Forest) -> None:

@@ -17,8 +17,12 @@ def test_a_life_as_the_doctor_sees_it(forest: Forest) -> None:
     cli = Command(forest.directory, PGWORKERS_DSN=forest.dsn, ZOO_QUEUES="default:2", **FAST)
 
     def well() -> dict[str, str] | None:
-        """What it says if it has nothing to complain of; of a round trip that was slow for a moment it may, nothing else."""
+        """What it says if it has nothing to complain of; of a round trip that was slow for a moment it may, nothing else.
+
+        Which account runs the tests, and its core limit, are not the question here (tests/security/test_hardening.py).
+        """
         rows: list[dict[str, Any]] = cli("doctor", "-o", "json", code=None).json()
+        rows = [row for row in rows if row["check"] not in ("account", "core dumps")]
         bad = [row for row in rows if row["level"] in ("warn", "fail")]
         assert {row["check"] for row in bad} <= {"database"}, bad
         return None if bad else {row["check"]: row["what"] for row in rows}

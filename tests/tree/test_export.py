@@ -16,6 +16,7 @@ from support.command import Command
 from pgworkers.deploy.around import MARGIN, around
 from pgworkers.deploy.containers import label, manifests
 from pgworkers.deploy.systemd import unit
+from pgworkers.master import http
 from pgworkers.master.drain import longest
 from pgworkers.settings import load
 from pgworkers.specs import AppSpec, QueueSpec
@@ -24,7 +25,7 @@ APP = """
 from pgworkers import App
 app = App(drain="2m")
 app.queue("default", workers=3, memory="512MB")
-app.queue("odd 'name': [x]", workers=1)
+app.queue("odd 'name' #[x]", workers=1)
 """
 
 
@@ -110,8 +111,9 @@ def parsed(text: str) -> list[dict[str, Any]]:
 
 
 def test_manifests_that_kubernetes_understands(cli: Command) -> None:
-    deployment, scaled = parsed(cli("export", "k8s", "--image", "r.example/app:1").out)
-    module("kubernetes_validate").validate(deployment, "1.31", strict=True)
+    deployment, policy, scaled = parsed(cli("export", "k8s", "--image", "r.example/app:1").out)
+    for one in (deployment, policy):
+        module("kubernetes_validate").validate(one, "1.31", strict=True)
     pod = deployment["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert pod["terminationGracePeriodSeconds"] == stop_of(120)
@@ -122,15 +124,40 @@ def test_manifests_that_kubernetes_understands(cli: Command) -> None:
     assert container["securityContext"]["allowPrivilegeEscalation"] is False
     assert container["resources"]["limits"]["memory"] == f"{256 + 3 * 512}Mi"
     queries = [trigger["metadata"]["query"] for trigger in scaled["spec"]["triggers"]]
-    assert queries == ["SELECT pgworkers.backlog('default')", "SELECT pgworkers.backlog('odd ''name'': [x]')"]
+    assert queries == ["SELECT pgworkers.backlog('default')", "SELECT pgworkers.backlog('odd ''name'' #[x]')"]
     assert [trigger["metadata"]["targetQueryValue"] for trigger in scaled["spec"]["triggers"]] == ["3", "1"]
     assert scaled["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"] == "my-reports"
     assert scaled["spec"]["minReplicaCount"] == 1
 
 
+def test_s15_only_prometheus_reaches_the_port_of_a_pod(cli: Command) -> None:
+    text = cli("export", "k8s", "--monitoring", "prom").out
+    assert "0.0.0.0" not in text
+    deployment, policy, _ = parsed(text)
+    assert (policy["kind"], policy["spec"]["policyTypes"]) == ("NetworkPolicy", ["Ingress"])
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    (port,) = container["ports"]
+    (rule,) = policy["spec"]["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": port["containerPort"]}]
+    assert rule["from"] == [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "prom"}}}]
+    variables = [one["name"] for one in container["env"]]
+    assert variables.index("POD_IP") < variables.index("PGWORKERS_METRICS"), "it is made of the one before"
+    values = {one["name"]: one.get("value") for one in container["env"]}
+    assert values["PGWORKERS_METRICS"] == f"$(POD_IP):{port['containerPort']}"
+    for address in ("10.0.0.7", "fd00::7"):  # what Kubernetes writes there
+        assert http.parse(f"{address}:9911") == (address, 9911)
+
+
+def test_s15_a_container_answers_only_inside_of_it(cli: Command) -> None:
+    lines = [line for line in cli("export", "docker").out.splitlines() if not line.startswith("#")]
+    assert not [line for line in lines if "0.0.0.0" in line or line.startswith("EXPOSE")]
+
+
 def test_a_manifest_with_a_mistake_is_noticed(cli: Command) -> None:
     kubernetes = module("kubernetes_validate")
-    deployment, _ = parsed(cli("export", "k8s").out)
+    deployment, *_ = parsed(cli("export", "k8s").out)
     deployment["spec"]["template"]["spec"]["terminationGracePeriodSecond"] = 1
     with pytest.raises(kubernetes.ValidationError):
         kubernetes.validate(deployment, "1.31", strict=True)
@@ -147,7 +174,7 @@ def test_hostile_names_stay_strings() -> None:
     text = manifests(
         around("a", "app.py", load(environ={}), spec), image='i"\nkind: Evil', secret="s", most=3
     )
-    deployment, scaled = parsed(text)
+    deployment, _, scaled = parsed(text)
     assert deployment["kind"] == "Deployment"
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == 'i"\nkind: Evil'
     assert len(scaled["spec"]["triggers"]) == 1
@@ -172,7 +199,7 @@ def test_a_procfile_and_exports_without_an_app(tmp_path: Path) -> None:
     assert cli("export", "procfile").out == "worker: pgworkers run --config app.py\n"
     bare = cli("export", "k8s")
     assert "there is no app.py here" in bare.err
-    assert len(parsed(bare.out)) == 2
+    assert len(parsed(bare.out)) == 3
     (tmp_path / "app.py").write_text("raise RuntimeError('broken')")
     broken = cli("export", "systemd")
     assert "written without what it says" in broken.err

@@ -6,10 +6,15 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
 
+import psycopg
 import pytest
 from support.bounds import BUSY, PROMOTE, E, P, R, S
 from support.ledger import audit, read
+from support.stranger import stranger_session
 from support.tree import Forest, Master, wait_for
 
 
@@ -22,9 +27,99 @@ def leaders(forest: Forest) -> list[int]:
     return [row[0] for row in rows]
 
 
+def readyz(master: Master) -> str:
+    [line] = [line for line in master.log().splitlines() if line.startswith("metrics ")]
+    address = line.split()[1].removesuffix("/metrics")
+    with urllib.request.urlopen(f"{address}/readyz?verbose", timeout=10) as answer:
+        return str(answer.read().decode())
+
+
 def leader(forest: Forest) -> Master | None:
     row = forest.db.execute("SELECT pid FROM pgworkers.host WHERE leader").fetchone()
     return next((m for m in forest.masters if row and m.pid == row[0]), None)
+
+
+LOCK = "SELECT pg_advisory_lock((1885828967::bigint << 32) | 'pgworkers'::regnamespace::oid::bigint)"
+
+
+@pytest.fixture
+def stranger(forest: Forest) -> Iterator[psycopg.Connection[Any]]:
+    """A session of a login that has only CONNECT, and that holds the leader's lock."""
+    with stranger_session(forest.dsn) as conn:
+        conn.execute(
+            "SELECT pg_advisory_lock((1885828967::bigint << 32) | oid::bigint)"
+            " FROM pg_namespace WHERE nspname = 'pgworkers'"
+        )
+        yield conn
+
+
+def promotes(forest: Forest) -> None:
+    """A duty is performed: what is scheduled runs."""
+    [job] = forest.enqueue("work", delay="0.2 seconds")
+    forest.until(job, "succeeded")
+
+
+def test_a_stranger_that_holds_the_lock_stops_no_duty_and_is_reported(
+    forest: Forest, stranger: psycopg.Connection[Any]
+) -> None:
+    first = forest.start("--metrics", "127.0.0.1:0", queues="default:1")
+    wait_for(lambda: leader(forest) is first)
+    promotes(forest)
+    holder = f"pid {stranger.info.backend_pid}, role stranger_"
+    wait_for(lambda: holder in first.log() and "psql of a stranger" in first.log())
+    assert holder in readyz(first)
+    second = forest.start(queues="default:1")
+    first.signal(signal.SIGKILL)
+    first.wait()
+    wait_for(lambda: leader(forest) is second)
+    promotes(forest)
+    assert "was deposed" not in second.log()
+    assert stranger.execute("SELECT 1").fetchone() == (1,), "its session was left alone"
+    stranger.execute("SELECT pg_advisory_unlock_all()")
+    wait_for(lambda: "has let it go" in second.log())
+    wait_for(lambda: leaders(forest) and stranger.info.backend_pid not in leaders(forest))
+    assert leader(forest) is second
+
+
+def test_a_frozen_leader_is_deposed_while_a_stranger_holds_the_lock(
+    forest: Forest, stranger: psycopg.Connection[Any]
+) -> None:
+    frozen = forest.start(queues="default:1")
+    wait_for(lambda: leader(forest) is frozen)
+    other = forest.start(queues="default:1")
+    frozen.signal(signal.SIGSTOP)
+    wait_for(lambda: leader(forest) is other)
+    promotes(forest)
+    frozen.signal(signal.SIGCONT)
+    wait_for(lambda: "no longer leads" in frozen.log())
+    assert leader(forest) is other
+    assert stranger.execute("SELECT 1").fetchone() == (1,)
+
+
+def test_a_session_of_the_same_role_that_holds_the_lock_is_reported_as_what_it_is(forest: Forest) -> None:
+    with psycopg.connect(forest.dsn, autocommit=True, application_name="a report") as conn:
+        conn.execute(LOCK)
+        first = forest.start(queues="default:1")
+        wait_for(lambda: leader(forest) is first)
+        wait_for(
+            lambda: f"pid {conn.info.backend_pid}" in first.log() and "a report" in first.log(),
+            what="the session is named in the log",
+        )
+        promotes(forest)
+        assert "was deposed" not in first.log()
+        assert conn.execute("SELECT 1").fetchone() == (1,), "its session was left alone"
+
+
+def test_a_leader_whose_row_was_deleted_still_says_that_it_leads(forest: Forest) -> None:
+    first = forest.start(queues="default:1")
+    wait_for(lambda: leader(forest) is first)
+    forest.db.execute("DELETE FROM pgworkers.host")
+    wait_for(lambda: leader(forest) is first, what="its new row says so")
+    promotes(forest)
+    command = [sys.executable, "-m", "pgworkers", "--dsn", forest.dsn, "doctor", "-o", "json"]
+    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=False, cwd="/").stdout)
+    assert [one["level"] for one in told if one["check"] == "leader"] == ["ok"]
+    assert "no longer leads" not in first.log()
 
 
 def test_exactly_one_of_three_leads_and_says_so(forest: Forest) -> None:
@@ -113,7 +208,9 @@ def test_each_duty_can_be_performed_by_hand(forest: Forest) -> None:
         [*command, "list", "-o", "json"], capture_output=True, text=True, check=True, cwd="/"
     ).stdout
     names = [row["name"] for row in json.loads(listed)]
-    assert {"rescue", "promote", "ticks", "partitions"} <= set(names)
+    assert {"rescue", "promote", "ticks", "partitions", "split", "calendar", "strangers", "storage"} <= set(
+        names
+    )
     [job] = forest.enqueue("work", delay="0.01 seconds")
     for name in names:
         done = subprocess.run([*command, "run", name], capture_output=True, text=True, check=False, cwd="/")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import psutil
@@ -283,3 +285,27 @@ def test_meta_and_errors_reach_the_next_attempt(forest: Forest) -> None:
     )
     row = forest.until(job, "succeeded")
     assert row["meta"] == {"why": "nightly"}
+
+
+def test_a_result_that_cannot_be_kept_is_dead_at_once_and_says_so(forest: Forest) -> None:
+    forest.declare("""
+@app.task(retries=9)
+def returns(ctx: Ctx, what: str) -> Any:
+    note(ctx, "START")
+    note(ctx, "END")
+    return "x" * 100_000 if what == "large" else {"handle": object()}
+""")
+    forest.start(queues="default:1")
+    for what, said in (("large", "more than 16KB"), ("alien", "objects of type object have no JSON form")):
+        [job] = forest.enqueue("returns", args={"what": what}, max_attempts=10)
+        row = forest.until(job, "dead")
+        assert (row["verdict"], row["attempt"]) == ("bad_result", 1)
+        command = [sys.executable, "-m", "pgworkers", "--dsn", forest.dsn, "jobs", "show", str(job)]
+        shown = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, cwd="/"
+        ).stdout
+        assert (
+            "dead: bad_result (the handler returned, but its result cannot be kept; it is not tried again)"
+            in shown
+        )
+        assert said in shown

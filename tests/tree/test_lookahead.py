@@ -126,3 +126,43 @@ def test_batch_false_commits_each_end_before_the_next_start(forest: Forest) -> N
     assert [job for job, _ in sorted(rows, key=lambda row: row[1])] == sorted(
         jobs, key=lambda job: began[job]
     )
+
+
+def test_jobs_that_no_worker_here_can_begin_are_left_alone(forest: Forest) -> None:
+    """Parents that wait for children of their own queue hold every worker. The host must not take the children again
+    and again: each time costs two writes and a lease, and they show as claimed although nothing runs."""
+    forest.start(queues="default:1")
+    jobs = warm(forest)
+    [parent] = forest.enqueue("gate")
+    wait_for(lambda: parent in starts(forest))
+    children = forest.enqueue("work", 5)
+
+    def renewed() -> object:
+        return forest.db.execute("SELECT renewed_at FROM pgworkers.host").fetchone()
+
+    before = renewed()
+    for _ in range(10):  # each is half a second of the host's life, on its own clock
+        wait_for(lambda before=before: renewed() != before)
+        before = renewed()
+    rows = forest.db.execute(
+        "SELECT state::text, lease FROM pgworkers.job WHERE id = ANY (%s)", [children]
+    ).fetchall()
+    assert {state for state, _ in rows} == {"ready"}
+    assert max(lease for _, lease in rows) <= 1, "they are claimed and given back again and again"
+    forest.open_gate()
+    forest.until_all_ended()
+    assert audit(forest.db, forest.ledger, [*jobs, parent, *children]) == []
+
+
+def test_a_job_that_runs_is_soon_shown_with_its_worker(forest: Forest) -> None:
+    """Also where renewals are rare: until then it would pass for one that waits in its host's buffer."""
+    forest.start(queues="default:1", PGWORKERS_RENEW="10m", PGWORKERS_LEASE="1h")
+
+    def told() -> object:
+        return forest.db.execute("SELECT state, job_id FROM pgworkers.worker").fetchall()
+
+    wait_for(lambda: told() == [("idle", None)], what="the renewal of a host whose workers are all up")
+    [job] = forest.enqueue("gate")
+    wait_for(lambda: told() == [("busy", job)])
+    forest.open_gate()
+    forest.until_all_ended()

@@ -53,7 +53,13 @@ def test_what_a_failed_handler_held_is_given_back(forest: Forest) -> None:
 def test_a_job_that_cannot_be_read_is_dead_and_the_queue_goes_on(forest: Forest) -> None:
     """Rows that somebody inserted by hand, past every check of the API."""
     master = forest.start(queues="default:1")
-    forest.db.execute("ALTER DOMAIN pgworkers.arguments DROP CONSTRAINT job_args_are_flat")
+    for domain, constraint in (
+        ("arguments", "job_args_are_flat"),
+        ("job_meta", "job_meta_fits"),
+        ("job_meta", "job_meta_is_flat"),
+        ("job_timeout", "job_timeout_fits"),
+    ):
+        forest.db.execute(f"ALTER DOMAIN pgworkers.{domain} DROP CONSTRAINT {constraint}")
     deep = "[" * 5000 + "]" * 5000
     columns = "queue, task, args, timeout, meta"
     insert = f"INSERT INTO pgworkers.job ({columns}) VALUES ('default', 'work', %s, %s, %s) RETURNING id"
@@ -212,3 +218,32 @@ def test_health_and_metrics_answer_and_say_why_not(forest: Forest) -> None:
         urllib.request.urlopen(f"{base}/readyz?verbose", timeout=60)
     assert refused.value.code == 503
     assert b"draining" in refused.value.read()
+
+
+def test_two_hosts_of_one_machine_have_metrics_of_their_own_and_are_told_apart(
+    forest: Forest, tmp_path: Path
+) -> None:
+    masters = [forest.start(queues="default:1", PGWORKERS_METRICS="") for _ in range(2)]
+    cli = Command(tmp_path, PGWORKERS_DSN=forest.dsn)
+    workers = wait_for(
+        lambda: (found := cli("workers", "list", "-o", "json").json()) and len(found) == 2 and found
+    )
+    assert {row["host_pid"] for row in workers} == {master.pid for master in masters}
+    shown = cli("workers", "list").lines()
+    assert shown[0].split()[:2] == ["HOST", "MASTER"]
+    assert {line.split()[1] for line in shown[1:]} == {str(master.pid) for master in masters}
+    hosts = {row["pid"]: row["metrics"] for row in cli("hosts", "-o", "json").json()}
+    assert len(set(hosts.values())) == 2
+    assert all(page.startswith("http://127.0.0.1:") for page in hosts.values()), hosts
+    for master in masters:
+        assert f"metrics   {hosts[master.pid]}" in master.log()
+        page = urllib.request.urlopen(hosts[master.pid], timeout=60).read().decode()
+        assert "pgworkers_build_info" in page
+
+
+def test_check_makes_no_database(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("from pgworkers import App\napp = App()\napp.queue('default')\n")
+    told = Command(tmp_path)("run", "--check")
+    assert f"embedded, would be made in {tmp_path}/.pgworkers" in told.out
+    assert "check     ok" in told.out
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == ["app.py"]

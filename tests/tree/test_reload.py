@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from support.ledger import audit, read
+from support.ledger import audit, most_at_once, read
 from support.tree import Forest, wait_for
 
 from pgworkers.job.strangers import strangers
@@ -45,6 +45,58 @@ def test_sighup_replaces_the_code_and_running_jobs_finish_on_the_old(forest: For
     wait_for(lambda: old not in master.worker_pids() and len(master.worker_pids()) == 2)
     wait_for(lambda: len(master.supervisor_pids()) == 1)
     assert audit(forest.db, forest.ledger, [slow, job]) == []
+
+
+def test_two_versions_together_run_no_more_jobs_than_the_queue_has_workers(forest: Forest) -> None:
+    """A queue with one worker is what people use for jobs that must not run at once."""
+    master = forest.start(queues="default:1,other:1")
+    [old] = forest.enqueue("gate", args={"value": "old"})
+    wait_for(lambda: read(forest.ledger))
+    jobs = forest.enqueue("work", 5)
+    for number in (1, 2):
+        change(forest, forest.app.read_text() + f"\nVERSION = {number}\n")
+        master.signal(signal.SIGHUP)
+        wait_for(lambda n=number: master.log().count("reloaded: version") == n)
+        wait_for(lambda: len(master.titles("worker default/0 idle")) == 1)
+    others: list[int] = []
+    for _ in range(3):  # each is a reason to look, and its end says that the host has looked
+        jobs += forest.enqueue("work")
+        others += forest.enqueue("work", queue="other")
+        forest.until(others[-1], "succeeded")
+    assert [forest.state(job) for job in jobs] == ["ready"] * 8
+    forest.open_gate()
+    forest.until_all_ended()
+    assert most_at_once(forest.ledger, {}, [old, *jobs]) == 1
+    assert audit(forest.db, forest.ledger, [old, *jobs, *others]) == []
+
+
+def test_the_end_of_an_old_job_by_a_kill_lets_the_new_version_begin(forest: Forest) -> None:
+    master = forest.start(queues="default:1")
+    [old] = forest.enqueue("gate", args={"value": "old"})
+    wait_for(lambda: read(forest.ledger))
+    change(forest, forest.app.read_text() + ADDED)
+    master.signal(signal.SIGHUP)
+    wait_for(lambda: "reloaded: version" in master.log())
+    [job] = forest.enqueue("newcomer")
+    os.kill(read(forest.ledger)[0].pid, signal.SIGKILL)
+    forest.until(job, "succeeded")
+    forest.open_gate()
+    forest.until(old, "succeeded")
+
+
+def test_a_queue_may_allow_both_versions_to_run_side_by_side(forest: Forest) -> None:
+    text = forest.app.read_text()
+    change(forest, text + "\napp.queue('side', workers=1, reload_overlap=True)\n")
+    master = forest.start(queues="default:1")
+    [old] = forest.enqueue("gate", args={"value": "old"}, queue="side")
+    wait_for(lambda: read(forest.ledger))
+    change(forest, forest.app.read_text() + ADDED)
+    master.signal(signal.SIGHUP)
+    [job] = forest.enqueue("newcomer", queue="side")
+    forest.until(job, "succeeded")
+    assert forest.state(old) == "running"
+    forest.open_gate()
+    forest.until(old, "succeeded")
 
 
 def test_a_broken_version_is_refused_and_the_old_one_goes_on(forest: Forest) -> None:

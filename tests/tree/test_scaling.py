@@ -82,6 +82,11 @@ def test_a_throttled_queue_cools_down_as_a_whole_and_goes_on(forest: Forest) -> 
     cooled = "SELECT throttled_until - updated_at >= interval '1 s' FROM pgworkers.queue"
     assert forest.db.execute(cooled).fetchone() == (True,)
     # for as long as we look at it, however slow we are
+    [master] = forest.masters
+    throttled = "queue default is throttled: no job of it starts for "
+    wait_for(lambda: throttled in master.log(), what="the line of the throttle")
+    wait_for(lambda: "(again when its queue has cooled down)" in master.log(), what="the line of the job")
+    assert "again at once" not in master.log()
     forest.db.execute("UPDATE pgworkers.queue SET throttled_until = now() + interval '1 h'")
     [other] = forest.enqueue("work")
     assert forest.state(other) == "ready"

@@ -161,6 +161,9 @@ def test_task_options_that_cannot_work_are_refused(options: dict[str, Any], said
         ("\ud800", {}, "control or unprintable"),
         ("ø" * 101, {}, "too long: 202 bytes, at most 200"),
         (7, {}, "queue name: 7 is not a string"),
+        ("a,b", {}, "queue name: 'a,b' contains ',', so that `-Q a,b:4` could not name it"),
+        ("a:4", {}, "queue name: 'a:4' contains ':'"),
+        ("-a", {}, "queue name: '-a' begins with '-'"),
         ("q", {"workers": 0}, "workers: 0 is out of range (1 to 1024)"),
         ("q", {"workers": 1025}, "workers: 1025 is out of range"),
         ("q", {"nice": 20}, "nice: 20 is out of range"),
@@ -174,6 +177,19 @@ def test_queues_that_cannot_work_are_refused(name: Any, options: dict[str, Any],
         app.queue(name, **options)
     assert said in str(caught.value)
     assert not app.queues
+
+
+@pytest.mark.parametrize("name", ["a,b", "a:4", "-a"])
+def test_names_that_no_command_line_can_say_are_refused_wherever_they_are_declared(name: str) -> None:
+    app = made("default")
+    for declare in (
+        lambda: app.task(name=name)(lambda_like),
+        lambda: app.task(queue=name)(lambda_like),
+        lambda: app.route("img.*", name),
+        lambda: module_level.using(queue=name),
+    ):
+        with pytest.raises(UsageError, match="`-Q a,b:4` could not name it"):
+            declare()
 
 
 def test_a_misspelt_option_is_named_with_the_one_that_was_meant() -> None:

@@ -23,7 +23,7 @@ from pgworkers.job.finish import End
 from pgworkers.job.retry import Again
 from pgworkers.job.state import State, Verdict
 from pgworkers.lives import WorkerDied, WorkerReady
-from pgworkers.master import handing
+from pgworkers.master import handing, orphans
 from pgworkers.master.crew import Worker
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.ends import Ends
@@ -32,7 +32,7 @@ from pgworkers.master.supervisors import Supervisors
 from pgworkers.process import frames, tickets
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec, TaskSpec
-from pgworkers.supervisor.messages import Boot, Died, Forked
+from pgworkers.supervisor.messages import Alive, Boot, Died, Forked
 from pgworkers.worker.messages import Kind, Report
 
 ONE = QueueSpec("default", max_jobs=1)
@@ -101,7 +101,9 @@ class Stage:
 
         cast("Any", self.dispatch).recover = look
         boot = Boot("app.py", ONE, 1, {}, "host")
-        self.supervisors = Supervisors(settings, facts, self.dispatch, {"default": boot}, "v1", -1)
+        self.supervisors = Supervisors(
+            settings, facts, self.dispatch, {"default": boot}, "v1", -1, asyncio.create_task
+        )
         self.supervisor = SimpleNamespace(
             queue="default",
             version="v1",
@@ -113,21 +115,35 @@ class Stage:
         )
         self.crew: list[Born] = []
 
-    def forked(self, *, ready: bool = True) -> Born:
+    def listed(self, *incarnations: int) -> None:
+        """What the supervisor says each second: these are the workers that it has."""
+        self.supervisors._heard(cast("Any", self.supervisor), Alive(list(incarnations)), [])
+
+    def forked(self, *, ready: bool = True, slot: int | None = None) -> Born:
         """The supervisor has forked one: nothing stands between it and its first order, if it is `ready`."""
         ours, theirs = socket.socketpair()
         reads, writes = tickets.make()
-        slot = len(self.crew)
+        number = len(self.crew)
+        slot = number if slot is None else slot
         takes = os.dup(reads)
         fds = [ours.detach(), reads, writes]
-        self.supervisors._heard(cast("Any", self.supervisor), Forked(slot, 4711 + slot, ready), fds)
-        self.crew.append(Born(self.supervisor.workers[slot], theirs, takes))
+        self.supervisors._heard(cast("Any", self.supervisor), Forked(slot, 4711 + number, number, ready), fds)
+        self.crew.append(Born(self.supervisor.workers[number], theirs, takes))
         return self.crew[-1]
 
     def died(self, born: Born, job: int, status: str = "SIGKILL") -> str:
         """Its supervisor has buried it; what the master says of that. `job`: what its slot said it ran."""
         number = 0 if status.startswith("exit") else int(signal.Signals[status])
-        fact = Died(born.seen.slot, born.seen.pid, job, 1 if job else 0, status, number, ready=True)
+        fact = Died(
+            born.seen.slot,
+            born.seen.pid,
+            born.seen.incarnation,
+            job,
+            1 if job else 0,
+            status,
+            number,
+            ready=True,
+        )
         self.supervisors._heard(cast("Any", self.supervisor), fact, [])
         [told] = [fact for fact in self.told if isinstance(fact, WorkerDied) and fact.pid == born.seen.pid]
         return str(told.why)
@@ -387,3 +403,89 @@ def test_a_last_word_that_is_still_in_the_socket_beats_the_news_of_the_death(sta
         assert stage.at_rest()
 
     play(scene)
+
+
+# -- deaths that nobody reported ---------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_its_supervisor_no_longer_lists_is_gone_and_its_job_crashed() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.claims(1)
+        born = stage.forked()
+        assert (born.order(), born.ticket()) == (1, 1), "it has begun"
+        stage.listed(born.seen.incarnation)
+        assert (stage.ended(), born.seen.state) == ([], "busy"), "it is listed"
+        stage.listed()
+        [end] = stage.ended()
+        assert end.verdict is Verdict.CRASH
+        assert "a death that its supervisor did not report" in str(end.error)
+        assert (born.seen.state, stage.supervisor.workers, stage.dispatch.held) == ("gone", {}, {})
+
+    play(scene)
+
+
+def test_an_unbegun_order_of_a_worker_that_is_no_longer_listed_goes_to_the_next() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.claims(1)
+        assert stage.forked().order() == 1
+        stage.listed()
+        assert (stage.waiting(), stage.ended()) == ([1], [])
+
+    play(scene)
+
+
+def test_a_busy_worker_that_no_supervisor_has_is_gone_and_its_job_crashed() -> None:
+    """As when the table of a supervisor had another worker under the same key."""
+
+    async def scene(stage: Stage) -> None:
+        stage.claims(1)
+        born = stage.forked()
+        assert (born.order(), born.ticket()) == (1, 1)
+        stage.supervisors.hearing.reconcile([cast("Any", stage.supervisor)])
+        assert stage.ended() == [], "it is known"
+        stage.supervisor.workers.clear()
+        stage.supervisors.hearing.reconcile([cast("Any", stage.supervisor)])
+        [end] = stage.ended()
+        assert end.verdict is Verdict.CRASH
+        assert stage.dispatch.held == {}
+
+    play(scene)
+
+
+def test_the_death_of_an_earlier_occupant_is_not_that_of_the_next() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.claims(1)
+        first = stage.forked()
+        assert (first.order(), first.ticket()) == (1, 1)
+        second = stage.forked(slot=first.seen.slot)
+        assert stage.died(first, 1) == "crash"
+        assert [end.verdict for end in stage.ended()] == [Verdict.CRASH]
+        assert (first.seen.state, second.seen.state, second.seen.open) == ("gone", "idle", True)
+
+    play(scene)
+
+
+def test_a_burial_that_fails_is_an_errand_of_the_host_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host hears of the failure and leaves. Before, nothing heard of it, and the queue had no supervisor any more."""
+
+    async def hidden(*_: object) -> int:
+        raise PermissionError("/proc")
+
+    monkeypatch.setattr(orphans, "sweep", hidden)
+
+    async def run() -> None:
+        stage = Stage()
+        errands: list[asyncio.Task[None]] = []
+
+        def beside(errand: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            errands.append(asyncio.create_task(errand))
+            return errands[-1]
+
+        stage.supervisors._beside = beside
+        stage.supervisors._died(cast("Any", stage.supervisor))
+        assert stage.supervisors.alive
+        await asyncio.wait(errands)
+        assert isinstance(errands[0].exception(), PermissionError)
+        assert not stage.supervisors.alive, "a drain does not wait for it"
+
+    asyncio.run(run())

@@ -53,3 +53,29 @@ def test_ready_forgets_the_failures() -> None:
 
 def test_cap() -> None:
     assert max(Budget(1, 30.0, 2.0).died(float(i), was_ready=False) for i in range(50)) == 2.0
+
+
+def test_children_that_leave_unused_are_replaced_ever_more_slowly() -> None:
+    budget, now = Budget(5, 30.0, 30.0), 0.0
+    pauses = []
+    for _ in range(12):
+        pauses.append(budget.left_unused(now))
+        now += max(pauses[-1], RATE)
+    assert pauses[:5] == [0.0, 0.1, 0.2, 0.4, 0.8]
+    assert pauses[-1] == 30.0
+    assert budget.unused == 12
+
+
+def test_many_that_leave_unused_at_once_are_one_round() -> None:
+    budget = Budget(5, 30.0, 30.0)
+    assert [budget.left_unused(0.0) for _ in range(16)] == [0.0, *[RATE] * 15]
+    assert budget.left_unused(RATE) == RATE
+    assert budget.unused == 2
+
+
+def test_a_quiet_period_forgets_those_that_left_unused() -> None:
+    budget = Budget(5, 30.0, 30.0)
+    for at in (0.0, 0.1, 0.3, 0.7):
+        budget.left_unused(at)
+    assert budget.left_unused(100.0) == 0.0
+    assert budget.unused == 1

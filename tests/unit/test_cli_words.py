@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import click
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis.strategies import text
 
 from pgworkers.cli import output
 from pgworkers.cli.failure import explain, guarded, one_line, report, scrub
@@ -20,6 +22,7 @@ from pgworkers.cli.run import parse_queues, parse_workers
 from pgworkers.cli.values import duration_or_forever, job_id, json_object, moment, pairs, plain_wait, scalar
 from pgworkers.cli.wording import ago, arguments, plain, plural, progress, short
 from pgworkers.clock import seconds, show_seconds, size
+from pgworkers.declare.options import read_listed_name
 from pgworkers.errors import UsageError
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -159,6 +162,20 @@ def test_workers_and_queues() -> None:
     assert 1 <= parse_workers("auto", 64) <= 64
     assert parse_workers("auto", 1) == 1
     assert parse_queues("a, b:4,", 64) == {"a": None, "b": 4}
+
+
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
+@given(text(min_size=1, max_size=20), text(min_size=1, max_size=20))
+def test_every_queue_that_may_be_declared_can_be_named(a: str, b: str) -> None:
+    try:
+        names = [read_listed_name(name, what="queue", limit=200) for name in (a, b)]
+    except UsageError:
+        assume(False)
+    assume(a != b)
+    assert parse_queues(f"{names[0]},{names[1]}:4", 64) == {a: None, b: 4}
+
+
+def test_queues_that_cannot_be_meant() -> None:
     for wrong in ("0", "65", "many", "1.5"):
         with pytest.raises(UsageError, match="--workers"):
             parse_workers(wrong, 64)

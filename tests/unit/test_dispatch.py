@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
-from pgworkers.clock import monotonic
+from pgworkers.clock import boottime, monotonic
 from pgworkers.events import Fact, JobsReleased
 from pgworkers.facts import Facts
 from pgworkers.job.claim import Claimed
+from pgworkers.job.renew import Deadline
 from pgworkers.job.state import Verdict
 from pgworkers.lives import WorkerBurned
 from pgworkers.master import desk, handing, orders
@@ -65,7 +66,9 @@ class Stage:
         heard, recover = self.dispatch.heard, self.dispatch.recover
         slot = len(self.crew)
         channel = ours, reads, writes, page
-        worker = Worker("default", slot, os.getpid(), "v1", channel, heard, recover, lambda command: None)
+        worker = Worker(
+            "default", slot, os.getpid(), slot + 1, "v1", channel, heard, recover, lambda command: None
+        )
         self.crew.append((worker, theirs))
         self.dispatch.joined(worker)
         self.dispatch.heard(worker, [frames.Frame(Kind.READY, 0, 0, b"")])
@@ -416,7 +419,7 @@ def test_the_ends_that_a_dead_worker_had_not_sent_count() -> None:
         stage.theirs.sendall(done(1)[:30])  # killed while it sent the first, and ran the third
         stage.lays(1, 2)
         stage.theirs.close()
-        died = Died(0, os.getpid(), 3, 1, "SIGKILL", 9, ready=True)
+        died = Died(0, os.getpid(), 1, 3, 1, "SIGKILL", 9, ready=True)
         assert stage.dispatch.died(stage.worker, died) is Verdict.CRASH
         assert stage.worker.jobs == 2, "two have ended, one was running"
         assert [held.claimed.id for held in stage.desk.buffer] == [4], "the last was not begun"
@@ -429,7 +432,7 @@ def test_nonsense_on_the_shelf_of_a_dead_worker_is_not_read() -> None:
         stage.claims(1)
         assert tickets.wait(stage.takes) == ((1, 1), False)
         stage.shelf.lay(b"\xff" * 100)
-        assert stage.dispatch.died(stage.worker, Died(0, os.getpid(), 1, 1, "SIGSEGV", 11, ready=True))
+        assert stage.dispatch.died(stage.worker, Died(0, os.getpid(), 1, 1, 1, "SIGSEGV", 11, ready=True))
         assert stage.worker.state == "gone"
 
     play(scene)
@@ -489,3 +492,50 @@ def test_ends_of_jobs_that_have_a_process_each_wait_for_one_another(
     monkeypatch.setattr("pgworkers.master.ends.STEP", 3600.0)  # however slow the machine is
     monkeypatch.setattr("pgworkers.master.ends.asyncio.sleep", rest)
     asyncio.run(run())
+
+
+def with_deadline(remaining: float | None, epoch: float | None) -> Held:
+    job = Claimed(
+        1, 1, "default", "work", "{}", 1, 0, 10, 3, 5.0, None, remaining, None, None, [], 0.0, False,
+        deadline_epoch=epoch,
+    )  # fmt: skip
+    return Held(job, TaskSpec("work", "default"))
+
+
+def test_a_deadline_that_is_read_late_was_not_moved() -> None:
+    held = with_deadline(60.0, 1000.0)
+    held.began = monotonic()
+    assert not held.read_deadline(Deadline(1, 1, 1000.0, 30.0)), "the answer to the claim took half a minute"
+    left = held.left(monotonic())
+    assert left is not None
+    assert left <= 5.0, "the timeout of the attempt counts"
+
+
+def test_without_its_deadline_the_timeout_of_the_attempt_counts() -> None:
+    held = with_deadline(60.0, 1000.0)
+    held.began = monotonic()
+    assert held.read_deadline(Deadline(1, 1, 2000.0, 600.0))
+    left = held.left(monotonic())
+    assert left is not None
+    assert left > 500.0
+    assert held.read_deadline(Deadline(1, 1, None, None))
+    left = held.left(monotonic())
+    assert left is not None
+    assert left <= 5.0
+    assert 0 < held.attempt_deadline() <= int((boottime() + 5.0) * 1e9)
+    assert held.deadline() == 0
+
+
+def test_the_deadline_of_one_waiting_job_is_not_sent_with_the_next() -> None:
+    spec = TaskSpec("work", "default")
+    moved, plain = with_deadline(None, None), with_deadline(None, None)
+    moved.spec = plain.spec = spec
+    assert moved.read_deadline(Deadline(1, 1, 1000.0, 10.0))
+
+    def deadline(held: Held) -> int:
+        body = frames.Reader().feed(orders.frame(held))[0].body
+        return messages.read_head(messages.parted(body)[0]).deadline
+
+    assert deadline(moved) > 0
+    assert deadline(plain) == 0
+    assert deadline(moved) > 0

@@ -211,11 +211,11 @@ def test_every_command_that_a_fix_names_exists() -> None:
     """A fix that cannot be typed is worse than none."""
     named = set()
     for module in Path(pgworkers.doctor.__file__).parent.glob("*.py"):
+        text = module.read_text()
         named |= set(
-            re.findall(
-                r"pgworkers ([a-z]+)(?: ([a-z0-9]+))?", "".join(re.findall(r'"[^"\n]*"', module.read_text()))
-            )
+            re.findall(r"pgworkers ([a-z]+)(?: ([a-z0-9]+))?", "".join(re.findall(r'"[^"\n]*"', text)))
         )
+        named |= set(re.findall(r"""command\(['"]([a-z]+)(?: ([a-z0-9]+))?""", text))
     assert len(named) > 15
     ctx = click.Context(root)
     for command, below in named:
@@ -228,3 +228,66 @@ def test_every_command_that_a_fix_names_exists() -> None:
 
 #: Words that follow our name in sentences.
 _PROSE = {"has", "job", "refuses", "that"}
+
+
+def test_jobs_that_run_as_root_are_a_warning() -> None:
+    assert levels(local.account(Machine(pid=7, master=True, root=True))) == ["warn"]
+    assert levels(local.account(Machine(pid=7, master=True))) == ["ok"]
+    assert levels(local.account(Machine(pid=7, master=False, root=True))) == ["skip"]
+    (finding,) = local.account(Machine(pid=7, master=True, root=True))
+    assert "User=" in finding.fix[0]
+
+
+def test_core_dumps_are_a_warning() -> None:
+    for none in (0, 1):  # a host sets a limit of one byte
+        assert levels(local.core_dumps(Machine(pid=7, master=True, cores=none))) == ["ok"]
+    assert levels(local.core_dumps(Machine(pid=7, master=False, cores=None))) == ["skip"]
+    for cores, size in ((None, "of any size"), (1 << 20, "of up to 1MB")):
+        (finding,) = local.core_dumps(Machine(pid=7, master=True, cores=cores, core_pattern="|/x %p"))
+        assert finding.level == "warn"
+        assert finding.fix[0].split()[0] == "LimitCORE=0"
+        assert size in finding.what
+        assert "|/x %p" in finding.what
+
+
+@pytest.mark.parametrize(("soft", "cores"), [("0", 0), ("unlimited", None), ("1048576", 1 << 20)])
+def test_root_and_core_limits_are_read(tree: Path, soft: str, cores: int | None) -> None:
+    proc = tree / "proc"
+    with (proc / "70" / "limits").open("a") as limits:
+        limits.write(f"Max core file size        {soft:<21}unlimited            bytes     \n")
+    (proc / "70" / "status").write_text("Name:\tpython\nUid:\t1000\t0\t0\t0\n")
+    (proc / "sys" / "kernel").mkdir(parents=True)
+    (proc / "sys" / "kernel" / "core_pattern").write_text("core\n")
+    found = look(tree)
+    assert (found.cores, found.core_pattern, found.root) == (cores, "core", True)
+    (proc / "70" / "status").write_text("Name:\tpython\nUid:\t0\t1000\t0\t0\n")
+    assert not look(tree).root
+
+
+@pytest.mark.parametrize(
+    ("address", "encrypted", "sslmode", "level"),
+    [
+        ("", False, "prefer", "ok"),
+        ("127.0.0.1", False, "disable", "ok"),
+        ("127.9.9.9", False, "disable", "ok"),
+        ("::1", False, "prefer", "ok"),
+        ("10.0.0.5", False, "prefer", "warn"),
+        ("fd00::5", False, "allow", "warn"),
+        ("10.0.0.5", True, "require", "warn"),
+        ("10.0.0.5", True, "verify-ca", "warn"),
+        ("10.0.0.5", True, "verify-full", "ok"),
+    ],
+)
+def test_the_way_to_another_machine_is_encrypted_and_verified(
+    address: str, encrypted: bool, sslmode: str, level: str
+) -> None:
+    (finding,) = server.encryption([server.Link(address, encrypted, sslmode)])
+    assert finding.level == level
+    if level == "warn":
+        assert "verify-full" in finding.fix[0]
+
+
+def test_each_way_to_the_database_is_judged() -> None:
+    pooled, direct = server.Link("10.0.0.5", True, "verify-full"), server.Link("10.0.0.6", False, "prefer")
+    (finding,) = server.encryption([pooled, direct])
+    assert "10.0.0.6 is not encrypted" in finding.what

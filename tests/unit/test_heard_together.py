@@ -12,6 +12,7 @@ from support.claimer import Quiet, claimer
 
 from pgworkers.events import Fact, Notified
 from pgworkers.facts import Facts
+from pgworkers.job.notifications import HostHint, Ready
 from pgworkers.master.renewal import Renewal
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
@@ -33,15 +34,17 @@ class Session:
         return self._here.pop(0) if self._here else None
 
 
-def renewal(facts: Facts, on_notice: Callable[[str], None], on_heard: Callable[[], None]) -> Renewal:
+def renewal(facts: Facts, on_hint: Callable[[HostHint], None], on_heard: Callable[[], None]) -> Renewal:
     nobody = cast("Any", SimpleNamespace())
     return Renewal(
         *("host", nobody, nobody, facts, Settings()),
-        *(nobody, nobody, on_notice, on_heard, nobody),
+        *(nobody, nobody, on_hint, on_heard, nobody),
     )
 
 
-@pytest.mark.parametrize("said", [(), ("one",), ("one", "two", "one")])
+@pytest.mark.parametrize(
+    "said", [(), ("ready:a",), ("ready:a", "what is this", "cancel:²", "ready:b", "ready:a")]
+)
 def test_of_notices_that_came_together_the_claimer_is_told_once_when_all_were_heard(
     said: tuple[str, ...],
 ) -> None:
@@ -53,8 +56,10 @@ def test_of_notices_that_came_together_the_claimer_is_told_once_when_all_were_he
 
     facts = Facts()
     facts.listen(counted)
-    renewal(facts, happened.append, lambda: happened.append("all heard"))._hear(cast("Any", Session(*said)))
-    assert happened == [*said, "all heard", *["counted"] * len(said)]
+    host = renewal(facts, lambda hint: happened.append(str(hint)), lambda: happened.append("all heard"))
+    host._hear(cast("Any", Session(*said)))
+    hints = [str(Ready(text.removeprefix("ready:"))) for text in said if text.startswith("ready:")]
+    assert happened == [*hints, "all heard", *["counted"] * len(said)]
 
 
 def test_one_claim_is_for_all_queues_that_were_heard_of_together_and_is_sent_before_they_are_counted(
@@ -83,7 +88,7 @@ def test_one_claim_is_for_all_queues_that_were_heard_of_together_and_is_sent_bef
         await asyncio.sleep(0)
         happened.clear()  # all queues are dry
         facts.listen(lambda fact: happened.append(fact.payload), Notified)
-        host = renewal(facts, lambda said: claims.heard(said.removeprefix("ready:")), claims.all_heard)
+        host = renewal(facts, lambda hint: claims.heard(cast("Ready", hint).queue), claims.all_heard)
         heard = asyncio.get_running_loop().create_future()
 
         def came() -> None:

@@ -30,8 +30,9 @@ def test_rungs_come_in_order_each_after_its_grace() -> None:
     assert times[Rung.RAISE] >= times[Rung.ASK] + 5.0
     assert times[Rung.DUMP] >= times[Rung.RAISE] + 3.0
     assert times[Rung.KILL] >= times[Rung.DUMP] + DUMP_TIME
-    assert [name for name, _ in climb.rungs] == ["ask", "raise", "dump", "kill"]
-    assert climb.rungs[0][1] == 0.0
+    assert [name for name, _ in climb.record(struck=True)] == ["ask", "raise", "dump", "kill"]
+    assert [name for name, _ in climb.record(struck=False)] == ["ask", "signal", "dump", "kill"]
+    assert climb.record(struck=True)[0][1] == 0.0
 
 
 def test_without_graces_only_the_dump_is_waited_for() -> None:

@@ -61,11 +61,14 @@ def of_a_job(text: str) -> list[events.Fact]:
         ended(task=text, state="scheduled", error=text, again_in=3.0, attempt=2),
         events.JobRescued(*said, "scheduled"),
         events.LeaseLost(*said, True),
+        events.LeaseLost(*said, True, rescued=True),
         events.FinishRejected(*said),
         events.EndRefused(*said, "RaiseException: not on a Sunday", 1.0),
         events.StopWished(*said, "cancel"),
         events.JobStalled(*said, True),
         events.JobStalled(*said, False),
+        events.DeadlineMoved(*said, 600.0),
+        events.DeadlineMoved(*said, 0.0),
         lives.WorkerDied("reports", 0, 77, 1042, "SIGSEGV", "crash", 0, text, 2),
     ]
 
@@ -80,9 +83,14 @@ def of_no_job(text: str) -> list[events.Fact]:
         events.TaskUnknown("reports", text, 1),
         events.HostChanged("running", text),
         events.LeaderChanged(False, text),
+        events.LeaderLockHeld(7, text, text),
+        events.QueueThrottled(text, 60.0, 2),
+        events.Purged(text, 3),
+        events.TicksSkipped(text, text, 3),
         events.JobsReleased(2, text),
         events.OutputDropped(text, 7),
         lives.OrphansKilled(1),
+        lives.FormerHostEnded(2, 1),
         lives.SupervisorDied(text, 7, text, 1.0),
     ]
 
@@ -145,6 +153,10 @@ class TestText:
             ),
             ({"error": "ValueError: no", "again_in": 3.0}, "error: ValueError: no (again in 3s)"),
             ({"error": "asked to be retried", "again_in": 1.0}, "asked to be retried in 1s"),
+            (
+                {"verdict": "throttled", "error": "slow down", "again_in": 0.0},
+                "throttled: slow down (again when its queue has cooled down)",
+            ),
             ({"error": "asked to be retried: busy", "again_in": 0.0}, "asked to be retried at once: busy"),
             ({"verdict": "snoozed", "error": "snoozed", "again_in": 1.0}, "snoozed for 1s"),
             ({"verdict": "snoozed", "error": "snoozed: night", "again_in": 1.0}, "snoozed for 1s: night"),
@@ -501,3 +513,33 @@ def test_a_stack_follows_its_line_behind_bars_and_can_forge_none() -> None:
     assert all(line.startswith("  | ") for line in rest)
     Log(said.append, style="json")(fact)
     assert json.loads(said[1])["data"] == {"slot": 0, "pid": 77, "stack": stack}
+
+
+def test_what_became_of_a_lost_lease_and_of_missed_ticks_and_purges() -> None:
+    said = (7, 2, "reports", "render", 1)
+    sentences = {
+        events.LeaseLost(*said, True): "lease lost: another host owns it",
+        events.LeaseLost(
+            *said, True, rescued=True
+        ): "lease lost: the job was rescued, as this host had not renewed in time",
+        events.TicksSkipped("tidy", "", 1): "schedule tidy: 1 missed tick passed by without a job",
+        events.TicksSkipped(
+            "tidy", "acme", 3
+        ): "schedule tidy (acme): 3 missed ticks passed by without a job",
+        events.Purged("finished jobs", 1): "purged 1 row (finished jobs): past the retention",
+        events.Purged("finished jobs", 1200): "purged 1,200 finished jobs: past the retention",
+        events.Purged(
+            "partition history_20200101", 1
+        ): "purged partition history_20200101: past the retention",
+        events.QueueThrottled("mail", 60.0, 1): "queue mail is throttled: no job of it starts for 1m",
+        events.QueueThrottled("mail", 60.0, 3): "for 1m (throttle 3 in a row)",
+        ended(
+            state="scheduled", verdict="throttled", error="slow down", again_in=0.0
+        ): "(again when its queue has cooled down)",
+    }
+    lines: list[str] = []
+    log = Log(lines.append)
+    for fact, sentence in sentences.items():
+        lines.clear()
+        log(fact)
+        assert [sentence in line for line in lines] == [True], (fact, lines)

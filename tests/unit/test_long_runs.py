@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mutants.catalogue import Mutant
 from mutants.judgement import judge, without_any
+from mutants.mutant import Mutant
 from support import junit
 from support.faults import Row, outcome, summary
 from support.junit import Case
 
 A, B = "tests/fault/test_x.py::test_a", "tests/fault/test_x.py::test_b"
-ROW = Row("7", "a fault", (A, B), "", "suite")
-POOLED = Row("pooler", "all of it", ("tests/database --pooler",), "", "long")
+ROW = Row("7", "a fault", "it is survived", (A, B), "", "suite")
+POOLED = Row("pooler", "all of it", "as without", ("tests/database --pooler",), "", "long")
 MUTANT = Mutant("m", "a rule", (), (A, B), "overlapp?ed")
 
 

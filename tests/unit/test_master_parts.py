@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
 
-from pgworkers import events
+from pgworkers import events, lives
 from pgworkers.errors import UsageError
 from pgworkers.facts import Facts, Hearing
 from pgworkers.job.show import Other
 from pgworkers.master.burst import waiting
 from pgworkers.master.desk import QueueDesk, ahead, worth_a_claim
+from pgworkers.master.host import Host
 from pgworkers.master.http import CannotListen, bind
 from pgworkers.master.pace import Pace
 from pgworkers.master.renewal import Unbroken
+from pgworkers.observe.lines import tell
 from pgworkers.postgres.embedded_binaries import foreign
 from pgworkers.specs import QueueSpec
 
@@ -199,3 +204,30 @@ def test_of_jobs_that_are_reported_together_the_desk_learns_the_mean() -> None:
     for duration in (0.1, 0.3, 0.0, 0.1):
         other.learn("work", duration)
     assert pace.of("work") == other.of("work")
+
+
+def test_processes_of_a_former_host_that_do_not_end_are_told_although_none_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def nothing_ends(host: str) -> tuple[int, int]:
+        return 0, 2
+
+    async def stays_out(host: object) -> bool:
+        return False
+
+    monkeypatch.setattr("pgworkers.master.host.orphans.end_former", nothing_ends)
+    monkeypatch.setattr("pgworkers.master.host.join", stays_out)
+    monkeypatch.setattr("pgworkers.master.host.signals.hear", lambda host: None)
+    monkeypatch.setattr("pgworkers.master.host.prctl.inherit_orphans", lambda: None)
+    told: list[Any] = []
+    facts = Facts()
+    facts.listen(told.append)
+    stage: Any = SimpleNamespace(id="host", facts=facts, lines={}, why="", become=lambda state, why: None)
+    asyncio.run(Host.serve(stage))
+    assert told == [lives.FormerHostEnded(0, 2)]
+    line = tell(told[0])
+    assert line is not None
+    assert (
+        line[1]
+        == "2 processes left by a former host of this machine did not end: they are not ours to end, or hang"
+    )

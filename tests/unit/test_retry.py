@@ -8,7 +8,7 @@ import pytest
 
 from pgworkers.clock import MAX_SECONDS
 from pgworkers.job.retry import AgainIn, Dead, decide, delay_after
-from pgworkers.job.state import CRASHES, FREE, State, Verdict
+from pgworkers.job.state import CRASHES, FREE, MAX_LOSSES, State, Verdict
 from pgworkers.specs import BackoffSpec
 
 EXACT = BackoffSpec(jitter=0.0)
@@ -128,3 +128,11 @@ def test_a_policy_can_end_a_job_or_delay_it_but_not_lengthen_its_life(verdict: V
 @pytest.mark.parametrize("verdict", sorted(FREE))
 def test_no_policy_is_asked_about_what_is_not_the_jobs_doing(verdict: Verdict) -> None:
     assert decided(verdict, policy=False) == AgainIn(0.0, free=True)
+
+
+def test_a_lost_supervisor_costs_nothing_until_it_happened_too_often_in_a_row() -> None:
+    spent = {"attempt": 10, "crashes": 9, "lost": True}
+    assert decided(Verdict.INTERRUPTED, **spent) == AgainIn(0.0, free=True)
+    assert decided(Verdict.INTERRUPTED, **spent, losses=3, rand=0.0) == AgainIn(1.5, free=True)
+    assert isinstance(decided(Verdict.INTERRUPTED, **spent, losses=MAX_LOSSES - 2), AgainIn)
+    assert decided(Verdict.INTERRUPTED, **spent, losses=MAX_LOSSES - 1) == Dead()

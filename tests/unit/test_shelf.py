@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from pgworkers.process import shelf
+from pgworkers.process.descriptors import Channel
 from pgworkers.process.shelf import ROOM, SIZE, Shelf
 from pgworkers.worker.outbox import Outbox
 
@@ -89,7 +90,7 @@ def test_what_is_sent_takes_along_what_lies_there_and_goes_behind_it(page: int) 
     with ours, theirs:
         ours.setblocking(False)
         outbox = Outbox()
-        outbox.sock, outbox.shelf = theirs, Shelf(os.dup(page))
+        outbox.sock, outbox.shelf = Channel(theirs), Shelf(os.dup(page))
         outbox.lay(b"one,")
         outbox.lay(b"two,")
         with pytest.raises(BlockingIOError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec import Raw
 
@@ -46,7 +47,7 @@ def written(report: Report, **kwargs: object) -> End | Again:
 
 
 def died(status: str = "SIGKILL", signal: int = 9, **kwargs: object) -> Died:
-    return Died(0, 1, 7, 4, status, signal, True, **kwargs)  # type: ignore[arg-type]
+    return Died(0, 1, 1, 7, 4, status, signal, True, **kwargs)  # type: ignore[arg-type]
 
 
 def test_done_is_succeeded_whatever_was_wished() -> None:
@@ -146,3 +147,40 @@ def test_a_handler_that_left_no_checkpoint_does_not_wipe_the_one_on_record() -> 
     )
     assert isinstance(end, End)
     assert (end.checkpoint, end.progress, end.result) == (None, None, "null")
+
+
+def test_a_result_that_cannot_be_kept_is_the_end_at_once() -> None:
+    end = written(Report("bad_result", 1, 1, 1, error="work: the result is not JSON"), attempt=1)
+    assert isinstance(end, End)
+    assert (end.state, end.verdict, end.error) == (
+        State.DEAD,
+        Verdict.BAD_RESULT,
+        "work: the result is not JSON",
+    )
+
+
+def test_a_memory_verdict_names_limit_and_peak() -> None:
+    report = Report("stopped", 1, 1, 10 << 20, reason="memory", limit=100 << 20, used=150 << 20)
+    assert of_report(report).error == "stopped over its memory limit: peak 150MB, 100MB allowed"
+    death = msgspec.structs.replace(died(reason="memory"), limit=100 << 20, used=150 << 20, peak_rss=10 << 20)
+    assert of_death(death).error == "stopped over its memory limit: peak 150MB, 100MB allowed"
+    kernel = msgspec.structs.replace(died(oom=True), peak_rss=200 << 20)
+    assert (of_death(kernel).error or "").endswith(": peak 200MB, no limit of its own (memory=)")
+    limited = msgspec.structs.replace(kernel, limit=300 << 20)
+    assert (of_death(limited).error or "").endswith(": peak 200MB, 300MB allowed")
+
+
+def test_what_was_killed_with_a_job_is_named() -> None:
+    death = msgspec.structs.replace(died(), left=["ffmpeg (pid 7)", "sh (pid 8)"])
+    assert (of_death(death).error or "").endswith("; killed with it: ffmpeg (pid 7), sh (pid 8)")
+    report = Report("error", 1, 1, 1, error="ValueError: x", swept=["sleep (pid 9)"])
+    assert of_report(report).error == "ValueError: x; killed with it: sleep (pid 9)"
+
+
+def test_what_hangs_and_what_belongs_to_another_user_are_told_apart() -> None:
+    text = of_death(died(stuck=["5 (dd, state D)"])).error or ""
+    assert "hang in the kernel: 5 (dd, state D)" in text
+    text = of_death(died(foreign=["6 (sudo, state S)"])).error or ""
+    assert "hang" not in text
+    assert "belong to another user" in text
+    assert "6 (sudo, state S)" in text

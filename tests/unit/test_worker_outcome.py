@@ -13,6 +13,7 @@ from pgworkers.errors import (
     Snooze,
     Throttled,
     UnfitArguments,
+    UnfitResult,
 )
 from pgworkers.worker import outcome
 
@@ -68,7 +69,8 @@ def test_an_error_at_the_same_time_is_an_error_unless_the_handler_had_been_told(
         (Discard(), "discard", None),
         (UnfitArguments("stored by SQL"), "unfit", None),
         (ArgumentError("of another task, that the handler enqueued"), "error", None),
-        (ResultError("not JSON"), "error", None),
+        (ResultError("of another job, that the handler read"), "error", None),
+        (UnfitResult("work: the result is not JSON"), "bad_result", None),
         (SystemExit(), "exit", None),
         (KeyboardInterrupt(), "error", None),
     ],

@@ -1,0 +1,50 @@
+"""What a value of a job may be: the bounds that the Python API and the tables share.
+
+Python refuses a value where it is written, with a sentence. The tables refuse the same value from every writer: psql, a
+trigger, another language. Each bound below names its domain or constraint in `pgworkers/schema`, and tests/law compares
+the numbers. Sizes of JSON are sizes of its text. Postgres prints JSON with spaces and numbers in full, so its bound is
+wider than that of the compact text that Python writes.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+#: Queues, tasks, schedules, rate scopes, in UTF-8 (`job_names_fit`, `schedule_names_fit`, `bucket_scope_fits`).
+NAME_BYTES = 200
+#: One scope of a scoped schedule (`schedule_names_fit`).
+SCOPE_BYTES = 500
+#: Unique and concurrency keys, which are indexed (`job_unique_fits`, `job_concurrency_key_fits`).
+KEY_BYTES = 1000
+#: Begins the concurrency keys of the jobs of schedules with overlap="replace" (`schedule/fire.sql`, `pgworkers.enqueue()`).
+SCHEDULE_KEY_PREFIX = "schedule:"
+
+#: The highest value of the setting payload_limit.
+ARGS_BYTES = 4 << 20
+#: Arguments as Postgres prints them (`job_args_fit`).
+ARGS_PRINTED_BYTES = 4 << 20
+META_BYTES = 16 << 10
+#: (`job_meta_fits`)
+META_PRINTED_BYTES = 32 << 10
+CHECKPOINT_BYTES = 1 << 20
+#: Checkpoint and progress (`job_notes_fit`).
+NOTES_PRINTED_BYTES = 4 << 20
+#: The highest value of result_limit, as a setting and of a task.
+RESULT_BYTES = 32 << 20
+#: (`job_result_fits`)
+RESULT_PRINTED_BYTES = 64 << 20
+
+#: Higher is sooner (`job_priority_fits`). The lowest integer has no opposite.
+PRIORITY_MIN = -(1 << 31) + 1
+PRIORITY_MAX = (1 << 31) - 1
+#: max_attempts and max_crashes (`job_budgets`).
+BUDGET_MAX = 10_001
+#: Memory of an attempt (`job_memory_fits`).
+MEMORY_MIN_BYTES = 1 << 20
+MEMORY_MAX_BYTES = (1 << 60) - 1
+#: Delays, timeouts, deadlines: 100 years (`job_timeout_fits`, `seconds_fit`).
+DURATION_MAX_DAYS = 36_500
+DURATION_MAX_SECONDS = DURATION_MAX_DAYS * 86400.0
+#: `at=` and what follows from it (`job_moments_fit`). The last moment is `pgworkers.never()`.
+MOMENT_MIN = datetime(1970, 1, 1, tzinfo=UTC)
+MOMENT_MAX = datetime(9999, 1, 1, tzinfo=UTC)

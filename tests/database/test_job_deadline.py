@@ -1,0 +1,103 @@
+"""Moving the deadline of a job: in SQL, from Python, and what a renewal says of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import psycopg
+import pytest
+from support.desk import Desk
+
+from pgworkers import App, NotFound
+from pgworkers.cli.story import tell
+from pgworkers.cli.wording import utcnow
+from pgworkers.job import deadline, operation, renew
+from pgworkers.job.state import State
+
+
+def test_a_live_job_gets_it_and_a_running_one_is_notified(desk: Desk) -> None:
+    desk.listen()
+    waiting = desk.put()
+    assert desk.ask(deadline.set_deadline(waiting, 60.0)) == "ready"
+    assert ("pgworkers", f"deadline:{waiting}") not in desk.notices()
+    (job,) = desk.take()
+    assert job.remaining == pytest.approx(60.0, abs=30.0)
+    assert desk.ask(deadline.set_deadline(job.id, 600.0)) == "running"
+    assert ("pgworkers", f"deadline:{job.id}") in desk.notices()
+    desk.end(job)
+    assert desk.ask(deadline.set_deadline(job.id, 600.0)) == "succeeded"
+    assert desk.ask(deadline.set_deadline(10**9, 600.0)) is None
+
+
+@pytest.mark.parametrize("within", ["-1 s", "200 years", None])
+def test_what_is_no_deadline_is_refused(desk: Desk, within: str | None) -> None:
+    job = desk.put()
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        desk.conn.execute("SELECT pgworkers.set_deadline(%s, %s::interval)", [job, within])
+
+
+def test_a_renewal_tells_of_deadlines_that_the_host_does_not_know(desk: Desk) -> None:
+    job, other = desk.run_one(deadline=60.0), desk.run_one()
+    held = [(job.id, job.lease), (other.id, other.lease)]
+
+    def renewed(*known: float | None) -> list[renew.Deadline]:
+        return desk.ask(renew.renew(desk.host, held, "running", "[]", deadlines=known)).deadlines
+
+    (first,) = renewed(None, None)
+    assert (first.job, first.lease) == held[0]
+    assert renewed(first.epoch, None) == []
+    desk.ask(deadline.set_deadline(other.id, 10.0))
+    (moved,) = renewed(first.epoch, None)
+    assert moved.job == other.id
+    assert moved.remaining == pytest.approx(10.0, abs=9.0)
+
+
+def test_a_claim_reads_the_deadline_as_a_renewal_does(desk: Desk) -> None:
+    """So a renewal tells only of deadlines that were moved, however late a claim or a renewal is answered."""
+    job = desk.run_one(deadline=12345.678901)
+    assert job.deadline_epoch is not None
+    held = [(job.id, job.lease)]
+
+    def renewed() -> list[renew.Deadline]:
+        return desk.ask(
+            renew.renew(desk.host, held, "running", "[]", deadlines=[job.deadline_epoch])
+        ).deadlines
+
+    assert renewed() == []
+    desk.conn.execute("UPDATE pgworkers.job SET deadline_at = NULL")
+    (removed,) = renewed()
+    assert (removed.epoch, removed.remaining) == (None, None)
+
+
+def test_the_handle_moves_it(emptied: str, desk: Desk) -> None:
+    app = App(dsn=emptied)
+    job = desk.run_one()
+    handle = app.job(job.id)
+    assert handle.extend("10m") == "running"
+    row = desk.conn.execute("SELECT deadline_at > now() + interval '9 min' FROM pgworkers.job").fetchone()
+    assert row == (True,)
+    desk.end(job)
+
+    async def later() -> str:
+        said = await handle.aextend(5)
+        await app.aclose()
+        return said
+
+    assert asyncio.run(later()) == State.SUCCEEDED
+    with pytest.raises(NotFound):
+        app.job(10**9).extend("1s")
+    app.close()
+
+
+def test_a_move_leaves_a_trace_that_jobs_show_tells(desk: Desk) -> None:
+    job = desk.put()
+    desk.ask(deadline.set_deadline(job, 600.0, operation.Note(os_user="anna@laptop")))
+    (done,) = desk.ask(operation.operations(job))
+    assert (done.verb, done.os_user, done.reason) == ("deadline", "anna@laptop", "within 00:10:00")
+    told = list(tell(desk.see(job), [], utcnow(), None, [done]))
+    line = f"by {done.login} (anna@laptop): within 00:10:00"
+    assert any(one.strip().startswith("deadline") and one.endswith(line) for one in told)
+    (running,) = desk.take()
+    desk.end(running)
+    desk.ask(deadline.set_deadline(job, 600.0))
+    assert desk.ask(operation.operations(job)) == [done], "nothing was done to a job that has ended"

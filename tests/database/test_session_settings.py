@@ -1,0 +1,231 @@
+"""A database with the most awkward defaults: our sessions have the settings that our statements rely on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from support.desk import Desk
+from support.pooler import pooling, require_bouncer
+
+from pgworkers.errors import DatabaseUnreachable
+from pgworkers.job import show
+from pgworkers.job.copying import copy_in
+from pgworkers.job.enqueue import enqueue
+from pgworkers.job.new import NewJob
+from pgworkers.job.state import State
+from pgworkers.postgres import connect, session
+from pgworkers.postgres.blocking import Blocking
+from pgworkers.postgres.exchange import Exchange
+from pgworkers.postgres.statements import run
+from pgworkers.settings import Settings
+
+#: What users' own sessions may well have.
+ODD = {
+    "DateStyle": "'German, DMY'",
+    "TimeZone": "'Pacific/Chatham'",
+    "IntervalStyle": "'sql_standard'",
+    "standard_conforming_strings": "off",
+    "array_nulls": "off",
+    "extra_float_digits": "-15",
+    "bytea_output": "'escape'",
+    "row_security": "off",
+    "transform_null_equals": "on",
+    "default_transaction_isolation": "'repeatable read'",
+    "search_path": "evil, public",
+    "jit": "on",
+    "jit_above_cost": "0",
+}
+#: What nothing could work with.
+HOSTILE = ODD | {
+    "default_transaction_isolation": "serializable",
+    "default_transaction_deferrable": "on",
+    "statement_timeout": "1",
+    "lock_timeout": "1",
+    "client_encoding": "'LATIN1'",
+}
+SETTINGS = Settings(statement_timeout=20.0)
+AT = datetime(2031, 2, 3, 4, 5, 6, 789, tzinfo=UTC)
+
+
+def _spoil(dsn: str, values: dict[str, str]) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        name = conn.info.dbname
+        for setting, value in values.items():
+            conn.execute(f'ALTER DATABASE "{name}" SET {setting} = {value}'.encode())
+        if conn.info.server_version >= 140000:
+            conn.execute(f"ALTER DATABASE \"{name}\" SET idle_session_timeout = '300ms'".encode())
+
+
+@pytest.fixture(params=["direct", "pooled"])
+def spoiled(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator[str]:
+    _spoil(dsn, HOSTILE)
+    if request.param == "direct":
+        yield dsn
+        return
+    require_bouncer()
+    with pooling(dsn, tmp_path / "bouncer") as address:
+        yield address
+
+
+def test_each_setting_is_what_we_rely_on(spoiled: str) -> None:
+    wanted = session.MEANING | {
+        "transaction_isolation": "read committed",
+        "statement_timeout": "20s",
+        "lock_timeout": "20s",
+    }
+    with connect.connect(SETTINGS, spoiled, "test") as conn:
+        for name, value in wanted.items():
+            row = conn.execute("SELECT pg_catalog.current_setting(%s)", [name]).fetchone()
+            assert row is not None
+            assert row[0].replace(", ", ",") == value, name
+        with conn.transaction():
+            for name, value in wanted.items():
+                row = conn.execute("SELECT pg_catalog.current_setting(%s)", [name]).fetchone()
+                assert row is not None
+                assert row[0].replace(", ", ",") == value, name
+        assert conn.execute("SELECT 'é'").fetchone() == ("é",)
+
+
+def test_nothing_is_compiled(spoiled: str) -> None:
+    with connect.connect(SETTINGS, spoiled, "test") as conn:
+        plan = conn.execute(
+            "EXPLAIN (ANALYZE, FORMAT JSON) SELECT count(*) FROM generate_series(1, 1000)"
+        ).fetchone()
+        jit = conn.execute("SELECT pg_catalog.current_setting('jit')").fetchone()
+    assert jit == ("off",), "a server that was built without LLVM compiles nothing anyway"
+    assert plan is not None
+    assert "JIT" not in plan[0][0]
+
+
+def test_jobs_go_in_and_come_out_as_they_are(spoiled: str) -> None:
+    jobs = [
+        NewJob("t", '{"a": "back\\\\slash \' é %"}', "q", 1, max_attempts=2, max_crashes=3),
+        NewJob("t", '{"a": 1.5}', "q", run_at=AT, timeout=90.25, meta_json='{"why": "%s"}'),
+        NewJob("t", '{"a": null}', "q", delay=60.0, deadline=120.5, unique="NULL"),
+    ]
+    with connect.connect(SETTINGS, spoiled, "test") as conn:
+        seat = Blocking(conn, "pgworkers")
+        ids = [run(conn, "pgworkers", enqueue(jobs[0])).id, seat.ask(enqueue(jobs[1])).id]
+        ids += [seat.ask(enqueue(jobs[2], alone=True)).id, seat.ask(enqueue(jobs[0], alone=True)).id]
+        assert copy_in(conn, "pgworkers", [*jobs[:2], NewJob("x", "{}", "q", delay=60.0)], stream=True) == 3
+        views = [run(conn, "pgworkers", show.get(number)) for number in ids]
+        assert [view.args for view in views if view is not None] == [
+            {"a": "back\\slash ' é %"},
+            {"a": 1.5},
+            {"a": None},
+            {"a": "back\\slash ' é %"},
+        ]
+        assert views[1] is not None
+        assert views[2] is not None
+        assert (views[1].run_at, views[1].meta) == (AT, {"why": "%s"})
+        assert views[2].run_at - views[2].created_at == timedelta(seconds=60)
+        assert views[2].unique_key == "NULL"
+        copied = [one for one in run(conn, "pgworkers", show.find(show.Filter())) if one.id not in ids]
+        assert sorted(one.run_at == AT for one in copied) == [False, False, True]
+        assert len(run(conn, "pgworkers", show.queues())) == 1
+
+
+def test_the_same_on_an_event_loop(spoiled: str) -> None:
+    asyncio.run(_on_a_loop(spoiled))
+
+
+async def _on_a_loop(spoiled: str) -> None:
+    conn = await connect.aconnect(SETTINGS, spoiled, "client")
+    try:
+        exchange = Exchange(conn, "pgworkers", withdraws=True)
+        made = await exchange.ask(enqueue(NewJob("t", '{"a": "é"}', "q", run_at=AT)), 20.0)
+        view = await exchange.ask(show.get(made.id), 20.0)
+        assert view is not None
+        assert (view.args, view.run_at) == ({"a": "é"}, AT)
+        async with conn.transaction():
+            row = await (await conn.execute("SHOW search_path")).fetchone()
+        assert row is not None
+        assert row[0].replace(", ", ",") == "pg_catalog,pg_temp"
+    finally:
+        await conn.close()
+
+
+@pytest.mark.parametrize("way", ["direct", "pooled"])
+def test_a_database_that_is_read_only_by_default_is_refused_with_the_sentence(
+    dsn: str, tmp_path: Path, way: str
+) -> None:
+    """Not overruled: providers fence a database so when its disk is full."""
+    _spoil(dsn, {"default_transaction_read_only": "on"})
+    if way == "direct":
+        with pytest.raises(DatabaseUnreachable, match="session is read-only"):
+            connect.connect(SETTINGS, dsn, "test")
+        return
+    require_bouncer()
+    with (
+        pooling(dsn, tmp_path / "bouncer") as address,
+        pytest.raises(DatabaseUnreachable, match="session is read-only"),
+    ):
+        connect.connect(SETTINGS, address, "test")
+
+
+def test_a_host_works(dsn: str) -> None:
+    _spoil(dsn, HOSTILE)
+    with connect.connect(SETTINGS, dsn, "claim") as conn:
+        desk = Desk(conn, "pgworkers")
+        desk.register()
+        desk.put()
+        (job,) = desk.take()
+        assert desk.end(job, State.SUCCEEDED) == "written"
+
+
+def test_a_session_of_ours_is_not_ended_because_it_is_idle(dsn: str) -> None:
+    _spoil(dsn, HOSTILE)
+    with connect.connect(SETTINGS, dsn, "test") as conn:
+        conn.execute("SELECT pg_catalog.pg_sleep(0)")
+        if conn.info.server_version < 140000:
+            pytest.skip("NOT TESTED: Postgres has idle_session_timeout from version 14 on")
+        assert conn.execute("SHOW idle_session_timeout").fetchone() == ("0",)
+
+
+def test_users_connections_keep_their_settings_and_need_none_of_ours(dsn: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(TYPES.encode())
+    _spoil(dsn, ODD | {"search_path": "evil, pg_catalog"})
+    with psycopg.connect(dsn) as conn:
+        names = [*ODD, "statement_timeout"]
+
+        def settings() -> list[Any]:
+            found = "SELECT name, setting FROM pg_catalog.pg_settings WHERE name = ANY (%s) ORDER BY 1"
+            return conn.execute(found, [[name.lower() for name in names] + names]).fetchall()
+
+        before = settings()
+        first = run(conn, "pgworkers", enqueue(NewJob("t", '{"a": 1}', "q", run_at=AT, timeout=90.25)))
+        run(conn, "pgworkers", enqueue(NewJob("t", '{"a": 1}', "q", 0, max_attempts=1, max_crashes=1)))
+        jobs = [NewJob("t", "{}", "q", run_at=AT, deadline=5.5), NewJob("t", "{}", "q")]
+        assert copy_in(conn, "pgworkers", jobs) == 2
+        assert settings() == before
+        conn.commit()
+    with connect.connect(SETTINGS, dsn, "test") as ours:
+        views = run(ours, "pgworkers", show.find(show.Filter()))
+        assert len(views) == 4
+        assert [view.run_at for view in views].count(AT) == 2
+        assert all(abs(view.created_at - datetime.now(UTC)) < timedelta(hours=1) for view in views)
+        assert ours.execute("SELECT timeout FROM pgworkers.job WHERE id = %s", [first.id]).fetchone() == (
+            timedelta(seconds=90.25),
+        )
+
+
+#: In front of pg_catalog: types, a function and operators of the same names that do something else.
+TYPES = """
+CREATE SCHEMA evil;
+CREATE DOMAIN evil.text AS pg_catalog.int4;
+CREATE DOMAIN evil.jsonb AS pg_catalog.int4;
+CREATE DOMAIN evil.timestamptz AS pg_catalog.int4;
+CREATE DOMAIN evil.float8 AS pg_catalog.bool;
+CREATE DOMAIN evil.int4 AS pg_catalog.bool;
+CREATE DOMAIN evil.int8 AS pg_catalog.bool;
+CREATE FUNCTION evil.now() RETURNS pg_catalog.timestamptz LANGUAGE sql AS $$ SELECT 'epoch'::pg_catalog.timestamptz $$;
+CREATE FUNCTION evil.wrong(pg_catalog.int8, pg_catalog.int8) RETURNS pg_catalog.bool LANGUAGE sql AS $$ SELECT false $$;
+CREATE OPERATOR evil.= (LEFTARG = pg_catalog.int8, RIGHTARG = pg_catalog.int8, FUNCTION = evil.wrong);
+"""

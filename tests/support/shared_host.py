@@ -1,0 +1,39 @@
+"""One living host for all tests of a file: starting one costs more than most of what is played against it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support import leftovers
+from support.logins import LoginDatabase
+from support.tree import Forest, Master, wait_for
+
+
+class SharedHost:
+    """A database, the forest on it, and `pgworkers run` as the login `worker`."""
+
+    def __init__(
+        self, database: LoginDatabase, forest: Forest, excuses: dict[str, str], options: dict[str, Any]
+    ) -> None:
+        self.database, self.forest, self.excuses = database, forest, excuses
+        self._options = options
+        self._master: Master | None = None
+
+    def living(self) -> Master:
+        """The host; another one if a test has ended it."""
+        if self._master is None or self._master.process.poll() is not None:
+            self._master = self.forest.start(dsn=self.database.dsn("worker"), **self._options)
+            leftovers.SPARED_TREES.add(self._master.marker)
+        return self._master
+
+    def settle(self) -> None:
+        """Let the jobs end that still run after a test, and close the gate for the next one."""
+        self.forest.open_gate()
+        wait_for(
+            lambda: (
+                self.forest.db.execute("SELECT FROM pgworkers.job WHERE state = 'running' LIMIT 1").fetchone()
+                is None
+            ),
+            what="no job runs",
+        )
+        self.forest.close_gate()

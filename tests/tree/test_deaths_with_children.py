@@ -1,0 +1,136 @@
+"""Jobs whose children take time to die: stopped, crashed and drained through the real command."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support import leftovers
+from support.tree import Forest, Master, wait_for
+
+from pgworkers.process import tree
+
+HANGS = Path(__file__).parents[1] / "support" / "hangs.py"
+#: The application drops the first report of a death: as if the packet were lost on its way to the master.
+LOSES_A_DEATH = """
+from pgworkers.supervisor import main as _main
+from pgworkers.supervisor.messages import Died as _Died
+
+_tell = _main.Supervisor._tell
+_lost = []
+
+def _forgetful(self, fact, *fds):
+    if isinstance(fact, _Died) and not _lost:
+        _lost.append(fact)
+        return
+    _tell(self, fact, *fds)
+
+_main.Supervisor._tell = _forgetful
+"""
+
+
+def start(forest: Forest, **environ: str) -> Master:
+    shutil.copy(HANGS, forest.app)
+    notes = str(forest.directory / "notes")
+    return forest.start(
+        queues="default:1", HANGS_NOTES=notes, HANGS_BIG_MB="400", HANGS_NAP="0.005", **environ
+    )
+
+
+@pytest.fixture
+def one_crowd() -> Iterator[None]:
+    """Only one test on this machine at a time has children that respawn: they take all of its cores."""
+    with open(Path(tempfile.gettempdir()) / "pgworkers-respawning-children.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def begins(forest: Forest, child: str, **options: str) -> int:
+    """A job that has started its children and hangs through every exception."""
+    notes = forest.directory / "notes"
+    [job] = forest.enqueue("swallow", args={"child": child}, max_attempts=1, **options)
+    wait_for(lambda: notes.exists() and f"{job} " in notes.read_text(), what="the job has its children")
+    return job
+
+
+def left_of(forest: Forest, job: int) -> list[int]:
+    found = []
+    for pid in leftovers.with_variable("HANGS_JOB", f"{forest.directory / 'notes'} {job}"):
+        try:
+            found += [pid] * (psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+@pytest.mark.usefixtures("one_crowd")
+@pytest.mark.parametrize("child", ["big", "many", "respawn"])
+@pytest.mark.parametrize(
+    ("how", "state", "verdict"),
+    [("deadline", "dead", "timeout"), ("cancel", "cancelled", "cancelled"), ("kill", "dead", "crash")],
+)
+def test_a_job_with_children_ends_and_its_slot_goes_on(
+    forest: Forest, how: str, state: str, verdict: str, child: str
+) -> None:
+    master = start(forest)
+    job = begins(forest, child, **({"timeout": "8 seconds"} if how == "deadline" else {}))
+    if how == "cancel":
+        forest.db.execute("SELECT pgworkers.cancel(%s)", (job,))
+    elif how == "kill":
+        os.kill(master.worker_pids()[0], signal.SIGKILL)
+    assert forest.until(job, state)["verdict"] == verdict
+    assert left_of(forest, job) == []
+    [polite] = forest.enqueue("sleep", timeout="0.1 seconds", max_attempts=1)
+    forest.until(polite, "dead")
+    assert len(re.findall(r"worker default/0 .*died", master.log())) == 1
+    assert "without a job" not in master.log(), "no worker was forked in vain"
+    assert master.terminate() == 0
+
+
+@pytest.mark.usefixtures("one_crowd")
+def test_orphans_that_end_while_a_job_runs_do_not_fill_the_table_of_processes(forest: Forest) -> None:
+    master = start(forest)
+    job = begins(forest, "respawn")
+    [worker] = master.worker_pids()
+
+    def ended() -> set[int]:
+        found = (tree.stat(pid) for pid in tree.children(worker))
+        return {one.pid for one in found if one is not None and one.state == "Z"}
+
+    before = wait_for(ended, what="some have ended")
+    wait_for(lambda: not before & ended(), what="they are reaped")
+    assert forest.state(job) == "running"
+    forest.db.execute("SELECT pgworkers.cancel(%s)", (job,))
+    forest.until(job, "cancelled")
+
+
+def test_a_drain_waits_for_the_children_and_leaves_no_row(forest: Forest) -> None:
+    master = start(forest, PGWORKERS_DRAIN="0s")
+    job = begins(forest, "big")
+    assert master.terminate() == 0
+    assert forest.state(job) == "ready", "handed back"
+    assert (left_of(forest, job), master.processes()) == ([], [])
+    forest.db.execute("SELECT pgworkers.cancel(%s)", (job,))
+
+
+def test_a_death_whose_report_is_lost_is_noticed_by_the_host(forest: Forest) -> None:
+    forest.declare(LOSES_A_DEATH)
+    master = forest.start(queues="default:1")
+    [job] = forest.enqueue("gate", max_attempts=1)
+    wait_for(forest.ledger.exists, what="it runs")
+    os.kill(master.worker_pids()[0], signal.SIGKILL)
+    row = forest.until(job, "dead")
+    assert row["verdict"] == "crash"
+    [attempt] = forest.attempts(job)
+    assert attempt["error"].startswith("the worker was ended by a death that its supervisor did not report")
+    forest.open_gate()
+    [after] = forest.enqueue("gate")
+    forest.until(after, "succeeded")

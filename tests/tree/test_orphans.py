@@ -1,0 +1,244 @@
+"""Workers that outlived their master and their supervisor: the next master on the machine ends them before it serves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support.cgroups import NoCgroup, cgroup
+from support.tree import Forest, Master, wait_for
+
+from pgworkers.process import origin, tree
+from pgworkers.process.origin import Origin
+
+#: In its first lease it clears its death signal and stays in C code that holds the GIL: no beat looks for its parents.
+STUBBORN = """
+@app.task
+def stubborn(ctx: Ctx) -> None:
+    note(ctx, "START")
+    if ctx.lease == 1:
+        ctypes.CDLL(None).prctl(1, 0)
+        with open(os.environ["PGWORKERS_LEDGER"] + ".cleared", "w") as out: out.write(str(os.getpid()))
+        sum(itertools.repeat(1, 1 << 50))
+    note(ctx, "END")
+
+@app.task
+def sees(ctx: Ctx, pid: int) -> bool:
+    note(ctx, "START")
+    try:
+        with open(f"/proc/{pid}/stat") as stat: found = stat.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError: found = False
+    note(ctx, "END")
+    return found
+"""
+
+
+def is_alive(pid: int) -> bool:
+    found = tree.stat(pid)
+    return found is not None and found.state not in "ZX"
+
+
+@contextlib.contextmanager
+def pid_namespace() -> Iterator[tuple[str, ...]]:
+    """A prefix for commands that are to run in a pid namespace of their own, all in the same one."""
+    with subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sleep", "9999"]
+    ) as outside:
+        try:
+            inside = wait_for(lambda: tree.children(outside.pid), what="the first process of the namespace")
+            wait_for(lambda: tree.read(f"/proc/{inside[0]}/cmdline").startswith(b"sleep"), what="its /proc")
+            yield "nsenter", "--target", str(inside[0]), "--pid", "--mount"
+        finally:
+            outside.kill()
+
+
+def outlives(forest: Forest, master: Master) -> tuple[int, int, int]:
+    """Kill a master and its supervisor at one moment. (the job, its worker, its worker in its own pid namespace)
+
+    The worker cleared its death signal and holds the GIL: it looks for no parent.
+    """
+    [job] = forest.enqueue("stubborn")
+    cleared = forest.ledger.with_name(forest.ledger.name + ".cleared")
+    inside = int(
+        wait_for(lambda: cleared.exists() and cleared.read_text(), what="its death signal is cleared")
+    )
+    [orphan] = master.worker_pids("default")
+    above = [pid for pid, _ in master.titles("pgworkers: master", "pgworkers: queue")]
+    assert len(above) == 2
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # at the same moment, as far as they can tell
+        for pid in above:
+            os.kill(pid, number)
+    master.signal(signal.SIGCONT)  # `nsenter` stops itself when its child is stopped
+    master.wait()
+    wait_for(lambda: not any(is_alive(pid) for pid in above))
+    return job, orphan, inside
+
+
+needs_namespaces = pytest.mark.skipif(
+    os.getuid() != 0 or not shutil.which("unshare") or not shutil.which("nsenter"),
+    reason="NOT TESTED: a pid namespace needs root, unshare and nsenter",
+)
+
+
+@needs_namespaces
+def test_the_next_master_ends_an_orphan_before_it_serves(forest: Forest) -> None:
+    """In a pid namespace of their own: masters of other tests on this machine end orphans, too, but not those in it."""
+    forest.declare(STUBBORN)
+    with pid_namespace() as prefix:
+        job, orphan, inside = outlives(forest, forest.start(queues="default:1", prefix=prefix))
+        assert is_alive(orphan), "it is not what this test is about"
+        [look] = forest.enqueue("sees", args={"pid": inside})
+        second = forest.start(queues="default:1", prefix=prefix)
+        assert "1 process left by a former host of this machine killed" in second.log()
+        assert not is_alive(orphan)
+        assert forest.until(look, "succeeded")["result"] is False
+        assert forest.until(job, "succeeded")["lease"] > 1
+        [(pid, _)] = second.titles("pgworkers: master")
+        os.kill(pid, signal.SIGTERM)
+        assert second.wait() == 0
+
+
+@needs_namespaces
+def test_in_a_container_an_orphan_ends_with_the_master(forest: Forest) -> None:
+    """The master is the first process of its pid namespace: the kernel ends all others there when it ends."""
+    forest.declare(STUBBORN)
+    first = forest.start(
+        queues="default:1", prefix=("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+    )
+    job, orphan, _ = outlives(forest, first)
+    wait_for(lambda: not is_alive(orphan), what="the kernel ends the orphan")
+    wait_for(lambda: first.processes() == [], what="nothing of that tree is left")
+    second = forest.start(queues="default:1")
+    assert forest.until(job, "succeeded")["lease"] > 1
+    assert second.terminate() == 0
+
+
+@needs_namespaces
+def test_in_the_cgroup_of_a_unit_an_orphan_ends_when_systemd_kills_the_unit(forest: Forest) -> None:
+    """`KillMode=mixed`: when the main process is gone, systemd kills what is left in the cgroup of the unit.
+
+    In a pid namespace, but not as its first process: so neither the kernel nor a master of another test ends the orphan.
+    """
+    forest.declare(STUBBORN)
+    try:
+        with cgroup("unified") as unit, pid_namespace() as prefix:
+            if not (unit / "cgroup.kill").exists():
+                pytest.skip(f"NOT TESTED: {unit} has no cgroup.kill (Linux 5.14, cgroup v2)")
+            first = forest.start(queues="default:1", cgroup=unit, prefix=prefix)
+            job, orphan, _ = outlives(forest, first)
+            assert (unit / "cgroup.procs").read_text() == f"{orphan}\n", "nothing else is left of the tree"
+            assert is_alive(orphan)
+            (unit / "cgroup.kill").write_text("1")
+            wait_for(lambda: not is_alive(orphan), what="the orphan ends")
+            wait_for(lambda: (unit / "cgroup.procs").read_text() == "", what="nothing is left in the unit")
+            second = forest.start(queues="default:1", cgroup=unit)
+            assert forest.until(job, "succeeded")["lease"] > 1
+            assert second.terminate() == 0
+    except NoCgroup as error:
+        pytest.skip(f"NOT TESTED: {error}")
+
+
+def test_a_second_living_host_of_the_machine_is_not_hurt(forest: Forest) -> None:
+    first = forest.start(queues="default:1")
+    [job] = forest.enqueue("gate")
+    wait_for(lambda: forest.state(job) == "running" and forest.ledger.exists())
+    before = {process.pid for process in first.processes()}
+    second = forest.start(queues="default:1")
+    assert {process.pid for process in first.processes()} == before
+    assert "left by a former host" not in second.log()
+    forest.open_gate()
+    row = forest.until(job, "succeeded")
+    assert (row["attempt"], row["crashes"]) == (1, 0)
+
+
+@pytest.fixture
+def gone() -> int:
+    """The number of a process that is dead and reaped."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    return process.pid
+
+
+@contextlib.contextmanager
+def marked(value: str) -> Iterator[int]:
+    with subprocess.Popen(
+        ["sleep", "999"], env={"PATH": os.environ["PATH"], origin.VARIABLE: value}
+    ) as process:
+        try:
+            wait_for(lambda: origin.VARIABLE.encode() in tree.read(f"/proc/{process.pid}/environ"))
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def test_whose_master_lives_is_no_orphan() -> None:
+    with marked(origin.mark("other")) as pid:  # this very process is its master
+        assert pid not in origin.orphans("mine")
+
+
+def test_whose_master_is_gone_is_an_orphan_and_so_are_its_children(gone: int) -> None:
+    own = Origin.parse(origin.mark("other"))
+    assert own is not None
+    dead = own._replace(pid=gone)
+    with marked(str(dead)) as pid:
+        assert pid in origin.orphans("mine")
+        assert pid not in origin.orphans("other"), "our own host's are not left by a former one"
+    later = own._replace(started=own.started - 1)  # the number was given again
+    with marked(str(later)) as pid:
+        assert pid in origin.orphans("mine")
+
+
+def test_a_host_of_another_pid_namespace_cannot_be_judged(gone: int) -> None:
+    own = Origin.parse(origin.mark("other"))
+    assert own is not None
+    with marked(str(own._replace(pid=gone, namespace=own.namespace + 1))) as pid:
+        assert pid not in origin.orphans("mine")
+
+
+def test_a_process_whose_environment_came_from_another_machine_is_left_alone(gone: int) -> None:
+    """Slurm, mpirun and `ssh -o SendEnv` take the environment of a handler along."""
+    mark = origin.mark("other")
+    own = Origin.parse(mark)
+    assert own is not None
+    here = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert here in mark
+    there = mark.replace(here, "11111111-2222-3333-4444-555555555555").replace(
+        f"/{own.pid}/", f"/{gone}/"
+    )  # a master of that number is not here
+    with marked(there) as pid, marked(there.replace("11111111-2222-3333-4444-555555555555", here)) as ours:
+        found = origin.orphans("mine")
+        assert ours in found
+        assert pid not in found
+
+
+@pytest.mark.parametrize("refused", [False, True], ids=["ours to signal", "of another user"])
+def test_a_master_that_proc_hides_is_not_gone(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    """`hidepid` hides the processes of other users; the kernel still says that there is one."""
+    own = Origin.parse(origin.mark("other"))
+    assert own is not None
+    monkeypatch.setattr(tree, "stat", lambda pid: None)
+    if refused:
+
+        def refuse(pid: int, number: int) -> None:
+            raise PermissionError("another user's")
+
+        monkeypatch.setattr(os, "kill", refuse)
+    assert not own.is_gone()
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "x", "a/b/c/d", "uuid/1/2/boot", "uuid/1/2/3", "uuid/-1/2/3/boot", "uuid/1/2/3/4/5", "u/²/1/1/boot"],
+)
+def test_a_marker_that_is_none_says_nothing(value: str) -> None:
+    assert Origin.parse(value) is None
+    with marked(value) as pid:
+        assert psutil.pid_exists(pid)
+        assert pid not in origin.orphans("mine")

@@ -1,0 +1,58 @@
+"""What a master hears when its children end by the thousand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pgworkers.master import signals
+
+_HEARD = (
+    *(signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGCHLD, signal.SIGTTIN, signal.SIGTTOU),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP),
+)
+
+
+@pytest.fixture
+def handlers_restored() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in _HEARD}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers_restored")
+def test_sigterm_is_heard_after_more_deaths_than_the_loop_has_room_for() -> None:
+    heard: list[str] = []
+
+    async def main() -> None:
+        host: Any = SimpleNamespace(
+            leaving=False,
+            leave=heard.append,
+            supervisors=SimpleNamespace(reap=lambda: None),
+            requests=SimpleNamespace(tell_stacks=lambda: None),
+            reloads=SimpleNamespace(wish=lambda: None),
+        )
+        signals.hear(host)
+        for _ in range(5000):  # while the loop stands still
+            os.kill(os.getpid(), signal.SIGCHLD)
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(60):
+            while not heard:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    assert heard == ["SIGTERM"]
+
+
+@pytest.mark.usefixtures("handlers_restored")
+def test_an_inherited_ignored_sigchld_is_not_kept() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signals.wait_for_the_loop()
+    assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL

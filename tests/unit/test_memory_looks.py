@@ -1,0 +1,81 @@
+"""How often the memory of a job is looked at, where a look is expensive."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from pgworkers.process import measure
+from pgworkers.process.scoreboard import Scoreboard
+from pgworkers.settings import Settings
+from pgworkers.supervisor import climb
+from pgworkers.supervisor.capture import Capture
+from pgworkers.supervisor.ladder import Climb
+from pgworkers.supervisor.member import Worker
+
+LIMIT = 100
+NEVER = 1e9
+
+
+class Job:
+    """A job that uses `used` bytes. One look at it takes two seconds of CPU time."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.used = 0
+        self.looks = 0
+        self._cpu = 0.0
+
+    def over(self, _pid: int, limit: int) -> int:
+        self.looks += 1
+        self._cpu += 2.0
+        return self.used if self.used > limit else 0
+
+    def cpu_time(self) -> float:
+        return self._cpu
+
+    def begin(self, job: int) -> None:
+        self.worker.slot.begin(job, 1, started=1, deadline=0, memory=LIMIT, cpu=0, output=0)
+
+    def look(self, now: float) -> int:
+        """How often it is looked at in this round."""
+        before = self.looks
+        climb.check_limits(self.worker, Settings(), now, NEVER)
+        return self.looks - before
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    board, capture = Scoreboard(1), Capture("test", 0)
+    made = Job(Worker(0, 1 << 22, 1, board[0], capture))
+    monkeypatch.setattr(measure, "over", made.over)
+    monkeypatch.setattr(time, "thread_time", made.cpu_time)
+    made.begin(1)
+    yield made
+    capture.close()
+
+
+def test_after_an_expensive_look_the_next_is_a_second_later(job: Job) -> None:
+    assert [job.look(now) for now in (10.0, 10.5, 11.0)] == [1, 0, 1]
+
+
+def test_the_next_job_is_looked_at_at_once(job: Job) -> None:
+    job.look(10.0)
+    job.begin(2)
+    assert job.look(10.1) == 1
+
+
+def test_a_job_that_is_being_stopped_is_looked_at_in_every_round(job: Job) -> None:
+    job.look(10.0)
+    job.worker.climbs[1, 1] = Climb(1, 1, "cancel", 10.0, 5.0, 5.0)
+    assert [job.look(now) for now in (10.1, 10.2)] == [1, 1]
+
+
+def test_a_job_far_over_its_limit_is_killed_in_the_round_after_the_one_that_saw_it(job: Job) -> None:
+    job.used = 2 * LIMIT
+    job.look(10.0)
+    assert job.worker.climbs[1, 1].reason == "memory"
+    job.look(10.1)
+    assert job.worker.climbs[1, 1].raise_grace == 0.0

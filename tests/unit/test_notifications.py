@@ -1,0 +1,95 @@
+"""Payloads of notifications: whatever text a login sends, parsing returns a typed hint or None."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pgworkers.client.waiting import heard
+from pgworkers.job.notifications import (
+    BatchChanged,
+    BatchEnded,
+    DueSoon,
+    JobChanged,
+    JobsEnded,
+    QueueChanged,
+    Ready,
+    RequestAnswered,
+    RequestMade,
+    Watched,
+    parse_done_hint,
+    parse_host_hint,
+)
+
+KINDS = ["ready", "cancel", "deadline", "batch", "queue", "request", "due", "watch", "reconnected", ""]
+#: Digits of every script: str.isdigit() is true of them, and int() refuses some and accepts others.
+DIGITS = st.text(st.characters(categories=["Nd", "No", "Nl"]), max_size=25)
+PAYLOADS = st.one_of(
+    st.text(max_size=300),
+    st.binary(max_size=300),
+    st.builds("{}:{}".format, st.sampled_from(KINDS), st.one_of(st.text(max_size=300), DIGITS)),
+    st.lists(DIGITS, max_size=20).map(" ".join),
+)
+
+
+@given(PAYLOADS)
+@example("cancel:²1")
+@example("batch:²")
+@example("cancel:" + "9" * 5000)
+@example("cancel:9223372036854775808")
+@example("cancel:٣")
+@example("cancel:-1")
+@example("cancel: 1")
+@example("²")
+@example("\ud800")
+def test_any_payload_becomes_a_bounded_hint_or_none(payload: str | bytes) -> None:
+    for hint in (parse_host_hint(payload), parse_done_hint(payload)):
+        match hint:
+            case Ready(queue) | QueueChanged(queue):
+                assert len(queue) <= 200
+            case JobChanged(number) | BatchChanged(number) | BatchEnded(number) | RequestAnswered(number):
+                assert 0 < number < 2**63
+            case JobsEnded(frozenset() as jobs):
+                assert all(0 < job < 2**63 for job in jobs)
+            case None | JobsEnded(None) | RequestMade() | Watched() | DueSoon():
+                pass
+            case _:
+                pytest.fail(f"{hint} is only made by the host itself")
+    if isinstance(payload, str):
+        assert heard(payload, {1, 2, 3}) <= {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("payload", "hint"),
+    [
+        ("ready:", Ready("")),
+        ("ready:mail", Ready("mail")),
+        ("ready:a:b", Ready("a:b")),
+        ("queue:mail", QueueChanged("mail")),
+        ("cancel:17", JobChanged(17)),
+        ("deadline:17", JobChanged(17)),
+        ("batch:9223372036854775807", BatchChanged(2**63 - 1)),
+        ("request:", RequestMade()),
+        ("watch:", Watched()),
+        ("due:", DueSoon()),
+    ],
+)
+def test_what_our_own_statements_send_to_hosts_is_understood(payload: str, hint: object) -> None:
+    assert parse_host_hint(payload) == parse_host_hint(payload.encode()) == hint
+
+
+@pytest.mark.parametrize(
+    ("payload", "hint"),
+    [
+        ("17", JobsEnded(frozenset({17}))),
+        ("17 18", JobsEnded(frozenset({17, 18}))),
+        ("*", JobsEnded(None)),
+        ("batch:3", BatchEnded(3)),
+        ("request:3", RequestAnswered(3)),
+        ("17 x", None),
+        ("", None),
+    ],
+)
+def test_what_our_own_statements_send_to_waiting_clients_is_understood(payload: str, hint: object) -> None:
+    assert parse_done_hint(payload) == hint
