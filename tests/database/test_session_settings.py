@@ -41,12 +41,14 @@ ODD = {
     "jit": "on",
     "jit_above_cost": "0",
 }
-#: What nothing could work with.
+#: What nothing could work with. Through a pooler the SET that lifts a timeout runs under that timeout itself, so it needs
+#: time enough for one SET on a busy machine; `test_a_statement_may_take_longer_than_the_databases_timeout` outlasts it.
+TIMEOUT_MS = 500
 HOSTILE = ODD | {
     "default_transaction_isolation": "serializable",
     "default_transaction_deferrable": "on",
-    "statement_timeout": "1",
-    "lock_timeout": "1",
+    "statement_timeout": str(TIMEOUT_MS),
+    "lock_timeout": str(TIMEOUT_MS),
     "client_encoding": "'LATIN1'",
 }
 SETTINGS = Settings(statement_timeout=20.0)
@@ -90,6 +92,14 @@ def test_each_setting_is_what_we_rely_on(spoiled: str) -> None:
                 assert row is not None
                 assert row[0].replace(", ", ",") == value, name
         assert conn.execute("SELECT 'é'").fetchone() == ("é",)
+
+
+def test_a_statement_may_take_longer_than_the_databases_timeout(spoiled: str) -> None:
+    longer = TIMEOUT_MS / 1000 + 0.1
+    with connect.connect(SETTINGS, spoiled, "test") as conn:
+        assert conn.execute("SELECT pg_catalog.pg_sleep(%s) IS NOT NULL", [longer]).fetchone() == (True,)
+        with conn.transaction():
+            assert conn.execute("SELECT pg_catalog.pg_sleep(%s) IS NOT NULL", [longer]).fetchone() == (True,)
 
 
 def test_nothing_is_compiled(spoiled: str) -> None:

@@ -106,7 +106,8 @@ def with_queue(forest: Forest, options: str) -> None:
 
 
 def test_a_job_that_allocates_without_end_costs_its_own_attempt_only(stage: Forest) -> None:
-    stage.start(queues="default:3")
+    # Freeing its memory happens under the ladder; a kill in that moment would replace the traceback by a stack without it.
+    stage.start(queues="default:3", PGWORKERS_RAISE_GRACE="30s")
     [eater] = stage.enqueue("eat", memory=160 << 20)
     neighbours = stage.enqueue("work", 20, args={"seconds": 0.1})
     assert stage.until(eater, "dead")["verdict"] == "memory_limit"
