@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-#: Of a core, in all the time that is looked at: who sleeps and wakes up to push a few metrics uses a hundredth of it.
-SHARE = 0.25
+#: Share of a core over all the time that is looked at. A thread that wakes up to push metrics uses a hundredth of it. A
+#: thread that burns gets far less than a whole core on an overloaded machine, so this is closer to the former.
+SHARE = 0.1
 #: How many beats' worth of time without a job is looked at before it is judged.
 BEATS = 10
 

@@ -25,6 +25,21 @@ def alive(pid: int) -> bool:
         return False
 
 
+def children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def words(process: psutil.Process) -> list[str]:
+    """Its command line; empty if it has ended meanwhile, as a zombie has."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
 @pytest.fixture
 def hanging(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The pid of a pytest whose test hangs (with xdist: of its controller), and what that test started."""
@@ -85,9 +100,7 @@ def test_scripts_faults_passes_a_sigterm_on_to_its_pytest() -> None:
         stderr=subprocess.DEVNULL,
     )
     try:
-        found = wait_for(
-            lambda: [one for one in psutil.Process(process.pid).children() if "pytest" in one.cmdline()]
-        )
+        found = wait_for(lambda: [one for one in children(process.pid) if "pytest" in words(one)])
         wait_for(found[0].children, what="pytest has started its watchdog")
         below = [one.pid for one in (*found, *found[0].children(recursive=True))]
         process.terminate()
