@@ -159,9 +159,21 @@ def test_row_79_a_port_that_is_taken_is_a_clear_error(forest: Forest) -> None:
     assert not master.processes()
 
 
+BURN_CPU = """
+@app.task
+def burn_cpu(ctx: Ctx, seconds: float) -> None:
+    note(ctx, "START")
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+    note(ctx, "END")
+"""
+
+
 @pytest.mark.long
 def test_row_81_five_percent_of_a_cpu(little_cpu: Path, forest: Forest) -> None:
     place = little_cpu
+    forest.declare(BURN_CPU)
     starved = forest.start(queues="default:2", cgroup=place)
     forest.start(queues="default:2")
     try:
@@ -172,7 +184,7 @@ def test_row_81_five_percent_of_a_cpu(little_cpu: Path, forest: Forest) -> None:
 
     def starving() -> bool:
         """The other host may take nearly all of them."""
-        jobs.extend(forest.enqueue("work", 60, args={"seconds": 0.2}, max_crashes=20))
+        jobs.extend(forest.enqueue("burn_cpu", 60, args={"seconds": 0.05}, max_crashes=20))
         forest.until_all_ended(timeout=110)
         return int((place / "cpu.stat").read_text().split("nr_throttled")[1].split()[0]) > 10
 
