@@ -39,6 +39,7 @@ NOT_POOLED_FILES = {
     "test_roles.py",
     "test_search_path.py",
     "test_job_lead.py",
+    "test_session_settings.py",  # it puts a pooler of its own in front of the server
 }
 NOT_POOLED = {
     "test_a_cancel_that_commits_while_the_retry_waits_is_seen",
@@ -88,6 +89,9 @@ NOT_POOLED = {
     "test_many_are_locked_in_the_order_of_their_ids_so_that_two_verbs_cannot_deadlock",
     "test_one_that_is_requeued_meanwhile_is_cancelled_all_the_same",
     "test_one_that_ends_meanwhile_keeps_its_end_and_holds_up_no_other",
+    "test_a_finish_while_the_leader_links_a_new_follower_hears_of_it",
+    "test_forged_notifications_do_not_end_a_wait",
+    "test_a_session_that_holds_the_leaders_lock_and_does_not_lead_is_named",
 }
 #: Reasons of skips that a program on this machine would have prevented.
 MISSING_TOOL = re.compile(r"not installed|neither installed|apt-get install")
