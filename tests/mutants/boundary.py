@@ -144,7 +144,7 @@ BOUNDARY = (
         (
             "tests/database/test_limits_concurrency.py::test_nothing_without_a_limit_or_with_another_waits_for_a_limit",
         ),
-        r"statement timeout.*relation .mutex",
+        r"statement timeout[\s\S]*relation .mutex",
     ),
     Mutant(
         "S-08-unknown-queues-are-kept",
@@ -413,7 +413,10 @@ BOUNDARY = (
                 "            Client(sock, str(peer[0]), self).begin()\n",
             ),
         ),
-        ("tests/security/test_http_port.py::test_s15_slow_clients_do_not_keep_a_probe_from_its_answer",),
+        # Not those that read nothing: where the answer fits into the buffers of the kernel, they are not slow.
+        (
+            "tests/security/test_http_port.py::test_s15_slow_clients_do_not_keep_a_probe_from_its_answer[silent-newest]",
+        ),
         r"ConnectionResetError",
     ),
     Mutant(
