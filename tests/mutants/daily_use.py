@@ -22,7 +22,9 @@ DAILY_USE = (
                 r"\2\1",
             ),
         ),
-        ("tests/database/test_connect.py::test_the_environment_wins_over_the_dsn_of_the_app",),
+        (
+            "tests/database/test_connect.py::test_the_environment_wins_over_the_dsn_of_the_app[environ1-DATABASE_URL-c]",
+        ),
         r"the app's dsn",
     ),
     Mutant(
