@@ -325,7 +325,8 @@ MUTANTS = (
             ),
         ),
         (f"{FAULT}/test_clocks.py::test_row_70_the_wall_clock_of_a_host_decides_nothing[-1d]",),
-        "somebody was rescued because of a wall clock",
+        # A job whose host is lost again and again never ends: that costs no crash.
+        r"somebody was rescued because of a wall clock|not within \S+ s: all ended",
     ),
     Mutant(
         "lost-by-the-databases-clock-alone",
