@@ -6,6 +6,7 @@ from pgworkers import App
 app = App(version="bench")
 app.queue("bench", workers=2)
 app.queue("mail", workers=1)
+app.queue("other", workers=1)
 
 
 @app.task(queue="bench", retries=0)

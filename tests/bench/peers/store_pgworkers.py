@@ -14,18 +14,18 @@ from pgworkers.postgres.migrate import up
 
 DB = "bench_store"
 APP = os.path.join(HERE, "store_app.py")
-#: Jobs that can run beside a backlog of jobs that cannot.
+#: How many jobs that can run wait while the backlog is of jobs that cannot.
 RUNNABLE = 10_000
 REFILL = 1000
 KEYED = "'keyed', 'key ' || mod(n, 7)"
-#: Load -> task and concurrency key of the jobs that run, and of the backlog in front of them that does not.
+#: Load -> task and concurrency key of the jobs that run, and queue, task and key of the backlog that does not.
 LOADS = {
     "free": ("'free', NULL::text", None),
     "keys": (KEYED, None),
     "tenants": ("'tenant', 'tenant ' || mod(n, 10000)", None),
     "limit": ("'limited', NULL::text", None),
-    "unknown": ("'free', NULL::text", "'no host has this task', NULL::text"),
-    "full": (KEYED, "'full', 'tenant ' || mod(n, 10000)"),
+    "unknown": ("'free', NULL::text", ("other", "'no host has this task', NULL::text")),
+    "full": (KEYED, ("bench", "'full', 'tenant ' || mod(n, 10000)")),
 }
 #: Rows that were claimed and ended while an old snapshot is held: vacuum removes none of them.
 CHURN = """
@@ -44,16 +44,16 @@ class Host:
         return [
             [
                 *(sys.executable, "-m", "pgworkers", "-q", "run", "-c", APP, "--dsn", dsn(DB)),
-                *("-Q", "bench:2,mail:1", "--metrics", "127.0.0.1:0"),
+                *("-Q", "bench:2,mail:1,other:1", "--metrics", "127.0.0.1:0"),
             ]
         ]
 
 
-def fill(conn, what, first, count):
+def fill(conn, what, first, count, queue="bench"):
     """Jobs in one statement, spread over their keys."""
     conn.execute(
         "INSERT INTO pgworkers.job (queue, max_attempts, args, task, concurrency_key)"
-        f" SELECT 'bench', 1, jsonb_build_object('i', n), {what} FROM generate_series(%s::bigint, %s::bigint) n",
+        f" SELECT '{queue}', 1, jsonb_build_object('i', n), {what} FROM generate_series(%s::bigint, %s::bigint) n",
         [first, first + count - 1],
     )
 
@@ -87,7 +87,8 @@ def prepare(a, conn):
     if waits is None:
         fill(conn, runs, 0, a.backlog)
     else:
-        fill(conn, waits, 0, a.backlog)
+        queue, what = waits
+        fill(conn, what, 0, a.backlog, queue)
         fill(conn, runs, 0, RUNNABLE)
     conn.execute("VACUUM ANALYZE pgworkers.job")
     conn.execute("CHECKPOINT")
