@@ -21,6 +21,7 @@ class End(Postmortem, frozen=True, kw_only=True, gc=False):
     state: State
     result: str | None = None  # JSON text
     children: str | None = None  # JSON text: jobs that begin to exist with this end (`job.children`)
+    keep_args: bool = True  # in history; a job that did not succeed keeps them in any case
 
 
 def finish(host: str, ends: Sequence[End]) -> Query[dict[tuple[int, int], str]]:
@@ -36,6 +37,7 @@ def finish(host: str, ends: Sequence[End]) -> Query[dict[tuple[int, int], str]]:
         "result": result,
         "results": results,
         "children": _children(once),
+        "dropped_args": _dropped_args(once),
     }
 
     def read(found: list[tuple[Any, ...]]) -> dict[tuple[int, int], str]:
@@ -53,6 +55,12 @@ def _results(values: list[str | None]) -> tuple[str | None, Texts | None]:
     if values and values[0] is not None and values.count(values[0]) == len(values):
         return _result(values[0]), None
     return None, column(values, _result)
+
+
+def _dropped_args(ends: Sequence[End]) -> list[bool] | None:
+    """Which of them leave no arguments in history; None in the common case. What may run again keeps its arguments."""
+    dropped = [not end.keep_args and end.state is _SUCCEEDED for end in ends]
+    return dropped if any(dropped) else None
 
 
 def _children(ends: Sequence[End]) -> str | None:

@@ -20,7 +20,8 @@ kept AS (
                                    peak_rss, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint,
                                    progress, result, errors, meta, batch_id, linked, enqueued_by)
     SELECT id, coalesce((%(states)s::text[])[nth]::pgworkers.job_state, 'succeeded'),
-           coalesce((%(verdicts)s::text[])[nth], 'succeeded'), priority, queue, task, args, lease, host, attempt,
+           coalesce((%(verdicts)s::text[])[nth], 'succeeded'), priority, queue, task,
+           CASE WHEN (%(dropped_args)s::boolean[])[nth] THEN '{}' ELSE args END, lease, host, attempt,
            crashes + coalesce((%(crashes)s::boolean[])[nth]::integer, 0), max_attempts, max_crashes, created_at, run_at,
            claimed_at, (%(durations)s::double precision[])[nth], (%(cpus)s::double precision[])[nth],
            (%(peaks)s::bigint[])[nth], deadline_at, timeout, memory, unique_key, concurrency_key,

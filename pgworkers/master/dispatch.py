@@ -249,7 +249,8 @@ class Dispatch(Handing):
             durations.append(duration)
             if not held.told:
                 begun.append(self._start_of(held, now - duration))
-            ends.append((held, verdict.success(job, lease, duration, cpu, peak, result)))
+            keep_args = held.spec.keep_args
+            ends.append((held, verdict.success(job, lease, duration, cpu, peak, result, keep_args)))
         self._learn(desk, worker, ended[0][0], took)
         self._facts.tell_all(begun)
         self._write(desk, worker, ends)

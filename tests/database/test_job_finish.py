@@ -33,6 +33,22 @@ def test_a_success_moves_to_history_with_its_result_and_costs(desk: Desk) -> Non
     assert desk.notices() == [("pgworkers_done", str(job.id))]
 
 
+def test_only_a_success_drops_its_arguments(desk: Desk) -> None:
+    """A dead or cancelled job can run again, so it keeps them."""
+    kept, *dropping = [desk.run_one(args='{"page": 7}') for _ in range(4)]
+    ends = [End(id=kept.id, lease=kept.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED)]
+    for job, state, verdict in zip(
+        dropping,
+        (State.SUCCEEDED, State.DEAD, State.CANCELLED),
+        (Verdict.SUCCEEDED, Verdict.ERROR, Verdict.CANCELLED),
+        strict=True,
+    ):
+        ends.append(End(id=job.id, lease=job.lease, state=state, verdict=verdict, keep_args=False))
+    assert set(desk.ask(finish.finish(desk.host, ends)).values()) == {"written"}
+    page = {"page": 7}
+    assert [desk.see(end.id).args for end in ends] == [page, {}, page, page]
+
+
 def test_a_death_keeps_its_post_mortem(desk: Desk) -> None:
     job = desk.run_one()
     answer = desk.end(

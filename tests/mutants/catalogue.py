@@ -417,6 +417,19 @@ MUTANTS = (
         ("tests/database/test_job_children.py::test_an_end_that_is_sent_again_has_no_second_children",),
         r"assert \[1, 2, 1, 2\] == \[1, 2\]",
     ),
+    Mutant(
+        "args-dropped-of-every-end",
+        "only a success leaves no arguments in history",
+        (
+            Edit(
+                "pgworkers/job/finish.py",
+                r"not end\.keep_args and end\.state is _SUCCEEDED",
+                "not end.keep_args",
+            ),
+        ),
+        ("tests/database/test_job_finish.py::test_only_a_success_drops_its_arguments",),
+        r"\{'page': 7\}, \{\}, \{\}",
+    ),
     *DEATHS,
     *BOUNDARY,
     *DAILY_USE,
