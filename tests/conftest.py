@@ -39,6 +39,7 @@ NOT_POOLED_FILES = {
     "test_roles.py",
     "test_search_path.py",
     "test_job_lead.py",
+    "test_pooled_clients.py",
 }
 NOT_POOLED = {
     "test_a_cancel_that_commits_while_the_retry_waits_is_seen",

@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 from psycopg.conninfo import make_conninfo
+from psycopg.rows import tuple_row
 
 from pgworkers.errors import DatabaseUnreachable, UsageError
 from pgworkers.postgres import session
@@ -41,9 +42,11 @@ _WRONG_ADDRESS = (
 #: What libpq asks of a direct session (target_session_attrs), for one through a pooler.
 _READ_ONLY = "SELECT pg_catalog.current_setting('transaction_read_only')"
 _FENCED = "session is read-only"
+#: Differs from the process id that the session was given at its start: there is a pooler.
+_BACKEND_PID = "SELECT pg_catalog.pg_backend_pid()"
 
-#: What PgBouncer says to `options`.
-_POOLERS_REFUSAL = "unsupported startup parameter"
+#: How poolers refuse a client that sends `options`: PgBouncer, Supavisor and Neon; RDS Proxy.
+_POOLER_REFUSALS = ("unsupported startup parameter", "support command-line options")
 
 
 #: The sessions of a host, whose statements are planned once and must not be led astray by statistics (docs/adr/1101): every
@@ -131,10 +134,13 @@ def beside(config: str | None) -> Path:
     return Path.cwd()
 
 
-def connect(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any]:
-    """A blocking connection for `role` ("cli", "client"): autocommit, READ COMMITTED, every wait bounded."""
+def connect(settings: Settings, dsn: str, role: str, *, pooled: bool = False) -> psycopg.Connection[Any]:
+    """A blocking connection for `role` ("cli", "client"): autocommit, READ COMMITTED, every wait bounded.
+
+    `pooled`: a pooler is known to be there; otherwise the first answer tells.
+    """
     try:
-        conn = _direct(settings, dsn, role) or _pooled(settings, dsn)
+        conn = (None if pooled else _direct(settings, dsn, role)) or _pooled(settings, dsn)
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
     try:
@@ -151,7 +157,7 @@ def _direct(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any] 
     try:
         conn = psycopg.connect(_conninfo(settings, dsn, role), autocommit=True)
     except psycopg.OperationalError as exc:
-        if _POOLERS_REFUSAL in str(exc):
+        if any(refusal in str(exc) for refusal in _POOLER_REFUSALS):
             return None
         raise
     try:
@@ -183,10 +189,12 @@ def _pooled(settings: Settings, dsn: str) -> psycopg.Connection[Any]:
     return conn
 
 
-async def aconnect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConnection[Any]:
+async def aconnect(
+    settings: Settings, dsn: str, role: str, *, pooled: bool = False
+) -> psycopg.AsyncConnection[Any]:
     """`connect` for an event loop."""
     try:
-        conn = await _adirect(settings, dsn, role) or await _apooled(settings, dsn)
+        conn = (None if pooled else await _adirect(settings, dsn, role)) or await _apooled(settings, dsn)
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
     try:
@@ -206,7 +214,7 @@ async def _adirect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConn
             _conninfo(settings, dsn, role), autocommit=True, prepare_threshold=threshold
         )
     except psycopg.OperationalError as exc:
-        if _POOLERS_REFUSAL in str(exc):
+        if any(refusal in str(exc) for refusal in _POOLER_REFUSALS):
             return None
         raise
     try:
@@ -240,19 +248,33 @@ async def _apooled(settings: Settings, dsn: str) -> psycopg.AsyncConnection[Any]
 
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
     """Is there a pooler between us and the server? It hands out a process id of its own at the start of a session."""
-    row = conn.execute("SELECT pg_catalog.pg_backend_pid()").fetchone()
+    row = conn.execute(_BACKEND_PID).fetchone()
     return row is not None and row[0] != conn.info.backend_pid
 
 
 def connect_handler(
     settings: Settings, dsn: str, name: str, kind: type[psycopg.Connection[Any]], **options: Any
 ) -> psycopg.Connection[Any]:
-    """A connection for user code: psycopg's own manners, our name on it, and a cut network is noticed."""
+    """A connection for user code: psycopg's own manners, our name on it, and a cut network is noticed.
+
+    Through a pooler psycopg must prepare no statement: the next one may meet another session. A caller that passes
+    prepare_threshold has decided that itself.
+    """
     conninfo = _handler_conninfo(settings, dsn, name)
     try:
-        return kind.connect(conninfo, **options)
+        conn = kind.connect(conninfo, **(options | {"autocommit": True}))
+        try:
+            if "prepare_threshold" not in options:
+                with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
+                    if cursor.execute(_BACKEND_PID).fetchone() != (conn.info.backend_pid,):
+                        conn.prepare_threshold = None
+            conn.autocommit = options.get("autocommit", False)
+        except BaseException:
+            conn.close()
+            raise
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
+    return conn
 
 
 async def aconnect_handler(
@@ -261,9 +283,22 @@ async def aconnect_handler(
     """`connect_handler` for an event loop."""
     conninfo = _handler_conninfo(settings, dsn, name)
     try:
-        return await psycopg.AsyncConnection.connect(conninfo, **options)
+        conn: psycopg.AsyncConnection[Any] = await psycopg.AsyncConnection.connect(
+            conninfo, **(options | {"autocommit": True})
+        )
+        try:
+            if "prepare_threshold" not in options:
+                async with psycopg.AsyncCursor(conn, row_factory=tuple_row) as cursor:
+                    await cursor.execute(_BACKEND_PID)
+                    if await cursor.fetchone() != (conn.info.backend_pid,):
+                        conn.prepare_threshold = None
+            await conn.set_autocommit(options.get("autocommit", False))
+        except BaseException:
+            await conn.close()
+            raise
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
+    return conn
 
 
 def _conninfo(settings: Settings, dsn: str, role: str) -> str:
