@@ -296,7 +296,7 @@ class Client:
         if lost:
             return OutcomeUnknown(
                 "the connection broke while jobs were being enqueued: they may or may not have been committed, "
-                "and nothing was sent again. Look before you enqueue again; with unique= repeating is safe"
+                "and nothing was sent again. Look before you enqueue again; with idempotency_key= repeating is safe"
             )
         if not isinstance(exc, Error) or getattr(exc, "of_caller", False) or (theirs and is_callers(exc)):
             return exc

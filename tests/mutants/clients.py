@@ -5,6 +5,8 @@ from __future__ import annotations
 from mutants.mutant import Edit, Mutant
 
 POOLED = "tests/database/test_pooled_clients.py"
+KEYS = "tests/database/test_idempotency_key.py"
+SPINE = "pgworkers/schema/0001_spine.sql"
 
 CLIENTS = (
     Mutant(
@@ -45,5 +47,35 @@ CLIENTS = (
         ),
         (f"{POOLED}::test_a_connection_of_a_handler_prepares_nothing_through_a_pooler[options-refused]",),
         r"prepared statement .*_pg3_",
+    ),
+    Mutant(
+        "key-without-a-window",
+        "after its window an idempotency key makes another job",
+        (
+            Edit(
+                SPINE,
+                r"k\.key = first_with_key\.key AND k\.expires_at > now\(\);",
+                "k.key = first_with_key.key;",
+            ),
+        ),
+        (f"{KEYS}::test_after_its_window_a_key_makes_another_job",),
+        r"Enqueued\(id=\d+, created=False\)\.created",
+    ),
+    Mutant(
+        "key-taken-twice",
+        "a transaction that finds an idempotency key taken gets the first job",
+        (Edit(SPINE, r"\n          WHERE k\.expires_at <= now\(\) OR k\.job_id IS NULL;", ";"),),
+        (f"{KEYS}::test_a_second_enqueue_waits_for_the_transaction_of_the_first",),
+        r"created=True\) == Enqueued",
+    ),
+    Mutant(
+        "key-shared-by-all-logins",
+        "an enqueue-only login has idempotency keys of its own",
+        (Edit(SPINE, r"CASE WHEN trusted THEN '' ELSE session_user END", "''"),),
+        (
+            "tests/security/test_idempotency_keys.py"
+            "::test_enqueuers_do_not_meet_the_keys_of_other_logins[newest-direct]",
+        ),
+        r"\(False, False\) == \(True, True\)",
     ),
 )
