@@ -89,6 +89,7 @@ NOT_POOLED = {
     "test_many_are_locked_in_the_order_of_their_ids_so_that_two_verbs_cannot_deadlock",
     "test_one_that_is_requeued_meanwhile_is_cancelled_all_the_same",
     "test_one_that_ends_meanwhile_keeps_its_end_and_holds_up_no_other",
+    "test_a_second_enqueue_waits_for_the_transaction_of_the_first",
 }
 #: Reasons of skips that a program on this machine would have prevented.
 MISSING_TOOL = re.compile(r"not installed|neither installed|apt-get install")

@@ -45,8 +45,13 @@ _FENCED = "session is read-only"
 #: Differs from the process id that the session was given at its start: there is a pooler.
 _BACKEND_PID = "SELECT pg_catalog.pg_backend_pid()"
 
-#: How poolers refuse a client that sends `options`: PgBouncer, Supavisor and Neon; RDS Proxy.
-_POOLER_REFUSALS = ("unsupported startup parameter", "support command-line options")
+#: How a client that sends `options` is refused: by PgBouncer, Supavisor and Neon; by RDS Proxy; by a server that is too old
+#: for one of them or is no Postgres. A second session, without options, finds out which it is.
+_OPTIONS_REFUSALS = (
+    "unsupported startup parameter",
+    "support command-line options",
+    "unrecognized configuration parameter",
+)
 
 
 #: The sessions of a host, whose statements are planned once and must not be led astray by statistics (docs/adr/1101): every
@@ -143,11 +148,6 @@ def connect(settings: Settings, dsn: str, role: str, *, pooled: bool = False) ->
         conn = (None if pooled else _direct(settings, dsn, role)) or _pooled(settings, dsn)
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
-    try:
-        _accept(conn.info.server_version)
-    except UsageError:
-        conn.close()
-        raise
     read_any_moment(conn)
     return conn
 
@@ -157,10 +157,11 @@ def _direct(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any] 
     try:
         conn = psycopg.connect(_conninfo(settings, dsn, role), autocommit=True)
     except psycopg.OperationalError as exc:
-        if any(refusal in str(exc) for refusal in _POOLER_REFUSALS):
+        if any(refusal in str(exc) for refusal in _OPTIONS_REFUSALS):
             return None
         raise
     try:
+        _accept(conn)
         row = conn.execute(session.CHECK, prepare=False).fetchone()
         assert row is not None
         if session.is_direct(conn, row):
@@ -182,10 +183,14 @@ def _pooled(settings: Settings, dsn: str) -> psycopg.Connection[Any]:
         cursor_factory=session.PooledCursor,
     )
     conn.local = session.local(settings).encode()
-    row = conn.execute(_READ_ONLY).fetchone()
-    if row is not None and row[0] == "on":
+    try:
+        _accept(conn)
+        row = conn.execute(_READ_ONLY).fetchone()
+        if row is not None and row[0] == "on":
+            raise psycopg.OperationalError(_FENCED)
+    except BaseException:
         conn.close()
-        raise psycopg.OperationalError(_FENCED)
+        raise
     return conn
 
 
@@ -197,11 +202,6 @@ async def aconnect(
         conn = (None if pooled else await _adirect(settings, dsn, role)) or await _apooled(settings, dsn)
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
-    try:
-        _accept(conn.info.server_version)
-    except UsageError:
-        await conn.close()
-        raise
     read_any_moment(conn)
     return conn
 
@@ -214,10 +214,11 @@ async def _adirect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConn
             _conninfo(settings, dsn, role), autocommit=True, prepare_threshold=threshold
         )
     except psycopg.OperationalError as exc:
-        if any(refusal in str(exc) for refusal in _POOLER_REFUSALS):
+        if any(refusal in str(exc) for refusal in _OPTIONS_REFUSALS):
             return None
         raise
     try:
+        _accept(conn)
         row = await (await conn.execute(session.CHECK, prepare=False)).fetchone()
         assert row is not None
         if session.is_direct(conn, row):
@@ -239,10 +240,14 @@ async def _apooled(settings: Settings, dsn: str) -> psycopg.AsyncConnection[Any]
         cursor_factory=session.AsyncPooledCursor,
     )
     conn.local = session.local(settings).encode()
-    row = await (await conn.execute(_READ_ONLY)).fetchone()
-    if row is not None and row[0] == "on":
+    try:
+        _accept(conn)
+        row = await (await conn.execute(_READ_ONLY)).fetchone()
+        if row is not None and row[0] == "on":
+            raise psycopg.OperationalError(_FENCED)
+    except BaseException:
         await conn.close()
-        raise psycopg.OperationalError(_FENCED)
+        raise
     return conn
 
 
@@ -371,11 +376,23 @@ def _brief(dsn: str, reason: str) -> str:
     return f"no Postgres at {f'{host}:{port}' if one else shown(dsn)} ({why[:1].lower()}{why[1:]})"
 
 
-def _accept(version: int) -> None:
-    if version < OLDEST_SERVER:
-        raise UsageError(
-            f"this Postgres is version {version // 10000}; nothing was done; use Postgres 13 or newer"
-        )
+def _accept(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """UsageError for a server that cannot work, by what it says of itself at the start of a session (docs/databases.md)."""
+    said = conn.info.parameter_status
+    if said("crdb_version"):
+        lacks = "CockroachDB, which has no LISTEN, no ctid and no advisory locks of sessions"
+    elif "-YB-" in (said("server_version") or ""):
+        lacks = "YugabyteDB, which has no ctid"
+    else:
+        version = conn.info.server_version
+        if version < OLDEST_SERVER:
+            raise UsageError(
+                f"this Postgres is version {version // 10000}; nothing was done; use Postgres 13 or newer"
+            )
+        return
+    raise UsageError(
+        f"this is {lacks}: pgworkers cannot work there; nothing was done; use Postgres 13 or newer (docs/databases.md)"
+    )
 
 
 def _escaped(value: str) -> str:

@@ -1,4 +1,4 @@
-"""Mutants of issue 19, rows 7 and 11: clients behind a pooler, and idempotency keys."""
+"""Mutants of issue 19, rows 7 and 11: clients behind a pooler, idempotency keys, and engines that are no Postgres."""
 
 from __future__ import annotations
 
@@ -77,5 +77,15 @@ CLIENTS = (
             "::test_enqueuers_do_not_meet_the_keys_of_other_logins[newest-direct]",
         ),
         r"\(False, False\) == \(True, True\)",
+    ),
+    Mutant(
+        "foreign-engine-is-taken",
+        "an engine that cannot work is refused before anything is asked of it",
+        (Edit("pgworkers/postgres/connect.py", r'    if said\("crdb_version"\):', "    if False:"),),
+        (
+            "tests/unit/test_engines.py"
+            "::test_an_engine_that_cannot_work_is_refused_before_anything_is_asked[cockroach-False]",
+        ),
+        r"server closed the connection unexpectedly",
     ),
 )
