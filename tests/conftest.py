@@ -90,6 +90,8 @@ NOT_POOLED = {
     "test_one_that_is_requeued_meanwhile_is_cancelled_all_the_same",
     "test_one_that_ends_meanwhile_keeps_its_end_and_holds_up_no_other",
     "test_a_second_enqueue_waits_for_the_transaction_of_the_first",
+    "test_without_a_key_the_table_is_not_touched",
+    "test_keys_are_found_by_index_whatever_the_statistics_say",
 }
 #: Reasons of skips that a program on this machine would have prevented.
 MISSING_TOOL = re.compile(r"not installed|neither installed|apt-get install")

@@ -206,7 +206,7 @@ def test_keys_are_found_by_index_whatever_the_statistics_say(desk: Desk) -> None
 
 
 def _scans(desk: Desk) -> tuple[int, int]:
-    """Sequential and index scans of the table of keys in this transaction."""
+    """Sequential and index scans of the table of keys by this session, which no other test has used."""
     row = desk.conn.execute(
         "SELECT seq_scan, idx_scan FROM pg_stat_xact_user_tables WHERE relname = 'idempotency_key'"
     ).fetchone()

@@ -79,6 +79,13 @@ CLIENTS = (
         r"\(False, False\) == \(True, True\)",
     ),
     Mutant(
+        "key-by-a-scan",
+        "a key is found by index, also when the table was empty at the time of planning",
+        (Edit(SPINE, r" SET enable_seqscan = off SET enable_bitmapscan = off AS", " AS"),),
+        (f"{KEYS}::test_keys_are_found_by_index_whatever_the_statistics_say",),
+        r"assert \(\d+, True\) == \(0, True\)",
+    ),
+    Mutant(
         "foreign-engine-is-taken",
         "an engine that cannot work is refused before anything is asked of it",
         (Edit("pgworkers/postgres/connect.py", r'    if said\("crdb_version"\):', "    if False:"),),
