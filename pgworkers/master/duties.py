@@ -24,7 +24,7 @@ from pgworkers.errors import NotFound
 from pgworkers.events import DutyDone, DutyFailed, Purged
 from pgworkers.facts import Facts
 from pgworkers.flow import batch
-from pgworkers.job import archive, depth, host, link, operation, promote, request
+from pgworkers.job import archive, depth, host, idempotency, link, operation, promote, request
 from pgworkers.job.look import look
 from pgworkers.master import ticks
 from pgworkers.master.leadership import Leadership
@@ -225,6 +225,7 @@ class Duties:
             "finished jobs": lambda: archive.prune(keep, dead, BATCH),
             "attempts": lambda: archive.prune_attempts(keep, BATCH),
             "operations": lambda: operation.prune(max(keep, dead), BATCH),
+            "idempotency keys": lambda: idempotency.prune(BATCH),
             "requests of operators": lambda: request.forget(BATCH),
             "batches": lambda: batch.prune(keep, BATCH),
             "rows of statistics": lambda: statistics.prune(statistics.KEEP, BATCH),

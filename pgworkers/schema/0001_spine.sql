@@ -17,6 +17,8 @@ CREATE DOMAIN pgworkers.task_name AS text
 CREATE DOMAIN pgworkers.unique_name AS text CONSTRAINT job_unique_fits CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
 CREATE DOMAIN pgworkers.concurrency_name AS text
     CONSTRAINT job_concurrency_key_fits CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
+CREATE DOMAIN pgworkers.idempotency_name AS text
+    CONSTRAINT idempotency_key_fits CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
 CREATE DOMAIN pgworkers.job_priority AS integer CONSTRAINT job_priority_fits CHECK (VALUE >= -2147483647);
 CREATE DOMAIN pgworkers.attempt_text AS text CONSTRAINT attempt_texts_fit CHECK (octet_length(VALUE) <= 1048576);
 CREATE DOMAIN pgworkers.error_lines AS text[]
@@ -203,6 +205,18 @@ CREATE TABLE pgworkers.task (
     updated_at   timestamptz NOT NULL DEFAULT now()
 );
 
+-- Which job an enqueue with an idempotency key made. Until `expires_at` the key leads to that job, whether it has ended or not. `login`: an
+-- enqueue-only login has keys of its own; all other logins share those of ''. `job_id` is NULL only inside the transaction that enqueues.
+CREATE TABLE pgworkers.idempotency_key (
+    task       pgworkers.task_name NOT NULL,
+    login      text NOT NULL CONSTRAINT idempotency_login_fits CHECK (octet_length(login) <= 63),
+    key        pgworkers.idempotency_name NOT NULL,
+    job_id     bigint,
+    expires_at pgworkers.moment NOT NULL,
+    PRIMARY KEY (task, login, key)
+);
+CREATE INDEX idempotency_key_expires ON pgworkers.idempotency_key (expires_at);
+
 -- One row for each life of a master: the owner of leases.
 CREATE TABLE pgworkers.host (
     id         uuid PRIMARY KEY,
@@ -371,7 +385,38 @@ BEGIN
     END IF;
 END $$;
 
--- Enqueue one job: from psql, a trigger, another language, and from the Python API. A unique key that a live job
+-- The first job that was enqueued with an idempotency key, or NULL: the key was free or its window is over, and it belongs to the caller's
+-- transaction now, which must set `job_id`. Another transaction that has taken the key and is still open is waited for. A repeat writes nothing and
+-- locks nothing. By index, whatever the statistics say: the table was empty when the statements were planned.
+CREATE FUNCTION pgworkers.first_with_key(task text, login text, key text, lasts interval) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    first bigint;
+BEGIN
+    IF lasts <= interval '0' OR lasts > interval '31 days' THEN
+        RAISE EXCEPTION 'idempotency_window must be longer than 0 and at most 31 days, not %', lasts
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    LOOP
+        SELECT k.job_id INTO first FROM pgworkers.idempotency_key k
+         WHERE k.task = first_with_key.task AND k.login = first_with_key.login AND k.key = first_with_key.key AND k.expires_at > now();
+        IF first IS NOT NULL THEN
+            RETURN first;
+        END IF;
+        INSERT INTO pgworkers.idempotency_key AS k (task, login, key, expires_at)
+        VALUES (first_with_key.task, first_with_key.login, first_with_key.key, now() + lasts)
+        ON CONFLICT (task, login, key) DO UPDATE SET job_id = NULL, expires_at = excluded.expires_at
+          WHERE k.expires_at <= now() OR k.job_id IS NULL;
+        IF FOUND THEN
+            RETURN NULL;
+        END IF;
+        -- Another transaction took the key between the look and the insert, and committed: look again.
+    END LOOP;
+END $$;
+
+-- Enqueue one job: from psql, a trigger, another language, and from the Python API. An idempotency key leads to the first job of this task
+-- that was enqueued with it, finished or not, until `idempotency_window` (NULL: a day) after that enqueue. A unique key that a live job
 -- of the same task holds leads to: 'return' that job, 'replace' its arguments (unless it runs), or 'raise'. With `after` it
 -- waits until those jobs succeeded; `on_failed` says what their failure leads to: 'cancel' it, 'run' it, or 'wait' for a
 -- requeue. `held`: it waits until somebody releases it.
@@ -397,6 +442,8 @@ CREATE FUNCTION pgworkers.enqueue(
     after bigint[] DEFAULT NULL,
     on_failed text DEFAULT 'cancel',
     held boolean DEFAULT false,
+    idempotency_key text DEFAULT NULL,
+    idempotency_window interval DEFAULT NULL,
     OUT id bigint,
     OUT created boolean
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -413,7 +460,16 @@ DECLARE
     replaces boolean := true;
     parents bigint[];
     failed bigint;
+    key_login text := CASE WHEN trusted THEN '' ELSE session_user END;
 BEGIN
+    IF enqueue.idempotency_key IS NOT NULL THEN
+        enqueue.id := pgworkers.first_with_key(enqueue.task, key_login, enqueue.idempotency_key,
+                                               coalesce(enqueue.idempotency_window, interval '1 day'));
+        IF enqueue.id IS NOT NULL THEN
+            enqueue.created := false;
+            RETURN;
+        END IF;
+    END IF;
     IF enqueue.on_conflict NOT IN ('return', 'replace', 'raise') THEN
         RAISE EXCEPTION 'on_conflict is %: use return, replace or raise', enqueue.on_conflict
             USING ERRCODE = 'invalid_parameter_value';
@@ -477,7 +533,7 @@ BEGIN
             ELSIF later AND due < now() + interval '10 s' THEN
                 PERFORM pgworkers.tell('due:');
             END IF;
-            RETURN;
+            EXIT;
         END IF;
         IF enqueue.on_conflict = 'replace' THEN
             UPDATE pgworkers.job j SET args = enqueue.args, meta = enqueue.meta
@@ -506,7 +562,7 @@ BEGIN
                           HINT = enqueue.unique_key;
             END IF;
             enqueue.created := false;
-            RETURN;
+            EXIT;
         END IF;
         -- The holder finished between the insert and the look: try again.
         IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -514,6 +570,11 @@ BEGIN
                 USING ERRCODE = 'serialization_failure';
         END IF;
     END LOOP;
+    IF enqueue.idempotency_key IS NOT NULL THEN  -- an upsert always goes by the index
+        INSERT INTO pgworkers.idempotency_key AS k (task, login, key, job_id, expires_at)
+        VALUES (enqueue.task, key_login, enqueue.idempotency_key, enqueue.id, now())
+        ON CONFLICT (task, login, key) DO UPDATE SET job_id = excluded.job_id;
+    END IF;
 END $$;
 
 -- What enqueue() does for a job that is ready now and has nothing special about it, at less cost: for callers that know everything

@@ -192,6 +192,10 @@ def test_what_is_purged_is_told(db: Db, dsn: str) -> None:
         "CREATE TABLE pgworkers.history_20200101 PARTITION OF pgworkers.history"
         " FOR VALUES FROM ('2020-01-01 00:00+00') TO ('2020-01-02 00:00+00')"
     )
+    db.execute(
+        "INSERT INTO pgworkers.idempotency_key (task, login, key, job_id, expires_at)"
+        " SELECT 't', '', n::text, n, now() + make_interval(hours => n) FROM generate_series(-2, 3) n"
+    )
     told: list[Fact] = []
 
     async def story() -> None:
@@ -206,7 +210,11 @@ def test_what_is_purged_is_told(db: Db, dsn: str) -> None:
             await line.close()
 
     asyncio.run(story())
-    assert told == [Purged("ticks", 2), Purged("partition history_20200101", 1)]
+    assert told == [
+        Purged("ticks", 2),
+        Purged("idempotency keys", 3),
+        Purged("partition history_20200101", 1),
+    ]
 
 
 @pytest.mark.parametrize("name", names())

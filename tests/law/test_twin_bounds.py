@@ -28,6 +28,7 @@ def test_texts() -> None:
     assert _numbers("queue_name_fits") == _numbers("bucket_scope_fits") == {1, bounds.NAME_BYTES}
     assert {bounds.NAME_BYTES, bounds.SCOPE_BYTES} <= _numbers("schedule_names_fit")
     assert _numbers("job_unique_fits") == _numbers("job_concurrency_key_fits") == {1, bounds.KEY_BYTES}
+    assert _numbers("idempotency_key_fits") == {1, bounds.KEY_BYTES}
 
 
 def test_json() -> None:
@@ -54,6 +55,7 @@ def test_numbers_and_times() -> None:
     assert f"memory NOT BETWEEN {bounds.MEMORY_MIN_BYTES} AND {bounds.MEMORY_MAX_BYTES}" in SQL
     assert f"VALUE <= '{bounds.DURATION_MAX_DAYS} days'" in CONSTRAINTS["job_timeout_fits"]
     assert f"span > interval '{bounds.DURATION_MAX_DAYS} days'" in SQL
+    assert f"lasts > interval '{bounds.IDEMPOTENCY_WINDOW_MAX_DAYS} days'" in SQL
     assert _numbers("seconds_fit") == {0, int(bounds.DURATION_MAX_SECONDS)}
     moments = re.findall(r"'(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\+00'", CONSTRAINTS["job_moments_fit"])
     assert [datetime.fromisoformat(one).replace(tzinfo=UTC) for one in moments] == [

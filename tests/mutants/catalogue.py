@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutants.boundary import BOUNDARY
+from mutants.clients import CLIENTS
 from mutants.daily_use import DAILY_USE
 from mutants.deaths import DEATHS
 from mutants.mutant import Edit, Mutant
@@ -433,4 +434,5 @@ MUTANTS = (
     *DEATHS,
     *BOUNDARY,
     *DAILY_USE,
+    *CLIENTS,
 )
