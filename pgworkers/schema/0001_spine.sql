@@ -1,3 +1,4 @@
+-- serves: 0001
 -- The whole storage of pgworkers. Written for the default schema name; the loader puts the configured one in its
 -- place and has made the schema and its table `migration`. One transaction.
 
