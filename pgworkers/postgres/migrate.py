@@ -32,6 +32,7 @@ from pgworkers.settings import refuse_schema
 
 _BOOTSTRAP = Statement.beside(__file__, "bootstrap")
 _APPLIED = Statement.beside(__file__, "applied")
+_OLDER_HOSTS = Statement.beside(__file__, "older_hosts")
 #: Another session made the schema or the table `migration` at the same moment.
 _MADE_MEANWHILE = (
     psycopg.errors.UniqueViolation,
@@ -222,7 +223,7 @@ def render_pending(
         statements = [
             *opening,
             _lock(schema),
-            _expect(schema, before),
+            _expect(schema, before, migration),
             rename(migration.text, schema).strip().rstrip(";"),
         ]
         parts += [f"-- {migration.name}\nBEGIN;", *_settings()]
@@ -283,6 +284,7 @@ def _try_to_apply(
             _refuse(schema, rows)
             if any(row.version == migration.version and row.state == "applied" for row in rows):
                 return False
+            _refuse_hosts(conn, schema, migration)
             conn.execute(rename(migration.text, schema).encode())
             conn.execute(_record(schema, migration).encode())
             return True
@@ -320,16 +322,18 @@ def _lock(schema: str) -> str:
     return f"LOCK TABLE {_table(schema)} IN SHARE ROW EXCLUSIVE MODE"
 
 
-def _expect(schema: str, newest: int) -> str:
-    """Stop a script that was made for another state of the schema."""
-    return (
-        "DO $$ BEGIN\n"
-        f"    IF (SELECT coalesce(max(version), 0) FROM {_table(schema)}) <> {newest} THEN\n"
-        f"        RAISE EXCEPTION 'the newest migration of this schema is not {newest:04d}: this script was made for another"
-        " state of it; nothing was done';\n"
-        "    END IF;\n"
-        "END $$"
-    )
+def _expect(schema: str, newest: int, migration: Migration) -> str:
+    """Stop a script that was made for another state of the schema, or whose migration would break hosts that are running."""
+    host = sql.Identifier(schema, "host").as_string(None)
+    running = f"""
+    IF EXISTS (SELECT FROM {host} WHERE newest_migration < {migration.serves} AND renewed_at >= now() - lease) THEN
+        RAISE EXCEPTION '{migration.name} does not serve hosts that are running; nothing was done';
+    END IF;"""
+    return f"""DO $$ BEGIN
+    IF (SELECT coalesce(max(version), 0) FROM {_table(schema)}) <> {newest} THEN
+        RAISE EXCEPTION 'this script was made for another state: the newest migration is not {newest:04d}; nothing was done';
+    END IF;{running if newest else ""}
+END $$"""
 
 
 def _record(schema: str, migration: Migration) -> str:
@@ -412,6 +416,21 @@ def _refuse(schema: str, rows: list[MigrationStatus]) -> None:
         raise SchemaOutOfDate(
             f"the schema {schema} was made by another version of {', '.join(changed)} than this pgworkers has; nothing was "
             "done; install the version that made it, or start from an empty database (embedded: pgworkers pg reset)"
+        )
+
+
+def _refuse_hosts(conn: psycopg.Connection[Any], schema: str, migration: Migration) -> None:
+    """Refuse a migration that would break hosts that are running."""
+    table = sql.Identifier(schema, "host").as_string(None)
+    if _one(conn, "SELECT to_regclass(%s)", table) is None:
+        return
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        found = cursor.execute(_OLDER_HOSTS.render(schema), {"serves": migration.serves}).fetchall()
+    if found:
+        hosts = ", ".join(f"{name} (pid {pid}, newest migration {newest:04d})" for name, pid, newest in found)
+        raise SchemaOutOfDate(
+            f"migration {migration.name} does not serve hosts that are running: {hosts}; it changed nothing; stop them and "
+            "try again (a killed host counts until its lease is over)"
         )
 
 

@@ -149,6 +149,28 @@ def test_code_goes_on_with_a_newer_schema_that_serves_it(db: psycopg.Connection[
         migrate.check(db, "pgworkers")
 
 
+def test_a_migration_that_would_break_running_hosts_is_refused(db: psycopg.Connection[Any]) -> None:
+    desk = Desk(db, "pgworkers")
+    desk.register()
+    migrate.up(db, "pgworkers", [*migrate.known(), ADDITIVE])  # serves them
+    breaking = [*migrate.known(), ADDITIVE, later(9002, "breaking", "CREATE TABLE pgworkers.third ();")]
+    script = migrate.render_pending(db, "pgworkers", breaking)
+    with pytest.raises(SchemaOutOfDate) as caught:
+        migrate.up(db, "pgworkers", breaking)
+    assert (
+        f"9002_breaking does not serve hosts that are running: box (pid 4711, newest migration {NEWEST:04d})"
+        in str(caught.value)
+    )
+    with pytest.raises(
+        psycopg.errors.RaiseException, match="9002_breaking does not serve hosts that are running"
+    ):
+        db.execute(script.encode())
+    db.execute("ROLLBACK")
+    assert "third" not in tables(db)
+    db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '1 h'")
+    assert migrate.up(db, "pgworkers", breaking) == ["9002_breaking"]
+
+
 def test_a_schema_of_another_branch_is_refused(db: psycopg.Connection[Any]) -> None:
     """It has a migration that this code does not know, and lacks one that this code needs."""
     migrate.up(db, "pgworkers", [*migrate.known(), later(9002, "theirs", "SELECT;", serves=NEWEST)])

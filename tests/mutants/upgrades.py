@@ -36,6 +36,13 @@ UPGRADES = (
         r"DID NOT RAISE SchemaOutOfDate|is older than this pgworkers",
     ),
     Mutant(
+        "upgrade-breaks-running-hosts",
+        "a migration that does not serve running hosts is not applied",
+        (Edit(MIGRATE, r"            _refuse_hosts\(conn, schema, migration\)\n", ""),),
+        (f"{TESTS}::test_a_migration_that_would_break_running_hosts_is_refused",),
+        r"DID NOT RAISE SchemaOutOfDate",
+    ),
+    Mutant(
         "upgrade-waits-for-locks-without-end",
         "a migration waits for a lock only a second at a time",
         (
@@ -58,7 +65,7 @@ UPGRADES = (
     Mutant(
         "upgrade-script-for-any-schema",
         "the script of what is pending changes nothing in another state of the schema",
-        (Edit(MIGRATE, r"_lock\(schema\),\s+_expect\(schema, before\),", "_lock(schema),"),),
+        (Edit(MIGRATE, r"_lock\(schema\),\s+_expect\(schema, before, migration\),", "_lock(schema),"),),
         (f"{TESTS}::test_the_pending_script_does_what_up_does[1]",),
         r"this script was made for another state' in 'ERROR",
     ),

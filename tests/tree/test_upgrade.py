@@ -56,7 +56,7 @@ def later_version(directory: Path, **migrations: str) -> str:
 def test_row_88_two_versions_side_by_side_and_the_way_back(forest: Forest, tmp_path: Path) -> None:
     next_version = later_version(tmp_path / "next", additive=ADDITIVE)
     additive = f"{NEWEST + 1:04d}_additive"
-    old = forest.start(queues="default:1,mail:1")
+    forest.start(queues="default:1,mail:1")
     forest.enqueue("work", 100, args={"seconds": 0.01})
     [held] = forest.enqueue("work", queue="mail", args={"gated": True})
     forest.until(held, "running")
@@ -77,7 +77,6 @@ def test_row_88_two_versions_side_by_side_and_the_way_back(forest: Forest, tmp_p
     assert new.terminate() == 0, new.log()
     back = forest.start(queues="default:1,api:1")
     assert f"schema    pgworkers, newer than this pgworkers ({additive}), which it still serves" in back.log()
-    assert old.terminate() == 0, old.log()
     forest.enqueue("work", 50)
     assert forest.until_all_ended() == {"succeeded": 416}
     assert back.process.poll() is None
@@ -87,6 +86,14 @@ def test_row_88_two_versions_side_by_side_and_the_way_back(forest: Forest, tmp_p
 def test_row_88_a_version_that_the_schema_no_longer_serves_is_refused(forest: Forest, tmp_path: Path) -> None:
     breaking_version = later_version(tmp_path / "breaking", additive=ADDITIVE, breaking=BREAKING)
     breaking = f"{NEWEST + 2:04d}_breaking"
+    old = forest.start(queues="default:1")
+    early = forest.start(queues="default:1", wait=False, PYTHONPATH=breaking_version)
+    assert early.wait() == 5
+    assert f"migration {breaking} does not serve hosts that are running: " in early.log()
+    forest.enqueue("work", 20)
+    assert forest.until_all_ended() == {"succeeded": 20}, "the old host goes on"
+    assert old.terminate() == 0
+
     forest.enqueue("work", 20)
     forest.start(queues="default:1", PYTHONPATH=breaking_version)
     late = forest.start(queues="default:1", wait=False)
@@ -97,4 +104,4 @@ def test_row_88_a_version_that_the_schema_no_longer_serves_is_refused(forest: Fo
         in late.log()
     )
     wait_for(lambda: forest.db.execute("SELECT count(*) FROM pgworkers.host").fetchone() == (1,))
-    assert forest.until_all_ended() == {"succeeded": 20}
+    assert forest.until_all_ended() == {"succeeded": 40}
