@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import threading
 import time
@@ -211,10 +210,11 @@ def test_a_migration_that_waits_for_a_lock_holds_up_no_other_session(
 
     thread = threading.Thread(target=migrate_up)
     with psycopg.connect(dsn, application_name="a long report") as reader:
-        reader.execute("SELECT count(*) FROM pgworkers.job")
+        found = reader.execute("SELECT pg_backend_pid(), count(*) FROM pgworkers.job").fetchone()
+        assert found is not None
         thread.start()
         named = (
-            f"migration 9001_additive waits for a lock of pid {reader.info.backend_pid} "
+            f"migration 9001_additive waits for a lock of pid {found[0]} "
             "(a long report, idle in transaction, query "
         )
         wait_for(lambda: any(line.startswith(named) for line in lines), what="a line that names the reader")
@@ -318,15 +318,17 @@ def test_the_script_for_psql_does_what_up_does(empty_dsn: str) -> None:
 
 def shape(conn: psycopg.Connection[Any], schema: str) -> list[tuple[Any, ...]]:
     """Every column, function and index of a schema, and what is recorded."""
-    return conn.execute(
-        "SELECT c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod) FROM pg_class c"
-        "  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 WHERE c.relnamespace = to_regnamespace(%(s)s)"
-        " UNION ALL SELECT p.proname, p.prosrc, array_to_string(p.proconfig, ' ') FROM pg_proc p"
-        "  WHERE p.pronamespace = to_regnamespace(%(s)s)"
-        " UNION ALL SELECT i.indexname, i.indexdef, '' FROM pg_indexes i WHERE i.schemaname = %(s)s"
-        f" UNION ALL SELECT version::text, name || serves, checksum FROM {schema}.migration ORDER BY 1, 2, 3",
-        {"s": schema},
-    ).fetchall()
+    with conn.transaction():
+        conn.execute("SET LOCAL search_path = pg_catalog")
+        return conn.execute(
+            "SELECT c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod) FROM pg_class c"
+            "  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 WHERE c.relnamespace = to_regnamespace(%(s)s)"
+            " UNION ALL SELECT p.proname, p.prosrc, array_to_string(p.proconfig, ' ') FROM pg_proc p"
+            "  WHERE p.pronamespace = to_regnamespace(%(s)s)"
+            " UNION ALL SELECT i.indexname, i.indexdef, '' FROM pg_indexes i WHERE i.schemaname = %(s)s"
+            f" UNION ALL SELECT version::text, name || serves, checksum FROM {schema}.migration ORDER BY 1, 2, 3",
+            {"s": schema},
+        ).fetchall()
 
 
 @pytest.mark.parametrize("count", [0, 1, len(migrate.known()) - 1])
@@ -345,7 +347,9 @@ def test_the_pending_script_does_what_up_does(
         script = migrate.render_pending(theirs, "jobs")
         executed = statements_of(monkeypatch, conn, lambda: migrate.up(conn, "jobs"))
         assert [one for one in executed if one not in script] == [], "up runs what the script does not"
-        psql(server.dsn(other), script, PGOPTIONS="-c search_path=jobs -c DateStyle=SQL")
+        for setting in ("search_path = jobs", "DateStyle = SQL"):
+            theirs.execute(f"ALTER DATABASE {other} SET {setting}")
+        psql(server.dsn(other), script)
         assert shape(theirs, "jobs") == shape(conn, "jobs")
         migrate.check(theirs, "jobs")
         assert migrate.up(theirs, "jobs") == []
@@ -378,11 +382,11 @@ def statements_of(
     return seen
 
 
-def psql(dsn: str, script: str, code: int = 0, **environ: str) -> str:
+def psql(dsn: str, script: str, code: int = 0) -> str:
     """What psql printed."""
     done = subprocess.run(
         ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", dsn],
-        input=script, capture_output=True, text=True, check=False, env={**os.environ, **environ},
+        input=script, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     return done.stderr
