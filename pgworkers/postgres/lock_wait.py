@@ -55,19 +55,20 @@ class Blocker:
 
 
 class Retry:
-    """The attempts of one piece of DDL: who blocked the last one, and how long to go on."""
+    """Attempts that failed for a lock: who held it, and how long to go on."""
 
-    def __init__(self, what: str, say: Callable[[str], None], max_wait: float) -> None:
-        self._what = what
+    def __init__(self, say: Callable[[str], None], max_wait: float) -> None:
         self._say = say
         self._max_wait = max_wait
-        self._began = monotonic()
-        self.blockers: list[Blocker] = []
+        self._left = max_wait
+        self._attempted_at = monotonic()
         self._last_line: tuple[frozenset[int], float] | None = None
+        self.blockers: list[Blocker] = []
 
     @contextmanager
     def watch(self, conn: psycopg.Connection[Any]) -> Iterator[None]:
         """Note who blocks what runs here, in a transaction of `conn`."""
+        self._attempted_at = monotonic()
         self.blockers = []
         row = conn.execute(
             "SELECT pg_catalog.pg_backend_pid()"
@@ -82,14 +83,14 @@ class Retry:
             done.set()
             watcher.join()
 
-    def pause(self, error: psycopg.Error) -> None:
-        """Wait before the next attempt; DatabaseUnreachable if there have been enough of them."""
+    def pause(self, what: str, error: psycopg.Error) -> None:
+        """Wait before the next attempt of `what`; DatabaseUnreachable when the time for failed attempts is over."""
         now = monotonic()
-        left = self._began + self._max_wait - now
+        self._left -= now - self._attempted_at
         holders = " and ".join(map(str, self.blockers)) or "another session"
-        if left <= 0:
+        if self._left <= 0:
             raise DatabaseUnreachable(
-                f"{self._what} did not get its locks within {show_seconds(self._max_wait)}: {holders} had one of them; "
+                f"{what} did not get its locks within {show_seconds(self._max_wait)}: {holders} had one of them; "
                 "it changed nothing; end that transaction, then run pgworkers migrate up"
             ) from error
         pids = frozenset(blocker.pid for blocker in self.blockers)
@@ -98,9 +99,11 @@ class Retry:
             or self._last_line[0] != pids
             or now - self._last_line[1] > REPEAT_LINE_SECONDS
         ):
-            self._say(f"{self._what} waits for a lock of {holders}; trying for {show_seconds(left)}")
+            self._say(f"{what} waits for a lock of {holders}; trying for {show_seconds(self._left)}")
             self._last_line = pids, now
-        time.sleep(min(RETRY_PAUSE_SECONDS * random.uniform(0.5, 1.0), left))
+        seconds = min(RETRY_PAUSE_SECONDS * random.uniform(0.5, 1.0), self._left)
+        self._left -= seconds
+        time.sleep(seconds)
 
     def _watch(self, info: psycopg.ConnectionInfo, pid: int, done: threading.Event) -> None:
         if done.wait(FIRST_LOOK_SECONDS):

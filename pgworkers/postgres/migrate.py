@@ -174,14 +174,15 @@ def up(
 ) -> list[str]:
     """Apply what is missing. Answers the names of what was applied.
 
-    `say` gets a line while a migration waits for a lock. A wait longer than `max_lock_wait` seconds is a
+    `say` gets a line while a migration waits for a lock. After `max_lock_wait` seconds of failed attempts in total it is
     DatabaseUnreachable; the migrations before it stay applied.
     """
     migrations = known() if migrations is None else migrations
+    retry = lock_wait.Retry(say, max_lock_wait)
     applied = []
     try:
         for migration in pending(conn, schema, migrations):
-            if _apply(conn, schema, migration, migrations, say, max_lock_wait):
+            if _apply(conn, schema, migration, migrations, retry):
                 applied.append(migration.name)
     except InsufficientPrivilege as error:
         raise _denied(conn, schema, error) from error
@@ -238,9 +239,8 @@ def render_roles(schema: str) -> str:
     refuse_schema(schema)
     text = (resources.files("pgworkers.schema") / "roles.sql").read_text(encoding="utf-8")
     made = (*(migration.text for migration in known()), _BOOTSTRAP.text)
-    text = text.replace(
-        "OURS}", ",".join(sorted({name for part in made for name in _MADE.findall(part)})) + "}"
-    )
+    names = sorted({name for part in made for name in _MADE.findall(part)})
+    text = text.replace("OURS}", ",".join(names) + "}").replace("NEWEST}", f"{known()[-1].version}}}")
     return _ROLE.sub(rf"{schema}_\1", rename(text, schema))
 
 
@@ -249,12 +249,10 @@ def _apply(
     schema: str,
     migration: Migration,
     all_of_them: Sequence[Migration],
-    say: Callable[[str], None],
-    max_lock_wait: float,
+    retry: lock_wait.Retry,
 ) -> bool:
     """Apply one migration unless another session has. A session that made the schema or its first table meanwhile is
     waited for by Postgres itself, which then refuses ours; on the next try they are there."""
-    retry = lock_wait.Retry(f"migration {migration.name}", say, max_lock_wait)
     tries = 1
     while True:
         try:
@@ -264,7 +262,7 @@ def _apply(
                 raise
             tries += 1
         except lock_wait.NO_LOCK as error:
-            retry.pause(error)
+            retry.pause(f"migration {migration.name}", error)
 
 
 def _try_to_apply(

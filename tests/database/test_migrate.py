@@ -244,10 +244,10 @@ def test_who_holds_the_lock_is_said_once_and_again_when_it_is_another(
 ) -> None:
     monkeypatch.setattr(lock_wait, "RETRY_PAUSE_SECONDS", 0.0)
     lines: list[str] = []
-    retry = lock_wait.Retry("it", lines.append, 600)
+    retry = lock_wait.Retry(lines.append, 600)
     for pids in ([], [], [7], [7], [0, 8]):
         retry.blockers = [lock_wait.Blocker(pid, "", "active", 61.0) for pid in pids]
-        retry.pause(psycopg.errors.LockNotAvailable())
+        retry.pause("it", psycopg.errors.LockNotAvailable())
     assert [line.partition("; ")[0] for line in lines] == [
         "it waits for a lock of another session",
         "it waits for a lock of pid 7 (active, query 1m01s old)",

@@ -58,7 +58,7 @@ UPGRADES = (
     Mutant(
         "upgrade-retries-without-end",
         "a migration that never gets its lock gives up",
-        (Edit("pgworkers/postgres/lock_wait.py", r"        if left <= 0:\n", "        if False:\n"),),
+        (Edit("pgworkers/postgres/lock_wait.py", r"        if self\._left <= 0:\n", "        if False:\n"),),
         (f"{TESTS}::test_a_migration_that_never_gets_its_lock_gives_up",),
         r"sleep length must be non-negative",
     ),
