@@ -39,12 +39,13 @@ _BLOCKERS = Statement.beside(__file__, "blockers")
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """A session that holds a lock we wait for."""
+    """A session that holds a lock we wait for, or waits for it in front of us."""
 
     pid: int
     application: str | None
     state: str | None
     query_age: float | None
+    holds: bool
 
     def __str__(self) -> str:
         if self.pid == 0:
@@ -108,7 +109,7 @@ class Retry:
     def _watch(self, info: psycopg.ConnectionInfo, pid: int, done: threading.Event) -> None:
         if done.wait(FIRST_LOOK_SECONDS):
             return
-        query = Query(_BLOCKERS, {"pid": pid}, lambda rows: [Blocker(*row) for row in rows])
+        query = Query(_BLOCKERS, {"pid": pid}, _blockers)
         try:
             with psycopg.connect(
                 make_conninfo(info.dsn, password=info.password or None), autocommit=True
@@ -119,3 +120,9 @@ class Retry:
                         return
         except psycopg.Error:
             return  # the lines say "another session"
+
+
+def _blockers(rows: list[tuple[Any, ...]]) -> list[Blocker]:
+    """The holders; others that wait are named only if no holder is in our way."""
+    found = [Blocker(*row) for row in rows]
+    return [blocker for blocker in found if blocker.holds] or found

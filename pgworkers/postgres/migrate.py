@@ -278,14 +278,32 @@ def _try_to_apply(
         with retry.watch(conn):
             for statement in (*_opening(conn, schema), _lock(schema)):
                 conn.execute(statement.encode())
-            rows = status(conn, schema, all_of_them)  # again, under the lock
-            _refuse(schema, rows)
-            if any(row.version == migration.version and row.state == "applied" for row in rows):
-                return False
+        rows = status(conn, schema, all_of_them)  # again, under the lock
+        _refuse(schema, rows)
+        if any(row.version == migration.version and row.state == "applied" for row in rows):
+            return False
+        while not _try_to_change(conn, schema, migration, retry):
+            pass
+        return True
+
+
+def _try_to_change(
+    conn: psycopg.Connection[Any], schema: str, migration: Migration, retry: lock_wait.Retry
+) -> bool:
+    """Run the migration in a savepoint. Without its locks it is undone, which frees those that it got.
+
+    The lock on `migration` stays meanwhile: else the next of many masters would try at once, and leave no room for other
+    sessions.
+    """
+    try:
+        with conn.transaction(), retry.watch(conn):
             _refuse_hosts(conn, schema, migration)
             conn.execute(rename(migration.text, schema).encode())
             conn.execute(_record(schema, migration).encode())
             return True
+    except lock_wait.NO_LOCK as error:
+        retry.pause(f"migration {migration.name}", error)
+        return False
 
 
 def _timeouts() -> list[str]:

@@ -200,30 +200,37 @@ def test_a_file_without_its_first_line_is_refused(text: str) -> None:
 def test_a_migration_that_waits_for_a_lock_holds_up_no_other_session(
     dsn: str, db: psycopg.Connection[Any]
 ) -> None:
-    """A reader keeps `job` locked. The hosts behind the migration get through, and a line names the reader."""
-    lines: list[str] = []
+    """A reader keeps `job` locked. The hosts behind the migration get through, and a line names the reader. A second master
+    waits for the first one, which keeps the lock on `migration`: taking turns, they would leave no room for others."""
+    lines: list[list[str]] = [[], []]
     applied: list[list[str]] = []
 
-    def migrate_up() -> None:
-        with connect.connect(Settings(), dsn, "test") as conn:
-            applied.append(migrate.up(conn, "pgworkers", [*migrate.known(), ADDITIVE], say=lines.append))
+    def migrate_up(said: list[str]) -> None:
+        with connect.connect(Settings(), dsn, "boot") as conn:
+            applied.append(migrate.up(conn, "pgworkers", [*migrate.known(), ADDITIVE], say=said.append))
 
-    thread = threading.Thread(target=migrate_up)
+    threads = [threading.Thread(target=migrate_up, args=[said]) for said in lines]
+    waits = "migration 9001_additive waits for a lock of "
     with psycopg.connect(dsn, application_name="a long report") as reader:
         found = reader.execute("SELECT pg_backend_pid(), count(*) FROM pgworkers.job").fetchone()
         assert found is not None
-        thread.start()
-        named = (
-            f"migration 9001_additive waits for a lock of pid {found[0]} "
-            "(a long report, idle in transaction, query "
-        )
-        wait_for(lambda: any(line.startswith(named) for line in lines), what="a line that names the reader")
+        threads[0].start()
+        wait_for(lambda: lines[0], what="a line that names the reader")
+        threads[1].start()
+        assert lines[0][0].startswith(f"{waits}pid {found[0]} (a long report, idle in transaction, query ")
         db.execute("SET lock_timeout = '20s'")
         for _ in range(3):
             assert Desk(db, "pgworkers").put()
+        wait_for(lambda: lines[1], what="a line that names the first master")
+        first = db.execute(
+            "SELECT pid FROM pg_locks WHERE relation = 'pgworkers.migration'::regclass AND granted"
+            " AND mode = 'ShareRowExclusiveLock'"
+        ).fetchall()[0][0]
+        assert lines[1][0].startswith(f"{waits}pid {first} (")
         assert applied == []
-    thread.join()
-    assert applied == [["9001_additive"]]
+    for thread in threads:
+        thread.join()
+    assert sorted(applied) == [[], ["9001_additive"]]
 
 
 def test_a_migration_that_never_gets_its_lock_gives_up(dsn: str, db: psycopg.Connection[Any]) -> None:
@@ -246,7 +253,7 @@ def test_who_holds_the_lock_is_said_once_and_again_when_it_is_another(
     lines: list[str] = []
     retry = lock_wait.Retry(lines.append, 600)
     for pids in ([], [], [7], [7], [0, 8]):
-        retry.blockers = [lock_wait.Blocker(pid, "", "active", 61.0) for pid in pids]
+        retry.blockers = [lock_wait.Blocker(pid, "", "active", 61.0, holds=True) for pid in pids]
         retry.pause("it", psycopg.errors.LockNotAvailable())
     assert [line.partition("; ")[0] for line in lines] == [
         "it waits for a lock of another session",
