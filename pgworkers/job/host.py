@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from pgworkers.job import clean
+from pgworkers.postgres.migrate import known
 from pgworkers.postgres.statements import Query, Statement
 
 _REGISTER = Statement.beside(__file__, "host_register")
@@ -37,6 +38,7 @@ def register(
         "tasks": list(tasks),
         "lease": lease_seconds,
         "metrics": metrics,
+        "newest_migration": known()[-1].version,
     }
     return Query(_REGISTER, params, lambda rows: None)
 

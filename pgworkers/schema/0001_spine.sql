@@ -1,3 +1,4 @@
+-- serves: 0001
 -- The whole storage of pgworkers. Written for the default schema name; the loader puts the configured one in its
 -- place and has made the schema and its table `migration`. One transaction.
 
@@ -236,7 +237,8 @@ CREATE TABLE pgworkers.host (
     problems   jsonb       NOT NULL DEFAULT '[]',        -- queues whose workers cannot start: queue, error, traceback
     load       double precision,                         -- of the machine, over the last minute
     cores      integer,                                  -- that the host may use
-    metrics    text        NOT NULL DEFAULT ''           -- the address of /metrics; empty: off
+    metrics    text        NOT NULL DEFAULT '',          -- the address of /metrics; empty: off
+    newest_migration integer NOT NULL DEFAULT 0          -- that its code knows; one that does not serve it is not applied while it runs
 ) WITH (fillfactor = 50);
 
 -- The term of the host that leads: one row, which only workers may write. It decides who leads; the advisory lock, which any login can

@@ -1,3 +1,4 @@
+-- serves: 0002
 -- Schedules and their ticks.
 
 -- One row for each schedule (scope '') and for each scope of a scoped one. A row fires if it has a scope exactly when its

@@ -1,3 +1,4 @@
+-- serves: 0003
 -- Flow control and statistics: rate buckets, dependencies, batches, per-minute roll-ups. One transaction.
 
 -- Tokens of one scope. The balance may be negative: those tokens are reserved and due later. `had` and `granted` are the last

@@ -1,3 +1,4 @@
+-- serves: 0004
 -- Limits: how many workers a queue has over all hosts, and how many jobs of a task or of a key run at once.
 
 -- == Concurrency ==================================================================================================

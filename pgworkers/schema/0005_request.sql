@@ -1,3 +1,4 @@
+-- serves: 0005
 -- What operators ask of a host about one of its workers, and the answer. Short-lived rows.
 CREATE TABLE pgworkers.request (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -1,3 +1,4 @@
+-- serves: 0006
 -- For autoscalers. KEDA asks `SELECT pgworkers.backlog('reports')` and divides by what one host works on at once.
 
 -- How much there is to do in a queue, or in all of them: jobs that are ready or running. A

@@ -11,11 +11,15 @@
 BEGIN;
 
 -- Everything of ours changes hands, and nothing of others: what follows speaks of all tables and functions of the schema, so it must hold
--- only what the migrations made. (OURS: their names, put in when this is printed.)
+-- only what the migrations made. (OURS: their names, NEWEST: the number of the last one, put in when this is printed.)
 DO $$
 DECLARE
     others text;
 BEGIN
+    IF EXISTS (SELECT FROM pgworkers.migration m WHERE m.version > ALL ('{NEWEST}'::integer[])) THEN
+        RAISE EXCEPTION 'the schema % is newer than this script; nothing was done; print it with the version that migrated the schema',
+                        'pgworkers';
+    END IF;
     SELECT pg_catalog.string_agg(f.name, ', ' ORDER BY f.name) INTO others
       FROM (SELECT c.relname::text AS name
               FROM pg_catalog.pg_class c

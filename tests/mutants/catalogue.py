@@ -7,6 +7,7 @@ from mutants.clients import CLIENTS
 from mutants.daily_use import DAILY_USE
 from mutants.deaths import DEATHS
 from mutants.mutant import Edit, Mutant
+from mutants.upgrades import UPGRADES
 
 GUARDS = "tests/database/test_lease_guard.py"
 PAIRS = "tests/model/test_pairs.py"
@@ -435,4 +436,5 @@ MUTANTS = (
     *BOUNDARY,
     *DAILY_USE,
     *CLIENTS,
+    *UPGRADES,
 )
