@@ -86,7 +86,7 @@ async def _perform(dsn: str, settings: Settings, name: str) -> int:
     facts.listen(hear)
     line = Line("operator", dsn, settings, facts)
     try:
-        count = await _duties(line, facts, settings).perform(name)
+        count = await _duties(line, facts, settings).perform_whole(name)
     finally:
         await line.close()
     if failures:

@@ -1,0 +1,70 @@
+"""Mutants of issue 19, rows 6, 13 and 14: what the leader's upkeep locks, reads and relies on."""
+
+from __future__ import annotations
+
+from mutants.mutant import Edit, Mutant
+
+RETENTION = "tests/database/test_retention.py"
+
+UPKEEP = (
+    Mutant(
+        "D6-copies-under-the-lock",
+        "rows that outlive a partition are moved without an exclusive lock on the table",
+        (
+            Edit(
+                "pgworkers/schema/0001_spine.sql",
+                r"    moved := 0;\n    EXECUTE format\('SELECT max",
+                "    moved := 0;\n    EXECUTE format('LOCK TABLE ONLY pgworkers.%I IN ACCESS EXCLUSIVE MODE', parent);\n"
+                "    EXECUTE format('SELECT max",
+            ),
+        ),
+        (f"{RETENTION}::test_kept_rows_are_moved_without_an_exclusive_lock_on_the_table",),
+        r"rows were copied while finishes had to wait",
+    ),
+    Mutant(
+        "D6-one-bad-partition-stops-the-others",
+        "a partition that cannot be dropped stops no other",
+        (
+            Edit(
+                "pgworkers/master/duties.py",
+                r"            total \+= await self\._alone\("
+                r'"partitions", name, partial\(self\._retire, name\), f"partition \{name\}"\)',
+                "            retired = await self._retire(name)\n"
+                "            total += retired\n"
+                "            if not retired:\n"
+                "                break",
+            ),
+        ),
+        (f"{RETENTION}::test_a_row_that_a_session_holds_delays_its_own_partition_and_no_other",),
+        r"Extra items in the left set",
+    ),
+    Mutant(
+        "D6-new-partitions-lock-the-table",
+        "a new partition is attached without an exclusive lock on the table",
+        (
+            Edit(
+                "pgworkers/schema/0001_spine.sql",
+                r"                EXECUTE format\('ALTER TABLE pgworkers\.%I ATTACH",
+                "                EXECUTE format('LOCK TABLE ONLY pgworkers.%I IN ACCESS EXCLUSIVE MODE', parent);\n"
+                "                EXECUTE format('ALTER TABLE pgworkers.%I ATTACH",
+            ),
+        ),
+        (f"{RETENTION}::test_new_partitions_are_attached_without_stopping_finishes",),
+        r"Extra items in the left set",
+    ),
+    Mutant(
+        "D14-bounds-by-the-session",
+        "the bounds of a partition are written in full, whatever the session says",
+        (
+            Edit(
+                "pgworkers/schema/0001_spine.sql",
+                r"to_char\(day, 'YYYY-MM-DD'\) \|\| ' 00:00:00\+00'",
+                "day::timestamptz",
+            ),
+        ),
+        (
+            f"{RETENTION}::test_the_bounds_of_a_partition_are_days_of_utc_whatever_the_session_says[Pacific/Chatham]",
+        ),
+        r"AssertionError: FOR VALUES FROM|would overlap partition|assert \d+ == 9",
+    ),
+)
