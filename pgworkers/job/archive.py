@@ -45,7 +45,7 @@ def keep_rows(name: str, dead: float, portion: int, after: int | None = None) ->
         following, moved = rows[0]
         return Step(following, moved or 0, is_blocked=moved is None)
 
-    return Query(_KEEP, {"name": name, "dead": dead, "after": after, "portion": portion}, read)
+    return Query(_KEEP, {"name": name, "dead": dead, "after": _key(after), "portion": portion}, read)
 
 
 def drop(name: str) -> Query[bool | None]:
@@ -56,14 +56,26 @@ def drop(name: str) -> Query[bool | None]:
     return Query(_DROP, {"name": name}, lambda rows: rows[0][0])
 
 
-def prune(retention: float, dead: float, limit: int) -> Query[int]:
-    """Delete at most `limit` finished jobs that are too old for their queue, with their attempts. Answers how many.
+def prune(
+    retention: float, dead: float, portion: int, after: int | None = None, *, kept: bool = False
+) -> Query[Step[int]]:
+    """Delete finished jobs that are too old for their queue, with their attempts; one portion of a walk over history.
 
-    Dead jobs only after `dead` as well.
+    Dead jobs only after `dead` as well. `kept`: walk over what outlived its partition, instead of the daily partitions.
     """
-    return Query(_PRUNE, {"retention": retention, "dead": dead, "limit": limit}, len)
+    params = {"retention": retention, "dead": dead, "portion": portion, "after": _key(after), "kept": kept}
+    return Query(_PRUNE, params, _read_step)
 
 
-def prune_attempts(retention: float, limit: int) -> Query[int]:
-    """Delete at most `limit` post-mortems that had been kept with a dead job that is gone now. How many."""
-    return Query(_PRUNE_ATTEMPTS, {"retention": retention, "limit": limit}, len)
+def prune_attempts(retention: float, portion: int, after: int | None = None) -> Query[Step[int]]:
+    """Delete post-mortems that had been kept with a dead job that is gone now; one portion of a walk."""
+    params = {"retention": retention, "portion": portion, "after": _key(after)}
+    return Query(_PRUNE_ATTEMPTS, params, _read_step)
+
+
+def _key(after: int | None) -> int:
+    return -(2**63) if after is None else after
+
+
+def _read_step(rows: list[tuple[Any, ...]]) -> Step[int]:
+    return Step(rows[0][0], rows[0][1])

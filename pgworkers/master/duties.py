@@ -34,6 +34,7 @@ from pgworkers.master.line import Asker, LineDown
 from pgworkers.master.rescuing import rescue_all
 from pgworkers.observe import statistics
 from pgworkers.postgres.statements import Query
+from pgworkers.schedule import fire
 from pgworkers.settings import Settings
 from pgworkers.sightings import QueuesSeen
 
@@ -41,6 +42,8 @@ BATCH = 1000
 DAYS_AHEAD = 3
 #: Seconds of one performance of a duty. With more to do it rests as long as it worked, so that the others come in between.
 SLICE_SECONDS = 1.0
+#: How many open batches one statement looks at; it locks those that it completes until its end.
+SWEEP_BATCHES = 200
 #: How many rows of a partition one statement reads to find those that outlive it.
 KEEP_PORTION_ROWS = 5000
 #: Seconds until a partition that could not be locked is tried again.
@@ -66,6 +69,7 @@ class Duty:
     perform: Callable[[], Awaitable[int]]
     doc: str
     at_once: bool = False  # on becoming leader; others start a full period later
+    only_looks: bool = False  # changes nothing, so it rests longer after a slow look
     seen: bool = False  # performed when a look says so, and then not more often than `every`
     due: float = 0.0
     done: float = -inf
@@ -150,16 +154,24 @@ class Duties:
                     if duty.due <= monotonic() and leadership.leads:
                         duty.done = monotonic()
                         duty.due = inf if duty.seen else duty.done + duty.every
-                        await self.perform(duty.name)
+                        changed = await self.perform(duty.name)
                         if duty.unfinished:
+                            duty.due = min(duty.due, self._next_slice(duty, changed))
+                        elif duty.only_looks:
                             now = monotonic()
-                            duty.due = min(duty.due, now + max(SOONEST, now - duty.done))
+                            duty.due = max(duty.due, now + min(SHARE * (now - duty.done), STALE))
                 pause = min(duty.due for duty in self.all.values()) - monotonic()
                 try:
                     async with asyncio.timeout(max(0.005, pause)):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
+
+    def _next_slice(self, duty: Duty, changed: int) -> float:
+        """When a duty that is not finished goes on: after as long as it worked; after a longer rest if it only looked."""
+        now = monotonic()
+        took = max(SOONEST, now - duty.done)
+        return now + (took if changed else max(took, min(SHARE * took, duty.every)))
 
     async def perform_whole(self, name: str) -> int:
         """One duty, now, until nothing is left. How many rows it touched."""
@@ -250,13 +262,19 @@ class Duties:
 
     async def _rescue(self) -> int:
         """Only a host that has itself renewed without a gap may call others lost: an outage must not be a mass rescue."""
-        rescued = await rescue_all(self._asker, self._host, self._facts, self._may_rescue, self._reckoned)
+
+        def may() -> bool:
+            return self._may_rescue() and not self._is_over("rescue")
+
+        rescued = await rescue_all(self._asker, self._host, self._facts, may, self._reckoned)
         if rescued:
             self.heard()  # they are scheduled now
         return rescued
 
     async def _sweep(self) -> int:
-        return await self._asker.ask(host.sweep(clock=self._reckoned())) if self._may_rescue() else 0
+        if not self._may_rescue():
+            return 0
+        return await self._walked("sweep", "hosts", partial(host.sweep, BATCH, clock=self._reckoned()))
 
     async def _partitions(self) -> int:
         """Empty the default partitions, make those of the next days, and retire the old ones: each by itself."""
@@ -269,8 +287,7 @@ class Duties:
         return total
 
     async def _empty(self, name: str) -> int:
-        moved, _ = await self._walk("partitions", name, self._keep_rows(name))
-        return moved
+        return await self._walked("partitions", name, self._keep_rows(name))
 
     async def _retire(self, name: str) -> int:
         """Move what outlives this partition, then drop it. 0: not yet."""
@@ -296,18 +313,28 @@ class Duties:
 
     async def _prune(self) -> int:
         keep, dead = self._settings.retention, self._settings.retention_dead
+        walks: dict[str, Callable[[Any], Query[Step[Any]]]] = {
+            "ticks": partial(fire.prune, keep, BATCH),
+            "finished jobs": partial(archive.prune, keep, dead, BATCH),
+            "finished jobs that were kept": partial(archive.prune, keep, dead, BATCH, kept=True),
+            "attempts": partial(archive.prune_attempts, keep, BATCH),
+        }
         bounded: dict[str, Callable[[], Query[int]]] = {
-            "finished jobs": lambda: archive.prune(keep, dead, BATCH),
-            "attempts": lambda: archive.prune_attempts(keep, BATCH),
             "operations": lambda: operation.prune(max(keep, dead), BATCH),
             "requests of operators": lambda: request.forget(BATCH),
             "batches": lambda: batch.prune(keep, BATCH),
             "rows of statistics": lambda: statistics.prune(statistics.KEEP, BATCH),
         }
-        total = await self._alone("prune", "ticks", lambda: ticks.prune(self._asker, keep), "ticks")
+        total = 0
+        for what, step in walks.items():
+            total += await self._alone("prune", what, partial(self._walked, "prune", what, step), what)
         for what, query in bounded.items():
             total += await self._alone("prune", what, partial(self._until_empty, "prune", query, BATCH), what)
         return total
+
+    async def _walked(self, duty: str, walk: str, step: Callable[[Any], Query[Step[Any]]]) -> int:
+        changed, _ = await self._walk(duty, walk, step)
+        return changed
 
     async def _alone(
         self, duty: str, what: str, perform: Callable[[], Awaitable[int | None]], purged: str | None
@@ -327,7 +354,7 @@ class Duties:
         return int(count or 0)
 
     async def _batches(self) -> int:
-        return await self._until_empty("batches", lambda: batch.sweep(BATCH), BATCH)
+        return await self._walked("batches", "open batches", partial(batch.sweep, SWEEP_BATCHES))
 
     async def _depth(self) -> int:
         """One statement of a count; the next after a rest: the other duties come in between, and neither a long backlog nor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Edit, Mutant
 
 RETENTION = "tests/database/test_retention.py"
+BOUNDED = "tests/database/test_bounded_duties.py"
 
 UPKEEP = (
     Mutant(
@@ -51,6 +52,53 @@ UPKEEP = (
         ),
         (f"{RETENTION}::test_new_partitions_are_attached_without_stopping_finishes",),
         r"Extra items in the left set",
+    ),
+    Mutant(
+        "D13-sweep-of-all-batches",
+        "a statement of a duty reads a portion, however much it has to pass by",
+        (
+            Edit(
+                "pgworkers/flow/batch_sweep.sql",
+                r"b\.finished_at IS NULL AND",
+                "b.finished_at IS NULL AND pgworkers.newest(b.id) IS NULL AND",
+            ),
+        ),
+        (f"{BOUNDED}::test_a_statement_of_a_duty_reads_no_more_beside_many_rows[batches]",),
+        r"it reads more where there is more to pass by",
+    ),
+    Mutant(
+        "D13-prune-of-all-history",
+        "pruning history reads a portion, however much it has to pass by",
+        (
+            Edit(
+                "pgworkers/job/archive_prune.sql",
+                r"     ORDER BY h\.id\n     LIMIT %\(portion\)s::bigint\n",
+                "     ORDER BY h.id\n",
+            ),
+        ),
+        (f"{BOUNDED}::test_a_statement_of_a_duty_reads_no_more_beside_many_rows[finished jobs]",),
+        r"it reads more where there is more to pass by",
+    ),
+    Mutant(
+        "D13-duty-without-a-slice",
+        "a duty with more to do lets the others come in between",
+        (Edit("pgworkers/master/duties.py", r"if monotonic\(\) < self\._slice_end:", "if True:"),),
+        (f"{BOUNDED}::test_a_duty_that_is_not_finished_lets_the_others_come_in_between",),
+        r"one statement a slice",
+    ),
+    Mutant(
+        "D13-walk-begins-again",
+        "a walk goes on where its last slice ended",
+        (
+            Edit(
+                "pgworkers/master/duties.py",
+                r"            self\._places\[walk\] = done\.next\n            if self\._is_over\(duty\):\n",
+                "            self._places[walk] = done.next\n            if self._is_over(duty):\n"
+                "                del self._places[walk]\n",
+            ),
+        ),
+        (f"{BOUNDED}::test_a_walk_goes_on_where_its_last_slice_ended",),
+        r"\(0, True\)\] == \[",
     ),
     Mutant(
         "D14-bounds-by-the-session",
