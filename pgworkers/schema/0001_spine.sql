@@ -734,10 +734,10 @@ END $$;
 
 -- Move what must outlive a daily partition of history or attempt to the partition of kept rows: dead jobs younger than `keep_dead`, jobs
 -- that another one waits for, and the attempts of such dead jobs. Of a default partition everything is moved. The partition stays attached, and
--- the only locks are those of a DELETE and an INSERT. One call reads about `portion` rows behind the key `after`, in the order
+-- the only locks are those of a DELETE and an INSERT. `state::text`: no partial index matches, so that each job is found by its primary key. One call reads about `portion` rows behind the key `after`, in the order
 -- of ids. `next` is the key to go on from, NULL after the last row. `moved` is NULL when another session holds one of the rows: then nothing was moved.
 CREATE FUNCTION pgworkers.keep_rows(name text, keep_dead interval, after bigint, portion integer, OUT next bigint, OUT moved integer)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '30ms' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '30ms' SET enable_seqscan = off AS $$
 DECLARE
     parent text := split_part(keep_rows.name, '_', 1);
     key text := CASE parent WHEN 'history' THEN 'id' ELSE 'job_id' END;
@@ -753,7 +753,7 @@ BEGIN
         needed := '(r.state = ''dead'' AND r.finished_at > now() - $3'
                   ' OR EXISTS (SELECT FROM pgworkers.dependency d WHERE d.parent_id = r.id OFFSET 0))';
     ELSE
-        needed := 'EXISTS (SELECT FROM pgworkers.history h WHERE h.id = r.job_id AND h.state = ''dead'''
+        needed := 'EXISTS (SELECT FROM pgworkers.history h WHERE h.id = r.job_id AND h.state::text = ''dead'''
                   ' AND h.finished_at > now() - $3 OFFSET 0)';
     END IF;
     moved := 0;
