@@ -101,6 +101,19 @@ UPKEEP = (
         r"\(0, True\)\] == \[",
     ),
     Mutant(
+        "D14-idle-sessions-are-ended",
+        "a session of ours switches off timeouts that would end it",
+        (
+            Edit(
+                "pgworkers/postgres/connect.py",
+                r"(?<=            )if patience := session\.patience\(row\):\n                await",
+                "if False and (patience := session.patience(row)):\n                await",
+            ),
+        ),
+        ("tests/tree/test_connections.py::test_a_running_host_reconnects_whatever_its_role_and_database_say",),
+        r"the server ended a session that was idle|not within [\d.]+ s: the host is back",
+    ),
+    Mutant(
         "D14-bounds-by-the-session",
         "the bounds of a partition are written in full, whatever the session says",
         (
