@@ -140,9 +140,11 @@ CREATE TABLE pgworkers.history (
     batch_id        bigint,
     linked          boolean     NOT NULL DEFAULT false,
     enqueued_by     text        NOT NULL DEFAULT session_user,
-    PRIMARY KEY (id, finished_at),
+    kept            boolean     NOT NULL DEFAULT false,  -- it outlives the partition of its day, see keep_rows()
+    PRIMARY KEY (id, finished_at, kept),
     CONSTRAINT history_is_finished CHECK (state IN ('succeeded', 'dead', 'cancelled'))
-) PARTITION BY RANGE (finished_at);
+) PARTITION BY RANGE (kept, finished_at);
+CREATE TABLE pgworkers.history_kept PARTITION OF pgworkers.history FOR VALUES FROM (true, MINVALUE) TO (true, MAXVALUE);
 CREATE TABLE pgworkers.history_default PARTITION OF pgworkers.history DEFAULT;
 -- Not the successes: nobody looks for them by state, and they are nearly all.
 CREATE INDEX history_state ON pgworkers.history (state, finished_at DESC) WHERE state <> 'succeeded';
@@ -170,8 +172,10 @@ CREATE TABLE pgworkers.attempt (
     progress    jsonb,
     rungs       jsonb,                                   -- the stop ladder: [{"rung": "ask", "after": 0.0}, ...]
     worker      text,                                    -- "render/0 pid 4711"
-    version     text                                     -- of the user's code
-) PARTITION BY RANGE (finished_at);
+    version     text,                                    -- of the user's code
+    kept        boolean     NOT NULL DEFAULT false       -- as in history
+) PARTITION BY RANGE (kept, finished_at);
+CREATE TABLE pgworkers.attempt_kept PARTITION OF pgworkers.attempt FOR VALUES FROM (true, MINVALUE) TO (true, MAXVALUE);
 CREATE TABLE pgworkers.attempt_default PARTITION OF pgworkers.attempt DEFAULT;
 CREATE INDEX attempt_job ON pgworkers.attempt (job_id, lease);
 
@@ -757,56 +761,101 @@ BEGIN
     RETURN found_state;
 END $$;
 
--- Daily partitions of history and attempt, from today to `ahead` days from now (UTC). Rows that meanwhile fell
--- into the default partition stay there. It waits only 200 ms for a lock, because every INSERT into the table waits behind it. What it could
--- not lock is made by the next call.
+-- Make the daily partitions of history and attempt, from today to `ahead` days from now (UTC). Returns how many were missing. A partition is
+-- made as a table of its own and then attached: that lets finishes go on, and locks only the default partition, which it
+-- scans. So nothing is attached while the default partition is large: keep_rows() empties it first. A lock is waited for no longer than 30 ms; the next
+-- call makes what is missing. The bounds are written in full: DateStyle and TimeZone of the caller mean nothing here.
 CREATE FUNCTION pgworkers.make_partitions(ahead integer) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '30ms' AS $$
 DECLARE
     parent text;
     day date;
+    name text;
     made integer := 0;
 BEGIN
     FOREACH parent IN ARRAY ARRAY['history', 'attempt'] LOOP
+        CONTINUE WHEN pg_relation_size(format('pgworkers.%I', parent || '_default')::regclass) > 33554432;  -- 32 MB
         FOR day IN SELECT (now() AT TIME ZONE 'UTC')::date + n FROM generate_series(0, ahead) n LOOP
-            IF to_regclass(format('pgworkers.%I', parent || to_char(day, '_YYYYMMDD'))) IS NULL THEN
-                BEGIN
-                    EXECUTE format('CREATE TABLE pgworkers.%I PARTITION OF pgworkers.%I FOR VALUES FROM (%L) TO (%L)',
-                                   parent || to_char(day, '_YYYYMMDD'), parent,
-                                   day::timestamp AT TIME ZONE 'UTC', (day + 1)::timestamp AT TIME ZONE 'UTC');
-                    made := made + 1;
-                EXCEPTION
-                    WHEN duplicate_table OR unique_violation OR check_violation THEN
-                        NULL;  -- another host was faster, or the default partition holds rows of that day
-                    WHEN lock_not_available THEN
-                        EXIT;  -- the other days of this table need the same lock
-                END;
-            END IF;
+            name := parent || to_char(day, '_YYYYMMDD');
+            CONTINUE WHEN to_regclass(format('pgworkers.%I', name)) IS NOT NULL;
+            BEGIN
+                EXECUTE format('CREATE TABLE pgworkers.%I (LIKE pgworkers.%I INCLUDING ALL)', name, parent);
+                EXECUTE format('ALTER TABLE pgworkers.%I ATTACH PARTITION pgworkers.%I FOR VALUES FROM (false, %L) TO (false, %L)',
+                               parent, name, to_char(day, 'YYYY-MM-DD') || ' 00:00:00+00',
+                               to_char(day + 1, 'YYYY-MM-DD') || ' 00:00:00+00');
+                made := made + 1;
+            EXCEPTION
+                WHEN duplicate_table OR unique_violation OR check_violation THEN
+                    NULL;  -- another host was faster, or the default partition holds rows of that day
+                WHEN lock_not_available THEN
+                    EXIT;  -- the other days of this table need the same lock
+            END;
         END LOOP;
     END LOOP;
     RETURN made;
 END $$;
 
--- Drop one daily partition of history or attempt; anything else is refused. Dead jobs younger than `keep_dead`, and their
--- attempts, move to the default partition first, as do jobs that another one waits for. False: it was already gone. NULL: it could
--- not be locked within 200 ms (see make_partitions), so the next call tries again.
-CREATE FUNCTION pgworkers.drop_partition(name text, keep_dead interval DEFAULT '0') RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
+-- Move what must outlive a daily partition of history or attempt to the partition of kept rows: dead jobs younger than `keep_dead`, jobs
+-- that another one waits for, and the attempts of such dead jobs. Of a default partition everything is moved. The partition stays attached, and
+-- the only locks are those of a DELETE and an INSERT. `state::text`: no partial index matches, so that each job is found by its primary key. One call reads about `portion` rows behind the key `after`, in the order
+-- of ids. `next` is the key to go on from, NULL after the last row. `moved` is NULL when another session holds one of the rows: then nothing was moved.
+CREATE FUNCTION pgworkers.keep_rows(name text, keep_dead interval, after bigint, portion integer, OUT next bigint, OUT moved integer)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '30ms' SET enable_seqscan = off AS $$
 DECLARE
-    parent text := split_part(drop_partition.name, '_', 1);
+    parent text := split_part(keep_rows.name, '_', 1);
+    key text := CASE parent WHEN 'history' THEN 'id' ELSE 'job_id' END;
+    needed text;
+    job pgworkers.history;
+    one pgworkers.attempt;
+BEGIN
+    IF keep_rows.name !~ '^(history|attempt)_([0-9]{8}|default)$' THEN
+        RAISE EXCEPTION '% is not a daily partition', keep_rows.name USING ERRCODE = 'invalid_parameter_value';
+    ELSIF keep_rows.name LIKE '%default' THEN
+        needed := 'true';
+    ELSIF parent = 'history' THEN
+        needed := '(r.state = ''dead'' AND r.finished_at > now() - $3'
+                  ' OR EXISTS (SELECT FROM pgworkers.dependency d WHERE d.parent_id = r.id OFFSET 0))';
+    ELSE
+        needed := 'EXISTS (SELECT FROM pgworkers.history h WHERE h.id = r.job_id AND h.state::text = ''dead'''
+                  ' AND h.finished_at > now() - $3 OFFSET 0)';
+    END IF;
+    moved := 0;
+    EXECUTE format('SELECT max(p.key) FROM (SELECT r.%1$I AS key FROM pgworkers.%2$I r WHERE r.%1$I > $1 ORDER BY r.%1$I LIMIT $2) p',
+                   key, keep_rows.name) INTO next USING keep_rows.after, keep_rows.portion;
+    IF next IS NULL THEN
+        RETURN;
+    ELSIF parent = 'history' THEN
+        FOR job IN EXECUTE format('DELETE FROM pgworkers.%I r WHERE r.id > $1 AND r.id <= $2 AND %s RETURNING r.*', keep_rows.name, needed)
+             USING keep_rows.after, next, keep_rows.keep_dead LOOP
+            job.kept := true;
+            INSERT INTO pgworkers.history_kept SELECT job.*;
+            moved := moved + 1;
+        END LOOP;
+    ELSE
+        FOR one IN EXECUTE format('DELETE FROM pgworkers.%I r WHERE r.job_id > $1 AND r.job_id <= $2 AND %s RETURNING r.*', keep_rows.name, needed)
+             USING keep_rows.after, next, keep_rows.keep_dead LOOP
+            one.kept := true;
+            INSERT INTO pgworkers.attempt_kept SELECT one.*;
+            moved := moved + 1;
+        END LOOP;
+    END IF;
+EXCEPTION
+    WHEN undefined_table THEN
+        next := NULL;
+        moved := 0;
+    WHEN lock_not_available THEN
+        next := keep_rows.after;
+        moved := NULL;
+END $$;
+
+-- Drop one daily partition of history or attempt, with all its rows; anything else is refused. keep_rows() comes first. It copies nothing, because
+-- finishes wait while it holds its lock. False: it was already gone. NULL: it could not be locked within 30 ms (a reader's transaction, a
+-- dump), so the next call tries again.
+CREATE FUNCTION pgworkers.drop_partition(name text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '30ms' AS $$
 BEGIN
     IF drop_partition.name !~ '^(history|attempt)_[0-9]{8}$' THEN
         RAISE EXCEPTION '% is not a daily partition', drop_partition.name USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    EXECUTE format('ALTER TABLE pgworkers.%I DETACH PARTITION pgworkers.%I', parent, drop_partition.name);
-    IF parent = 'history' THEN
-        EXECUTE format('INSERT INTO pgworkers.history SELECT * FROM pgworkers.%I h'
-                       ' WHERE h.state = ''dead'' AND h.finished_at > now() - $1'
-                       ' OR h.id IN (SELECT d.parent_id FROM pgworkers.dependency d)', drop_partition.name) USING keep_dead;
-    ELSE
-        EXECUTE format('INSERT INTO pgworkers.attempt SELECT a.* FROM pgworkers.%I a WHERE EXISTS (SELECT FROM pgworkers.history h'
-                       ' WHERE h.id = a.job_id AND h.state = ''dead'' AND h.finished_at > now() - $1)', drop_partition.name)
-          USING keep_dead;
     END IF;
     EXECUTE format('DROP TABLE pgworkers.%I', drop_partition.name);
     RETURN true;

@@ -15,3 +15,4 @@ CREATE TABLE pgworkers.request (
     CONSTRAINT request_kind CHECK (kind IN ('stack', 'suspend', 'resume', 'kill', 'leave'))
 );
 CREATE INDEX request_open ON pgworkers.request (host) WHERE taken_at IS NULL;
+CREATE INDEX request_asked ON pgworkers.request (asked_at);

@@ -31,7 +31,7 @@ BEGIN
              WHERE t.typnamespace = 'pgworkers'::pg_catalog.regnamespace AND t.typtype IN ('e', 'd', 'r')
             UNION ALL
             SELECT p.proname FROM pg_catalog.pg_proc p WHERE p.pronamespace = 'pgworkers'::pg_catalog.regnamespace) f
-     WHERE f.name <> ALL ('{OURS}'::text[]) AND f.name !~ '^(history|attempt)_([0-9]{8}|default)$';
+     WHERE f.name <> ALL ('{OURS}'::text[]) AND f.name !~ '^(history|attempt)_([0-9]{8}|default|kept)$';
     IF others IS NOT NULL THEN
         RAISE EXCEPTION 'the schema % also holds objects of others: %; nothing was done; the queue needs a schema of its own',
                         'pgworkers', others;
@@ -113,7 +113,7 @@ BEGIN
     FOR one IN
         SELECT p.oid::pg_catalog.regprocedure::text AS name FROM pg_catalog.pg_proc p
          WHERE p.pronamespace = 'pgworkers'::pg_catalog.regnamespace
-           AND p.proname IN ('enqueue', 'enqueue_now', 'make_partitions', 'drop_partition', 'call_off', 'set_deadline', 'requeue', 'forget',
+           AND p.proname IN ('enqueue', 'enqueue_now', 'make_partitions', 'keep_rows', 'drop_partition', 'call_off', 'set_deadline', 'requeue', 'forget',
                              'trace_retention')
     LOOP
         EXECUTE pg_catalog.format('ALTER FUNCTION %s SECURITY DEFINER', one.name);
@@ -175,7 +175,7 @@ GRANT INSERT, UPDATE, DELETE ON pgworkers.concurrency, pgworkers.schedule, pgwor
 GRANT INSERT ON pgworkers.tick TO pgworkers_operator;
 GRANT INSERT, UPDATE ON pgworkers.request TO pgworkers_operator;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgworkers TO pgworkers_operator, pgworkers_worker;
-REVOKE EXECUTE ON FUNCTION pgworkers.make_partitions, pgworkers.drop_partition, pgworkers.end_jobs FROM pgworkers_operator;
+REVOKE EXECUTE ON FUNCTION pgworkers.make_partitions, pgworkers.keep_rows, pgworkers.drop_partition, pgworkers.end_jobs FROM pgworkers_operator;
 
 -- A host writes everything but the record of migrations and what enqueuers may do.
 GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgworkers TO pgworkers_worker;

@@ -179,9 +179,9 @@ def test_without_the_notification_the_sweep_finds_it(app: App, desk: Desk, other
         with other.conn.transaction():
             other.end(theirs)
     assert waits(desk, then_id(made)), "nobody listened"
-    assert desk.ask(verbs.sweep(10)) == 1
+    assert desk.ask(verbs.sweep(10)).count == 1
     assert desk.see(then_id(made)).state is State.READY
-    assert desk.ask(verbs.sweep(10)) == 0
+    assert desk.ask(verbs.sweep(10)).count == 0
 
 
 def test_many_sessions_end_the_last_jobs_at_once_and_it_begins_exactly_once(
@@ -211,7 +211,7 @@ def test_many_sessions_end_the_last_jobs_at_once_and_it_begins_exactly_once(
             thread.join()
         settled(desk, desk.notices())
         assert desk.see(then_id(made)).state is State.READY
-        assert desk.ask(verbs.sweep(10)) == 0, "not the sweep: the notification was enough"
+        assert desk.ask(verbs.sweep(10)).count == 0, "not the sweep: the notification was enough"
         (last,) = desk.take(9, tasks=("last",))
         desk.end(last)
 

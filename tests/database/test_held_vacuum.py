@@ -109,7 +109,7 @@ def test_what_is_written_of_jobs_touches_their_rows_and_no_others(held_back: Db)
         release.release(desk.host, held),
         progress.save(desk.host, [progress.Saved(ours.id, ours.lease, "1", None)]),
         rescue(desk.host, 10),
-        host.sweep(),
+        host.sweep(10),
     ]
     walked = blocks(
         held_back, Query(Statement("walk", "SELECT FROM pgworkers.job WHERE id > 0 ORDER BY id"), {}, len)

@@ -70,7 +70,7 @@ VERBS: dict[str, Callable[[], Query[Any]]] = {
     "rescue": lambda: rescue.rescue(OTHER, 10),
     "promote": lambda: promote.promote(10),
     "expire": lambda: promote.expire(10),
-    "prune": lambda: archive.prune(0.0, 0.0, 10),
+    "prune": lambda: archive.prune(3600.0, 0.0, 10),
     "enqueue unique": lambda: _new(unique="k"),
     "enqueue after": lambda: _new(after=(1,)),
     "pause": lambda: queue.pause("a"),
@@ -86,7 +86,8 @@ DELETE FROM pgworkers.dependency; DELETE FROM pgworkers.job; DELETE FROM pgworke
 DELETE FROM pgworkers.host; ALTER TABLE pgworkers.job ALTER COLUMN id RESTART;
 INSERT INTO pgworkers.host (id, name, pid, app, version, queues, lease)
 SELECT id::uuid, 'box', 1, 'app.py', '1', '{{a}}', '10 min' FROM (VALUES ('{OWNER}'), ('{OTHER}')) AS v (id);
-INSERT INTO pgworkers.queue (name) VALUES ('a') ON CONFLICT (name) DO UPDATE SET paused = false
+INSERT INTO pgworkers.queue (name, retention) VALUES ('a', '0')
+    ON CONFLICT (name) DO UPDATE SET paused = false, retention = '0'
 """
 
 
@@ -142,6 +143,8 @@ def answer(desk: Desk, verb: str) -> Any:
     except psycopg.Error as error:
         return type(error).__name__
     match verb:
+        case "prune":
+            return said.count
         case "claim":
             return [(job.id, job.lease) for job in said]
         case "promote":

@@ -8,6 +8,7 @@ from mutants.daily_use import DAILY_USE
 from mutants.deaths import DEATHS
 from mutants.mutant import Edit, Mutant
 from mutants.upgrades import UPGRADES
+from mutants.upkeep import UPKEEP
 
 GUARDS = "tests/database/test_lease_guard.py"
 PAIRS = "tests/model/test_pairs.py"
@@ -437,4 +438,5 @@ MUTANTS = (
     *DAILY_USE,
     *CLIENTS,
     *UPGRADES,
+    *UPKEEP,
 )
