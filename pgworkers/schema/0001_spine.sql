@@ -23,7 +23,7 @@ CREATE DOMAIN pgworkers.idempotency_name AS text
 CREATE DOMAIN pgworkers.job_priority AS integer CONSTRAINT job_priority_fits CHECK (VALUE >= -2147483647);
 CREATE DOMAIN pgworkers.attempt_text AS text CONSTRAINT attempt_texts_fit CHECK (octet_length(VALUE) <= 1048576);
 CREATE DOMAIN pgworkers.error_lines AS text[]
-    CONSTRAINT job_errors_fit CHECK (pg_column_size(VALUE) <= 65536 AND coalesce(array_ndims(VALUE), 1) = 1
+    CONSTRAINT job_errors_fit CHECK (cardinality(VALUE) = 0 OR pg_column_size(VALUE) <= 65536 AND array_ndims(VALUE) = 1
                                      AND array_position(VALUE, NULL) IS NULL);
 CREATE DOMAIN pgworkers.budget AS integer CONSTRAINT job_budgets CHECK (VALUE BETWEEN 1 AND 10001);
 CREATE DOMAIN pgworkers.spent AS integer CONSTRAINT job_budgets CHECK (VALUE >= 0);
@@ -36,21 +36,23 @@ CREATE DOMAIN pgworkers.seconds AS double precision
     CONSTRAINT seconds_fit CHECK (VALUE BETWEEN 0 AND 3153600000);  -- NaN is greater than everything
 CREATE DOMAIN pgworkers.job_memory AS bigint
     CONSTRAINT job_memory_fits CHECK (VALUE BETWEEN 1048576 AND 1152921504606846975);
--- The size of JSON is the size of its text: a number of twelve bytes can have 131,072 digits, and readers get the text. Of what is small
--- when it is stored the text is cheap, unless such numbers are in it; then the check costs as much as one reader would.
+-- The size of JSON is the size of its text: a number of twelve bytes can have 131,072 digits, and readers get the text. The text is not
+-- made for a value of up to 256 bytes. A number and its entry take at least 16 bytes and print at most 147,457 characters, every other
+-- byte prints at most six, so 256 bytes print less than 2.4 MB. `VALUE #> '{}'` is the same value, never compressed:
+-- pg_column_size() of a compressed one, which an INSERT may take from another table, says nothing about what it prints.
 CREATE DOMAIN pgworkers.job_result AS jsonb
-    CONSTRAINT job_result_fits CHECK (pg_column_size(VALUE) <= 67108864 AND octet_length(VALUE::text) <= 67108864);
+    CONSTRAINT job_result_fits CHECK (pg_column_size(VALUE #> '{}') <= 256 OR pg_column_size(VALUE) <= 67108864 AND octet_length(VALUE::text) <= 67108864);
 CREATE DOMAIN pgworkers.job_notes AS jsonb  -- checkpoint and progress
-    CONSTRAINT job_notes_fit CHECK (pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304);
+    CONSTRAINT job_notes_fit CHECK (pg_column_size(VALUE #> '{}') <= 256 OR pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304);
+-- A level takes eight bytes: the levels of a value of up to 1024 bytes are not counted.
 CREATE DOMAIN pgworkers.job_meta AS jsonb
     CONSTRAINT job_meta_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
     CONSTRAINT job_meta_fits CHECK (pg_column_size(VALUE) <= 32768 AND octet_length(VALUE::text) <= 32768)
-    CONSTRAINT job_meta_is_flat CHECK (pg_column_size(VALUE) <= 1024 OR NOT jsonb_path_exists(VALUE, '$.**{129}'));
+    CONSTRAINT job_meta_is_flat CHECK (pg_column_size(VALUE #> '{}') <= 1024 OR NOT jsonb_path_exists(VALUE, '$.**{129}'));
 CREATE DOMAIN pgworkers.arguments AS jsonb
     CONSTRAINT job_args_are_an_object CHECK (jsonb_typeof(VALUE) = 'object')
-    CONSTRAINT job_args_fit CHECK (pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304)
-    -- A level takes eight bytes: what is small is not looked at.
-    CONSTRAINT job_args_are_flat CHECK (pg_column_size(VALUE) <= 1024 OR NOT jsonb_path_exists(VALUE, '$.**{129}'));
+    CONSTRAINT job_args_fit CHECK (pg_column_size(VALUE #> '{}') <= 256 OR pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304)
+    CONSTRAINT job_args_are_flat CHECK (pg_column_size(VALUE #> '{}') <= 1024 OR NOT jsonb_path_exists(VALUE, '$.**{129}'));
 
 -- Live rows only. A row leaves for history in the same statement that ends it.
 CREATE TABLE pgworkers.job (
@@ -146,8 +148,8 @@ CREATE TABLE pgworkers.history (
 ) PARTITION BY RANGE (kept, finished_at);
 CREATE TABLE pgworkers.history_kept PARTITION OF pgworkers.history FOR VALUES FROM (true, MINVALUE) TO (true, MAXVALUE);
 CREATE TABLE pgworkers.history_default PARTITION OF pgworkers.history DEFAULT;
--- Not the successes: nobody looks for them by state, and they are nearly all.
-CREATE INDEX history_state ON pgworkers.history (state, finished_at DESC) WHERE state <> 'succeeded';
+-- For lists of dead and cancelled jobs, the newest first. Not the successes, which are nearly all: the primary key lists them.
+CREATE INDEX history_state ON pgworkers.history (state, id) WHERE state <> 'succeeded';
 CREATE INDEX history_batch ON pgworkers.history (batch_id) WHERE batch_id IS NOT NULL AND state <> 'succeeded';
 
 -- Post-mortems: one row for each attempt that did not succeed.
@@ -295,28 +297,36 @@ END $$;
 -- renewal (`worker` is its name), and 'claimed' otherwise: it waits in the host's buffer, or began within the last second or so. The
 -- start of a job writes nothing, so the tables know no more. Payload is NULL for a role that may not read it in the table (args is
 -- never NULL otherwise).
+-- Both halves have the same types, so domains are cast to their base type: otherwise the planner does not merge the halves, and every
+-- reader, whatever its LIMIT, reads all history.
 CREATE VIEW pgworkers.jobs AS
-SELECT id, CASE WHEN state = 'running' AND NOT EXISTS (SELECT FROM pgworkers.worker w WHERE w.host = j.host AND w.job_id = j.id)
-                THEN 'claimed' ELSE state END AS state, queue, task, CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN args END AS args,
-       priority, attempt, max_attempts, crashes, lease, host, created_at, run_at,
-       claimed_at AS started_at, NULL::timestamptz AS finished_at, NULL::text AS verdict, NULL::jsonb AS result,
-       errors[array_upper(errors, 1)] AS error, unique_key, progress,
-       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN checkpoint END AS checkpoint,
-       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN meta END AS meta,
-       cancel_at, NULL::double precision AS duration, NULL::double precision AS cpu_seconds, NULL::bigint AS peak_rss,
-       batch_id,
+SELECT id,
+       CASE WHEN state = 'running' AND NOT EXISTS (
+                 SELECT FROM pgworkers.host h
+                  WHERE h.id = j.host AND h.workers @> jsonb_build_array(jsonb_build_object('job_id', j.id)))
+            THEN 'claimed' ELSE state END AS state,
+       queue::text AS queue, task::text AS task,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN args::jsonb END AS args,
+       priority::integer AS priority, attempt::integer AS attempt, max_attempts::integer AS max_attempts, crashes::integer AS crashes,
+       lease, host, created_at::timestamptz AS created_at, run_at::timestamptz AS run_at,
+       claimed_at::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::text AS verdict, NULL::jsonb AS result,
+       errors[array_upper(errors, 1)] AS error, unique_key::text AS unique_key, progress::jsonb AS progress,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN checkpoint::jsonb END AS checkpoint,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN meta::jsonb END AS meta,
+       cancel_at::timestamptz AS cancel_at, NULL::double precision AS duration, NULL::double precision AS cpu_seconds,
+       NULL::bigint AS peak_rss, batch_id,
        CASE WHEN state = 'running'
             THEN (SELECT w.queue || '/' || w.slot FROM pgworkers.worker w WHERE w.host = j.host AND w.job_id = j.id LIMIT 1)
-       END AS worker, enqueued_by
+       END AS worker, enqueued_by::text AS enqueued_by
   FROM pgworkers.job j
 UNION ALL
 SELECT id, state, queue, task, CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN args END,
        priority, attempt, max_attempts, crashes, lease, host, created_at, run_at, started_at, finished_at, verdict,
-       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN result END,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN result::jsonb END,
        CASE WHEN state <> 'succeeded' THEN errors[array_upper(errors, 1)] END, unique_key, progress,
        CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN checkpoint END,
        CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN meta END,
-       NULL, duration, cpu_seconds, peak_rss, batch_id, NULL, enqueued_by
+       NULL::timestamptz, duration, cpu_seconds, peak_rss, batch_id, NULL::text, enqueued_by
   FROM pgworkers.history;
 
 -- Post-mortems for people, without what handlers printed for a role that may not read payload.

@@ -1,4 +1,4 @@
-"""Every mutant: those of FAULTS.md section 4, in its order, those for rules of our own, those of the rows of issue 18."""
+"""Every mutant: those of FAULTS.md section 4, in its order, those for rules of our own, those of issues 18 and 19."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from mutants.clients import CLIENTS
 from mutants.daily_use import DAILY_USE
 from mutants.deaths import DEATHS
 from mutants.mutant import Edit, Mutant
+from mutants.reads import READS
 from mutants.upgrades import UPGRADES
 from mutants.upkeep import UPKEEP
 
@@ -439,4 +440,5 @@ MUTANTS = (
     *CLIENTS,
     *UPGRADES,
     *UPKEEP,
+    *READS,
 )
