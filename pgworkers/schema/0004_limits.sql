@@ -88,7 +88,8 @@ BEGIN
                       FROM pgworkers.job j
                      WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
                        AND pgworkers.lane(j.concurrency_key, j.task) > l.lane
-                       AND (NOT l.wrapped OR pgworkers.lane(j.concurrency_key, j.task) <= start)
+                       AND pgworkers.lane(j.concurrency_key, j.task)
+                           <= CASE WHEN l.wrapped THEN start ELSE 9223372036854775807 END
                      ORDER BY pgworkers.lane(j.concurrency_key, j.task), j.priority DESC, j.id LIMIT 1)
                    UNION ALL
                    (SELECT pgworkers.lane(j.concurrency_key, j.task), true, j.task, j.concurrency_key

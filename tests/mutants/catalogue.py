@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.boundary import BOUNDARY
 from mutants.daily_use import DAILY_USE
 from mutants.deaths import DEATHS
+from mutants.limits import LIMITS
 from mutants.mutant import Edit, Mutant
 
 GUARDS = "tests/database/test_lease_guard.py"
@@ -419,4 +420,5 @@ MUTANTS = (
     *DEATHS,
     *BOUNDARY,
     *DAILY_USE,
+    *LIMITS,
 )
