@@ -17,36 +17,48 @@ CREATE TABLE pgworkers.concurrency (
     PRIMARY KEY (kind, name)
 );
 
--- A lane: the ready jobs of one queue with the same key and the same task, so that one look decides for all of them. Its
--- number has nothing to do with the order of keys: claims begin at a random one and so no lane is always the last.
-CREATE FUNCTION pgworkers.lane(key text, task text) RETURNS bigint
+-- A lane: the ready jobs of one queue and task with the same key, so that one look decides for all of them. Its number has nothing to do
+-- with the order of keys: claims begin at a random one and so no lane is always the last.
+CREATE FUNCTION pgworkers.lane(key text) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 -- An index is made of it: everybody must compute the same, whatever their search_path.
-SELECT ('x' OPERATOR(pg_catalog.||) pg_catalog.substr(pg_catalog.md5(
-            coalesce($1, '') OPERATOR(pg_catalog.||) pg_catalog.chr(10) OPERATOR(pg_catalog.||) $2), 1, 16))::bit(64)::bigint
+SELECT ('x' OPERATOR(pg_catalog.||) pg_catalog.substr(pg_catalog.md5(coalesce($1, '')), 1, 16))::bit(64)::bigint
 $$;
-CREATE INDEX job_lane ON pgworkers.job (queue, pgworkers.lane(concurrency_key, task), priority DESC, id)
+-- By task before lane: a task that is full, or that a host does not know, is passed in one probe, however many lanes it has.
+CREATE INDEX job_lane ON pgworkers.job (queue, task, pgworkers.lane(concurrency_key), priority DESC, id)
     WHERE state = 'ready' AND (gated OR concurrency_key IS NOT NULL);
--- Not `state = 'running'`: docs/adr/0103.
-CREATE INDEX job_of_task ON pgworkers.job (task) WHERE host IS NOT NULL AND (gated OR concurrency_key IS NOT NULL);
-CREATE INDEX job_of_key ON pgworkers.job (concurrency_key) WHERE host IS NOT NULL AND concurrency_key IS NOT NULL;
+-- What runs behind a limit. Not `state = 'running'`: docs/adr/0103. In coalesce(), so that of these two and job_running only one serves a
+-- count: the planner believes that nothing runs, and then any of them seems as good to it.
+CREATE INDEX job_of_task ON pgworkers.job (task, claimed_at)
+    WHERE coalesce(host IS NOT NULL AND (gated OR concurrency_key IS NOT NULL), false);
+CREATE INDEX job_of_key ON pgworkers.job (concurrency_key, claimed_at)
+    WHERE coalesce(host IS NOT NULL AND concurrency_key IS NOT NULL, false);
 
--- How many more may run; NULL: no limit. A key without any limit stands for one at a time. No search_path of its own, so that it becomes
--- part of the statement that calls it: every name says where it is from.
-CREATE FUNCTION pgworkers.room(task text, key text, OUT of_task bigint, OUT of_key bigint)
-LANGUAGE sql STABLE AS $$
-SELECT CASE WHEN l.of_task IS NOT NULL THEN l.of_task OPERATOR(pg_catalog.-) (
-            SELECT pg_catalog.count(*) FROM pgworkers.job j
-             WHERE j.task OPERATOR(pg_catalog.=) $1 AND j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL)) END,
-       CASE WHEN $2 IS NOT NULL THEN l.of_key OPERATOR(pg_catalog.-) (
-            SELECT pg_catalog.count(*) FROM pgworkers.job j
-             WHERE j.concurrency_key OPERATOR(pg_catalog.=) $2 AND j.host IS NOT NULL) END
+-- How many more jobs of a task, or of a key, may run; NULL: no limit. A key without any limit stands for one at a time. They have no
+-- search_path of their own and return a set, so that they become part of the statement that calls them: every name says where it is from.
+CREATE FUNCTION pgworkers.room_of_task(task text) RETURNS TABLE (room bigint)
+LANGUAGE sql STABLE ROWS 1 AS $$
+SELECT CASE WHEN l.slots IS NOT NULL THEN l.slots OPERATOR(pg_catalog.-) (
+            SELECT pg_catalog.count(*)
+              FROM (SELECT FROM pgworkers.job j
+                     WHERE j.task OPERATOR(pg_catalog.=) $1
+                       AND coalesce(j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL), false)
+                     ORDER BY j.claimed_at LIMIT l.slots) used) END
   FROM (SELECT coalesce((SELECT c.slots FROM pgworkers.concurrency c
                           WHERE c.kind OPERATOR(pg_catalog.=) 'task' AND c.name OPERATOR(pg_catalog.=) $1),
-                        (SELECT t.concurrency FROM pgworkers.task t WHERE t.name OPERATOR(pg_catalog.=) $1)) AS of_task,
-               coalesce((SELECT c.slots FROM pgworkers.concurrency c
+                        (SELECT t.concurrency FROM pgworkers.task t WHERE t.name OPERATOR(pg_catalog.=) $1)) AS slots) l
+$$;
+CREATE FUNCTION pgworkers.room_of_key(task text, key text) RETURNS TABLE (room bigint)
+LANGUAGE sql STABLE ROWS 1 AS $$
+SELECT CASE WHEN $2 IS NOT NULL THEN l.slots OPERATOR(pg_catalog.-) (
+            SELECT pg_catalog.count(*)
+              FROM (SELECT FROM pgworkers.job j
+                     WHERE j.concurrency_key OPERATOR(pg_catalog.=) $2
+                       AND coalesce(j.host IS NOT NULL AND j.concurrency_key IS NOT NULL, false)
+                     ORDER BY j.claimed_at LIMIT l.slots) used) END
+  FROM (SELECT coalesce((SELECT c.slots FROM pgworkers.concurrency c
                           WHERE c.kind OPERATOR(pg_catalog.=) 'key' AND c.name OPERATOR(pg_catalog.=) $2),
-                        (SELECT t.concurrency_per_key FROM pgworkers.task t WHERE t.name OPERATOR(pg_catalog.=) $1), 1) AS of_key) l
+                        (SELECT t.concurrency_per_key FROM pgworkers.task t WHERE t.name OPERATOR(pg_catalog.=) $1), 1) AS slots) l
 $$;
 
 -- The row that stands for a limit when it is locked; others may share it.
@@ -62,7 +74,9 @@ $$;
 -- why this is a function and volatile: inside one plain statement the snapshot would be older than the lock.) A limit that
 -- another claim holds is not waited for: its jobs are left to the next claim, which is notified. So nothing that has no
 -- limit, or another one, waits.
--- Up to `look` lanes of each queue are compared by priority and age; when there are more, they take turns.
+-- Of each queue and task up to `look` lanes with room (or as many as jobs are wanted, if that is more) are compared by priority and age;
+-- when there are more, they take turns. To find them a call passes fifty times as many lanes without room, over all queues and tasks
+-- together. A task without room, or that is not among `tasks`, is passed whole.
 CREATE FUNCTION pgworkers.admit(queues text[], counts integer[], tasks text[], oldest boolean, look integer)
 RETURNS TABLE (at tid, queue text, priority integer, id bigint, run_at timestamptz)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
@@ -76,53 +90,73 @@ DECLARE
     fit    bigint[];
     mine   integer[];  -- rows of mutex
 BEGIN
-    WITH RECURSIVE lanes AS (
-        SELECT w.queue, w.count, start AS lane, false AS wrapped, NULL::text AS task, NULL::text AS key, 0 AS seen
+    WITH RECURSIVE waits AS (
+        -- The tasks that have waiting jobs, of each queue. From a task that waits to the next one that is known: whatever unknown names
+        -- lie between two known ones are passed by one probe.
+        SELECT w.queue, w.count, NULL::text AS task, (SELECT min(k.name) FROM unnest(admit.tasks) AS k (name)) AS next
           FROM unnest(admit.queues, admit.counts) AS w (queue, count)
         UNION ALL
-        SELECT l.queue, l.count, n.lane, n.wrapped, n.task, n.key, l.seen + 1
+        SELECT w.queue, w.count, j.task, (SELECT min(k.name) FROM unnest(admit.tasks) AS k (name) WHERE k.name > j.task)
+          FROM waits w
+         CROSS JOIN LATERAL (
+               SELECT j.task::text AS task FROM pgworkers.job j
+                WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL) AND j.task >= w.next
+                ORDER BY j.task LIMIT 1) j
+    ),
+    open_tasks AS MATERIALIZED (
+        SELECT w.queue, w.count, w.task, r.room, greatest(admit.look, 50 * admit.look / count(*) OVER ()) AS most
+          FROM waits w
+         CROSS JOIN LATERAL pgworkers.room_of_task(w.task) r
+         WHERE w.task = ANY (admit.tasks) AND (r.room IS NULL OR r.room > 0)
+    ),
+    lanes AS (
+        SELECT t.queue, t.count, t.task, t.room, t.most, start AS lane, false AS wrapped, 0::bigint AS room_of_key, 0 AS seen, 0 AS open
+          FROM open_tasks t
+        UNION ALL
+        SELECT l.queue, l.count, l.task, l.room, l.most, n.lane, n.wrapped, r.room, l.seen + 1,
+               l.open + CASE WHEN r.room <= 0 THEN 0 ELSE 1 END
           FROM lanes l
          CROSS JOIN LATERAL (
                SELECT * FROM (
-                   (SELECT pgworkers.lane(j.concurrency_key, j.task) AS lane, l.wrapped, j.task, j.concurrency_key AS key
+                   (SELECT pgworkers.lane(j.concurrency_key) AS lane, l.wrapped, j.concurrency_key AS key
                       FROM pgworkers.job j
                      WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-                       AND pgworkers.lane(j.concurrency_key, j.task) > l.lane
-                       AND pgworkers.lane(j.concurrency_key, j.task)
-                           <= CASE WHEN l.wrapped THEN start ELSE 9223372036854775807 END
-                     ORDER BY pgworkers.lane(j.concurrency_key, j.task), j.priority DESC, j.id LIMIT 1)
+                       AND j.task = l.task AND pgworkers.lane(j.concurrency_key) > l.lane
+                       AND pgworkers.lane(j.concurrency_key) <= CASE WHEN l.wrapped THEN start ELSE 9223372036854775807 END
+                     ORDER BY pgworkers.lane(j.concurrency_key), j.priority DESC, j.id LIMIT 1)
                    UNION ALL
-                   (SELECT pgworkers.lane(j.concurrency_key, j.task), true, j.task, j.concurrency_key
+                   (SELECT pgworkers.lane(j.concurrency_key), true, j.concurrency_key
                       FROM pgworkers.job j
                      WHERE NOT l.wrapped AND j.queue = l.queue AND j.state = 'ready'
                        AND (j.gated OR j.concurrency_key IS NOT NULL)
-                       AND pgworkers.lane(j.concurrency_key, j.task) <= start
-                     ORDER BY pgworkers.lane(j.concurrency_key, j.task), j.priority DESC, j.id LIMIT 1)
+                       AND j.task = l.task AND pgworkers.lane(j.concurrency_key) <= start
+                     ORDER BY pgworkers.lane(j.concurrency_key), j.priority DESC, j.id LIMIT 1)
                    ) next
                 LIMIT 1) n
-         WHERE l.seen < admit.look
-    ),
-    open AS MATERIALIZED (
-        SELECT l.queue, l.count, l.lane, l.task, l.key, least(r.of_task, r.of_key, l.count) AS free
-          FROM lanes l CROSS JOIN LATERAL pgworkers.room(l.task, l.key) r
-         WHERE l.task = ANY (admit.tasks)
+         CROSS JOIN LATERAL pgworkers.room_of_key(l.task, n.key) r
+         WHERE l.seen < l.most AND l.open < greatest(admit.look, l.count)
     ),
     waiting AS (
-        SELECT o.count, o.task, o.key, j.id, row_number() OVER (
-                   PARTITION BY o.queue ORDER BY CASE WHEN admit.oldest THEN 0 ELSE -j.priority::bigint END, j.id) AS nth
-          FROM open o
+        SELECT l.queue, l.count, l.room, l.task, j.key, j.id, j.rank,
+               row_number() OVER (PARTITION BY l.task ORDER BY j.rank, j.id) AS nth_of_task
+          FROM lanes l
          CROSS JOIN LATERAL (
-               SELECT j.id, j.priority
+               SELECT j.id, j.concurrency_key AS key, CASE WHEN admit.oldest THEN 0 ELSE -j.priority::bigint END AS rank
                  FROM pgworkers.job j
-                WHERE j.queue = o.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-                  AND pgworkers.lane(j.concurrency_key, j.task) = o.lane
+                WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                  AND j.task = l.task AND pgworkers.lane(j.concurrency_key) = l.lane
                   AND (j.expires_at IS NULL OR j.expires_at > now())
-                ORDER BY pgworkers.lane(j.concurrency_key, j.task), j.priority DESC, j.id
-                LIMIT greatest(o.free, 0)) j
+                ORDER BY pgworkers.lane(j.concurrency_key), j.priority DESC, j.id
+                LIMIT greatest(least(l.room, l.room_of_key, l.count), 0)) j
+         WHERE l.seen > 0
+    ),
+    chosen AS (
+        SELECT w.count, w.task, w.key, w.id, row_number() OVER (PARTITION BY w.queue ORDER BY w.rank, w.id) AS nth
+          FROM waiting w WHERE w.room IS NULL OR w.nth_of_task <= w.room
     )
-    SELECT array_agg(w.task ORDER BY w.nth), array_agg(w.key ORDER BY w.nth), array_agg(w.id ORDER BY w.nth)
+    SELECT array_agg(c.task ORDER BY c.nth), array_agg(c.key ORDER BY c.nth), array_agg(c.id ORDER BY c.nth)
       INTO names, keys, ids
-      FROM waiting w WHERE w.nth <= w.count;
+      FROM chosen c WHERE c.nth <= c.count;
     IF ids IS NULL THEN
         RETURN;
     END IF;
@@ -134,13 +168,25 @@ BEGIN
                                         WHERE c.key IS NOT NULL))
          ORDER BY m.id FOR UPDATE SKIP LOCKED);
 
+    WITH chosen AS MATERIALIZED (
+        SELECT c.task, c.key, c.id, c.nth FROM unnest(names, keys, ids) WITH ORDINALITY AS c (task, key, id, nth)
+         WHERE pgworkers.limit_mutex('task', c.task) = ANY (mine)
+           AND (c.key IS NULL OR pgworkers.limit_mutex('key', c.key) = ANY (mine))
+    ),
+    of_task AS MATERIALIZED (
+        SELECT t.task, r.room FROM (SELECT DISTINCT c.task FROM chosen c) t CROSS JOIN LATERAL pgworkers.room_of_task(t.task) r
+    ),
+    of_key AS MATERIALIZED (
+        SELECT k.task, k.key, r.room
+          FROM (SELECT DISTINCT c.task, c.key FROM chosen c WHERE c.key IS NOT NULL) k
+         CROSS JOIN LATERAL pgworkers.room_of_key(k.task, k.key) r
+    )
     SELECT array_agg(c.id ORDER BY c.nth) INTO fit
-      FROM (SELECT c.id, c.nth, r.of_task, r.of_key, row_number() OVER (PARTITION BY c.task ORDER BY c.nth) AS nth_of_task,
+      FROM (SELECT c.id, c.nth, t.room AS of_task, k.room AS of_key,
+                   row_number() OVER (PARTITION BY c.task ORDER BY c.nth) AS nth_of_task,
                    row_number() OVER (PARTITION BY c.key ORDER BY c.nth) AS nth_of_key
-              FROM unnest(names, keys, ids) WITH ORDINALITY AS c (task, key, id, nth)
-             CROSS JOIN LATERAL pgworkers.room(c.task, c.key) r
-             WHERE pgworkers.limit_mutex('task', c.task) = ANY (mine)
-               AND (c.key IS NULL OR pgworkers.limit_mutex('key', c.key) = ANY (mine))) c
+              FROM chosen c JOIN of_task t ON t.task = c.task
+              LEFT JOIN of_key k ON k.task = c.task AND k.key = c.key) c
      WHERE (c.of_task IS NULL OR c.nth_of_task <= c.of_task) AND (c.of_key IS NULL OR c.nth_of_key <= c.of_key);
     IF cardinality(fit) IS DISTINCT FROM cardinality(ids) THEN
         -- Others were faster or hold a limit, or two lanes share one: what stands behind them is found by another claim, at once.
@@ -340,7 +386,7 @@ BEGIN
                (SELECT j.* FROM pgworkers.job j
                  WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
                    AND j.task = ANY (set_loud_aside.tasks)
-                 ORDER BY pgworkers.lane(j.concurrency_key, j.task) LIMIT set_loud_aside.look)) c
+                 ORDER BY j.task LIMIT set_loud_aside.look)) c
          WHERE pgworkers.least_digits(c.args) > 4194304 OR pgworkers.least_digits(c.checkpoint) > 4194304
             OR pgworkers.least_digits(c.meta) > 4194304
     LOOP
@@ -395,7 +441,7 @@ BEGIN
              FROM (SELECT j.id FROM pgworkers.job j
                     WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
                       AND j.task = ANY (set_aside.tasks)
-                    ORDER BY pgworkers.lane(j.concurrency_key, j.task) LIMIT set_aside.look
+                    ORDER BY j.task LIMIT set_aside.look
                       FOR UPDATE SKIP LOCKED) held) c;
     WHILE ids IS NOT NULL AND cardinality(lows) > 0 LOOP
         low := lows[cardinality(lows)];

@@ -134,7 +134,7 @@ GRANT EXECUTE ON FUNCTION pgworkers.enqueue_now TO pgworkers_enqueue;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA pgworkers TO pgworkers_payload, pgworkers_operator, pgworkers_worker;
 GRANT EXECUTE ON FUNCTION pgworkers.percentile, pgworkers.add, pgworkers.merged, pgworkers.lane, pgworkers.backlog, pgworkers.tell,
-                          pgworkers.never, pgworkers.room, pgworkers.worker_counts
+                          pgworkers.never, pgworkers.room_of_task, pgworkers.room_of_key, pgworkers.worker_counts
    TO pgworkers_payload, pgworkers_viewer;
 
 -- A viewer reads every table that has no payload, the other columns of those that have, and the views, which hide it.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
 import pytest
 from support.desk import Desk
+from test_plans import STATISTICS
 
-from pgworkers.job import claim
+from pgworkers.job import claim, queue
 from pgworkers.postgres.connect import STEADY
 from pgworkers.postgres.statements import Query
+from pgworkers.specs import TaskSpec
 
 Db = psycopg.Connection[Any]
 #: Claims that are measured: each begins at a lane of its own.
@@ -47,11 +49,11 @@ def most_pages(db: Db, query: Query[Any]) -> int:
     return max([pages(db, query) for _ in range(TRIES + 1)][1:])
 
 
-def wait_with_keys(db: Db, jobs: int, keys: int, task: str = "t", queue: str = "a") -> None:
+def wait_with_keys(db: Db, jobs: int, keys: int, task: str = "t") -> None:
     db.execute(
         "INSERT INTO pgworkers.job (queue, task, concurrency_key)"
-        " SELECT %s, %s, 'tenant ' || n %% %s FROM generate_series(1, %s) n",
-        [queue, task, keys, jobs],
+        " SELECT 'a', %s, 'tenant ' || n %% %s FROM generate_series(1, %s) n",
+        [task, keys, jobs],
     )
 
 
@@ -65,3 +67,48 @@ def test_a_claim_of_jobs_with_few_keys_reads_the_same_beside_ten_times_as_many(
     wait_with_keys(db, 18_000, keys)
     db.execute("VACUUM ANALYZE pgworkers.job")
     assert most_pages(db, query) < 1.5 * before + 50
+
+
+def test_a_full_task_is_passed_whole_however_many_tenants_it_has(db: Db, desk: Desk) -> None:
+    """The other jobs of the queue are found by the first claim, at the cost of a claim without that task."""
+    desk.ask(
+        queue.declare_tasks([TaskSpec("full", "a", concurrency=5), TaskSpec("t", "a"), TaskSpec("z", "a")])
+    )
+    ours = [desk.put("t", concurrency_key="one"), desk.put("z", concurrency_key="other")]
+    query = claim.claim(desk.host, [claim.Wants("a", 3)], ["full", "t", "z"])
+    before = most_pages(db, query)
+    wait_with_keys(db, 5, 5, "full")
+    desk.take(5, tasks=("full",))
+    wait_with_keys(db, 5_000, 5_000, "full")
+    assert most_pages(db, query) < before + 50
+    assert [job.id for job in desk.ask(query)] == ours
+
+
+def test_a_task_with_one_slot_leaves_the_other_workers_to_the_other_tasks(desk: Desk) -> None:
+    desk.ask(queue.declare_tasks([TaskSpec("full", "a", concurrency=1), TaskSpec("t", "a")]))
+    first = desk.put("full", concurrency_key="x", priority=5)
+    for key in ("y", "z"):
+        desk.put("full", concurrency_key=key, priority=5)
+    other = desk.put("t", concurrency_key="x y")
+    query = claim.claim(desk.host, [claim.Wants("a", 2)], ["full", "t"])
+    assert [job.id for job in desk.ask(query)] == [first, other]
+
+
+def test_a_key_with_room_is_found_behind_many_without(db: Db, desk: Desk) -> None:
+    wait_with_keys(db, 2_000, 1_000)
+    db.execute(
+        "UPDATE pgworkers.job SET state = 'running', host = %s, lease = 1, claimed_at = now() WHERE id <= 1000",
+        [desk.host],
+    )
+    late = desk.put(concurrency_key="late")
+    assert [job.id for job in desk.take(3)] == [late]
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_lanes_are_walked_by_their_index_whatever_the_planner_believes(
+    db: Db, desk: Desk, statistics: Callable[[Db], None]
+) -> None:
+    """20,000 jobs without a key and 3,000 with one: by any other index a claim would read thousands of pages."""
+    statistics(db)
+    wait_with_keys(db, 3_000, 30)
+    assert most_pages(db, claim.claim(desk.host, [claim.Wants("a", 10)], ["t", "u"])) < 1_500

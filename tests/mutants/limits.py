@@ -13,13 +13,37 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/schema/0004_limits.sql",
-                r"AND pgworkers\.lane\(j\.concurrency_key, j\.task\)\s+<= CASE WHEN l\.wrapped THEN start ELSE 9223372036854775807 END",
-                "AND (NOT l.wrapped OR pgworkers.lane(j.concurrency_key, j.task) <= start)",
+                r"AND pgworkers\.lane\(j\.concurrency_key\) <= CASE WHEN l\.wrapped THEN start ELSE \d+ END",
+                "AND (NOT l.wrapped OR pgworkers.lane(j.concurrency_key) <= start)",
             ),
         ),
-        (
-            f"{FLAT}::test_a_claim_of_jobs_with_few_keys_reads_the_same_beside_ten_times_as_many[7]",
-        ),
+        (f"{FLAT}::test_a_claim_of_jobs_with_few_keys_reads_the_same_beside_ten_times_as_many[7]",),
         r"assert \d+ < \(\(1\.5 \* \d+\)",
+    ),
+    Mutant(
+        "D8-full-task-is-walked",
+        "a task without room is passed whole, however many keys wait for it",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"w\.task = ANY \(admit\.tasks\) AND \(r\.room IS NULL OR r\.room > 0\)",
+                "w.task = ANY (admit.tasks)",
+            ),
+        ),
+        (f"{FLAT}::test_a_full_task_is_passed_whole_however_many_tenants_it_has",),
+        r"assert \d+ < \(\d+ \+ 50\)",
+    ),
+    Mutant(
+        "D8-blocked-keys-end-the-walk",
+        "a key with room is found behind many keys without",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"CASE WHEN r\.room <= 0 THEN 0 ELSE 1 END",
+                "1",
+            ),
+        ),
+        (f"{FLAT}::test_a_key_with_room_is_found_behind_many_without",),
+        r"assert \[\] == \[\d+\]",
     ),
 )
