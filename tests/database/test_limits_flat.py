@@ -112,3 +112,111 @@ def test_lanes_are_walked_by_their_index_whatever_the_planner_believes(
     statistics(db)
     wait_with_keys(db, 3_000, 30)
     assert most_pages(db, claim.claim(desk.host, [claim.Wants("a", 10)], ["t", "u"])) < 1_500
+
+
+@pytest.fixture
+def snapshot(dsn: str) -> Iterator[None]:
+    """No dead row can be removed."""
+    with psycopg.connect(dsn) as conn:
+        conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        conn.execute("SELECT count(*) FROM pgworkers.job")
+        yield
+
+
+def ran(db: Db, jobs: int = 5_000) -> None:
+    """Jobs that ran to their end behind the limits of task t and key x, as they look to a count."""
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task, concurrency_key, state, host, lease, claimed_at)"
+        " SELECT 'past', 't', 'x', 'running', gen_random_uuid(), 1, now() FROM generate_series(1, %s)",
+        [jobs],
+    )
+    db.execute("DELETE FROM pgworkers.job WHERE queue = 'past'")
+
+
+def marks(db: Db) -> set[tuple[str, str, int]]:
+    """The marks, each with the number of jobs that were running when it was made."""
+    return set(db.execute("SELECT kind, name, cardinality(older) FROM pgworkers.limit_mark").fetchall())
+
+
+def limited(desk: Desk, slots: int) -> None:
+    desk.ask(queue.declare_tasks([TaskSpec("t", "a", concurrency=slots, concurrency_per_key=slots)]))
+
+
+def test_slots_are_counted_without_reading_all_that_ran_while_a_snapshot_is_held(
+    db: Db, desk: Desk, snapshot: None
+) -> None:
+    limited(desk, 5)
+    desk.run_one(concurrency_key="x")
+    for _ in range(3):
+        desk.put(concurrency_key="x")
+    query = claim.claim(desk.host, [claim.Wants("a", 1)], ["t"])
+    before = most_pages(db, query)
+    for held in (1, 2, 3):
+        ran(db)
+        assert len(desk.take()) == 1  # it reads them, once, and makes the marks
+        ran(db, 50)
+        desk.put(concurrency_key="x")
+        assert most_pages(db, query) < before + 60
+        assert marks(db) == {("task", "t", held), ("key", "x", held)}
+
+
+def test_what_ran_before_a_mark_is_counted_until_it_ends(db: Db, desk: Desk, snapshot: None) -> None:
+    limited(desk, 3)
+    old = [desk.run_one(concurrency_key="x") for _ in range(2)]
+    ran(db)
+    for _ in range(5):
+        desk.put(concurrency_key="x")
+    assert len(desk.take()) == 1
+    assert marks(db) == {("task", "t", 2), ("key", "x", 2)}
+    assert desk.take(5) == []
+    desk.end(old[0])
+    assert len(desk.take(5)) == 1
+    assert desk.take(5) == []
+    assert desk.again(old[1], after=0.0) == "written", "the same job may come back, with another claim"
+    assert len(desk.take(5)) == 1
+
+
+def test_a_claim_that_began_before_a_mark_leaves_its_limit_to_the_next(
+    dsn: str, db: Db, desk: Desk, snapshot: None
+) -> None:
+    """What it claims would be older than the mark and not be counted."""
+    limited(desk, 3)
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        other = Desk(conn, "pgworkers")
+        with conn.transaction():
+            conn.execute("SELECT now()")
+            ran(db)
+            desk.run_one(concurrency_key="x")
+            assert len(marks(db)) == 2
+            desk.put(concurrency_key="x")
+            assert other.take() == []
+        assert len(other.take()) == 1
+
+
+def test_a_mark_of_a_clock_that_was_set_back_is_dropped(db: Db, desk: Desk, snapshot: None) -> None:
+    limited(desk, 2)
+    ran(db)
+    first = desk.run_one(concurrency_key="x")
+    db.execute("UPDATE pgworkers.limit_mark SET since = since + interval '1 hour'")
+    db.execute(
+        "UPDATE pgworkers.job SET claimed_at = claimed_at + interval '1 hour' WHERE id = %s", [first.id]
+    )
+    for _ in range(3):
+        desk.put(concurrency_key="x")
+    assert desk.take(5) == []
+    assert marks(db) == set()
+    assert len(desk.take(5)) == 1
+
+
+def test_a_new_limit_counts_what_ran_before_the_last_mark(db: Db, desk: Desk, snapshot: None) -> None:
+    free = [desk.run_one() for _ in range(2)]
+    limited(desk, 3)
+    db.execute("UPDATE pgworkers.job SET gated = false")
+    db.execute(
+        "INSERT INTO pgworkers.limit_mark (kind, name, since, older) VALUES ('task', 't', now(), '{}')"
+    )
+    desk.ask(queue.limit("task", "t", 2))
+    desk.put()
+    assert desk.take() + desk.take() == []
+    desk.end(free[0])
+    assert len(desk.take() + desk.take()) == 1

@@ -127,8 +127,8 @@ def test_our_own_connections_set_their_path(dsn: str, trapped: psycopg.Connectio
 
 #: Words before a bracket that are grammar and no functions.
 GRAMMAR = {
-    "and", "any", "array", "as", "bit", "case", "coalesce", "exists", "from", "greatest", "if", "in", "job", "least",
-    "not", "or", "over", "select", "then", "u", "values", "when", "where",
+    "and", "any", "array", "as", "bit", "case", "coalesce", "exists", "from", "greatest", "if", "in", "job", "lateral",
+    "least", "not", "or", "over", "select", "then", "u", "values", "when", "where",
 }  # fmt: skip
 
 

@@ -46,4 +46,37 @@ LIMITS = (
         (f"{FLAT}::test_a_key_with_room_is_found_behind_many_without",),
         r"assert \[\] == \[\d+\]",
     ),
+    Mutant(
+        "D3-slots-counted-from-the-beginning",
+        "a count of slots passes by the jobs that ran while a snapshot was held",
+        (Edit("pgworkers/schema/0004_limits.sql", r"slots_read\(\) > 500 THEN", "slots_read() < 0 THEN"),),
+        (f"{FLAT}::test_slots_are_counted_without_reading_all_that_ran_while_a_snapshot_is_held",),
+        r"assert \d+ < \(\d+ \+ 60\)",
+    ),
+    Mutant(
+        "D3-mark-forgets-what-runs",
+        "what ran before a mark is counted until it ends",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"VALUES \(one\.kind, one\.name, now\(\), living\)",
+                "VALUES (one.kind, one.name, now(), '{}')",
+            ),
+        ),
+        (f"{FLAT}::test_what_ran_before_a_mark_is_counted_until_it_ends",),
+        r"\('key', 'x', 0\)",
+    ),
+    Mutant(
+        "D3-claims-behind-a-mark-are-not-counted",
+        "a claim that began before a mark was made takes nothing behind that limit",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"coalesce\(r\.since > now\(\), false\) AS late",
+                "false AS late",
+            ),
+        ),
+        (f"{FLAT}::test_a_claim_that_began_before_a_mark_leaves_its_limit_to_the_next",),
+        r"assert \[Claimed\(",
+    ),
 )
