@@ -5,6 +5,7 @@ from __future__ import annotations
 from mutants.mutant import Edit, Mutant
 
 FLAT = "tests/database/test_limits_flat.py"
+PARKED = "tests/database/test_parked.py"
 
 LIMITS = (
     Mutant(
@@ -78,5 +79,43 @@ LIMITS = (
         ),
         (f"{FLAT}::test_a_claim_that_began_before_a_mark_leaves_its_limit_to_the_next",),
         r"assert \[Claimed\(",
+    ),
+    Mutant(
+        "D2-unknown-tasks-stay",
+        "jobs of unknown tasks are moved out of the way of claims",
+        (Edit("pgworkers/job/park.sql", r"WHERE s\.task <> ALL \(%\(tasks\)s::text\[\]\)", "WHERE false"),),
+        (f"{PARKED}::test_a_claim_passes_unknown_tasks_in_one_probe",),
+        r"assert 0 == \(5 \* 2000\)",
+    ),
+    Mutant(
+        "D2-unknown-names-are-walked",
+        "unknown tasks are passed in one probe, however many names they have",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"\(SELECT min\(k\.name\) FROM unnest\(admit\.tasks\) AS k \(name\) WHERE k\.name > j\.task\)",
+                "j.task || ' '",
+            ),
+        ),
+        (f"{PARKED}::test_a_claim_passes_unknown_tasks_in_one_probe[many tasks]",),
+        r"assert \d+ < \(\d+ \+ 60\)",
+    ),
+    Mutant(
+        "D2-crowded-queue-without-an-end",
+        "a claim of a crowded queue ends where the last portion ended",
+        (Edit("pgworkers/master/claims.py", r" \| self\._crowds\.ranges\(room\)", ""),),
+        (
+            "tests/unit/test_crowds.py::test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task",
+        ),
+        r"both are claimed after the first portion",
+    ),
+    Mutant(
+        "D2-slow-claim-blames-the-database",
+        "a claim that timed out is not a lost database",
+        (Edit("pgworkers/master/line.py", r"slow = timeouts and ", "slow = False and "),),
+        (
+            "tests/database/test_line_then.py::test_of_a_statement_that_failed_nobody_has_an_answer[slow by itself]",
+        ),
+        r"LineDown",
     ),
 )
