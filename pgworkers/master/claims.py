@@ -254,7 +254,10 @@ class Claims:
         # The oldest first is no whole look: it leaves jobs whose task has become limited to the ordinary one.
         whole = (head or oldest) and positions.stepped(claimed, room, now, aged=oldest) and head
         positions.found(claimed)
-        positions.took(now - began, now, head=head, gates=gates, jobs=len(claimed), aged=oldest)
+        limited = sum(job.limited for job in claimed)
+        positions.took(
+            now - began, now, head=head, gates=gates, jobs=len(claimed), limited=limited, aged=oldest
+        )
         found = Counter([job.queue for job in claimed])
         again = now + self._settings.poll
         if oldest:

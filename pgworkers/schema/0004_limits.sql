@@ -55,7 +55,8 @@ LANGUAGE sql STABLE ROWS 1 AS $$
 SELECT l.slots OPERATOR(pg_catalog.-) u.used, u.used, u.since
   FROM (SELECT coalesce((SELECT c.slots FROM pgworkers.concurrency c
                           WHERE c.kind OPERATOR(pg_catalog.=) 'task' AND c.name OPERATOR(pg_catalog.=) $1),
-                        (SELECT t.concurrency FROM pgworkers.task t WHERE t.name OPERATOR(pg_catalog.=) $1)) AS slots) l
+                        (SELECT t.concurrency FROM pgworkers.task t WHERE t.name OPERATOR(pg_catalog.=) $1)) AS slots
+        OFFSET 0) l  -- once, not wherever it is used
   LEFT JOIN LATERAL (
        SELECT m.since,
               (SELECT pg_catalog.count(*)
@@ -81,7 +82,8 @@ SELECT l.slots OPERATOR(pg_catalog.-) u.used, u.used, u.since
   FROM (SELECT CASE WHEN $2 IS NOT NULL THEN
                coalesce((SELECT c.slots FROM pgworkers.concurrency c
                           WHERE c.kind OPERATOR(pg_catalog.=) 'key' AND c.name OPERATOR(pg_catalog.=) $2),
-                        (SELECT t.concurrency_per_key FROM pgworkers.task t WHERE t.name OPERATOR(pg_catalog.=) $1), 1) END AS slots) l
+                        (SELECT t.concurrency_per_key FROM pgworkers.task t WHERE t.name OPERATOR(pg_catalog.=) $1), 1) END AS slots
+        OFFSET 0) l
   LEFT JOIN LATERAL (
        SELECT m.since,
               (SELECT pg_catalog.count(*)
@@ -241,19 +243,44 @@ BEGIN
          CROSS JOIN LATERAL pgworkers.room_of_key(l.task, n.key) r
          WHERE l.seen < l.most AND l.open < greatest(admit.look, l.count)
     ),
-    waiting AS (
-        SELECT l.queue, l.count, l.room, l.task, j.key, j.id, j.rank,
-               row_number() OVER (PARTITION BY l.task ORDER BY j.rank, j.id) AS nth_of_task
-          FROM lanes l
+    open_lanes AS MATERIALIZED (
+        -- `first`: as many of its jobs as are read of each lane at first. With the same share of each there would be some to spare.
+        SELECT l.queue, l.count, l.task, l.room, l.lane, l.free, least(l.free, 1 + 3 * l.count / count(*) OVER (PARTITION BY l.queue)) AS first
+          FROM (SELECT l.*, least(l.room, l.room_of_key, l.count) AS free FROM lanes l WHERE l.seen > 0) l
+         WHERE l.free > 0
+    ),
+    heads AS MATERIALIZED (
+        SELECT l.queue, l.count, l.task, l.room, l.lane, l.free, l.first, j.key, j.id, j.rank, j.nth_of_lane
+          FROM open_lanes l
          CROSS JOIN LATERAL (
-               SELECT j.id, j.concurrency_key AS key, CASE WHEN admit.oldest THEN 0 ELSE -j.priority::bigint END AS rank
+               SELECT j.id, j.concurrency_key AS key, CASE WHEN admit.oldest THEN 0 ELSE -j.priority::bigint END AS rank,
+                      row_number() OVER () AS nth_of_lane
                  FROM pgworkers.job j
                 WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
                   AND j.task = l.task AND pgworkers.lane(j.concurrency_key) = l.lane
                   AND (j.expires_at IS NULL OR j.expires_at > now())
                 ORDER BY pgworkers.lane(j.concurrency_key), j.priority DESC, j.id
-                LIMIT greatest(least(l.room, l.room_of_key, l.count), 0)) j
-         WHERE l.seen > 0
+                LIMIT l.first) j
+    ),
+    ranked AS (
+        SELECT h.*, row_number() OVER (PARTITION BY h.queue ORDER BY h.rank, h.id) AS nth FROM heads h
+    ),
+    waiting AS (
+        SELECT w.*, row_number() OVER (PARTITION BY w.task ORDER BY w.rank, w.id) AS nth_of_task
+          FROM (SELECT h.queue, h.count, h.room, h.task, h.key, h.id, h.rank FROM heads h
+                UNION ALL
+                -- A lane all of whose first jobs are among the best may have more of them.
+                SELECT l.queue, l.count, l.room, l.task, j.key, j.id, j.rank
+                  FROM ranked l
+                 CROSS JOIN LATERAL (
+                       SELECT j.id, j.concurrency_key AS key, CASE WHEN admit.oldest THEN 0 ELSE -j.priority::bigint END AS rank
+                         FROM pgworkers.job j
+                        WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                          AND j.task = l.task AND pgworkers.lane(j.concurrency_key) = l.lane
+                          AND (j.expires_at IS NULL OR j.expires_at > now())
+                        ORDER BY pgworkers.lane(j.concurrency_key), j.priority DESC, j.id
+                       OFFSET l.first LIMIT l.free - l.first) j
+                 WHERE l.nth_of_lane = l.first AND l.nth <= l.count AND l.first < l.free) w
     ),
     chosen AS (
         SELECT w.count, w.task, w.key, w.id, row_number() OVER (PARTITION BY w.queue ORDER BY w.rank, w.id) AS nth

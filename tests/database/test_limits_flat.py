@@ -220,3 +220,12 @@ def test_a_new_limit_counts_what_ran_before_the_last_mark(db: Db, desk: Desk, sn
     assert desk.take() + desk.take() == []
     desk.end(free[0])
     assert len(desk.take() + desk.take()) == 1
+
+
+def test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first(db: Db, desk: Desk) -> None:
+    desk.ask(queue.declare_tasks([TaskSpec("t", "a", concurrency_per_key=50)]))
+    wait_with_keys(db, 90 * 60, 90)
+    first = [desk.put(priority=1, concurrency_key="urgent") for _ in range(55)][:50]
+    query = claim.claim(desk.host, [claim.Wants("a", 60)], ["t"])
+    assert [job.id for job in desk.ask(query)] == [*first, *range(1, 11)]
+    assert most_pages(db, query) < 4_000, "not fifty jobs of each lane"

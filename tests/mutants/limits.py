@@ -118,4 +118,15 @@ LIMITS = (
         ),
         r"LineDown",
     ),
+    Mutant(
+        "D8-best-lane-is-cut",
+        "a lane whose first jobs are all among the best is read further",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql", r"WHERE l\.nth_of_lane = l\.first AND", "WHERE false AND"
+            ),
+        ),
+        (f"{FLAT}::test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first",),
+        r"At index \d+ diff",
+    ),
 )
