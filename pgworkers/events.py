@@ -188,6 +188,24 @@ class ScheduleFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ClaimTooSlow:
+    """A claim of these queues took longer than a statement may. The server answers; other statements may be quick."""
+
+    queues: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobsParked:
+    """Jobs of a task that this host does not know made its claims slow. It moves them out of the way; `done`: all."""
+
+    queue: str
+    task: str
+    jobs: int
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TaskUnknown:
     """Jobs of a task that no host of the queue has wait; told once by a leader that has an idle worker in their queue."""
 
@@ -274,6 +292,7 @@ Fact = (
     | WorkersResting | OrphansKilled | FormerHostEnded
     | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified
     | QueueThrottled | Purged | TickFired | TicksSkipped | ScheduleFailed | TaskUnknown
+    | ClaimTooSlow | JobsParked
     | QueuesSeen | SchedulesSeen | StorageSeen | MemorySeen | LoopWoke | HandlerMeasured
     | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | LeaderLockHeld | LeaderLockFree
     | HostChanged | LinesDropped | OutputDropped

@@ -13,13 +13,15 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.events import Claimed as ClaimedFact
-from pgworkers.events import JobEnded
+from pgworkers.events import ClaimTooSlow, JobEnded, JobsParked
 from pgworkers.facts import Facts
 from pgworkers.job.asleep import asleep
 from pgworkers.job.claim import Claimed, Range, Wants, claim
+from pgworkers.job.park import park
 from pgworkers.job.set_aside import may_be_data, set_aside, set_loud_aside
 from pgworkers.job.state import State, Verdict
 from pgworkers.master.bell import Bell
+from pgworkers.master.crowds import SLOW_CLAIM, Crowds
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.line import Line, LineDown
 from pgworkers.master.positions import OUT_OF_TURN, Positions
@@ -31,6 +33,15 @@ from pgworkers.settings import Settings
 #: After so many jobs, and so many seconds, that are handed over the loop has another turn.
 PIECE = 16
 TURN = 0.001
+
+
+class _Late(psycopg.errors.QueryCanceled):
+    """A claim of these queues took longer than a statement may."""
+
+    def __init__(self, queues: tuple[str, ...], seconds: float) -> None:
+        super().__init__(f"a claim of {', '.join(queues)} timed out")
+        self.queues = queues
+        self.seconds = seconds
 
 
 class Claims:
@@ -52,6 +63,8 @@ class Claims:
         self._bell = Bell()
         self._wakes = Wakes()
         self._positions = Positions(settings.statement_timeout)
+        self._crowds = Crowds()
+        self._parked: Counter[tuple[str, str]] = Counter()  # jobs of each crowded queue and task
         self._in_turn = OUT_OF_TURN - 1  # claims since the last one out of turn
         self._handing = 0.0  # since when jobs are handed over
         self._hungry = False  # the last claim did not bring all that there was room for
@@ -96,6 +109,9 @@ class Claims:
             await self._bell.rung(self._pause)
             try:
                 await self._tell()
+                await self._park()
+                if self._crowds.waiting:
+                    self._bell.ring()
                 wants = self._wants()
                 if not wants:
                     self._hungry = False
@@ -112,12 +128,14 @@ class Claims:
 
     async def _set_aside(self, error: BaseException | None) -> bool:
         """End the jobs whose data made a claim fail. False: there were none, or it had another reason."""
+        if isinstance(error, _Late) and await self._make_way(error):
+            return True
         too_late = isinstance(error, (psycopg.errors.QueryCanceled, NoAnswer))
         if not isinstance(error, psycopg.Error) or not (too_late or may_be_data(error.sqlstate)):
             return False
         queues = [want.queue for want in self._dispatch.wants()]
         try:
-            found = await self._line.ask(set_loud_aside(queues, self._dispatch.tasks))
+            found = await self._line.ask(set_loud_aside(queues, self._dispatch.tasks), timeouts=True)
             if not found and not too_late:  # a timeout is no evidence of bad data
                 found = await self._line.ask(set_aside(queues, self._dispatch.tasks))
         except (LineDown, psycopg.Error):
@@ -143,6 +161,42 @@ class Claims:
             )
         return bool(found)
 
+    async def _make_way(self, late: _Late) -> bool:
+        """A claim timed out: what it should pass by is parked. False: there is nothing to park, or it failed, too."""
+        now = monotonic()
+        self._facts.tell(ClaimTooSlow(late.queues, late.seconds))
+        if not self._crowds.slow(late.queues, now):
+            self._crowds.apart(late.queues, late.seconds, now)
+            return False
+        try:
+            return any([await self._park() for _ in late.queues])
+        except (LineDown, psycopg.Error):
+            return False
+
+    async def _park(self) -> int:
+        """One portion of one crowded queue; how many jobs it moved."""
+        queue = self._crowds.next()
+        if queue is None:
+            return 0
+        began = monotonic()
+        try:
+            found = await self._line.ask(park(queue, self._dispatch.tasks), timeouts=True)
+        except psycopg.errors.QueryCanceled:
+            now = monotonic()
+            self._facts.tell(ClaimTooSlow((queue,), now - began))
+            self._crowds.parked(queue, 0, None, 0, now)
+            self._crowds.apart((queue,), now - began, now)
+            return 0
+        for task, jobs in found.tasks.items():
+            if not self._parked[queue, task]:
+                self._facts.tell(JobsParked(queue, task, jobs, done=False))
+            self._parked[queue, task] += jobs
+        jobs = sum(found.tasks.values())
+        if not self._crowds.parked(queue, jobs, found.place, found.newest, monotonic()):
+            for key in [key for key in self._parked if key[0] == queue]:
+                self._facts.tell(JobsParked(*key, self._parked.pop(key), done=True))
+        return jobs
+
     def _hand_first(self, claimed: list[Claimed]) -> None:
         """The first piece, before anything else is done with the answer."""
         self._handing = monotonic()
@@ -166,7 +220,8 @@ class Claims:
         if not self._may_begin():
             return []
         now, dry = monotonic(), self._wakes.dry
-        return [want for want in self._dispatch.wants() if not dry(want.queue, now)]
+        wants = [want for want in self._dispatch.wants() if not dry(want.queue, now)]
+        return self._crowds.allowed(wants, now)
 
     async def _tell(self) -> None:
         """Before the claim, so that whatever is enqueued unheard until then is found by it."""
@@ -183,17 +238,26 @@ class Claims:
         oldest = aged is not None
         head, gates = not oldest and positions.head_is_due(began), positions.gates_are_due(began)
         room = {want.queue: want.count for want in wants}
-        places = positions.places(room, head=head, aged=oldest)
+        places = positions.places(room, head=head, aged=oldest) | self._crowds.ranges(room)
         self._wakes.sent()
-        claimed = await self._line.ask(self._query(wants, aged, places, gates), then=self._hand_first)
+        try:
+            query = self._query(wants, aged, places, gates)
+            claimed = await self._line.ask(query, timeouts=True, then=self._hand_first)
+        except psycopg.errors.QueryCanceled as error:
+            raise _Late(tuple(room), monotonic() - began) from error
         now = monotonic()
+        if now - began > SLOW_CLAIM:
+            self._crowds.slow(room, now)
         if claimed:
             await self._hand_over(claimed)
             self._facts.tell(ClaimedFact(len(claimed)))
         # The oldest first is no whole look: it leaves jobs whose task has become limited to the ordinary one.
         whole = (head or oldest) and positions.stepped(claimed, room, now, aged=oldest) and head
         positions.found(claimed)
-        positions.took(now - began, now, head=head, gates=gates, jobs=len(claimed), aged=oldest)
+        limited = sum(job.limited for job in claimed)
+        positions.took(
+            now - began, now, head=head, gates=gates, jobs=len(claimed), limited=limited, aged=oldest
+        )
         found = Counter([job.queue for job in claimed])
         again = now + self._settings.poll
         if oldest:

@@ -80,12 +80,14 @@ class Line:
         *,
         session: int | None = None,
         refusable: bool = False,
+        timeouts: bool = False,
         then: Callable[[T], None] | None = None,
     ) -> T:
         """Run one statement; data errors pass through, everything else becomes `LineDown`. `then`: who has the answer first.
 
         With `session`, only on that very session: a connection that came back is another one. With `refusable`, what code in
-        the database raises passes through, too: a trigger of the user's says nothing about the connection.
+        the database raises passes through, too: a trigger of the user's says nothing about the connection. With `timeouts`,
+        so does the end of a statement that the server found too slow: the server answers, the statement is the cause.
         """
         exchange = self._exchange
         if exchange is None or exchange.closed:
@@ -99,7 +101,12 @@ class Line:
             answer = await exchange.ask(query, self._settings.statement_timeout + 1.0)
         except _TRANSIENT as error:
             self._facts.tell(StatementRun(name, clock.monotonic() - began, type(error).__name__))
-            if (refusable and raised(error)) or isinstance(error, psycopg.errors.ProgramLimitExceeded):
+            slow = timeouts and isinstance(error, psycopg.errors.QueryCanceled)
+            if (
+                slow
+                or (refusable and raised(error))
+                or isinstance(error, psycopg.errors.ProgramLimitExceeded)
+            ):
                 raise
             self.lose(error)
             raise LineDown(str(error)) from error

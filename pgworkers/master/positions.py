@@ -22,6 +22,8 @@ from pgworkers.master.before import SHARE, Before
 LEVELS = 16  # priorities of a queue that are remembered
 #: Seconds that a claim, and each of its jobs, may take longer than one at the places only: else it is slow.
 SLOW, SLOW_PER_JOB = 0.01, 0.00003
+#: Seconds that a job behind a limit may take more than that.
+SLOW_PER_LIMITED_JOB = 0.0003
 #: At most one claim in so many takes the oldest jobs first.
 OUT_OF_TURN = 10
 
@@ -86,10 +88,18 @@ class Positions:
                 del levels[next(iter(levels))]  # the one that was of no use for longest
 
     def took(
-        self, seconds: float, now: float, *, head: bool, gates: bool, jobs: int, aged: bool = False
+        self,
+        seconds: float,
+        now: float,
+        *,
+        head: bool,
+        gates: bool,
+        jobs: int,
+        limited: int = 0,
+        aged: bool = False,
     ) -> None:
-        """How long a claim took that has just come back."""
-        seconds = max(0.0, seconds - SLOW_PER_JOB * jobs)
+        """How long a claim took that has just come back with so many jobs, some of them from behind a limit."""
+        seconds = max(0.0, seconds - SLOW_PER_JOB * jobs - SLOW_PER_LIMITED_JOB * limited)
         if head or aged:
             slow = seconds > SLOW + 2 * self._plain
             before = self._ages if aged else self._heads

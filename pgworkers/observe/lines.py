@@ -121,6 +121,14 @@ def tell(fact: events.Fact) -> Told | None:
             )
             what = escape(fact.what) if fact.what.startswith("partition ") else what
             return INFO, f"purged {what}: past the retention"
+        case events.ClaimTooSlow():
+            queues = ", ".join(map(escape, fact.queues))
+            took = f"no answer to a claim of {queues} within {show_seconds(fact.seconds)}"
+            return WARNING, f"{took}; looking for jobs of unknown tasks, then claiming queue by queue"
+        case events.JobsParked():
+            jobs = f"{fact.jobs:,} job{'s' * (fact.jobs != 1)} of a task that this host does not know"
+            moved = "were moved" if fact.done else "and more are being moved"
+            return WARNING, f"{jobs} {moved} out of the way in {fact.queue}: {escape(fact.task)}"
         case events.TaskUnknown():
             jobs = f"{fact.jobs} job{'s' * (fact.jobs != 1)} of a task that no host of the queue has"
             wait = f"{jobs} wait{'s' * (fact.jobs == 1)} in {fact.queue}: {escape(fact.task)}"

@@ -108,13 +108,13 @@ BEGIN
         EXECUTE pg_catalog.format('ALTER %s %s OWNER TO pgworkers_owner', one.kind, one.name);
     END LOOP;
     -- These run with the owner's rights for every role that may call them: enqueuing shows nothing of other jobs, a host can make
-    -- and drop daily partitions without owning a table, and operators change history only with a trace in `operation`. Each has a fixed search_path (enqueue_now: says of every name where it is
+    -- and drop daily partitions without owning a table, operators change history only with a trace in `operation`, and a limit counts what runs already. Each has a fixed search_path (enqueue_now: says of every name where it is
     -- from) and refuses names that are not its own.
     FOR one IN
         SELECT p.oid::pg_catalog.regprocedure::text AS name FROM pg_catalog.pg_proc p
          WHERE p.pronamespace = 'pgworkers'::pg_catalog.regnamespace
            AND p.proname IN ('enqueue', 'enqueue_now', 'make_partitions', 'keep_rows', 'drop_partition', 'call_off', 'set_deadline', 'requeue', 'forget',
-                             'trace_retention')
+                             'trace_retention', 'limit_running')
     LOOP
         EXECUTE pg_catalog.format('ALTER FUNCTION %s SECURITY DEFINER', one.name);
     END LOOP;
@@ -138,7 +138,7 @@ GRANT EXECUTE ON FUNCTION pgworkers.enqueue_now TO pgworkers_enqueue;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA pgworkers TO pgworkers_payload, pgworkers_operator, pgworkers_worker;
 GRANT EXECUTE ON FUNCTION pgworkers.percentile, pgworkers.add, pgworkers.merged, pgworkers.lane, pgworkers.backlog, pgworkers.tell,
-                          pgworkers.never, pgworkers.room, pgworkers.worker_counts
+                          pgworkers.never, pgworkers.room_of_task, pgworkers.room_of_key, pgworkers.worker_counts
    TO pgworkers_payload, pgworkers_viewer;
 
 -- A viewer reads every table that has no payload, the other columns of those that have, and the views, which hide it.

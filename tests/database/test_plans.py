@@ -190,6 +190,24 @@ def test_a_claim_walks_the_ready_index_in_order(
             assert seen == {("Index Scan", "job_ready"), probe, ("Tid Scan", None)}, (aged, places, generic)
 
 
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_slots_are_counted_by_the_index_of_their_limit(
+    own: psycopg.Connection[Any], statistics: Callable[[psycopg.Connection[Any]], None]
+) -> None:
+    statistics(own)
+    for call, index in (
+        ("room_of_task(%(task)s)", "job_of_task"),
+        ("room_of_key(%(task)s, %(key)s)", "job_of_key"),
+    ):
+        statement = Statement("room", f"SELECT * FROM pgworkers.{call}")
+        for generic in (False, True):
+            found = ways(plan(own, statement, {"task": "t", "key": "k"}, generic=generic))
+            found = {(way.replace("Only ", ""), name) for way, name in found}
+            assert found == {("Index Scan", index), ("Index Scan", "job_pkey")}, (
+                "those of the mark by their id"
+            )
+
+
 def test_jobs_without_a_limit_pay_one_probe_of_an_empty_index(own: psycopg.Connection[Any]) -> None:
     fresh(own)
     query = claim.claim("00000000-0000-0000-0000-000000000001", [claim.Wants("q0", 50)], ["t"])

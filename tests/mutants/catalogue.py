@@ -6,6 +6,7 @@ from mutants.boundary import BOUNDARY
 from mutants.clients import CLIENTS
 from mutants.daily_use import DAILY_USE
 from mutants.deaths import DEATHS
+from mutants.limits import LIMITS
 from mutants.mutant import Edit, Mutant
 from mutants.reads import READS
 from mutants.upgrades import UPGRADES
@@ -441,4 +442,5 @@ MUTANTS = (
     *UPGRADES,
     *UPKEEP,
     *READS,
+    *LIMITS,
 )

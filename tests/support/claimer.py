@@ -23,7 +23,12 @@ class Quiet:
         return [query.statement.name for query in self.asked]
 
     async def ask(
-        self, query: Query[Any], *, refusable: bool = False, then: Callable[[Any], None] | None = None
+        self,
+        query: Query[Any],
+        *,
+        refusable: bool = False,
+        timeouts: bool = False,
+        then: Callable[[Any], None] | None = None,
     ) -> Any:
         if query.statement.name.startswith("claim"):
             self.asked.append(query)

@@ -258,6 +258,14 @@ def steps(positions: Positions, queue: str = "q") -> list[tuple[int, int]]:
     ]
 
 
+def test_a_look_behind_limits_that_brings_many_jobs_is_not_slow() -> None:
+    positions = Positions(5.0)
+    positions.took(0.03, 10.0, head=False, gates=True, jobs=100, limited=100)
+    assert positions.gates_are_due(10.0)
+    positions.took(0.03, 10.0, head=False, gates=True, jobs=100, limited=1)
+    assert not positions.gates_are_due(10.0), "the twin: for next to nothing it is"
+
+
 def test_a_look_from_the_head_that_became_slow_is_made_in_steps() -> None:
     positions = Positions(60.0)
     place = 10 * LEAST

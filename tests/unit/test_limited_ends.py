@@ -34,7 +34,12 @@ class Writing(Quiet):
         self.lost = 0  # so many ends are not answered
 
     async def ask(
-        self, query: Query[Any], *, refusable: bool = False, then: Callable[[Any], None] | None = None
+        self,
+        query: Query[Any],
+        *,
+        refusable: bool = False,
+        timeouts: bool = False,
+        then: Callable[[Any], None] | None = None,
     ) -> Any:
         if query.statement.name in ("finish", "retry"):
             for _ in range(5):  # it takes a while: others have their turn
