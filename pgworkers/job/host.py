@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from pgworkers.job import clean
-from pgworkers.postgres.migrate import known
 from pgworkers.job.walk import Step
+from pgworkers.postgres.migrate import known
 from pgworkers.postgres.statements import Query, Statement
 
 _REGISTER = Statement.beside(__file__, "host_register")

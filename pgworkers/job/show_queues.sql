@@ -98,6 +98,6 @@ SELECT n.name, coalesce(q.paused, false),
        SELECT count(*) AS jobs, min(f.run_at) FILTER (WHERE isfinite(f.run_at)) AS oldest
          FROM (SELECT j.run_at FROM pgworkers.job j
                 WHERE j.queue = n.name AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-                ORDER BY pgworkers.lane(j.concurrency_key, j.task), j.priority DESC, j.id
+                ORDER BY j.task, pgworkers.lane(j.concurrency_key), j.priority DESC, j.id
                 LIMIT %(most)s::bigint + 1) f) lanes
  ORDER BY n.name
