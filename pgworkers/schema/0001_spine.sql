@@ -20,7 +20,7 @@ CREATE DOMAIN pgworkers.concurrency_name AS text
 CREATE DOMAIN pgworkers.job_priority AS integer CONSTRAINT job_priority_fits CHECK (VALUE >= -2147483647);
 CREATE DOMAIN pgworkers.attempt_text AS text CONSTRAINT attempt_texts_fit CHECK (octet_length(VALUE) <= 1048576);
 CREATE DOMAIN pgworkers.error_lines AS text[]
-    CONSTRAINT job_errors_fit CHECK (pg_column_size(VALUE) <= 65536 AND coalesce(array_ndims(VALUE), 1) = 1
+    CONSTRAINT job_errors_fit CHECK (cardinality(VALUE) = 0 OR pg_column_size(VALUE) <= 65536 AND array_ndims(VALUE) = 1
                                      AND array_position(VALUE, NULL) IS NULL);
 CREATE DOMAIN pgworkers.budget AS integer CONSTRAINT job_budgets CHECK (VALUE BETWEEN 1 AND 10001);
 CREATE DOMAIN pgworkers.spent AS integer CONSTRAINT job_budgets CHECK (VALUE >= 0);
@@ -33,21 +33,23 @@ CREATE DOMAIN pgworkers.seconds AS double precision
     CONSTRAINT seconds_fit CHECK (VALUE BETWEEN 0 AND 3153600000);  -- NaN is greater than everything
 CREATE DOMAIN pgworkers.job_memory AS bigint
     CONSTRAINT job_memory_fits CHECK (VALUE BETWEEN 1048576 AND 1152921504606846975);
--- The size of JSON is the size of its text: a number of twelve bytes can have 131,072 digits, and readers get the text. Of what is small
--- when it is stored the text is cheap, unless such numbers are in it; then the check costs as much as one reader would.
+-- The size of JSON is the size of its text: a number of twelve bytes can have 131,072 digits, and readers get the text. The text is not
+-- made for a value of up to 256 bytes. A number and its entry take at least 16 bytes and print at most 147,457 characters, every other
+-- byte prints at most six, so 256 bytes print less than 2.4 MB. `VALUE #> '{}'` is the same value, never compressed:
+-- pg_column_size() of a compressed one, which an INSERT may take from another table, says nothing about what it prints.
 CREATE DOMAIN pgworkers.job_result AS jsonb
-    CONSTRAINT job_result_fits CHECK (pg_column_size(VALUE) <= 67108864 AND octet_length(VALUE::text) <= 67108864);
+    CONSTRAINT job_result_fits CHECK (pg_column_size(VALUE #> '{}') <= 256 OR pg_column_size(VALUE) <= 67108864 AND octet_length(VALUE::text) <= 67108864);
 CREATE DOMAIN pgworkers.job_notes AS jsonb  -- checkpoint and progress
-    CONSTRAINT job_notes_fit CHECK (pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304);
+    CONSTRAINT job_notes_fit CHECK (pg_column_size(VALUE #> '{}') <= 256 OR pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304);
+-- A level takes eight bytes: the levels of a value of up to 1024 bytes are not counted.
 CREATE DOMAIN pgworkers.job_meta AS jsonb
     CONSTRAINT job_meta_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
     CONSTRAINT job_meta_fits CHECK (pg_column_size(VALUE) <= 32768 AND octet_length(VALUE::text) <= 32768)
-    CONSTRAINT job_meta_is_flat CHECK (pg_column_size(VALUE) <= 1024 OR NOT jsonb_path_exists(VALUE, '$.**{129}'));
+    CONSTRAINT job_meta_is_flat CHECK (pg_column_size(VALUE #> '{}') <= 1024 OR NOT jsonb_path_exists(VALUE, '$.**{129}'));
 CREATE DOMAIN pgworkers.arguments AS jsonb
     CONSTRAINT job_args_are_an_object CHECK (jsonb_typeof(VALUE) = 'object')
-    CONSTRAINT job_args_fit CHECK (pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304)
-    -- A level takes eight bytes: what is small is not looked at.
-    CONSTRAINT job_args_are_flat CHECK (pg_column_size(VALUE) <= 1024 OR NOT jsonb_path_exists(VALUE, '$.**{129}'));
+    CONSTRAINT job_args_fit CHECK (pg_column_size(VALUE #> '{}') <= 256 OR pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304)
+    CONSTRAINT job_args_are_flat CHECK (pg_column_size(VALUE #> '{}') <= 1024 OR NOT jsonb_path_exists(VALUE, '$.**{129}'));
 
 -- Live rows only. A row leaves for history in the same statement that ends it.
 CREATE TABLE pgworkers.job (
