@@ -143,8 +143,8 @@ CREATE TABLE pgworkers.history (
     CONSTRAINT history_is_finished CHECK (state IN ('succeeded', 'dead', 'cancelled'))
 ) PARTITION BY RANGE (finished_at);
 CREATE TABLE pgworkers.history_default PARTITION OF pgworkers.history DEFAULT;
--- Not the successes: nobody looks for them by state, and they are nearly all.
-CREATE INDEX history_state ON pgworkers.history (state, finished_at DESC) WHERE state <> 'succeeded';
+-- For lists of dead and cancelled jobs, the newest first. Not the successes, which are nearly all: the primary key lists them.
+CREATE INDEX history_state ON pgworkers.history (state, id) WHERE state <> 'succeeded';
 CREATE INDEX history_batch ON pgworkers.history (batch_id) WHERE batch_id IS NOT NULL AND state <> 'succeeded';
 
 -- Post-mortems: one row for each attempt that did not succeed.
@@ -277,28 +277,36 @@ END $$;
 -- renewal (`worker` is its name), and 'claimed' otherwise: it waits in the host's buffer, or began within the last second or so. The
 -- start of a job writes nothing, so the tables know no more. Payload is NULL for a role that may not read it in the table (args is
 -- never NULL otherwise).
+-- Both halves have the same types, so domains are cast to their base type: otherwise the planner does not merge the halves, and every
+-- reader, whatever its LIMIT, reads all history.
 CREATE VIEW pgworkers.jobs AS
-SELECT id, CASE WHEN state = 'running' AND NOT EXISTS (SELECT FROM pgworkers.worker w WHERE w.host = j.host AND w.job_id = j.id)
-                THEN 'claimed' ELSE state END AS state, queue, task, CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN args END AS args,
-       priority, attempt, max_attempts, crashes, lease, host, created_at, run_at,
-       claimed_at AS started_at, NULL::timestamptz AS finished_at, NULL::text AS verdict, NULL::jsonb AS result,
-       errors[array_upper(errors, 1)] AS error, unique_key, progress,
-       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN checkpoint END AS checkpoint,
-       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN meta END AS meta,
-       cancel_at, NULL::double precision AS duration, NULL::double precision AS cpu_seconds, NULL::bigint AS peak_rss,
-       batch_id,
+SELECT id,
+       CASE WHEN state = 'running' AND NOT EXISTS (
+                 SELECT FROM pgworkers.host h
+                  WHERE h.id = j.host AND h.workers @> jsonb_build_array(jsonb_build_object('job_id', j.id)))
+            THEN 'claimed' ELSE state END AS state,
+       queue::text AS queue, task::text AS task,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN args::jsonb END AS args,
+       priority::integer AS priority, attempt::integer AS attempt, max_attempts::integer AS max_attempts, crashes::integer AS crashes,
+       lease, host, created_at::timestamptz AS created_at, run_at::timestamptz AS run_at,
+       claimed_at::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::text AS verdict, NULL::jsonb AS result,
+       errors[array_upper(errors, 1)] AS error, unique_key::text AS unique_key, progress::jsonb AS progress,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN checkpoint::jsonb END AS checkpoint,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN meta::jsonb END AS meta,
+       cancel_at::timestamptz AS cancel_at, NULL::double precision AS duration, NULL::double precision AS cpu_seconds,
+       NULL::bigint AS peak_rss, batch_id,
        CASE WHEN state = 'running'
             THEN (SELECT w.queue || '/' || w.slot FROM pgworkers.worker w WHERE w.host = j.host AND w.job_id = j.id LIMIT 1)
-       END AS worker, enqueued_by
+       END AS worker, enqueued_by::text AS enqueued_by
   FROM pgworkers.job j
 UNION ALL
 SELECT id, state, queue, task, CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN args END,
        priority, attempt, max_attempts, crashes, lease, host, created_at, run_at, started_at, finished_at, verdict,
-       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN result END,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN result::jsonb END,
        CASE WHEN state <> 'succeeded' THEN errors[array_upper(errors, 1)] END, unique_key, progress,
        CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN checkpoint END,
        CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN meta END,
-       NULL, duration, cpu_seconds, peak_rss, batch_id, NULL, enqueued_by
+       NULL::timestamptz, duration, cpu_seconds, peak_rss, batch_id, NULL::text, enqueued_by
   FROM pgworkers.history;
 
 -- Post-mortems for people, without what handlers printed for a role that may not read payload.

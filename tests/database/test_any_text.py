@@ -201,8 +201,8 @@ def test_what_a_host_says_about_itself_is_stored_in_any_case(desk: Desk, text: s
 @given(text=TEXT)
 def test_whoever_looks_for_any_text_finds_nothing_or_is_refused(app: App, desk: Desk, text: str) -> None:
     for ask in (
-        lambda: desk.ask(show.find(show.Filter(queues=[text]))),
-        lambda: desk.ask(show.count(show.Filter(tasks=[text]))),
+        lambda: show.find(desk.ask, show.Filter(queues=[text])).jobs,
+        lambda: show.count(desk.ask, show.Filter(tasks=[text])).jobs,
         lambda: desk.ask(claim.claim(desk.host, [claim.Wants(text, 1)], [text])),
     ):
         try:

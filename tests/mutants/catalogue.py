@@ -1,4 +1,4 @@
-"""Every mutant: those of FAULTS.md section 4, in its order, those for rules of our own, those of the rows of issue 18."""
+"""Every mutant: those of FAULTS.md section 4, in its order, those for rules of our own, those of issues 18 and 19."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from mutants.boundary import BOUNDARY
 from mutants.daily_use import DAILY_USE
 from mutants.deaths import DEATHS
 from mutants.mutant import Edit, Mutant
+from mutants.reads import READS
 
 GUARDS = "tests/database/test_lease_guard.py"
 PAIRS = "tests/model/test_pairs.py"
@@ -419,4 +420,5 @@ MUTANTS = (
     *DEATHS,
     *BOUNDARY,
     *DAILY_USE,
+    *READS,
 )
