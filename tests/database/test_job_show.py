@@ -60,8 +60,8 @@ def test_a_search_goes_on_in_steps_and_says_where_it_ended(
         desk.end(job, State.SUCCEEDED)
     others = [desk.put() for _ in range(20)]
     steps = list(show.pages(desk.ask, Filter(tasks=("rare",))))
-    assert [step.ids for step in steps] == [[]] * (len(steps) - 1) + [[rare]]
     assert max(step.looked for step in steps) == 8
+    assert [step.ids for step in steps] == [[]] * (len(steps) - 1) + [[rare]]
     assert sum(step.looked for step in steps) == 41
     assert [job.id for job in show.find(desk.ask, Filter(tasks=("rare",))).jobs] == [rare]
     cut = show.find(desk.ask, Filter(tasks=("rare",)), max_looked=10)
