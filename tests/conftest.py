@@ -35,6 +35,7 @@ WATCHED = {"process", "tree", "fault", "security"}  # the directories whose test
 NOT_POOLED_FILES = {
     "test_exchange.py",
     "test_plans.py",
+    "test_read_plans.py",
     "test_wakes.py",
     "test_roles.py",
     "test_search_path.py",

@@ -72,7 +72,8 @@ served AS MATERIALIZED (
 )
 SELECT n.name, coalesce(q.paused, false),
        (least(free.jobs + lanes.jobs, %(most)s::bigint) + coalesce(c.jobs - c.begun, 0))::bigint,
-       coalesce(s.jobs, 0), coalesce(c.begun, 0)::bigint, coalesce(d.jobs, 0),
+       least(coalesce(s.jobs, 0), %(most)s::bigint), least(coalesce(c.begun, 0), %(most)s::bigint)::bigint,
+       least(coalesce(d.jobs, 0), %(most)s::bigint),
        CASE WHEN least(free.oldest, lanes.oldest) IS NOT NULL
             THEN greatest(extract(epoch FROM now() - least(free.oldest, lanes.oldest)), 0) END::double precision,
        q.workers, q.cluster_workers, q.declared_cluster, coalesce(served.workers, 0)::integer, coalesce(served.hosts, 0),

@@ -97,7 +97,7 @@ def test_counts_of_queues_end_at_their_cap(desk: Desk, monkeypatch: pytest.Monke
     desk.put(queue="b")
     desk.put(queue="keyed", concurrency_key="k")
     a, b, keyed = desk.ask(show.queues())
-    assert (a.ready, sorted(a.capped)) == (2, ["ready", "scheduled"])
+    assert (a.ready, a.scheduled, sorted(a.capped)) == (2, 2, ["ready", "scheduled"])
     assert (b.ready, list(b.capped)) == (1, ["scheduled"]), "what is scheduled is counted over all queues"
     assert (keyed.name, keyed.ready) == ("keyed", 1)
 

@@ -53,7 +53,7 @@ READS = (
         "a count of a queue ends at its cap",
         (Edit("pgworkers/job/show.py", r'\{"most": MAX_COUNT\}', '{"most": 1 << 40}'),),
         (f"{SHOW}::test_counts_of_queues_end_at_their_cap",),
-        r"assert \(3, \[\]\) == \(2, ",
+        r"assert \(3, 3, \[\]\) == \(2, 2, ",
     ),
     Mutant(
         "json-size-of-the-compressed-value",
