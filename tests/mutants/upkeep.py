@@ -110,7 +110,9 @@ UPKEEP = (
                 "if False and (patience := session.patience(row)):\n                await",
             ),
         ),
-        ("tests/tree/test_connections.py::test_a_running_host_reconnects_whatever_its_role_and_database_say",),
+        (
+            "tests/tree/test_connections.py::test_a_running_host_reconnects_whatever_its_role_and_database_say",
+        ),
         r"the server ended a session that was idle|not within [\d.]+ s: the host is back",
     ),
     Mutant(
