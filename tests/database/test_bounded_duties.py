@@ -160,7 +160,7 @@ def blocks(db: Db, query: Query[Any], *, generic: bool) -> int:
 
 
 def reads(db: Db, leading: Db, what: str, first: int, last: int) -> list[int]:
-    """What a statement reads beside so many more rows: as the planner knew the table before them, and after a vacuum.
+    """What a statement reads after so many more rows came: as the planner knew the table before them, and after a vacuum.
 
     Each in an operator's session, and as the leading session plans it.
     """
@@ -182,7 +182,7 @@ def compare(db: Db, leading: Db, what: str, many: int, deeper: int) -> None:
 
 
 @pytest.mark.parametrize("what", MANY_ROWS)
-def test_a_statement_of_a_duty_reads_no_more_beside_many_rows(db: Db, leading: Db, what: str) -> None:
+def test_a_statement_of_a_duty_reads_no_more_with_many_rows(db: Db, leading: Db, what: str) -> None:
     compare(db, leading, what, 20_000, 4)
 
 
@@ -277,7 +277,5 @@ def test_a_walk_goes_on_where_its_last_slice_ended(db: Db, dsn: str, no_time: No
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", MANY_ROWS)
-def test_a_statement_of_a_duty_reads_no_more_beside_half_a_million_rows(
-    db: Db, leading: Db, what: str
-) -> None:
+def test_a_statement_of_a_duty_reads_no_more_with_half_a_million_rows(db: Db, leading: Db, what: str) -> None:
     compare(db, leading, what, 500_000, 6)
