@@ -125,6 +125,7 @@ class Duties:
         self._wake = asyncio.Event()
         self._slice_end = inf
         self._places: dict[str, Any] = {}  # of walks that have not come to their end: where to go on
+        self._to_drop: set[str] = set()  # partitions of which everything was moved that outlives them
         self._refused: set[str] = set()  # partitions that could not be locked
         self._tally: depth.Tally | None = None  # of the depth: the count under way
         self._counting = 0.0  # since when
@@ -145,6 +146,7 @@ class Duties:
             await leadership.until_leading()
             term, self._tally = leadership.since, None
             self._places.clear()
+            self._to_drop.clear()
             self._refused.clear()
             for duty in self.all.values():
                 duty.due = inf if duty.seen else term + (0.0 if duty.at_once else duty.every)
@@ -291,9 +293,13 @@ class Duties:
 
     async def _retire(self, name: str) -> int:
         """Move what outlives this partition, then drop it. 0: not yet."""
-        _, is_whole = await self._walk("partitions", name, self._keep_rows(name))
-        dropped = await self._asker.ask(archive.drop(name)) if is_whole else None
+        if name not in self._to_drop:
+            _, is_whole = await self._walk("partitions", name, self._keep_rows(name))
+            if is_whole:
+                self._to_drop.add(name)
+        dropped = await self._asker.ask(archive.drop(name)) if name in self._to_drop else None
         if dropped is not None:
+            self._to_drop.discard(name)
             self._refused.discard(name)
         elif not self.all["partitions"].unfinished:
             self._refuse(name)

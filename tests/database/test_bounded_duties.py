@@ -160,7 +160,7 @@ def blocks(db: Db, query: Query[Any], *, generic: bool) -> int:
 
 
 def reads(db: Db, leading: Db, what: str, first: int, last: int) -> list[int]:
-    """What a statement reads beside so many more rows: as the planner knew the table before them, and after a vacuum.
+    """What a statement reads after so many more rows came: as the planner knew the table before them, and after a vacuum.
 
     Each in an operator's session, and as the leading session plans it.
     """
@@ -182,8 +182,34 @@ def compare(db: Db, leading: Db, what: str, many: int, deeper: int) -> None:
 
 
 @pytest.mark.parametrize("what", MANY_ROWS)
-def test_a_statement_of_a_duty_reads_no_more_beside_many_rows(db: Db, leading: Db, what: str) -> None:
+def test_a_statement_of_a_duty_reads_no_more_with_many_rows(db: Db, leading: Db, what: str) -> None:
     compare(db, leading, what, 20_000, 4)
+
+
+def test_the_leader_links_a_portion_of_new_followers_without_reading_all_of_them(db: Db, leading: Db) -> None:
+    followers = 20 * BATCH
+    db.execute("INSERT INTO pgworkers.job (id, queue, task) VALUES (0, 'a', 't')")
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task, state, run_at)"
+        f" SELECT 'a', 't', 'scheduled', pgworkers.never() FROM generate_series(1, {followers})".encode()
+    )
+    db.execute(
+        "INSERT INTO pgworkers.dependency (parent_id, job_id, on_failed)"
+        " SELECT 0, id, 'wait' FROM pgworkers.job WHERE state = 'scheduled'"
+    )
+    db.execute("VACUUM ANALYZE pgworkers.dependency")
+    read = (
+        "SELECT seq_tup_read + idx_tup_fetch + pg_stat_get_xact_tuples_returned('pgworkers.dependency_new'::regclass)"
+        " FROM pg_stat_xact_all_tables WHERE relname = 'dependency'"
+    )
+    with leading.transaction():
+        (before,) = leading.execute(read).fetchone() or (0,)
+        assert leading.execute(f"SELECT pgworkers.link_parents({BATCH})".encode()).fetchone() == (BATCH,)
+        (after,) = leading.execute(read).fetchone() or (0,)
+    assert after - before < followers, "it read all that wait"
+    while leading.execute(f"SELECT pgworkers.link_parents({BATCH})".encode()).fetchone() != (0,):
+        pass
+    assert db.execute("SELECT count(*) FROM pgworkers.dependency WHERE NOT linked").fetchone() == (0,)
 
 
 class Leading:
@@ -251,7 +277,5 @@ def test_a_walk_goes_on_where_its_last_slice_ended(db: Db, dsn: str, no_time: No
 
 @pytest.mark.long
 @pytest.mark.parametrize("what", MANY_ROWS)
-def test_a_statement_of_a_duty_reads_no_more_beside_half_a_million_rows(
-    db: Db, leading: Db, what: str
-) -> None:
+def test_a_statement_of_a_duty_reads_no_more_with_half_a_million_rows(db: Db, leading: Db, what: str) -> None:
     compare(db, leading, what, 500_000, 6)

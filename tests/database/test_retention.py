@@ -11,9 +11,9 @@ import pytest
 from support.desk import Desk
 from support.leader import PATIENT
 
-from pgworkers.events import DutyFailed, Fact
+from pgworkers.events import DutyFailed, Fact, StatementRun
 from pgworkers.facts import Facts
-from pgworkers.job import requeue
+from pgworkers.job import archive, requeue
 from pgworkers.job.state import State
 from pgworkers.master.duties import Duties
 from pgworkers.master.line import Line
@@ -31,7 +31,7 @@ def db(dsn: str) -> Any:
 
 
 def perform(dsn: str, duty: str) -> list[Fact]:
-    """One whole duty of a leader, and the facts that it told."""
+    """One whole duty of a leader, and the facts that it emitted."""
     told: list[Fact] = []
 
     async def once() -> None:
@@ -189,6 +189,33 @@ def test_finishes_go_on_while_a_long_reader_refuses_the_drop(db: Db, dsn: str, s
     assert all("not dropped yet: a session holds a lock" in why for why in failed)
     assert not [fact for fact in perform(dsn, "partitions") if isinstance(fact, DutyFailed)]
     assert days(db) == set()
+
+
+def test_a_partition_that_is_refused_is_not_read_again(db: Db, dsn: str) -> None:
+    """And its refusal is reported once, however often it is tried."""
+    fill(db, make_day(db, 20), dead=3)
+    told: list[Fact] = []
+
+    async def story() -> list[int]:
+        facts = Facts()
+        facts.listen(told.append)
+        line = Line("duty", dsn, PATIENT, facts)
+        duties = Duties(str(uuid4()), line, facts, PATIENT, lambda: True, lambda: None)
+        walked = []
+        try:
+            for _ in range(3):
+                before = len(told)
+                await duties.perform_whole("partitions")
+                ran = [fact.op for fact in told[before:] if isinstance(fact, StatementRun)]
+                walked.append(ran.count("archive_keep") - len(archive.DEFAULT_PARTITIONS))
+        finally:
+            await line.close()
+        return walked
+
+    with psycopg.connect(dsn) as dump:
+        dump.execute("SELECT count(*) FROM pgworkers.history, pgworkers.attempt")
+        assert asyncio.run(story()) == [4, 0, 0], "a portion and the end, of history and of attempt"
+    assert len([fact for fact in told if isinstance(fact, DutyFailed)]) == 2
 
 
 def test_no_duty_that_changes_tables_waits_longer_for_a_lock_than_a_finish_may_be_delayed(db: Db) -> None:

@@ -63,7 +63,7 @@ UPKEEP = (
                 "b.finished_at IS NULL AND pgworkers.newest(b.id) IS NULL AND",
             ),
         ),
-        (f"{BOUNDED}::test_a_statement_of_a_duty_reads_no_more_beside_many_rows[batches]",),
+        (f"{BOUNDED}::test_a_statement_of_a_duty_reads_no_more_with_many_rows[batches]",),
         r"it reads more where there is more to pass by",
     ),
     Mutant(
@@ -76,7 +76,7 @@ UPKEEP = (
                 "     ORDER BY h.id\n",
             ),
         ),
-        (f"{BOUNDED}::test_a_statement_of_a_duty_reads_no_more_beside_many_rows[finished jobs]",),
+        (f"{BOUNDED}::test_a_statement_of_a_duty_reads_no_more_with_many_rows[finished jobs]",),
         r"it reads more where there is more to pass by",
     ),
     Mutant(
@@ -110,7 +110,9 @@ UPKEEP = (
                 "if False and (patience := session.patience(row)):\n                await",
             ),
         ),
-        ("tests/tree/test_connections.py::test_a_running_host_reconnects_whatever_its_role_and_database_say",),
+        (
+            "tests/tree/test_connections.py::test_a_running_host_reconnects_whatever_its_role_and_database_say",
+        ),
         r"the server ended a session that was idle|not within [\d.]+ s: the host is back",
     ),
     Mutant(

@@ -83,5 +83,8 @@ def test_a_running_host_reconnects_whatever_its_role_and_database_say(forest: Fo
     [job] = forest.enqueue("work", args={"seconds": 1.0})  # longer than the timeout
     forest.until(job, "succeeded")
     assert backends(forest) == after, "the server ended a session that was idle"
-    for whose in (f"DATABASE {name}", f"ROLE CURRENT_USER IN DATABASE {name}"):  # for the sessions of the audit
+    for whose in (
+        f"DATABASE {name}",
+        f"ROLE CURRENT_USER IN DATABASE {name}",
+    ):  # for the sessions of the audit
         forest.db.execute(f"ALTER {whose} RESET ALL".encode())
