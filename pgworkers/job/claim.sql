@@ -35,7 +35,7 @@ UPDATE pgworkers.job j
                              CROSS JOIN LATERAL (
                                    SELECT FROM pgworkers.job j
                                     WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-                                    ORDER BY j.task
+                                    ORDER BY j.task DESC
                                     LIMIT 1) waits))
                    THEN pgworkers.choose(ARRAY(SELECT at FROM free), %(queues)s::text[], %(counts)s::integer[],
                                          %(tasks)s::text[], %(gates)s::boolean, %(look)s::integer)

@@ -69,7 +69,7 @@ gates AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT FROM pgworkers.job j
             WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-            ORDER BY j.task
+            ORDER BY j.task DESC
             LIMIT 1) waits
 ),
 admitted AS MATERIALIZED (

@@ -9,7 +9,8 @@ found anything, are looked at as a whole every time. What lies before the rememb
 Looks that take the oldest first (ageing) have the same places, and steps of their own before them: an ordinary look does not
 get to the lower priorities, which are what those are for.
 
-A share of the time also keeps a probe for jobs behind limits that became slow from eating the time of the others.
+A share of the time also keeps a probe for jobs behind limits that became slow from eating the time of the others. As long as
+it brings jobs, that is half of the time.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class Positions:
             self._plain = min(seconds, self._plain)
         else:
             if gates:
-                self._gates_at = now + min(SHARE * seconds, self._most) if seconds > SLOW else 0.0
+                share = 1 if limited else SHARE  # what brings jobs has half of the time
+                self._gates_at = now + min(share * seconds, self._most) if seconds > SLOW else 0.0
             self._plain = seconds
 
 

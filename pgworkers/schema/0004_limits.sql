@@ -200,16 +200,17 @@ DECLARE
 BEGIN
     WITH RECURSIVE waits AS (
         -- The tasks that have waiting jobs, of each queue. From a task that waits to the next one that is known: whatever unknown names
-        -- lie between two known ones are passed by one probe.
-        SELECT w.queue, w.count, NULL::text AS task, (SELECT min(k.name) FROM unnest(admit.tasks) AS k (name)) AS next
+        -- lie between two known ones are passed by one probe. Here and below backwards: the newest job of a lane is found at once, and
+        -- before its oldest one lie the remains of all that were claimed while a snapshot is held.
+        SELECT w.queue, w.count, NULL::text AS task, (SELECT max(k.name) FROM unnest(admit.tasks) AS k (name)) AS next
           FROM unnest(admit.queues, admit.counts) AS w (queue, count)
         UNION ALL
-        SELECT w.queue, w.count, j.task, (SELECT min(k.name) FROM unnest(admit.tasks) AS k (name) WHERE k.name > j.task)
+        SELECT w.queue, w.count, j.task, (SELECT max(k.name) FROM unnest(admit.tasks) AS k (name) WHERE k.name < j.task)
           FROM waits w
          CROSS JOIN LATERAL (
                SELECT j.task::text AS task FROM pgworkers.job j
-                WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL) AND j.task >= w.next
-                ORDER BY j.task LIMIT 1) j
+                WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL) AND j.task <= w.next
+                ORDER BY j.task DESC LIMIT 1) j
     ),
     open_tasks AS MATERIALIZED (
         SELECT w.queue, w.count, w.task, r.room, greatest(admit.look, 50 * admit.look / count(*) OVER ()) AS most
@@ -229,16 +230,16 @@ BEGIN
                    (SELECT pgworkers.lane(j.concurrency_key) AS lane, l.wrapped, j.concurrency_key AS key
                       FROM pgworkers.job j
                      WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-                       AND j.task = l.task AND pgworkers.lane(j.concurrency_key) > l.lane
-                       AND pgworkers.lane(j.concurrency_key) <= CASE WHEN l.wrapped THEN start ELSE 9223372036854775807 END
-                     ORDER BY pgworkers.lane(j.concurrency_key), j.priority DESC, j.id LIMIT 1)
+                       AND j.task = l.task AND pgworkers.lane(j.concurrency_key) < l.lane
+                       AND pgworkers.lane(j.concurrency_key) >= CASE WHEN l.wrapped THEN start ELSE '-9223372036854775808' END
+                     ORDER BY pgworkers.lane(j.concurrency_key) DESC, j.priority, j.id DESC LIMIT 1)
                    UNION ALL
                    (SELECT pgworkers.lane(j.concurrency_key), true, j.concurrency_key
                       FROM pgworkers.job j
                      WHERE NOT l.wrapped AND j.queue = l.queue AND j.state = 'ready'
                        AND (j.gated OR j.concurrency_key IS NOT NULL)
-                       AND j.task = l.task AND pgworkers.lane(j.concurrency_key) <= start
-                     ORDER BY pgworkers.lane(j.concurrency_key), j.priority DESC, j.id LIMIT 1)
+                       AND j.task = l.task AND pgworkers.lane(j.concurrency_key) >= start
+                     ORDER BY pgworkers.lane(j.concurrency_key) DESC, j.priority, j.id DESC LIMIT 1)
                    ) next
                 LIMIT 1) n
          CROSS JOIN LATERAL pgworkers.room_of_key(l.task, n.key) r

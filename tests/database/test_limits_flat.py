@@ -12,7 +12,7 @@ from test_plans import STATISTICS
 
 from pgworkers.job import claim, queue
 from pgworkers.postgres.connect import STEADY
-from pgworkers.postgres.statements import Query
+from pgworkers.postgres.statements import Query, Statement
 from pgworkers.specs import TaskSpec
 
 Db = psycopg.Connection[Any]
@@ -229,3 +229,28 @@ def test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first(db
     query = claim.claim(desk.host, [claim.Wants("a", 60)], ["t"])
     assert [job.id for job in desk.ask(query)] == [*first, *range(1, 11)]
     assert most_pages(db, query) < 4_000, "not fifty jobs of each lane"
+
+
+def test_what_was_claimed_of_a_lane_is_walked_over_once_while_a_snapshot_is_held(
+    db: Db, desk: Desk, snapshot: None
+) -> None:
+    """To find the oldest job of a lane. That there are a task and a lane is seen at their newest one."""
+    limited(desk, 1)
+    wait_with_keys(db, 10_000, 1)
+    db.execute("UPDATE pgworkers.job SET state = 'running', host = %s, claimed_at = now()", [desk.host])
+    db.execute("DELETE FROM pgworkers.job")
+    for _ in range(3):
+        desk.put(concurrency_key="tenant 0")
+    walk = Query(
+        Statement(
+            "walk",
+            "SELECT FROM pgworkers.job WHERE queue = 'a' AND state = 'ready' AND (gated OR concurrency_key IS NOT NULL)"
+            " ORDER BY task LIMIT 1",
+        ),
+        {},
+        len,
+    )
+    once = most_pages(db, walk)
+    assert once > 200
+    desk.end(desk.take()[0])  # the mark of what ran is made
+    assert most_pages(db, claim.claim(desk.host, [claim.Wants("a", 1)], ["t"])) < 1.5 * once

@@ -262,8 +262,12 @@ def test_a_look_behind_limits_that_brings_many_jobs_is_not_slow() -> None:
     positions = Positions(5.0)
     positions.took(0.03, 10.0, head=False, gates=True, jobs=100, limited=100)
     assert positions.gates_are_due(10.0)
-    positions.took(0.03, 10.0, head=False, gates=True, jobs=100, limited=1)
-    assert not positions.gates_are_due(10.0), "the twin: for next to nothing it is"
+    positions.took(0.1303, 10.0, head=False, gates=True, jobs=0, limited=1)
+    assert [positions.gates_are_due(10.0 + after) for after in (0.12, 0.14)] == [False, True], (
+        "half of the time"
+    )
+    positions.took(0.13, 10.0, head=False, gates=True, jobs=0)
+    assert [positions.gates_are_due(10.0 + after) for after in (2.5, 2.7)] == [False, True], "a look in vain"
 
 
 def test_a_look_from_the_head_that_became_slow_is_made_in_steps() -> None:
