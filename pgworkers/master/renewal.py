@@ -229,6 +229,7 @@ class Renewal:
         self.reckoning.renewed(sent_boottime, renewed.at, max(renewed.longest, self._settings.lease))
         self._on_renewed(sent_boottime)
         self._dispatch.alone = renewed.alone
+        self._dispatch.sharing_hosts = renewed.sharing
         for job, _lease in renewed.cancels:
             self._dispatch.cancel(job)
         for deadline in renewed.deadlines:

@@ -192,8 +192,8 @@ def test_two_installations_in_one_database_know_nothing_of_each_other(db: psycop
     assert theirs.end(job, State.CANCELLED, verdict=Verdict.CANCELLED) == "written"
     assert theirs.see(job_id).state is State.CANCELLED
     assert theirs.notices() == [
-        ("order", "ready:a"),
-        ("order", "ready:a"),
+        ("order", f"one:a:{theirs.host}"),
+        ("order", f"one:a:{theirs.host}"),
         ("order", f"cancel:{job_id}"),
         ("order_done", str(job_id)),
     ]

@@ -92,7 +92,7 @@ def test_enqueue_now_says_of_every_name_where_it_is_from(trapped: psycopg.Connec
                 [queue],
             )
         told = [notice.payload for notice in clean.notifies(timeout=1, stop_after=2)]
-        assert told == ["ready:b"]
+        assert told == [f"one:b:{desk.host}"]
         assert clean.execute("SELECT count(*) FROM pgworkers.job WHERE created_at > 'epoch'").fetchone() == (
             2,
         )
@@ -153,7 +153,7 @@ def test_each_function_sets_its_path_or_says_of_every_name_where_it_is_from(
     ).fetchall()
     found = {name: unqualified(body) for name, body in rows}
     assert {name: names for name, names in found.items() if names} == {}
-    assert set(found) == {"add", "enqueue_now", "gaps", "lane", "never", "room", "tell"}
+    assert set(found) == {"add", "enqueue_now", "gaps", "lane", "never", "room", "tell", "tell_ready"}
 
 
 def test_an_operator_in_public_is_not_used_by_the_view_of_statistics(db: psycopg.Connection[Any]) -> None:
