@@ -4,7 +4,8 @@ A notification is only a hint to look. Every login that may connect to the datab
 a hint carries no authority: the receiver reads the row and believes only that. Parsing never raises, and what it returns
 is no longer than a queue's name or 8 kB of ids.
 
-Two channels exist: the schema's own name, for hosts, and `<schema>_done`, for clients that wait for an end.
+The channels are the schema's own name, for all hosts; each host's id, for that host; and `<schema>_done`, for clients that
+wait for an end.
 """
 
 from __future__ import annotations

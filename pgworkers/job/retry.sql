@@ -35,7 +35,7 @@ moved AS (
            progress = a.last_progress, checkpoint = coalesce(a.checkpoint::jsonb, j.checkpoint)
       FROM held a
      WHERE j.id BETWEEN a.id AND a.id AND j.lease = a.lease AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND NOT a.wished
-    RETURNING j.id, j.queue, j.task, j.state, a.after
+    RETURNING j.id, j.queue, j.state, a.after
 ),
 gone AS (
     DELETE FROM pgworkers.job j
@@ -64,7 +64,7 @@ examined AS (
       FROM held
 ),
 told AS MATERIALIZED (
-    SELECT pgworkers.tell_ready(queue, array_agg(task::text), count(*)) FROM moved WHERE state = 'ready' GROUP BY queue
+    SELECT pgworkers.tell('ready:' || queue) FROM (SELECT DISTINCT queue FROM moved WHERE state = 'ready') q
     UNION ALL
     SELECT pgworkers.tell('due:') FROM moved WHERE after > 0 AND after < 10
     UNION ALL

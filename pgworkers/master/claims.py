@@ -101,11 +101,6 @@ class Claims:
             self._chosen_for[queue] = self._chosen_for.get(queue, 0) + jobs
             self.heard(queue)
 
-    def overheard(self, queue: str) -> None:
-        """A notification that is for another host."""
-        if queue in self._dispatch.desks and self._wakes.overheard(queue, monotonic()):
-            self._bell.touch()  # so many come that the host should look by itself
-
     def all_heard(self) -> None:
         """Jobs wait for what follows: it is done at once."""
         self._bell.ring_now()

@@ -264,8 +264,6 @@ class Host:
             case Ready(queue, host, is_one_job):
                 if host == self.id:
                     self.claims.chosen(queue, is_one_job=is_one_job)
-                else:
-                    self.claims.overheard(queue)
             case QueueChanged(queue):
                 if queue in self.dispatch.desks:
                     self.claims.heard(queue)

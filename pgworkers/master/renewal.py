@@ -241,8 +241,9 @@ class Renewal:
         conn.add_notify_handler(
             lambda notice: self._noticed(notice.payload)
         )  # those that come with an answer
-        listen = sql.SQL("LISTEN {}").format(sql.Identifier(self._settings.schema)).as_bytes(conn)
         # Not conn.execute(): notifications come before its answer is complete, and psycopg leaves them in libpq until then.
-        await Exchange(conn, self._settings.schema).command(listen)
+        exchange = Exchange(conn, self._settings.schema)
+        for channel in (self._settings.schema, self._host):
+            await exchange.command(sql.SQL("LISTEN {}").format(sql.Identifier(channel)).as_bytes(conn))
         self._due = 0.0  # what was missed while deaf comes with the next renewal
         asyncio.get_running_loop().call_soon(self._on_hint, Reconnected())

@@ -4,9 +4,9 @@ Notifications make all commits on the server wait for one another, so they are f
 network card does under load: interrupts while little comes in, polling while much does.
 
 A queue is *asleep* as long as few notifications of it arrive: each new job wakes one of the sleeping hosts at once. When
-they come faster than `BUSY`, whichever host they are for, it is *awake*: no host is notified of it, and the host looks every
-`STEP` while it has room. When it had room and found nothing for `QUIET`, it falls asleep again. Hosts that share a queue
-share the looks: each looks less often, up to `MAX_SHARE` times, so that together they look as often as one does.
+they come faster than `BUSY`, it is *awake*: no host is notified of it, and the host looks every `STEP` while it has room.
+When it had room and found nothing for `QUIET`, it falls asleep again. Hosts that share a queue share notifications and
+looks: each counts, looks and waits over a longer time, up to `MAX_SHARE` times, so that together they look as often as one.
 
 A queue is *full* when the host was notified of a job for which it had no room, and passed the notification on. It asks to
 be notified again when a claim has found less than there was room for. (docs/adr/2911)
@@ -48,23 +48,16 @@ class Wakes:
         )  # queues heard of since the last claim was sent; None: any may have jobs
 
     def heard(self, queue: str, now: float) -> None:
-        """A notification of this queue came, for this host or for all."""
+        """A notification of this queue came."""
         self._dry.pop(queue, None)
         self._expired.discard(queue)
         if self._news is not None:
             self._news.add(queue)
-        self.overheard(queue, now)
-
-    def overheard(self, queue: str, now: float) -> bool:
-        """Count a notification of this queue, whichever host it is for. True: it made the queue awake."""
         begin, count = self._heard.get(queue, (now, 0))
-        begin, count = (begin, count + 1) if now - begin <= WINDOW else (now, 1)
+        begin, count = (begin, count + 1) if now - begin <= WINDOW * self._share() else (now, 1)
         self._heard[queue] = (begin, count)
-        if count <= BUSY:
-            return False
-        was_asleep = queue not in self._awake
-        self._awake[queue] = now
-        return was_asleep
+        if count > BUSY:
+            self._awake[queue] = now
 
     def awake(self, queue: str) -> bool:
         """True if the host looks at this queue by itself, without notifications."""

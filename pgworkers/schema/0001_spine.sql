@@ -326,7 +326,8 @@ $$;
 -- Notify one sleeping host that jobs of a queue are ready: one that knows all of `tasks` and has renewed its row lately. Notify every host
 -- when there is no such host, when several jobs became ready at once, or while a host has asked for that (notify_all_until).
 -- `jobs`: how many became ready; NULL: this transaction may add more. `passer`: a host that is not to be chosen, because it is full.
--- Within one transaction the choice is always the same, so that identical notifications become one. No search_path of its own: every
+-- Within one transaction the choice is always the same, so that identical notifications become one. The channel of a host is its id, so
+-- that the others are not woken. No search_path of its own: every
 -- name says where it is from (docs/adr/2302). Index: the primary keys. (docs/adr/2911)
 CREATE FUNCTION pgworkers.tell_ready(queue text, tasks text[], jobs bigint, passer uuid DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -354,7 +355,7 @@ BEGIN
         PERFORM pgworkers.tell(pg_catalog.concat('ready:', tell_ready.queue));
     ELSE
         PERFORM pgworkers.tell(pg_catalog.concat(CASE WHEN tell_ready.jobs IS NULL THEN 'ready:' ELSE 'one:' END, tell_ready.queue,
-                                                 ':', chosen));
+                                                 ':', chosen), chosen::pg_catalog.text);
     END IF;
 END $$;
 

@@ -86,6 +86,7 @@ def test_enqueue_now_says_of_every_name_where_it_is_from(trapped: psycopg.Connec
         desk.register()
         clean.execute("INSERT INTO pgworkers.asleep SELECT 'b', id FROM pgworkers.host")
         clean.execute("LISTEN pgworkers")
+        clean.execute(f'LISTEN "{desk.host}"')
         for queue in "ab":
             trapped.execute(
                 "SELECT pgworkers.enqueue_now('t', '{\"a\": 1}', %s, 0::integer, 1::integer, 1::integer, true)",

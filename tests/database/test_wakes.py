@@ -80,6 +80,7 @@ def sleepers(desk: Desk, count: int, tasks: tuple[str, ...] = ("t",)) -> list[st
     for host in ids:
         desk.ask(register(host, "box", 4711, "", "app.py", "1", ["a"], tasks, 30.0))
         desk.ask(asleep(host, ["a"]))
+        desk.conn.execute(f'LISTEN "{host}"')
     return ids
 
 

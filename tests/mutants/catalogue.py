@@ -6,6 +6,7 @@ from mutants.boundary import BOUNDARY
 from mutants.daily_use import DAILY_USE
 from mutants.deaths import DEATHS
 from mutants.mutant import Edit, Mutant
+from mutants.waking import WAKING
 
 GUARDS = "tests/database/test_lease_guard.py"
 PAIRS = "tests/model/test_pairs.py"
@@ -419,4 +420,5 @@ MUTANTS = (
     *DEATHS,
     *BOUNDARY,
     *DAILY_USE,
+    *WAKING,
 )

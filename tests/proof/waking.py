@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import psycopg
@@ -17,7 +18,7 @@ JOBS_PER_SECOND = 20
 MAX_GROWTH = 1.2
 SETTLE_SECONDS = 3.0
 ENQUEUE = "SELECT pgworkers.enqueue_now('work', '{}', 'default', 0, 10, 3, true)"
-#: Includes one for each session that listens and each notification.
+#: Counts one for each notification and each session that listens, too.
 TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
 PICKUPS = "SELECT extract(epoch FROM started_at - created_at) * 1000 FROM pgworkers.history WHERE id > %s"
 
@@ -61,19 +62,20 @@ def measure(stage: Stage, hosts: int, seconds: float) -> Cost:
             load(client, 2.0)  # so that plans are made and durations known
             time.sleep(SETTLE_SECONDS)
             last = site.one("SELECT max(id) FROM pgworkers.history") or 0
-            transactions, began, sent = site.one(TRANSACTIONS), time.monotonic(), len(statements(site))
+            transactions, began = site.one(TRANSACTIONS), site.one("SELECT clock_timestamp()")
             load(client, seconds)
+            ended = site.one("SELECT clock_timestamp()")
             time.sleep(SETTLE_SECONDS)  # sessions report their transactions when they have rested for a while
-            took = time.monotonic() - began
+        sent = [at for at in statements(site) if began <= at.replace(tzinfo=UTC) <= ended]
         return Cost(
-            (len(statements(site)) - sent) / took,
-            (site.one(TRANSACTIONS) - transactions) / took,
+            len(sent) / seconds,
+            (site.one(TRANSACTIONS) - transactions) / seconds,
             statistics.median(float(row[0]) for row in site.db.execute(PICKUPS, [last])),
         )
 
 
-def statements(site: Site) -> list[Any]:
-    """All that were sent so far, from the server's log."""
+def statements(site: Site) -> list[datetime]:
+    """When each statement was sent so far, from the server's log."""
     return [*site.logged("execute "), *site.logged("statement: ")]
 
 

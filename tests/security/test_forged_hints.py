@@ -71,7 +71,7 @@ def test_s01_s02_no_notification_of_any_login_ends_a_host_or_stops_a_job(
     job = begins(forest)
     [(host,)] = forest.db.execute("SELECT id FROM pgworkers.host").fetchall()
     for login in (stranger, web, viewer):
-        for channel in CHANNELS:
+        for channel in (*CHANNELS, str(host)):
             texts = [payload.format(*[job] * payload.count("{}"), host=host) for payload in PAYLOADS]
             login.execute(
                 "SELECT pg_catalog.pg_notify(%s, text) FROM unnest(%s::text[]) AS text", [channel, texts]

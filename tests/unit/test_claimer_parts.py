@@ -14,7 +14,7 @@ from pgworkers.job.claim import EVERYWHERE, HIGHEST, LOWEST, Claimed, Range, Wan
 from pgworkers.master.before import HASTE, LEAST, SHARE
 from pgworkers.master.claims import MISSED_AFTER_SECONDS, PIECE, TURN, Claims
 from pgworkers.master.positions import LEVELS, Positions
-from pgworkers.master.wakes import BUSY, LOOKS, MAX_SHARE, QUIET, STEP, Wakes
+from pgworkers.master.wakes import BUSY, LOOKS, MAX_SHARE, QUIET, STEP, WINDOW, Wakes
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -144,23 +144,13 @@ def test_while_it_falls_asleep_nothing_stays_dry() -> None:
         assert not wakes.dry("q", 2.1 + look)
 
 
-def test_notifications_for_other_hosts_count_but_are_no_reason_to_look() -> None:
-    wakes = asleep("q")
-    wakes.looked({"q": 1}, {}, 2.0, 4.0)
-    assert [wakes.overheard("q", 2.0) for _ in range(BUSY)] == [False] * BUSY
-    assert wakes.dry("q", 2.0)
-    assert wakes.to_tell(["q"]) is None
-    assert wakes.overheard("q", 2.0), "so many come that it looks by itself"
-    assert wakes.to_tell(["q"]) == frozenset()
-    assert not wakes.overheard("q", 2.0)
-
-
-def test_hosts_that_share_a_queue_share_the_looks() -> None:
-    wakes = asleep("q")
+def test_hosts_that_share_a_queue_share_notifications_and_looks() -> None:
     for hosts, share in ((1, 1), (4, 4), (1000, MAX_SHARE)):
+        wakes = asleep("q")
         wakes.hosts = hosts
-        for _ in range(BUSY + 1):
-            wakes.heard("q", 10.0)
+        for nth in range(BUSY + 1):
+            assert not wakes.awake("q")
+            wakes.heard("q", 10.0 - 0.9 * WINDOW * share * (1 - nth / BUSY))
         assert wakes.pause(10.0, 5.0, True) == STEP * share
         wakes.looked({"q": 1}, {}, 10.0 + 0.9 * QUIET * share, 20.0)
         assert wakes.awake("q")
