@@ -5,8 +5,8 @@ network card does under load: interrupts while little comes in, polling while mu
 
 A queue is *asleep* as long as few notifications of it arrive: each new job wakes one of the sleeping hosts at once. When
 they come faster than `BUSY`, it is *awake*: no host is notified of it, and the host looks every `STEP` while it has room.
-When it had room and found nothing for `QUIET`, it falls asleep again. Hosts that share a queue share notifications and
-looks: each counts, looks and waits over a longer time, up to `MAX_SHARE` times, so that together they look as often as one.
+When it had room and found nothing for `QUIET`, it falls asleep again. Hosts that share a queue share the looks: each looks
+less often and stays awake for longer, up to `MAX_SHARE` times, so that together they look as often as one.
 
 A queue is *full* when the host was notified of a job for which it had no room, and passed the notification on. It asks to
 be notified again when a claim has found less than there was room for. (docs/adr/2911)
@@ -54,7 +54,7 @@ class Wakes:
         if self._news is not None:
             self._news.add(queue)
         begin, count = self._heard.get(queue, (now, 0))
-        begin, count = (begin, count + 1) if now - begin <= WINDOW * self._share() else (now, 1)
+        begin, count = (begin, count + 1) if now - begin <= WINDOW else (now, 1)
         self._heard[queue] = (begin, count)
         if count > BUSY:
             self._awake[queue] = now

@@ -326,14 +326,16 @@ $$;
 -- Notify one sleeping host that jobs of a queue are ready: one that knows all of `tasks` and has renewed its row lately. Notify every host
 -- when there is no such host, when several jobs became ready at once, or while a host has asked for that (notify_all_until).
 -- `jobs`: how many became ready; NULL: this transaction may add more. `passer`: a host that is not to be chosen, because it is full.
--- Within one transaction the choice is always the same, so that identical notifications become one. The channel of a host is its id, so
--- that the others are not woken. No search_path of its own: every
+-- The choice changes once a second, by the start of the transaction: a host that was woken a moment ago is faster than a cold one, over time all
+-- get their share, and within one transaction identical notifications become one. The channel of a host is its id, so that the
+-- others are not woken. No search_path of its own: every
 -- name says where it is from (docs/adr/2302). Index: the primary keys. (docs/adr/2911)
 CREATE FUNCTION pgworkers.tell_ready(queue text, tasks text[], jobs bigint, passer uuid DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    transaction_id pg_catalog.int8 := pg_catalog.pg_current_xact_id()::pg_catalog.text::pg_catalog.int8;
+    turn pg_catalog.int8 := pg_catalog.hashtextextended(
+        tell_ready.queue, pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.now()))::pg_catalog.int8);
     chosen pg_catalog.uuid;
     notify_all pg_catalog.bool;
 BEGIN
@@ -343,7 +345,7 @@ BEGIN
                   FROM pgworkers.asleep a
                  WHERE a.queue OPERATOR(pg_catalog.=) tell_ready.queue
                    AND (tell_ready.passer IS NULL OR a.host OPERATOR(pg_catalog.<>) tell_ready.passer)
-                 ORDER BY 2 DESC, pg_catalog.uuid_hash_extended(a.host, transaction_id)) sleeper
+                 ORDER BY 2 DESC, pg_catalog.uuid_hash_extended(a.host, turn)) sleeper
          WHERE EXISTS (SELECT FROM pgworkers.host h
                         WHERE h.id OPERATOR(pg_catalog.=) sleeper.host AND h.tasks OPERATOR(pg_catalog.@>) tell_ready.tasks
                           AND h.renewed_at OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-)

@@ -68,13 +68,12 @@ def notified_of(forest: Forest, ear: psycopg.Connection[Any], task: str = "work"
 
 def chosen(forest: Forest, ear: psycopg.Connection[Any], host: UUID) -> int:
     """A job of which this host is notified, and no other."""
-    for _ in range(100):
+    while True:  # the choice changes once a second
         job, payload = notified_of(forest, ear)
         assert payload.startswith("one:default:"), "all hosts were notified of one job"
         if payload == f"one:default:{host}":
             return job
         forest.until(job, "succeeded")
-    raise AssertionError(f"{host} was never chosen")
 
 
 def test_a_job_is_claimed_by_one_host_and_the_others_do_not_look(forest: Forest) -> None:
@@ -100,7 +99,7 @@ def test_if_the_chosen_host_does_not_come_another_polls_and_then_all_are_notifie
     masters[lost].signal(how)
     missed, payload = 0, ""
     while payload != "ready:default":  # a poll that is due in the same moment is no sign of a lost host
-        assert missed < 50, "the lost host is chosen again and again"
+        assert missed < 12, "the lost host is chosen again and again"
         job, payload = notified_of(forest, ear)
         missed += payload == f"one:default:{lost}"
         forest.until(job, "succeeded", timeout=P + 1 + BUSY)
