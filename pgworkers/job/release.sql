@@ -22,7 +22,7 @@ moved AS (
        SET state = 'ready', host = NULL, claimed_at = NULL, attempt = greatest(j.attempt - 1, 0)
       FROM held b
      WHERE j.id BETWEEN b.id AND b.id AND j.lease = b.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND NOT b.wished
-    RETURNING j.id, j.queue
+    RETURNING j.id, j.queue, j.task
 ),
 gone AS (
     DELETE FROM pgworkers.job j
@@ -41,7 +41,7 @@ kept AS (
       FROM gone
 ),
 told AS MATERIALIZED (
-    SELECT pgworkers.tell('ready:' || queue) FROM (SELECT DISTINCT queue FROM moved) q
+    SELECT pgworkers.tell_ready(queue, array_agg(task::text), count(*), %(host)s::uuid) FROM moved GROUP BY queue
     UNION ALL
     SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM gone
     UNION ALL

@@ -27,11 +27,13 @@ class Deadline:
 class Renewed:
     """What a host learns by renewing. `known` is False when its row is gone: it must register again.
 
-    `alone`: no other host lives. `at`: the database's time. `longest`: of all hosts' leases, in seconds.
+    `alone`: no other host lives. `sharing`: how many other living hosts serve a queue of this one. `at`: the database's
+    time. `longest`: of all hosts' leases, in seconds.
     """
 
     known: bool
     alone: bool
+    sharing: int
     at: datetime
     longest: float
     cancels: list[tuple[int, int]]
@@ -67,10 +69,10 @@ def renew(
 
 
 def _read(rows: list[tuple[Any, ...]]) -> Renewed:
-    ((known, alone, at, longest),) = [row[2:6] for row in rows if row[0] is None]
+    ((known, alone, at, longest, sharing),) = [(*row[2:6], row[9]) for row in rows if row[0] is None]
     jobs = [row for row in rows if row[0] is not None]
     cancels = [(job_id, lease) for job_id, lease, fact, *_ in jobs if fact]
     lost = [(job_id, lease) for job_id, lease, fact, *_ in jobs if fact is None]
     deadlines = [Deadline(row[0], row[1], row[6], row[7]) for row in jobs if row[2] is False]
     rescued = frozenset((row[0], row[1]) for row in jobs if row[8])
-    return Renewed(known, alone, at, longest or 0.0, cancels, lost, deadlines, rescued)
+    return Renewed(known, alone, sharing, at, longest or 0.0, cancels, lost, deadlines, rescued)

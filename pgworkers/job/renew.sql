@@ -1,13 +1,13 @@
 -- Renew the one row of this host, and with it every lease it holds; in the same round trip learn which of its jobs are
--- wished away or have another deadline than the host knows, which it no longer owns, whether it is alone (no other host lives), what
--- time it is and the longest lease of all hosts. Guard: the host's id; a lease is lost unless id, lease, host and state = 'running'
+-- wished away or have another deadline than the host knows, which it no longer owns, whether it is alone (no other host lives), how many
+-- living hosts share a queue with it, what time it is and the longest lease of all hosts. Guard: the host's id; a lease is lost unless id, lease, host and state = 'running'
 -- still match; `rescued` says that a leader took it back (index attempt_job). Locks no job. Index: the primary keys; the LIMIT keeps the lookup a nested loop.
 WITH alive AS (
     UPDATE pgworkers.host h
        SET renewed_at = now(), state = %(state)s::text, workers = %(workers)s::jsonb, problems = %(problems)s::jsonb,
            load = %(load)s::double precision, cores = %(cores)s::integer
      WHERE h.id = %(host)s::uuid
-    RETURNING h.id
+    RETURNING h.id, h.queues
 ),
 held AS MATERIALIZED (
     SELECT * FROM unnest(%(ids)s::bigint[], %(leases)s::integer[], %(deadlines)s::double precision[]) AS h (id, lease, deadline)
@@ -15,12 +15,15 @@ held AS MATERIALIZED (
 SELECT NULL::bigint AS id, NULL::integer AS lease, EXISTS (SELECT FROM alive) AS fact,
        NOT EXISTS (SELECT FROM pgworkers.host o WHERE o.id <> %(host)s::uuid AND o.renewed_at >= now() - o.lease) AS alone,
        now() AS at, (SELECT extract(epoch FROM max(o.lease))::double precision FROM pgworkers.host o) AS longest,
-       NULL::double precision AS deadline, NULL::double precision AS remaining, NULL::boolean AS rescued
+       NULL::double precision AS deadline, NULL::double precision AS remaining, NULL::boolean AS rescued,
+       (SELECT count(*) FROM pgworkers.host o, alive a
+         WHERE o.id <> a.id AND o.queues && a.queues AND o.renewed_at >= now() - o.lease) AS sharing
 UNION ALL
 SELECT h.id, h.lease, found.wished, NULL, NULL, NULL, found.deadline,
        found.deadline - extract(epoch FROM now())::double precision,
        CASE WHEN found.wished IS NULL THEN EXISTS (
-            SELECT FROM pgworkers.attempt a WHERE a.job_id = h.id AND a.lease = h.lease AND a.verdict = 'host_lost') END
+            SELECT FROM pgworkers.attempt a WHERE a.job_id = h.id AND a.lease = h.lease AND a.verdict = 'host_lost') END,
+       NULL
   FROM held h
   LEFT JOIN LATERAL (
        SELECT j.cancel_at IS NOT NULL AS wished, extract(epoch FROM j.deadline_at)::double precision AS deadline

@@ -1,6 +1,10 @@
 """The claimer: keeps the desks supplied, on the claim connection, while earlier jobs run and finish.
 
 It claims when it is told of work or of room for it, and by itself as `Wakes` says; where it looks, `Positions` says.
+
+A new job wakes one host. If that host has no room, it passes the notification on to another one. If it does not come,
+because it was killed or stopped, the poll of another host finds the job, and that host lets all be notified for a while.
+(docs/adr/2911)
 """
 
 from __future__ import annotations
@@ -8,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import inf
 
 import psycopg
 
@@ -15,8 +20,9 @@ from pgworkers.clock import monotonic
 from pgworkers.events import Claimed as ClaimedFact
 from pgworkers.events import ClaimTooSlow, JobEnded, JobsParked
 from pgworkers.facts import Facts
-from pgworkers.job.asleep import asleep
+from pgworkers.job.asleep import asleep, notify_all, pass_on
 from pgworkers.job.claim import Claimed, Range, Wants, claim
+from pgworkers.job.notifications import HINT_PAUSE_SECONDS
 from pgworkers.job.park import park
 from pgworkers.job.set_aside import may_be_data, set_aside, set_loud_aside
 from pgworkers.job.state import State, Verdict
@@ -33,6 +39,9 @@ from pgworkers.settings import Settings
 #: After so many jobs, and so many seconds, that are handed over the loop has another turn.
 PIECE = 16
 TURN = 0.001
+
+#: A job that the poll finds after this long was missed by the host that was notified of it: hosts come within milliseconds.
+MISSED_AFTER_SECONDS = 0.1
 
 
 class _Late(psycopg.errors.QueryCanceled):
@@ -67,6 +76,9 @@ class Claims:
         self._parked: Counter[tuple[str, str]] = Counter()  # jobs of each crowded queue and task
         self._in_turn = OUT_OF_TURN - 1  # claims since the last one out of turn
         self._handing = 0.0  # since when jobs are handed over
+        self._chosen_for: dict[str, float] = {}  # queue -> jobs this host was chosen for; inf: any number
+        self._may_pass_on_at = 0.0
+        self._notifies_all_until = 0.0
         self._hungry = False  # the last claim did not bring all that there was room for
         self._asked: tuple[list[Wants], list[str], bool] | None = None
         self._at_hand: Query[list[Claimed]]  # that asks for it
@@ -95,6 +107,13 @@ class Claims:
                 if not looks_anyway:
                     self._bell.touch()
 
+    def chosen(self, queue: str, *, is_one_job: bool) -> None:
+        """A notification that is for this host only: it claims the job, or passes the notification on."""
+        if queue in self._dispatch.desks:
+            jobs = 1 if is_one_job else inf
+            self._chosen_for[queue] = self._chosen_for.get(queue, 0) + jobs
+            self.heard(queue)
+
     def all_heard(self) -> None:
         """Jobs wait for what follows: it is done at once."""
         self._bell.ring_now()
@@ -112,11 +131,11 @@ class Claims:
                 await self._park()
                 if self._crowds.waiting:
                     self._bell.ring()
-                wants = self._wants()
-                if not wants:
+                if wants := self._wants():
+                    await self._claim(wants)
+                else:
                     self._hungry = False
-                    continue
-                await self._claim(wants)
+                await self._pass_on()
             except LineDown as down:
                 if not await self._set_aside(down.__cause__):
                     await self._line.rest()
@@ -213,7 +232,10 @@ class Claims:
             self._dispatch.take(claimed[start : start + PIECE])
 
     def _pause(self) -> float:
-        return self._wakes.pause(monotonic(), self._settings.poll, self._hungry)
+        now = monotonic()
+        self._wakes.hosts = 1 + self._dispatch.sharing_hosts
+        pause = self._wakes.pause(now, self._settings.poll, self._hungry)
+        return min(pause, max(0.0, self._may_pass_on_at - now)) if self._chosen_for else pause
 
     def _wants(self) -> list[Wants]:
         """What there is room for, of queues that may have something."""
@@ -227,8 +249,28 @@ class Claims:
         """Before the claim, so that whatever is enqueued unheard until then is found by it."""
         wanted = self._wakes.to_tell(self._dispatch.desks)
         if wanted is not None and self._dispatch.claiming:
-            await self._line.ask(asleep(self._host, wanted))
-            self._wakes.told(wanted, monotonic())
+            unattended = await self._line.ask(asleep(self._host, wanted))
+            self._wakes.told(wanted, monotonic(), unattended)
+
+    async def _pass_on(self) -> None:
+        """Let another host be notified of jobs that this one was chosen for and cannot claim now.
+
+        However many hints come, this causes no more than one statement per `HINT_PAUSE_SECONDS`.
+        """
+        if not self._chosen_for:
+            return
+        has_room = {want.queue for want in self._dispatch.wants()} if self._may_begin() else set()
+        full = self._chosen_for.keys() - (has_room - self._crowds.closed(monotonic()))
+        if not full:
+            self._bell.ring()
+        elif self._dispatch.sharing_hosts == 0:
+            self._chosen_for.clear()
+        elif monotonic() >= self._may_pass_on_at:
+            for queue in full:
+                del self._chosen_for[queue]
+            await self._line.ask(pass_on(self._host, full, self._dispatch.tasks))
+            self._wakes.full(full)
+            self._may_pass_on_at = monotonic() + HINT_PAUSE_SECONDS
 
     async def _claim(self, wants: list[Wants]) -> None:
         """Everything that can wait is done when the jobs are handed over."""
@@ -240,10 +282,14 @@ class Claims:
         room = {want.queue: want.count for want in wants}
         places = positions.places(room, head=head, aged=oldest) | self._crowds.ranges(room)
         self._wakes.sent()
+        chosen_for = {queue: self._chosen_for.pop(queue) for queue in room if queue in self._chosen_for}
         try:
             query = self._query(wants, aged, places, gates)
             claimed = await self._line.ask(query, timeouts=True, then=self._hand_first)
         except psycopg.errors.QueryCanceled as error:
+            self._chosen_for = (
+                chosen_for | self._chosen_for
+            )  # the next claim of these queues answers for them
             raise _Late(tuple(room), monotonic() - began) from error
         now = monotonic()
         if now - began > SLOW_CLAIM:
@@ -271,6 +317,21 @@ class Claims:
             self._bell.ring()  # there may be more: the next claim finds out while these run
         self._hungry = len(claimed) < sum(room.values())
         self._in_turn = 0 if oldest else self._in_turn + 1
+        for queue, jobs in chosen_for.items():
+            if room[queue] <= found[queue] < jobs:  # there may be more than there was room for
+                self._chosen_for[queue] = self._chosen_for.get(queue, 0) + jobs - found[queue]
+        await self._report_missed(claimed, now)
+
+    async def _report_missed(self, claimed: list[Claimed], now: float) -> None:
+        """Let every sleeping host be notified for a while, if the host that was notified of these jobs did not come."""
+        missed = {
+            job.queue
+            for job in claimed
+            if job.waited > MISSED_AFTER_SECONDS and self._wakes.polled(job.queue)
+        }
+        if missed and self._dispatch.sharing_hosts > 0 and now >= self._notifies_all_until:
+            self._notifies_all_until = now + self._settings.lease / 3
+            await self._line.ask(notify_all(self._host, missed))
 
     def _query(
         self,

@@ -69,14 +69,15 @@ class Crowds:
         else:
             self._alone = list(queues)
 
-    def allowed(self, wants: list[Wants], now: float) -> list[Wants]:
-        """What the next claim may ask for: nothing of a queue before its first portion, or of one that rests."""
+    def closed(self, now: float) -> set[str]:
+        """Queues that no claim may ask for now: those before their first portion, and those that rest."""
         self._resting = {queue: until for queue, until in self._resting.items() if until > now}
-        wants = [
-            want
-            for want in wants
-            if self._places.get(want.queue, EVERYWHERE) is not None and want.queue not in self._resting
-        ]
+        return {queue for queue, place in self._places.items() if place is None} | self._resting.keys()
+
+    def allowed(self, wants: list[Wants], now: float) -> list[Wants]:
+        """What the next claim may ask for."""
+        closed = self.closed(now)
+        wants = [want for want in wants if want.queue not in closed]
         while self._alone:
             queue = self._alone.pop(0)
             if one := [want for want in wants if want.queue == queue]:

@@ -48,6 +48,7 @@ class Handing:
         self.held: dict[int, Held] = {}  # every job of this host that has no end yet
         self.claiming = True
         self.alone = False  # no other host lives, as far as this one knows
+        self.sharing_hosts = 0  # other hosts that serve a queue of this one, as of the last renewal
         self._watching = False
         self._looking = False
         self._pace = Pace()

@@ -259,8 +259,11 @@ class Host:
     def _hinted(self, hint: HostHint) -> None:
         """Look where a notification points. Any login can send one, so it is never believed: only rows are."""
         match hint:
-            case Ready(queue):
+            case Ready(queue, "", _):
                 self.claims.heard(queue)
+            case Ready(queue, host, is_one_job):
+                if host == self.id:
+                    self.claims.chosen(queue, is_one_job=is_one_job)
             case QueueChanged(queue):
                 if queue in self.dispatch.desks:
                     self.claims.heard(queue)

@@ -229,6 +229,7 @@ class Renewal:
         self.reckoning.renewed(sent_boottime, renewed.at, max(renewed.longest, self._settings.lease))
         self._on_renewed(sent_boottime)
         self._dispatch.alone = renewed.alone
+        self._dispatch.sharing_hosts = renewed.sharing
         for job, _lease in renewed.cancels:
             self._dispatch.cancel(job)
         for deadline in renewed.deadlines:
@@ -240,8 +241,9 @@ class Renewal:
         conn.add_notify_handler(
             lambda notice: self._noticed(notice.payload)
         )  # those that come with an answer
-        listen = sql.SQL("LISTEN {}").format(sql.Identifier(self._settings.schema)).as_bytes(conn)
         # Not conn.execute(): notifications come before its answer is complete, and psycopg leaves them in libpq until then.
-        await Exchange(conn, self._settings.schema).command(listen)
+        exchange = Exchange(conn, self._settings.schema)
+        for channel in (self._settings.schema, self._host):
+            await exchange.command(sql.SQL("LISTEN {}").format(sql.Identifier(channel)).as_bytes(conn))
         self._due = 0.0  # what was missed while deaf comes with the next renewal
         asyncio.get_running_loop().call_soon(self._on_hint, Reconnected())

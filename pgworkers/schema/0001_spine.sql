@@ -264,11 +264,13 @@ CREATE TABLE pgworkers.leader (
 CREATE TABLE pgworkers.mutex (id integer PRIMARY KEY CHECK (id BETWEEN 0 AND 2047));
 INSERT INTO pgworkers.mutex SELECT generate_series(0, 2047);
 
--- Hosts that sleep and want to be told of new jobs of a queue. Without such a row nobody is notified: NOTIFY makes all commits wait
--- for one another, and a host that is awake looks by itself (docs/adr/1102). Not logged: who reconnects says it again.
+-- Hosts that sleep and have room for jobs of a queue. A new job wakes one of them (tell_ready). Without such a row no host is notified:
+-- NOTIFY makes all commits wait for one another, and a host that is awake or full looks by itself (docs/adr/1102, docs/adr/2911). Not
+-- logged: a host that reconnects writes its rows again.
 CREATE UNLOGGED TABLE pgworkers.asleep (
-    queue text NOT NULL,
-    host  uuid NOT NULL REFERENCES pgworkers.host (id) ON DELETE CASCADE,
+    queue            text        NOT NULL,
+    host             uuid        NOT NULL REFERENCES pgworkers.host (id) ON DELETE CASCADE,
+    notify_all_until timestamptz,  -- this host found a job that no notified host had claimed: until then all sleeping hosts are notified
     PRIMARY KEY (queue, host)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 CREATE INDEX asleep_host ON pgworkers.asleep (host);
@@ -350,6 +352,44 @@ LANGUAGE sql AS $$
 SELECT CASE WHEN pg_catalog.pg_notification_queue_usage() OPERATOR(pg_catalog.<) 0.9
             THEN pg_catalog.pg_notify(channel, word) END
 $$;
+
+-- Notify one sleeping host that jobs of a queue are ready: one that knows all of `tasks` and has renewed its row lately. Notify every host
+-- when there is no such host, when several jobs became ready at once, or while a host has asked for that (notify_all_until).
+-- `jobs`: how many became ready; NULL: this transaction may add more. `passer`: a host that is not to be chosen, because it is full.
+-- The choice changes once a second, by the start of the transaction: a host that was woken a moment ago is faster than a cold one, over time all
+-- get their share, and within one transaction identical notifications become one. The channel of a host is its id, so that the
+-- others are not woken. No search_path of its own: every
+-- name says where it is from (docs/adr/2302). Index: the primary keys. (docs/adr/2911)
+CREATE FUNCTION pgworkers.tell_ready(queue text, tasks text[], jobs bigint, passer uuid DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    turn pg_catalog.int8 := pg_catalog.hashtextextended(
+        tell_ready.queue, pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.now()))::pg_catalog.int8);
+    chosen pg_catalog.uuid;
+    notify_all pg_catalog.bool;
+BEGIN
+    IF tell_ready.jobs IS NULL OR tell_ready.jobs OPERATOR(pg_catalog.=) 1 THEN
+        SELECT sleeper.host, sleeper.notify_all INTO chosen, notify_all
+          FROM (SELECT a.host, coalesce(a.notify_all_until OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp(), false) AS notify_all
+                  FROM pgworkers.asleep a
+                 WHERE a.queue OPERATOR(pg_catalog.=) tell_ready.queue
+                   AND (tell_ready.passer IS NULL OR a.host OPERATOR(pg_catalog.<>) tell_ready.passer)
+                 ORDER BY 2 DESC, pg_catalog.uuid_hash_extended(a.host, turn)) sleeper
+         WHERE EXISTS (SELECT FROM pgworkers.host h
+                        WHERE h.id OPERATOR(pg_catalog.=) sleeper.host AND h.tasks OPERATOR(pg_catalog.@>) tell_ready.tasks
+                          AND h.renewed_at OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-)
+                                                                   (h.lease OPERATOR(pg_catalog./) 3::pg_catalog.float8))
+                       OFFSET 0)  -- no join: it is asked of one host after the other, until one fits
+         LIMIT 1;
+    END IF;
+    IF chosen IS NULL OR notify_all THEN
+        PERFORM pgworkers.tell(pg_catalog.concat('ready:', tell_ready.queue));
+    ELSE
+        PERFORM pgworkers.tell(pg_catalog.concat(CASE WHEN tell_ready.jobs IS NULL THEN 'ready:' ELSE 'one:' END, tell_ready.queue,
+                                                 ':', chosen), chosen::pg_catalog.text);
+    END IF;
+END $$;
 
 -- Between which ids lie the hosts that are lost: whoever looks for their jobs passes by those of the living. (In job_running
 -- there are as many entries of a host as it has run jobs since the last vacuum.) `asking` lives, whatever its row says. `clock`: the
@@ -545,7 +585,7 @@ BEGIN
             IF waits THEN
                 PERFORM pgworkers.wait_for(enqueue.id, parents, enqueue.on_failed, failed);
             ELSIF NOT later AND (NOT alone OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue = enqueue.queue)) THEN
-                PERFORM pgworkers.tell('ready:' || enqueue.queue);
+                PERFORM pgworkers.tell_ready(enqueue.queue, ARRAY[enqueue.task], CASE WHEN alone THEN 1 END);
             ELSIF later AND due < now() + interval '10 s' THEN
                 PERFORM pgworkers.tell('due:');
             END IF;
@@ -615,7 +655,7 @@ BEGIN
     RETURNING j.id INTO made;
     IF NOT enqueue_now.alone
        OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue OPERATOR(pg_catalog.=) enqueue_now.queue) THEN
-        PERFORM pgworkers.tell(pg_catalog.concat('ready:', enqueue_now.queue));
+        PERFORM pgworkers.tell_ready(enqueue_now.queue, ARRAY[enqueue_now.task], CASE WHEN enqueue_now.alone THEN 1 END);
     END IF;
     RETURN made;
 END $$;

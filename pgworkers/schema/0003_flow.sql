@@ -113,7 +113,7 @@ END $$;
 CREATE FUNCTION pgworkers.let_go(ids bigint[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    freed text;
+    freed record;
 BEGIN
     FOR freed IN
         WITH moved AS (
@@ -121,11 +121,11 @@ BEGIN
                SET state = 'ready', run_at = now()
              WHERE j.id = ANY (let_go.ids) AND j.state = 'scheduled' AND j.run_at = pgworkers.never()
                AND NOT EXISTS (SELECT FROM pgworkers.dependency d WHERE d.job_id = j.id)
-            RETURNING j.queue
+            RETURNING j.queue, j.task
         )
-        SELECT DISTINCT m.queue FROM moved m
+        SELECT m.queue, array_agg(m.task::text) AS tasks, count(*) AS jobs FROM moved m GROUP BY m.queue
     LOOP
-        PERFORM pgworkers.tell('ready:' || freed);
+        PERFORM pgworkers.tell_ready(freed.queue, freed.tasks, freed.jobs);
     END LOOP;
 END $$;
 

@@ -404,7 +404,7 @@ def test_two_installations_in_one_database_know_nothing_of_each_other(db: psycop
     ours, theirs = Desk(db, "pgworkers"), Desk(db, "order")
     theirs.register()
     theirs.ask(asleep(theirs.host, ["a"]))
-    for channel in ("pgworkers", "pgworkers_done", '"order"', "order_done"):
+    for channel in ("pgworkers", "pgworkers_done", '"order"', "order_done", f'"{theirs.host}"'):
         db.execute(f"LISTEN {channel}")
     job_id = theirs.put(args='{"a": 1}', unique="k")
     assert ours.take() == []
@@ -415,7 +415,7 @@ def test_two_installations_in_one_database_know_nothing_of_each_other(db: psycop
     assert theirs.end(job, State.CANCELLED, verdict=Verdict.CANCELLED) == "written"
     assert theirs.see(job_id).state is State.CANCELLED
     assert theirs.notices() == [
-        ("order", "ready:a"),
+        (theirs.host, f"one:a:{theirs.host}"),
         ("order", "ready:a"),
         ("order", f"cancel:{job_id}"),
         ("order_done", str(job_id)),

@@ -86,13 +86,14 @@ def test_enqueue_now_says_of_every_name_where_it_is_from(trapped: psycopg.Connec
         desk.register()
         clean.execute("INSERT INTO pgworkers.asleep SELECT 'b', id FROM pgworkers.host")
         clean.execute("LISTEN pgworkers")
+        clean.execute(f'LISTEN "{desk.host}"')
         for queue in "ab":
             trapped.execute(
                 "SELECT pgworkers.enqueue_now('t', '{\"a\": 1}', %s, 0::integer, 1::integer, 1::integer, true)",
                 [queue],
             )
         told = [notice.payload for notice in clean.notifies(timeout=1, stop_after=2)]
-        assert told == ["ready:b"]
+        assert told == [f"one:b:{desk.host}"]
         assert clean.execute("SELECT count(*) FROM pgworkers.job WHERE created_at > 'epoch'").fetchone() == (
             2,
         )
@@ -162,6 +163,7 @@ def test_each_function_sets_its_path_or_says_of_every_name_where_it_is_from(
         "room_of_key",
         "room_of_task",
         "tell",
+        "tell_ready",
     }
 
 

@@ -11,6 +11,7 @@ from mutants.mutant import Edit, Mutant
 from mutants.reads import READS
 from mutants.upgrades import UPGRADES
 from mutants.upkeep import UPKEEP
+from mutants.waking import WAKING
 
 GUARDS = "tests/database/test_lease_guard.py"
 PAIRS = "tests/model/test_pairs.py"
@@ -443,4 +444,5 @@ MUTANTS = (
     *UPKEEP,
     *READS,
     *LIMITS,
+    *WAKING,
 )

@@ -97,6 +97,7 @@ class Desk:
             )
         self.conn.execute("LISTEN pgworkers")
         self.conn.execute("LISTEN pgworkers_done")
+        self.conn.execute(f'LISTEN "{self.host}"')
 
     def in_thread(self, query: Query[T]) -> Future[T]:
         """Run a query meanwhile, and wait until it is blocked by a lock (or done)."""

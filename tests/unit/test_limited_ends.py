@@ -53,7 +53,8 @@ class Writing(Quiet):
             await self.answers.wait()
             assert then is not None
             then([])
-        return []
+            return []
+        return await super().ask(query)
 
 
 class Host:
