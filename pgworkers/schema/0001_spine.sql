@@ -356,16 +356,14 @@ $$;
 -- Notify one sleeping host that jobs of a queue are ready: one that knows all of `tasks` and has renewed its row lately. Notify every host
 -- when there is no such host, when several jobs became ready at once, or while a host has asked for that (notify_all_until).
 -- `jobs`: how many became ready; NULL: this transaction may add more. `passer`: a host that is not to be chosen, because it is full.
--- The choice changes once a second, by the start of the transaction: a host that was woken a moment ago is faster than a cold one, over time all
--- get their share, and within one transaction identical notifications become one. The channel of a host is its id, so that the
--- others are not woken. No search_path of its own: every
+-- The choice depends on the start of the transaction: all hosts get their share, and within one transaction identical notifications become
+-- one. The channel of a host is its id, so that the others are not woken. No search_path of its own: every
 -- name says where it is from (docs/adr/2302). Index: the primary keys. (docs/adr/2911)
 CREATE FUNCTION pgworkers.tell_ready(queue text, tasks text[], jobs bigint, passer uuid DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    turn pg_catalog.int8 := pg_catalog.hashtextextended(
-        tell_ready.queue, pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.now()))::pg_catalog.int8);
+    turn pg_catalog.int8 := pg_catalog.hashtextextended(pg_catalog.now()::pg_catalog.text, 0);
     chosen pg_catalog.uuid;
     notify_all pg_catalog.bool;
 BEGIN
