@@ -66,7 +66,7 @@ def partition(conn, count):
         for day, next_day in zip(days, days[1:]):
             conn.execute(
                 f"CREATE TABLE IF NOT EXISTS pgworkers.{table}_{day:%Y%m%d} PARTITION OF pgworkers.{table}"
-                f" FOR VALUES FROM ('{day} 00:00:00+00') TO ('{next_day} 00:00:00+00')"
+                f" FOR VALUES FROM (false, '{day} 00:00:00+00') TO (false, '{next_day} 00:00:00+00')"
             )
 
 
