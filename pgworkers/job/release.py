@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pgworkers.postgres.arrays import Bigints, Integers
+from pgworkers.job.claim import Fence
+from pgworkers.job.postmortem import fences
 from pgworkers.postgres.statements import Query, Statement
 
 _RELEASE = Statement.beside(__file__, "release")
 
 
-def release(host: str, leases: Sequence[tuple[int, int]]) -> Query[int]:
-    """Give back these (id, lease) of `host`. Answers how many were still held."""
-    pairs = sorted(set(leases))
-    params = {
-        "host": host,
-        "ids": Bigints([pair[0] for pair in pairs]),
-        "leases": Integers([pair[1] for pair in pairs]),
-    }
+def release(host: str, held: Sequence[Fence]) -> Query[int]:
+    """Give back these jobs of `host`. Answers how many were still held."""
+    params = fences(sorted(set(held))) | {"host": host}
     return Query(_RELEASE, params, lambda rows: int(rows[0][0]))

@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 import psycopg
 
 from pgworkers.clock import monotonic
+from pgworkers.job.claim import Fence
 from pgworkers.job.locked import locked
 from pgworkers.master.line import Asker, LineDown
 
@@ -26,12 +27,12 @@ MOST = 60.0
 _WAITED = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable)
 
 
-class HasKey(Protocol):
+class HasFence(Protocol):
     @property
-    def key(self) -> tuple[int, int]: ...
+    def fence(self) -> Fence: ...
 
 
-K = TypeVar("K", bound=HasKey)
+K = TypeVar("K", bound=HasFence)
 V = TypeVar("V")
 
 
@@ -61,18 +62,18 @@ class Aside(Generic[K, V]):
 
     async def _sorted(self, batch: list[tuple[K, V]]) -> tuple[list[tuple[K, V]], list[tuple[K, V]]]:
         """Those whose rows are free, and those whose are not."""
-        held = await self._asker.ask(locked(one.key[0] for one, _ in batch))
+        held = await self._asker.ask(locked(one.fence.id for one, _ in batch))
         self._look = monotonic() + AGAIN
-        free = [pair for pair in batch if pair[0].key[0] not in held]
-        return free, [pair for pair in batch if pair[0].key[0] in held]
+        free = [pair for pair in batch if pair[0].fence.id not in held]
+        return free, [pair for pair in batch if pair[0].fence.id in held]
 
 
 class Refused(Generic[K, V]):
     """What the database refused, each with the moment when it is sent again."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[int, int], tuple[float, K, V]] = {}
-        self._pauses: dict[tuple[int, int], float] = {}
+        self._waiting: dict[Fence, tuple[float, K, V]] = {}
+        self._pauses: dict[Fence, float] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -82,22 +83,23 @@ class Refused(Generic[K, V]):
         """Was any of what is not written yet refused before?"""
         return bool(self._pauses)
 
-    def keys(self) -> list[tuple[int, int]]:
+    def fences(self) -> list[Fence]:
         return list(self._waiting)
 
     def put(self, one: K, end: V) -> float:
         """Keep it; after how many seconds it is sent again."""
-        pause = min(MOST, 2 * self._pauses[one.key]) if one.key in self._pauses else FIRST
-        self._pauses[one.key] = pause
-        self._waiting[one.key] = (monotonic() + pause, one, end)
+        fence = one.fence
+        pause = min(MOST, 2 * self._pauses[fence]) if fence in self._pauses else FIRST
+        self._pauses[fence] = pause
+        self._waiting[fence] = (monotonic() + pause, one, end)
         return pause
 
     def back(self) -> list[tuple[K, V]]:
         """What is to be sent again now."""
         now = monotonic()
-        due = [key for key, (at, _, _) in self._waiting.items() if at <= now]
-        return [self._waiting.pop(key)[1:] for key in due]
+        due = [fence for fence, (at, _, _) in self._waiting.items() if at <= now]
+        return [self._waiting.pop(fence)[1:] for fence in due]
 
-    def forget(self, key: tuple[int, int]) -> None:
+    def forget(self, fence: Fence) -> None:
         """It is written, or is no longer ours."""
-        self._pauses.pop(key, None)
+        self._pauses.pop(fence, None)

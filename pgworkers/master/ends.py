@@ -19,6 +19,7 @@ from pgworkers.clock import monotonic
 from pgworkers.events import JobsReleased
 from pgworkers.facts import Facts
 from pgworkers.job.backend import end_backends
+from pgworkers.job.claim import Fence
 from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved, save
 from pgworkers.job.queue import Cooling, throttle
@@ -58,8 +59,8 @@ class Ends:
         self._sending: list[Pending] = []
         self._aside: Aside[Held, End | Again] = Aside(line)
         self._writing = Writing(host, line, facts, self._pending.appendleft, log_args=log_args)
-        self._releases: list[tuple[int, int]] = []
-        self._saves: dict[tuple[int, int], Saved] = {}
+        self._releases: list[Fence] = []
+        self._saves: dict[Fence, Saved] = {}
         self._throttles: dict[str, float | None] = {}
         self._silences: list[tuple[int, int]] = []
         self._together = 0  # in the last batch
@@ -74,14 +75,14 @@ class Ends:
         aside = len(self._aside.waiting) + len(self._writing.refused)
         return len(self._pending) + len(self._sending) + aside + len(self._releases)
 
-    def keys(self) -> list[tuple[int, int]]:
+    def fences(self) -> list[Fence]:
         """Whose ends are on their way."""
         ends = (*self._pending, *self._sending, *self._aside.waiting)
-        return [held.key for held, _ in ends] + self._writing.refused.keys() + self._releases
+        return [held.fence for held, _ in ends] + self._writing.refused.fences() + self._releases
 
     def put(self, held: Held, end: End | Again) -> None:
         # What the handler last said travels with its end; an older beat must not overwrite it.
-        saved = self._saves.pop(held.key, None) if self._saves else None
+        saved = self._saves.pop(held.fence, None) if self._saves else None
         if saved is not None:
             end = replace(
                 end, progress=end.progress or saved.progress, checkpoint=end.checkpoint or saved.checkpoint
@@ -98,9 +99,9 @@ class Ends:
             self._pending.extend(ends)
             self._poke()
 
-    def release(self, keys: list[tuple[int, int]], why: str) -> None:
-        self._releases += keys
-        self._facts.tell(JobsReleased(len(keys), why))
+    def release(self, fences: list[Fence], why: str) -> None:
+        self._releases += fences
+        self._facts.tell(JobsReleased(len(fences), why))
         self._poke()
 
     def silence(self, keys: list[tuple[int, int]]) -> None:
@@ -115,11 +116,11 @@ class Ends:
         self._poke()
 
     def save(self, saved: Saved) -> None:
-        key = (saved.id, saved.lease)
-        old = self._saves.get(key)
+        fence = Fence(saved.id, saved.lease, saved.claimed_at)
+        old = self._saves.get(fence)
         if old is not None:
-            saved = Saved(*key, saved.progress or old.progress, saved.checkpoint or old.checkpoint)
-        self._saves[key] = saved
+            saved = Saved(*fence, saved.progress or old.progress, saved.checkpoint or old.checkpoint)
+        self._saves[fence] = saved
         self._poke()
 
     async def run(self) -> None:

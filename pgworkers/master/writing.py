@@ -7,15 +7,16 @@ row is written without its texts. If it is refused even so, or by code of the us
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psycopg
 from msgspec.structs import replace
 
 from pgworkers.events import EndRefused, FinishRejected, JobEnded
 from pgworkers.facts import Facts
-from pgworkers.job.claim import Claimed
+from pgworkers.job.claim import Claimed, Fence
 from pgworkers.job.finish import End, finish
+from pgworkers.job.recorded import recorded_attempts, recorded_ends
 from pgworkers.job.retry import Again, retry
 from pgworkers.job.state import State, Verdict
 from pgworkers.master.aside import Refused
@@ -26,7 +27,6 @@ Pending = tuple[Held, End | Again]
 #: Verdicts as plain text: whoever counts by them hashes no enum.
 _WORDS = {verdict: verdict.value for verdict in Verdict}
 _SUCCEEDED = Verdict.SUCCEEDED
-_WRITTEN = {"written"}
 
 
 class Writing:
@@ -43,12 +43,7 @@ class Writing:
     async def write(self, batch: list[Pending]) -> None:
         """Write them all, but for those that are refused. Raises `LineDown`: it is not known which are written."""
         try:
-            ends = [end for _, end in batch if isinstance(end, End)]
-            agains = [end for _, end in batch if isinstance(end, Again)]
-            answers = await self._line.ask(finish(self._host, ends), refusable=True) if ends else {}
-            if agains:
-                more = await self._line.ask(retry(self._host, agains), refusable=True)
-                answers.update(more)
+            answers = await self._sent([end for _, end in batch])
         except psycopg.Error as error:
             if len(batch) == 1:
                 held, end = batch[0]
@@ -84,31 +79,46 @@ class Writing:
             checkpoint=None,
             rungs=None,
         )
-        if isinstance(bare, End):
-            if bare.result is not None or bare.children is not None:
-                bare = replace(bare, result=None, children=None, state=State.DEAD, verdict=Verdict.ERROR)
-            answers = await self._line.ask(finish(self._host, [bare]), refusable=True)
-        else:
-            answers = await self._line.ask(retry(self._host, [bare]), refusable=True)
-        self._written([(held, bare)], answers)
+        if isinstance(bare, End) and (bare.result is not None or bare.children is not None):
+            bare = replace(bare, result=None, children=None, state=State.DEAD, verdict=Verdict.ERROR)
+        self._written([(held, bare)], await self._sent([bare]))
 
-    def _written(self, batch: list[Pending], answers: dict[tuple[int, int], str]) -> None:
-        if len(answers) < len(batch) or set(answers.values()) != _WRITTEN or self.refused.known:
+    async def _sent(self, both: Sequence[End | Again]) -> dict[Fence, str]:
+        """Write them. Answers for each that was not written "already", "lost" or "again"; mostly for none."""
+        ends = [end for end in both if isinstance(end, End)]
+        agains = [end for end in both if isinstance(end, Again)]
+        answers = await self._finished(ends) if ends else {}
+        return answers | await self._retried(agains) if agains else answers
+
+    async def _finished(self, ends: list[End]) -> dict[Fence, str]:
+        answers = await self._line.ask(finish(self._host, ends), refusable=True)
+        missing = [end for end in ends if answers.get(end.fence) == "missing"] if answers else []
+        recorded = await self._line.ask(recorded_ends(self._host, missing)) if missing else set()
+        return answers | {end.fence: "already" if end.fence in recorded else "lost" for end in missing}
+
+    async def _retried(self, agains: list[Again]) -> dict[Fence, str]:
+        answers = await self._line.ask(retry(self._host, agains), refusable=True)
+        missing = [end for end in agains if end.fence in answers] if answers else []
+        recorded = await self._line.ask(recorded_attempts(self._host, missing)) if missing else set()
+        return {end.fence: "already" if end.fence in recorded else "lost" for end in missing}
+
+    def _written(self, batch: list[Pending], answers: dict[Fence, str]) -> None:
+        if answers or self.refused.known:
             batch = self._answered(batch, answers)
         for held, _ in batch:
             if held.then is not None:
                 held.then()
         self._facts.tell_all([_ended(held.claimed, end, self._log_args) for held, end in batch])
 
-    def _answered(self, batch: list[Pending], answers: dict[tuple[int, int], str]) -> list[Pending]:
+    def _answered(self, batch: list[Pending], answers: dict[Fence, str]) -> list[Pending]:
         """One by one: those whose end stands in the database."""
         found: list[Pending] = []
         for held, end in batch:
-            answer = answers.get(held.key, "lost")
+            answer = answers.get(held.fence, "written")
             if answer == "again":  # it changed under the statement: the first of the next one
                 self._again((held, end))
                 continue
-            self.refused.forget(held.key)
+            self.refused.forget(held.fence)
             if answer != "lost":
                 found.append((held, end))
                 continue

@@ -37,7 +37,7 @@ def work(mine: Desk, rand: random.Random) -> None:
     for _ in range(ROUNDS):
         jobs = mine.take(rand.randint(1, 15))
         rand.shuffle(jobs)
-        held = [(job.id, job.lease) for job in jobs]
+        held = [job.fence for job in jobs]
         mine.ask(progress.save(mine.host, [Saved(*key, "1", None) for key in held]))
         mine.ask(renew.renew(mine.host, held, "running", "[]"))
         third = len(jobs) // 3
@@ -45,14 +45,23 @@ def work(mine: Desk, rand: random.Random) -> None:
         state = rand.choice([(State.SUCCEEDED, Verdict.SUCCEEDED), (State.DEAD, Verdict.ERROR)])
         mine.ask(
             finish.finish(
-                mine.host, [End(id=j.id, lease=j.lease, state=state[0], verdict=state[1]) for j in ended]
+                mine.host,
+                [End(**j.fence._asdict(), state=state[0], verdict=state[1]) for j in ended],
             )
         )
         after = rand.choice([0.0, 0.01])
         mine.ask(
             retry.retry(
                 mine.host,
-                [Again(id=j.id, lease=j.lease, verdict=Verdict.ERROR, after=after, error="x") for j in again],
+                [
+                    Again(
+                        **j.fence._asdict(),
+                        verdict=Verdict.ERROR,
+                        after=after,
+                        error="x",
+                    )
+                    for j in again
+                ],
             )
         )
         mine.ask(release.release(mine.host, held[2 * third :]))

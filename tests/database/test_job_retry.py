@@ -67,12 +67,23 @@ def test_a_batch_takes_each_row_by_itself(desk: Desk) -> None:
     one, two, three = desk.take(3)
     desk.end(two)
     agains = [
-        Again(id=three.id, lease=three.lease, verdict=Verdict.ERROR, after=0.0, error="3 \x00"),
-        Again(id=two.id, lease=two.lease, verdict=Verdict.ERROR, after=0.0, error="2"),
-        Again(id=one.id, lease=one.lease, verdict=Verdict.SNOOZED, after=50.0, free=True, progress="NaN"),
+        Again(
+            **three.fence._asdict(),
+            verdict=Verdict.ERROR,
+            after=0.0,
+            error="3 \x00",
+        ),
+        Again(**two.fence._asdict(), verdict=Verdict.ERROR, after=0.0, error="2"),
+        Again(
+            **one.fence._asdict(),
+            verdict=Verdict.SNOOZED,
+            after=50.0,
+            free=True,
+            progress="NaN",
+        ),
     ]
-    answers = desk.ask(retry.retry(desk.host, agains))
-    assert [answers[a.id, a.lease] for a in agains] == ["written", "lost", "written"]
+    answers = desk.retry(agains)
+    assert [answers[a.fence] for a in agains] == ["written", "lost", "written"]
     assert [state for _, state in desk.states()] == ["scheduled", "succeeded", "ready"]
 
 
@@ -98,12 +109,12 @@ def test_after_an_acknowledged_cancel_nothing_starts_again(desk: Desk, other: De
 
 def test_a_cancel_that_commits_while_the_retry_waits_is_seen(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
-    again = Again(id=job.id, lease=job.lease, verdict=Verdict.ERROR, after=0.0)
+    again = Again(**job.fence._asdict(), verdict=Verdict.ERROR, after=0.0)
     with other.conn.transaction():
         other.ask(cancel.cancel(job.id))
         waiting = desk.in_thread(retry.retry(desk.host, [again]))
         until(lambda: blocked(other.conn, desk.conn))
-    assert waiting.result(timeout=20) == {(job.id, job.lease): "written"}
+    assert waiting.result(timeout=20) == {}
     assert desk.see(job.id).state is State.CANCELLED
 
 

@@ -10,6 +10,7 @@ from mutants.mutant import Edit, Mutant
 GUARDS = "tests/database/test_lease_guard.py"
 PAIRS = "tests/model/test_pairs.py"
 FAULT = "tests/fault"
+CLAIM = r"\bj\.claimed_at = \(%\(claims\)s::timestamptz\[\]\)\[[^]]+\[\]\)\]"
 
 MUTANTS = (
     Mutant(
@@ -35,6 +36,7 @@ MUTANTS = (
                 "true",
             ),
             Edit("pgworkers/job/finish.sql", r"\bj\.host IS NOT DISTINCT FROM %\(host\)s::uuid", "true"),
+            Edit("pgworkers/job/finish.sql", CLAIM, "true"),
         ),
         (
             f"{FAULT}/test_workers.py::test_row_10_a_host_stopped_for_more_than_its_lease_writes_nothing",
@@ -42,7 +44,7 @@ MUTANTS = (
             "::test_a_host_that_was_stopped_longer_than_its_lease_cannot_finish_what_it_lost",
         ),
         "a stale end was written",
-        note="between two hosts either of them refuses a stale end, so row 10 sees only the loss of both",
+        note="between two hosts each of them refuses a stale end, and so does the moment: row 10 sees only the loss of all",
     ),
     Mutant(
         "finish-without-state",
@@ -53,10 +55,11 @@ MUTANTS = (
                 r"\bj\.host IS NOT DISTINCT FROM %\(host\)s::uuid AND j\.state = 'running'",
                 "true",
             ),
+            Edit("pgworkers/job/finish.sql", CLAIM, "true"),
         ),
         (f"{GUARDS}::test_a_job_that_waits_is_not_written_by_its_last_lease[finish]",),
         r"where False = .*survives.*\(None\)",
-        note="a row that waits has no host, so the guard's host says the same: both are taken away",
+        note="a row that waits has no host and no claim, so both say the same: all are taken away",
     ),
     Mutant(
         "finish-without-host",
@@ -64,6 +67,13 @@ MUTANTS = (
         (Edit("pgworkers/job/finish.sql", r"\bj\.host IS NOT DISTINCT FROM %\(host\)s::uuid", "true"),),
         (f"{GUARDS}::test_a_lease_of_another_host_writes_nothing_even_with_the_same_number[finish]",),
         r"where False = untouched_by_another\(",
+    ),
+    Mutant(
+        "finish-without-claimed-at",
+        "an id and a lease that a failover gave again are another job's, though the host is the same",
+        (Edit("pgworkers/job/finish.sql", CLAIM, "true"),),
+        (f"{GUARDS}::test_a_claim_of_a_lost_timeline_writes_nothing_even_by_the_same_host[finish]",),
+        r"where False = untouched_by_the_same_host\(",
     ),
     Mutant(
         "rescue-by-id-only",
@@ -190,7 +200,7 @@ MUTANTS = (
             Edit(
                 "pgworkers/master/drain.py",
                 r'(    for worker in host\.dispatch\.busy\(\):\n        host\.dispatch\.wish\(worker, "drain"\))',
-                '    host.ends.release([w.held.key for w in host.dispatch.busy() if w.held], "mutant")\n\\1',
+                '    host.ends.release([w.held.fence for w in host.dispatch.busy() if w.held], "mutant")\n\\1',
             ),
         ),
         (f"{FAULT}/test_drains.py::test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead",),
@@ -396,7 +406,7 @@ MUTANTS = (
     Mutant(
         "resend-is-lost",
         "an end that was sent twice is one (row 35)",
-        (Edit("pgworkers/job/finish.sql", r"THEN 'already'", "THEN 'lost'"),),
+        (Edit("pgworkers/job/recorded_ends.sql", r"AND h\.lease = e\.lease", "AND false"),),
         (
             "tests/database/test_job_finish.py::test_a_send_whose_acknowledgement_was_lost_is_answered_already",
         ),

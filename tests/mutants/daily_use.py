@@ -302,7 +302,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/job/renew.py",
-                r"frozenset\(\(row\[0\], row\[1\]\) for row in jobs if row\[8\]\)",
+                r"frozenset\(row\[0\] for row in jobs if row\[7\]\)",
                 "frozenset()",
             ),
         ),

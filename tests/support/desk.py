@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 
-from pgworkers.job import claim, enqueue, finish, host, link, retry, show
+from pgworkers.job import claim, enqueue, finish, host, link, recorded, retry, show
 from pgworkers.job.state import State, Verdict
 from pgworkers.postgres.connect import is_pooled
 from pgworkers.postgres.statements import Query, run
@@ -66,15 +66,27 @@ class Desk:
 
     def end(self, job: claim.Claimed, state: State = State.SUCCEEDED, **more: Any) -> str:
         verdict = more.pop("verdict", Verdict.SUCCEEDED if state is State.SUCCEEDED else Verdict.ERROR)
-        one = finish.End(id=job.id, lease=job.lease, state=state, verdict=verdict, **more)
-        while (said := self.ask(finish.finish(self.host, [one]))[job.id, job.lease]) == "again":
-            pass  # it changed under the statement: as the master does, send it once more
-        return said
+        one = finish.End(**job.fence._asdict(), state=state, verdict=verdict, **more)
+        return self.finish([one])[job.fence]
+
+    def finish(self, ends: list[finish.End], host: str | None = None) -> dict[claim.Fence, str]:
+        """Write these ends as the master does: "written", "already", "lost" or "again" for each."""
+        host = host or self.host
+        answers = self.ask(finish.finish(host, ends))
+        known = self.ask(recorded.recorded_ends(host, ends)) if answers else set()
+        return {end.fence: _answer(end.fence, answers, known) for end in ends}
 
     def again(self, job: claim.Claimed, after: float = 60.0, **more: Any) -> str:
         verdict = more.pop("verdict", Verdict.ERROR)
-        one = retry.Again(id=job.id, lease=job.lease, verdict=verdict, after=after, **more)
-        return self.ask(retry.retry(self.host, [one]))[job.id, job.lease]
+        one = retry.Again(**job.fence._asdict(), verdict=verdict, after=after, **more)
+        return self.retry([one])[job.fence]
+
+    def retry(self, agains: list[retry.Again], host: str | None = None) -> dict[claim.Fence, str]:
+        """Write these attempts as the master does: "written", "already" or "lost" for each."""
+        host = host or self.host
+        answers = self.ask(retry.retry(host, agains))
+        known = self.ask(recorded.recorded_attempts(host, agains)) if answers else set()
+        return {again.fence: _answer(again.fence, answers, known) for again in agains}
 
     def see(self, job_id: int) -> show.JobView:
         found = self.ask(show.get(job_id))
@@ -110,6 +122,12 @@ class Desk:
 
         threading.Thread(target=work, daemon=True).start()
         return future
+
+
+def _answer(fence: claim.Fence, unwritten: dict[claim.Fence, str], known: set[claim.Fence]) -> str:
+    if unwritten.get(fence) == "missing":
+        return "already" if fence in known else "lost"
+    return unwritten.get(fence, "written")
 
 
 def blocked(watcher: psycopg.Connection[Any], conn: psycopg.Connection[Any]) -> bool:

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from pgworkers.job.claim import Fence
 from pgworkers.master.aside import Aside
 from pgworkers.master.line import LineDown
 
 
 @dataclass(frozen=True)
 class One:
-    key: tuple[int, int]
+    fence: Fence
 
 
 @dataclass
@@ -23,10 +24,10 @@ class Watched:
     locked: set[int]
     down: bool = False
     aside: Any = None
-    seen: list[list[tuple[int, int]]] = field(default_factory=list)
+    seen: list[list[Fence]] = field(default_factory=list)
 
     async def ask(self, query: Any) -> Any:
-        self.seen.append([one.key for one, _ in self.aside.waiting])
+        self.seen.append([one.fence for one, _ in self.aside.waiting])
         if self.down:
             raise LineDown("no answer")
         return self.locked
@@ -46,11 +47,11 @@ def test_what_is_looked_at_is_still_aside_and_only_what_is_free_comes_back(
     aside: Aside[One, str] = Aside(line)
     line.aside = aside
     monkeypatch.setattr("pgworkers.master.aside.AGAIN", 0.0)
-    pairs = [(One((number, 1)), "end") for number in (1, 2, 3)]
+    pairs = [(One(Fence(number, 1, 7)), "end") for number in (1, 2, 3)]
     assert finish(aside.sort(pairs)) == pairs[2:]
     line.locked = {2}
     assert finish(aside.back()) == pairs[:1]
-    assert line.seen[-1] == [(1, 1), (2, 1)], (
+    assert line.seen[-1] == [(1, 1, 7), (2, 1, 7)], (
         "a look for what nobody knows must not find them without an owner"
     )
     assert aside.waiting == pairs[1:2]
