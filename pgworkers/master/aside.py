@@ -10,12 +10,10 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-import psycopg
-
 from pgworkers.clock import monotonic
 from pgworkers.job.claim import Fence
 from pgworkers.job.locked import locked
-from pgworkers.master.line import Asker, LineDown
+from pgworkers.master.line import Asker
 
 #: Seconds between two looks at what was set aside.
 AGAIN = 0.5
@@ -23,8 +21,6 @@ AGAIN = 0.5
 #: Seconds until a refused end is sent again: the first pause, and the longest.
 FIRST = 1.0
 MOST = 60.0
-
-_WAITED = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable)
 
 
 class HasFence(Protocol):
@@ -36,11 +32,6 @@ K = TypeVar("K", bound=HasFence)
 V = TypeVar("V")
 
 
-def waited_in_vain(error: LineDown) -> bool:
-    """Did the statement fail because of a lock (or was only slow), and not because of the connection?"""
-    return isinstance(error.__cause__, _WAITED)
-
-
 class Aside(Generic[K, V]):
     def __init__(self, asker: Asker) -> None:
         self._asker = asker
@@ -48,7 +39,7 @@ class Aside(Generic[K, V]):
         self.waiting: list[tuple[K, V]] = []  # also while they are looked at: they are ours
 
     async def sort(self, batch: list[tuple[K, V]]) -> list[tuple[K, V]]:
-        """Set aside what is locked; the rest."""
+        """Set aside what is locked; answers the rest."""
         free, held = await self._sorted(batch)
         self.waiting += held
         return free

@@ -2,7 +2,7 @@
 
 Whatever waits here is kept through any outage: it is sent again until the database answers. Sending twice is
 harmless, because each write names its lease. What cannot be written now waits beside (`aside`) and holds up no other;
-`writing` is one batch.
+`writing` is one batch, `batch_size` how large it is: a batch that took too long, or was refused, is halved.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from math import inf
 
 import psycopg
 from msgspec.structs import replace
 
 from pgworkers.clock import monotonic
-from pgworkers.events import JobsReleased
+from pgworkers.events import DatabaseSlow, JobsReleased
 from pgworkers.facts import Facts
 from pgworkers.job.backend import end_backends
 from pgworkers.job.claim import Fence
@@ -25,10 +26,12 @@ from pgworkers.job.progress import Saved, save
 from pgworkers.job.queue import Cooling, throttle
 from pgworkers.job.release import release
 from pgworkers.job.retry import Again
-from pgworkers.master.aside import AGAIN, Aside, waited_in_vain
+from pgworkers.master.aside import AGAIN, Aside
+from pgworkers.master.batch_size import BatchSize
 from pgworkers.master.held import Held
-from pgworkers.master.line import Line, LineDown
+from pgworkers.master.line import Line, LineDown, timed_out
 from pgworkers.master.writing import Pending, Writing
+from pgworkers.postgres.wording import NoAnswer
 
 #: After a batch of so many ends the next one waits for so many seconds, unless it is full.
 MANY = 16
@@ -53,7 +56,7 @@ class Ends:
         self._host = host
         self._line = line
         self._facts = facts
-        self._batch = batch
+        self._size = BatchSize(batch, line.time_limit)
         self._cooling = cooling
         self._pending: deque[Pending] = deque()
         self._sending: list[Pending] = []
@@ -74,6 +77,19 @@ class Ends:
     def __len__(self) -> int:
         aside = len(self._aside.waiting) + len(self._writing.refused)
         return len(self._pending) + len(self._sending) + aside + len(self._releases)
+
+    @property
+    def is_writing(self) -> bool:
+        """True while ends wait for nothing but their turn, and the database answers."""
+        return self._line.up and bool(self._pending or self._sending)
+
+    @property
+    def is_behind(self) -> bool:
+        """True while jobs end faster than the database takes their ends, by more than a batch.
+
+        Then nothing more is claimed: what has run and is not written runs again if this host is lost.
+        """
+        return len(self._pending) > self._size.now
 
     def fences(self) -> list[Fence]:
         """Whose ends are on their way."""
@@ -155,7 +171,7 @@ class Ends:
 
     async def _gather(self) -> None:
         """When many ends came together, more are on their way: a few milliseconds later half as many statements do."""
-        if self._together >= MANY and not self._sending and len(self._pending) < self._batch:
+        if self._together >= MANY and not self._sending and len(self._pending) < self._size.now:
             self._together = 0  # once: whoever is the last waits for nobody
             await asyncio.sleep(GATHER)
         elif self._pending and all(held.patient for held, _ in self._pending):
@@ -182,36 +198,82 @@ class Ends:
             await self._line.ask(throttle(queue, after, self._cooling))
             del self._throttles[queue]
         if not self._sending:
-            room = CHILDREN
-            pending, sending = self._pending, self._sending
-            while pending and len(sending) < self._batch and room > 0:
-                sending.append(pending.popleft())
-                end = sending[-1][1]
-                if isinstance(end, End) and end.children is not None:
-                    room -= len(end.children)
-            self._together = len(sending)
+            self._choose()
         if self._sending:
-            try:
-                await self._writing.write(self._sending)
-            except LineDown as down:
-                if not waited_in_vain(down):
-                    raise
-                self._sending = await self._aside.sort(self._sending)
-                return
-            limited = any(held.claimed.limited for held, _ in self._sending)
-            self._sending = []
-            if limited:
-                self.on_written()
+            await self._write()
         if self._releases:
-            releases = self._releases[: self._batch]
-            await self._line.ask(release(self._host, releases))
-            del self._releases[: len(releases)]
+            await self._release()
         if self._saves:
-            saves, self._saves = self._saves, {}
-            try:
-                await self._line.ask(save(self._host, list(saves.values())), refusable=True)
-            except LineDown:
+            await self._save()
+
+    def _choose(self) -> None:
+        """The next batch."""
+        room = CHILDREN
+        pending, sending = self._pending, self._sending
+        while pending and len(sending) < self._size.now and room > 0:
+            sending.append(pending.popleft())
+            end = sending[-1][1]
+            if isinstance(end, End) and end.children is not None:
+                room -= len(end.children)
+        self._together = len(sending)
+
+    async def _write(self) -> None:
+        batch, began, was_behind = self._sending, monotonic(), self.is_behind
+        try:
+            await self._writing.write(batch)
+        except LineDown as down:
+            if isinstance(down.__cause__, NoAnswer):  # slow, or cut off: a smaller one is not worse
+                self._halve(batch, slow=False)
+            raise
+        except psycopg.Error as error:
+            await self._not_written(batch, error)
+            return
+        self._sending = []
+        self._size.written(len(batch), monotonic() - began)
+        if any(held.claimed.limited for held, _ in batch) or (was_behind and not self.is_behind):
+            self.on_written()
+
+    async def _not_written(self, batch: list[Pending], error: psycopg.Error) -> None:
+        """What is locked waits aside. What is refused or too slow is halved, until one end stands alone."""
+        slow = timed_out(error)
+        if slow:
+            self._sending = await self._aside.sort(batch)
+            if len(self._sending) < len(batch):
+                return
+        if len(batch) > 1:
+            self._halve(batch, slow=slow)
+            return
+        await self._writing.write_alone(*batch[0], error)
+        self._sending = []
+
+    def _halve(self, batch: list[Pending], *, slow: bool) -> None:
+        self._pending.extendleft(reversed(batch))
+        self._sending = []
+        if self._size.failed(len(batch), slow=slow):
+            self._facts.tell(DatabaseSlow(len(batch), self._line.time_limit))
+
+    async def _release(self) -> None:
+        releases = self._releases[: self._size.now]
+        try:
+            await self._line.ask(release(self._host, releases))
+        except LineDown as down:
+            if isinstance(down.__cause__, psycopg.Error) and timed_out(down.__cause__):
+                self._size.failed(len(releases), slow=True)
+                self._releases.append(self._releases.pop(0))  # if its row is locked, the others go first
+            raise
+        del self._releases[: len(releases)]
+
+    async def _save(self) -> None:
+        saves = dict(islice(self._saves.items(), self._size.now))
+        for fence in saves:
+            del self._saves[fence]
+        try:
+            await self._line.ask(save(self._host, list(saves.values())), refusable=True)
+        except LineDown:
+            self._saves = saves | self._saves
+            raise
+        except psycopg.Error as error:
+            if timed_out(error) and len(saves) > 1:
+                self._size.failed(len(saves), slow=True)
                 self._saves = saves | self._saves
-                raise
-            except psycopg.Error:
-                pass  # progress that cannot be stored is not worth a job
+            # else: progress that cannot be stored is not worth a job

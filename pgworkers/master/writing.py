@@ -1,8 +1,8 @@
 """One batch of ends into the database, and what it answered.
 
-Data that Postgres refuses never stops a job from finishing: the batch is halved until the guilty row stands alone, and that
-row is written without its texts. If it is refused even so, or by code of the user's in the database, it is told and kept
-(`refused`), to be sent again later as it was.
+Data that Postgres refuses never stops a job from finishing: `ends` halves the batch until the guilty row stands alone, and
+that row is written without its texts. If it is refused even so, or by code of the user's in the database, or takes longer
+than a statement may, it is told and kept (`refused`), to be sent again later as it was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pgworkers.job.retry import Again, retry
 from pgworkers.job.state import State, Verdict
 from pgworkers.master.aside import Refused
 from pgworkers.master.held import Held
-from pgworkers.master.line import Line, raised
+from pgworkers.master.line import Line, raised, timed_out
 
 Pending = tuple[Held, End | Again]
 #: Verdicts as plain text: whoever counts by them hashes no enum.
@@ -41,24 +41,14 @@ class Writing:
         self.refused: Refused[Held, End | Again] = Refused()
 
     async def write(self, batch: list[Pending]) -> None:
-        """Write them all, but for those that are refused. Raises `LineDown`: it is not known which are written."""
-        try:
-            answers = await self._sent([end for _, end in batch])
-        except psycopg.Error as error:
-            if len(batch) == 1:
-                held, end = batch[0]
-                await self._write_alone(held, end, error)
-                return
-            middle = len(batch) // 2
-            await self.write(batch[:middle])
-            await self.write(batch[middle:])
-            return
-        self._written(batch, answers)
+        """Write them all. Raises `psycopg.Error`: none is written as the database refuses one, or took too long; `LineDown`:
+        it is not known which are written."""
+        self._written(batch, await self._sent([end for _, end in batch]))
 
-    async def _write_alone(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
-        """It was refused by itself: without its texts, unless code in the database said no; else later."""
+    async def write_alone(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
+        """It was not written by itself: without its texts, unless code in the database or the time said no; else later."""
         try:
-            if not raised(error):
+            if not raised(error) and not timed_out(error):
                 await self._write_bare(held, end, error)
                 return
         except psycopg.Error as still:

@@ -85,7 +85,7 @@ def test_row_84_a_host_that_the_database_never_heard_of_leaves_when_it_is_told_t
 class NoJobs:
     """What the renewer asks a dispatcher that holds nothing."""
 
-    def held_keys(self) -> list[tuple[int, int]]:
+    def held_fences(self) -> list[tuple[int, int]]:
         return []
 
     def held_deadlines(self) -> list[float | None]:

@@ -381,11 +381,27 @@ MUTANTS = (
         "a locked row delays no other end (row 53)",
         (
             Edit(
-                "pgworkers/master/aside.py", r"return isinstance\(error\.__cause__, _WAITED\)", "return False"
+                "pgworkers/master/ends.py",
+                r"self\._sending = await self\._aside\.sort\(batch\)",
+                "self._sending = batch",
             ),
         ),
-        (f"{FAULT}/test_server.py::test_row_53_a_row_that_an_operator_holds_delays_no_other_job",),
-        r"not within [\d.]+ s: job \d+ succeeded",
+        ("tests/database/test_ends_slow.py::test_a_row_that_is_locked_costs_the_others_one_time_limit",),
+        r"one statement found out",
+    ),
+    Mutant(
+        "ends-are-not-halved",
+        "a batch of ends that takes too long is halved, not sent again as it was",
+        (
+            Edit(
+                "pgworkers/master/batch_size.py", r"self\.now = max\(1, count // 2\)", "self.now = self._most"
+            ),
+        ),
+        (
+            "tests/database/test_ends_slow.py"
+            "::test_a_slow_trigger_makes_batches_smaller_and_one_hopeless_row_holds_up_no_other",
+        ),
+        r"40 statements took too long",
     ),
     Mutant(
         "falling-through-who-began",

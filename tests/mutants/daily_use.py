@@ -307,7 +307,7 @@ DAILY_USE = (
             ),
         ),
         ("tests/database/test_job_renew.py::test_it_learns_that_a_job_was_rescued",),
-        r"frozenset\(\) == \{\(1, 1\)\}",
+        r"frozenset\(\) == \{Fence\(id=1",
     ),
     Mutant(
         "C10-duties-by-hand-are-some",

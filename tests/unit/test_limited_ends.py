@@ -27,6 +27,8 @@ FOREVER = 3600.0
 class Writing(Quiet):
     """It also writes whatever end it is sent."""
 
+    time_limit = 5.0
+
     def __init__(self) -> None:
         super().__init__()
         self.answers = asyncio.Event()  # claims
