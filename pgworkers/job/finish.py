@@ -27,8 +27,8 @@ class End(Postmortem, frozen=True, kw_only=True, gc=False):
 def finish(host: str, ends: Sequence[End]) -> Query[dict[Fence, str]]:
     """End these jobs. Answers for each that was not written: "missing", or "again".
 
-    A missing end was written before (`recorded`), or its lease is lost. One statement writes one end of a job: a second one
-    is answered "again" and must be sent in another statement.
+    A missing end was written before, is locked, or its lease is lost (`unwritten`). One statement writes one end of a job: a
+    second one is answered "again" and must be sent in another statement.
     """
     rows: list[End] = in_order(ends)
     once = list({end.id: end for end in rows}.values())

@@ -1,5 +1,5 @@
 -- What running handlers said about themselves. NULL leaves a column as it is. Guard: id, lease, claimed_at, host and state = 'running'
--- under the row lock, in id order. Index: the primary key, by nested loops over the materialised input (docs/adr/0103); BETWEEN,
+-- under the row lock; what another session has locked is skipped (docs/adr/2923). Index: the primary key, by nested loops over the materialised input (docs/adr/0103); BETWEEN,
 -- because an equals sign lets the planner begin with the whole index (docs/adr/2501).
 WITH sent AS MATERIALIZED (
     SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(claims)s::timestamptz[] AS claims,
@@ -17,7 +17,7 @@ held AS MATERIALIZED (
      CROSS JOIN LATERAL (
            SELECT FROM pgworkers.job j
             WHERE j.id = s.id AND j.lease = s.lease AND j.claimed_at = s.claim AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
-              FOR UPDATE) locked
+              FOR UPDATE SKIP LOCKED) locked
 )
 UPDATE pgworkers.job j
    SET progress = coalesce(s.progress::jsonb, j.progress), checkpoint = coalesce(s.checkpoint::jsonb, j.checkpoint)

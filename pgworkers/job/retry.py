@@ -116,7 +116,7 @@ def _exponential(backoff: BackoffSpec, nth: int) -> float:
 
 
 def retry(host: str, agains: Sequence[Again]) -> Query[dict[Fence, str]]:
-    """Let these jobs run again. Answers "missing" for each that was not written: it was before (`recorded`), or is lost."""
+    """Let these jobs run again. Answers "missing" for each that was not written (`unwritten` knows why)."""
     rows: list[Again] = in_order(agains)
     params = columns(rows) | {
         "host": host,

@@ -26,7 +26,7 @@ from pgworkers.job.progress import Saved, save
 from pgworkers.job.queue import Cooling, throttle
 from pgworkers.job.release import release
 from pgworkers.job.retry import Again
-from pgworkers.master.aside import AGAIN, Aside
+from pgworkers.master.aside import AGAIN
 from pgworkers.master.batch_size import BatchSize
 from pgworkers.master.held import Held
 from pgworkers.master.line import Line, LineDown, timed_out
@@ -60,9 +60,9 @@ class Ends:
         self._cooling = cooling
         self._pending: deque[Pending] = deque()
         self._sending: list[Pending] = []
-        self._aside: Aside[Held, End | Again] = Aside(line)
         self._writing = Writing(host, line, facts, self._pending.appendleft, log_args=log_args)
         self._releases: list[Fence] = []
+        self._locked: list[Fence] = []  # releases that wait until another session may have let go of the row
         self._saves: dict[Fence, Saved] = {}
         self._throttles: dict[str, float | None] = {}
         self._silences: list[tuple[int, int]] = []
@@ -75,8 +75,8 @@ class Ends:
         self.on_written: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
-        aside = len(self._aside.waiting) + len(self._writing.refused)
-        return len(self._pending) + len(self._sending) + aside + len(self._releases)
+        ends = len(self._pending) + len(self._sending) + len(self._writing.aside)
+        return ends + len(self._releases) + len(self._locked)
 
     @property
     def is_writing(self) -> bool:
@@ -93,8 +93,8 @@ class Ends:
 
     def fences(self) -> list[Fence]:
         """Whose ends are on their way."""
-        ends = (*self._pending, *self._sending, *self._aside.waiting)
-        return [held.fence for held, _ in ends] + self._writing.refused.fences() + self._releases
+        ends = (*self._pending, *self._sending)
+        return [held.fence for held, _ in ends] + self._writing.aside.fences() + self._releases + self._locked
 
     def put(self, held: Held, end: End | Again) -> None:
         # What the handler last said travels with its end; an older beat must not overwrite it.
@@ -152,22 +152,19 @@ class Ends:
                     )  # the answer was heard at once: who reported in the same turn goes with the next
                 except LineDown:
                     await self._line.rest()
-            if not self._aside.waiting and not self._writing.refused:
+            if not self._writing.aside and not self._locked:
                 self.idle.set()
 
     async def _something(self) -> None:
         """Wait until there is something to send, or to look at again."""
         try:
-            async with asyncio.timeout(AGAIN if self._aside.waiting or self._writing.refused else None):
+            async with asyncio.timeout(AGAIN if self._writing.aside or self._locked else None):
                 await self._wake.wait()
         except TimeoutError:
             pass
         self._wake.clear()
-        self._pending.extend(self._writing.refused.back())
-        try:
-            self._pending.extend(await self._aside.back())
-        except (LineDown, psycopg.Error):
-            pass  # the next look finds them
+        self._pending.extend(self._writing.aside.back())
+        self._releases, self._locked = self._releases + self._locked, []
 
     async def _gather(self) -> None:
         """When many ends came together, more are on their way: a few milliseconds later half as many statements do."""
@@ -234,14 +231,9 @@ class Ends:
             self.on_written()
 
     async def _not_written(self, batch: list[Pending], error: psycopg.Error) -> None:
-        """What is locked waits aside. What is refused or too slow is halved, until one end stands alone."""
-        slow = timed_out(error)
-        if slow:
-            self._sending = await self._aside.sort(batch)
-            if len(self._sending) < len(batch):
-                return
+        """What is refused or too slow is halved, until one end stands alone."""
         if len(batch) > 1:
-            self._halve(batch, slow=slow)
+            self._halve(batch, slow=timed_out(error))
             return
         await self._writing.write_alone(*batch[0], error)
         self._sending = []
@@ -255,13 +247,13 @@ class Ends:
     async def _release(self) -> None:
         releases = self._releases[: self._size.now]
         try:
-            await self._line.ask(release(self._host, releases))
+            released = await self._line.ask(release(self._host, releases))
         except LineDown as down:
             if isinstance(down.__cause__, psycopg.Error) and timed_out(down.__cause__):
                 self._size.failed(len(releases), slow=True)
-                self._releases.append(self._releases.pop(0))  # if its row is locked, the others go first
             raise
         del self._releases[: len(releases)]
+        self._locked += released.locked
 
     async def _save(self) -> None:
         saves = dict(islice(self._saves.items(), self._size.now))

@@ -2,7 +2,7 @@
 
 Data that Postgres refuses never stops a job from finishing: `ends` halves the batch until the guilty row stands alone, and
 that row is written without its texts. If it is refused even so, or by code of the user's in the database, or takes longer
-than a statement may, it is told and kept (`refused`), to be sent again later as it was.
+than a statement may, it is told and kept (`aside`), to be sent again later as it was.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pgworkers.events import EndRefused, FinishRejected, JobEnded
 from pgworkers.facts import Facts
 from pgworkers.job.claim import Claimed, Fence
 from pgworkers.job.finish import End, finish
-from pgworkers.job.recorded import recorded_attempts, recorded_ends
 from pgworkers.job.retry import Again, retry
 from pgworkers.job.state import State, Verdict
-from pgworkers.master.aside import Refused
+from pgworkers.job.unwritten import unwritten_attempts, unwritten_ends
+from pgworkers.master.aside import Aside
 from pgworkers.master.held import Held
 from pgworkers.master.line import Line, raised, timed_out
 
@@ -38,7 +38,7 @@ class Writing:
         self._facts = facts
         self._log_args = log_args
         self._again = again  # for an end that must be the first of the next batch
-        self.refused: Refused[Held, End | Again] = Refused()
+        self.aside: Aside[Held, End | Again] = Aside()
 
     async def write(self, batch: list[Pending]) -> None:
         """Write them all. Raises `psycopg.Error`: none is written as the database refuses one, or took too long; `LineDown`:
@@ -54,7 +54,7 @@ class Writing:
         except psycopg.Error as still:
             error = still
         reason = f"{type(error).__name__}: {error.diag.message_primary or error}"
-        self._facts.tell(EndRefused(*held.named, reason, self.refused.put(held, end)))
+        self._facts.tell(EndRefused(*held.named, reason, self.aside.put_refused(held, end)))
 
     async def _write_bare(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
         """The same end without anything that came from the handler."""
@@ -74,7 +74,7 @@ class Writing:
         self._written([(held, bare)], await self._sent([bare]))
 
     async def _sent(self, both: Sequence[End | Again]) -> dict[Fence, str]:
-        """Write them. Answers for each that was not written "already", "lost" or "again"; mostly for none."""
+        """Write them. Answers for each that was not written "already", "locked", "lost" or "again"; mostly for none."""
         ends = [end for end in both if isinstance(end, End)]
         agains = [end for end in both if isinstance(end, Again)]
         answers = await self._finished(ends) if ends else {}
@@ -83,17 +83,15 @@ class Writing:
     async def _finished(self, ends: list[End]) -> dict[Fence, str]:
         answers = await self._line.ask(finish(self._host, ends), refusable=True)
         missing = [end for end in ends if answers.get(end.fence) == "missing"] if answers else []
-        recorded = await self._line.ask(recorded_ends(self._host, missing)) if missing else set()
-        return answers | {end.fence: "already" if end.fence in recorded else "lost" for end in missing}
+        return answers | await self._line.ask(unwritten_ends(self._host, missing)) if missing else answers
 
     async def _retried(self, agains: list[Again]) -> dict[Fence, str]:
         answers = await self._line.ask(retry(self._host, agains), refusable=True)
         missing = [end for end in agains if end.fence in answers] if answers else []
-        recorded = await self._line.ask(recorded_attempts(self._host, missing)) if missing else set()
-        return {end.fence: "already" if end.fence in recorded else "lost" for end in missing}
+        return await self._line.ask(unwritten_attempts(self._host, missing)) if missing else answers
 
     def _written(self, batch: list[Pending], answers: dict[Fence, str]) -> None:
-        if answers or self.refused.known:
+        if answers or self.aside.knows_refused:
             batch = self._answered(batch, answers)
         for held, _ in batch:
             if held.then is not None:
@@ -108,7 +106,10 @@ class Writing:
             if answer == "again":  # it changed under the statement: the first of the next one
                 self._again((held, end))
                 continue
-            self.refused.forget(held.fence)
+            if answer == "locked":
+                self.aside.put_locked(held, end)
+                continue
+            self.aside.forget(held.fence)
             if answer != "lost":
                 found.append((held, end))
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.desk import Desk, blocked, until
+from support.desk import Desk
 
 from pgworkers.job import cancel, finish, requeue, show
 from pgworkers.job.finish import End
@@ -239,21 +239,12 @@ def test_nothing_a_handler_leaves_behind_stops_its_job_or_its_neighbours(
     assert desk.see(good.id).result == 1
 
 
-def test_a_cancel_wish_that_commits_while_the_finish_waits_does_not_undo_the_success(
-    desk: Desk, other: Desk
-) -> None:
+def test_a_finish_waits_for_no_cancel_which_does_not_undo_the_success(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
-    end = End(
-        **job.fence._asdict(),
-        state=State.SUCCEEDED,
-        verdict=Verdict.SUCCEEDED,
-        result="1",
-    )
     with other.conn.transaction():
         assert other.ask(cancel.cancel(job.id)) == "cancelling"
-        waiting = desk.in_thread(finish.finish(desk.host, [end]))
-        until(lambda: blocked(other.conn, desk.conn))
-    assert waiting.result(timeout=20) == {}
+        assert desk.end(job, result="1") == "locked"
+    assert desk.end(job, result="1") == "written"
     assert desk.see(job.id).state is State.SUCCEEDED
     assert other.ask(cancel.cancel(job.id)) == "succeeded"
 

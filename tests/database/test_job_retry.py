@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from support.desk import Desk, blocked, until
+from support.desk import Desk, until
 
-from pgworkers.job import cancel, promote, retry, show
+from pgworkers.job import cancel, promote, show
 from pgworkers.job.retry import Again
 from pgworkers.job.state import State, Verdict
 
@@ -107,14 +107,12 @@ def test_after_an_acknowledged_cancel_nothing_starts_again(desk: Desk, other: De
     assert desk.again(job, after=0.0, error="boom") == "already"
 
 
-def test_a_cancel_that_commits_while_the_retry_waits_is_seen(desk: Desk, other: Desk) -> None:
+def test_a_retry_waits_for_no_cancel_and_sees_it_later(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
-    again = Again(**job.fence._asdict(), verdict=Verdict.ERROR, after=0.0)
     with other.conn.transaction():
         other.ask(cancel.cancel(job.id))
-        waiting = desk.in_thread(retry.retry(desk.host, [again]))
-        until(lambda: blocked(other.conn, desk.conn))
-    assert waiting.result(timeout=20) == {}
+        assert desk.again(job, after=0.0) == "locked"
+    assert desk.again(job, after=0.0) == "written"
     assert desk.see(job.id).state is State.CANCELLED
 
 

@@ -170,7 +170,7 @@ def test_the_moment_of_a_claim_comes_back_exactly(desk: Desk) -> None:
             "SELECT (extract(epoch FROM claimed_at) * 1000000)::bigint FROM pgworkers.job"
         ).fetchall()
         assert held.claimed_at == row[0], moment
-        assert desk.ask(release.release(desk.host, [held])) == 1, moment
+        assert desk.ask(release.release(desk.host, [held])).jobs == 1, moment
         desk.conn.execute("DELETE FROM pgworkers.job")
 
 

@@ -369,10 +369,12 @@ def test_a_finish_of_a_hundred_reads_a_hundred_rows_however_many_are_dead(
             b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query.statement.render("pgworkers"), query.params
         )
         (found,) = cursor.fetchone() or ([],)
-    (read,) = [node for node in scans(found[0]["Plan"]) if node["Node Type"] != "ModifyTable"]
-    assert read["Index Name"] == "job_pkey"
-    assert read["Actual Rows"] * read["Actual Loops"] == 100, "found and deleted at once"
-    assert read["Shared Hit Blocks"] + read["Shared Read Blocks"] < 100 * 12
+    reads = [node for node in scans(found[0]["Plan"]) if node["Node Type"] not in ("ModifyTable", "LockRows")]
+    assert len(reads) == 2, "found once to be locked, and once to be deleted"
+    for read in reads:
+        assert read["Index Name"] == "job_pkey"
+        assert read["Actual Rows"] * read["Actual Loops"] == 100
+        assert read["Shared Hit Blocks"] + read["Shared Read Blocks"] < 100 * 12
 
 
 def test_what_is_written_of_many_jobs_is_read_once(own: psycopg.Connection[Any]) -> None:

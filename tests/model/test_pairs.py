@@ -8,6 +8,8 @@ verb only tells what it saw (a snapshot older than the lock it waited for) and d
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,7 @@ from pgworkers.job import (
     enqueue,
     finish,
     host,
+    mine,
     progress,
     promote,
     queue,
@@ -133,12 +136,17 @@ def world(desk: Desk) -> Any:
     ]
 
 
-def answer(desk: Desk, verb: str) -> Any:
-    """What it says, without times; an error by its name."""
+def answer(desk: Desk, verb: str, skipped: threading.Event | None = None) -> Any:
+    """What it says, without times; an error by its name. A host's write of a row that is locked is sent again, as hosts do:
+    `skipped` says that it was."""
     try:
         if verb == "requeue":
             return requeue.settled(desk.ask, [1])[1]  # as the command asks
         said = desk.ask(VERBS[verb]())
+        while skipped is not None and _locked(desk, verb, said):
+            skipped.set()
+            time.sleep(0.005)
+            said = desk.ask(VERBS[verb]())
     except psycopg.Error as error:
         return type(error).__name__
     match verb:
@@ -152,6 +160,19 @@ def answer(desk: Desk, verb: str) -> Any:
             return said.known, said.alone, len(said.cancels), len(said.lost)  # not when it was
         case _:
             return next(iter(said.values()), "written") if isinstance(said, dict) else said
+
+
+def _locked(desk: Desk, verb: str, said: Any) -> bool:
+    """Was the row skipped because another session has it?"""
+    if verb == "release":
+        return bool(said.locked)
+    if verb == "progress":
+        return said == 0 and _is_held(desk)
+    return verb.startswith(("finish", "retry")) and bool(said) and _is_held(desk)
+
+
+def _is_held(desk: Desk) -> bool:
+    return CLAIMED[0] in desk.ask(mine.mine(OWNER, 0.0)).jobs
 
 
 class Pairs:
@@ -172,8 +193,9 @@ class Pairs:
         arrange(self.one, state)
         self.one.conn.execute("BEGIN")
         said = answer(self.one, first)
-        later = self.pool.submit(answer, self.two, second)
-        until(lambda: later.done() or blocked(self.watcher, self.two.conn))
+        skipped = threading.Event()
+        later = self.pool.submit(answer, self.two, second, skipped)
+        until(lambda: later.done() or skipped.is_set() or blocked(self.watcher, self.two.conn))
         self.waited += not later.done()
         self.one.conn.execute("COMMIT" if commit else "ROLLBACK")
         return [said, later.result(timeout=60)], world(self.one)

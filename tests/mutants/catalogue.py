@@ -381,13 +381,13 @@ MUTANTS = (
         "a locked row delays no other end (row 53)",
         (
             Edit(
-                "pgworkers/master/ends.py",
-                r"self\._sending = await self\._aside\.sort\(batch\)",
-                "self._sending = batch",
+                "pgworkers/job/finish.sql",
+                r"FOR UPDATE SKIP LOCKED",
+                "FOR UPDATE",
             ),
         ),
-        ("tests/database/test_ends_slow.py::test_a_row_that_is_locked_costs_the_others_one_time_limit",),
-        r"one statement found out",
+        ("tests/database/test_ends_slow.py::test_a_row_that_is_locked_holds_up_no_other",),
+        r"no statement waited for it",
     ),
     Mutant(
         "ends-are-not-halved",
@@ -422,7 +422,7 @@ MUTANTS = (
     Mutant(
         "resend-is-lost",
         "an end that was sent twice is one (row 35)",
-        (Edit("pgworkers/job/recorded_ends.sql", r"AND h\.lease = e\.lease", "AND false"),),
+        (Edit("pgworkers/job/unwritten_ends.sql", r"AND h\.lease = e\.lease", "AND false"),),
         (
             "tests/database/test_job_finish.py::test_a_send_whose_acknowledgement_was_lost_is_answered_already",
         ),

@@ -30,10 +30,10 @@ from proof.stage import PACKAGE, Finding, boottime
 PORT = 5432
 LOAD = 6.0  # seconds before the crash
 AFTER = 4.0  # and after the promotion
-LAG = 0.7  # seconds that the standby's receiver stands still before an asynchronous crash: a window worth the name
+LAG = 1.5  # seconds that the standby's receiver stands still before an asynchronous crash: a window worth the name
 OUTAGE = 2.0  # seconds without a primary: handlers end meanwhile, and the sessions of a host come back one after the other
 MASTERS = 2
-WORKERS = 10  # of each: a tenth of the jobs take two seconds, and are running when their ids are given again
+WORKERS = 10  # of each: a third of the jobs takes two seconds, and is running when their ids are given again
 OPTIONS = {
     "listen_addresses": "",
     "wal_level": "replica",
@@ -148,7 +148,7 @@ class Enqueuer:
                 token = uuid.uuid4().hex
                 row = conn.execute(
                     "SELECT id FROM pgworkers.enqueue('work',"
-                    " jsonb_build_object('seconds', CASE WHEN random() < 0.1 THEN 2 ELSE 0.05 * random() END,"
+                    " jsonb_build_object('seconds', CASE WHEN random() < 0.3 THEN 2 ELSE 0.05 * random() END,"
                     " 'value', %s::text),"
                     " max_attempts => 1000, max_crashes => 1000, meta => jsonb_build_object('token', %s::text))",
                     [token, token],

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 
-from pgworkers.job import claim, enqueue, finish, host, link, recorded, retry, show
+from pgworkers.job import claim, enqueue, finish, host, link, retry, show, unwritten
 from pgworkers.job.state import State, Verdict
 from pgworkers.postgres.connect import is_pooled
 from pgworkers.postgres.statements import Query, run
@@ -73,8 +73,9 @@ class Desk:
         """Write these ends as the master does: "written", "already", "lost" or "again" for each."""
         host = host or self.host
         answers = self.ask(finish.finish(host, ends))
-        known = self.ask(recorded.recorded_ends(host, ends)) if answers else set()
-        return {end.fence: _answer(end.fence, answers, known) for end in ends}
+        missing = [end for end in ends if answers.get(end.fence) == "missing"]
+        answers |= self.ask(unwritten.unwritten_ends(host, missing)) if missing else {}
+        return {end.fence: answers.get(end.fence, "written") for end in ends}
 
     def again(self, job: claim.Claimed, after: float = 60.0, **more: Any) -> str:
         verdict = more.pop("verdict", Verdict.ERROR)
@@ -85,8 +86,9 @@ class Desk:
         """Write these attempts as the master does: "written", "already" or "lost" for each."""
         host = host or self.host
         answers = self.ask(retry.retry(host, agains))
-        known = self.ask(recorded.recorded_attempts(host, agains)) if answers else set()
-        return {again.fence: _answer(again.fence, answers, known) for again in agains}
+        missing = [again for again in agains if again.fence in answers]
+        answers |= self.ask(unwritten.unwritten_attempts(host, missing)) if missing else {}
+        return {again.fence: answers.get(again.fence, "written") for again in agains}
 
     def see(self, job_id: int) -> show.JobView:
         found = self.ask(show.get(job_id))
@@ -122,12 +124,6 @@ class Desk:
 
         threading.Thread(target=work, daemon=True).start()
         return future
-
-
-def _answer(fence: claim.Fence, unwritten: dict[claim.Fence, str], known: set[claim.Fence]) -> str:
-    if unwritten.get(fence) == "missing":
-        return "already" if fence in known else "lost"
-    return unwritten.get(fence, "written")
 
 
 def blocked(watcher: psycopg.Connection[Any], conn: psycopg.Connection[Any]) -> bool:
