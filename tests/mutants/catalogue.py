@@ -76,6 +76,22 @@ MUTANTS = (
         r"where False = untouched_by_the_same_host\(",
     ),
     Mutant(
+        "number-given-twice",
+        "a claim whose number this host knows from a lost timeline is given back",
+        (
+            Edit(
+                "pgworkers/master/dispatch.py",
+                r"if \(known is not None and known\.key == job\[:2\]\) or job\[:2\] in self\._taken_back:",
+                "if False:",
+            ),
+        ),
+        (
+            "tests/unit/test_dispatch.py::test_the_number_of_a_lost_claim_that_is_given_again_is_another_job",
+            "tests/unit/test_dispatch.py::test_an_order_that_a_worker_has_not_read_is_not_confused_with_a_later_one",
+        ),
+        r"assert \(\(?\[?(Held|Fence)\(",
+    ),
+    Mutant(
         "rescue-by-id-only",
         "sweep selects first, updates by id only",
         (
