@@ -128,6 +128,14 @@ class DatabaseBack:
 
 
 @dataclass(frozen=True, slots=True)
+class DatabaseSlow:
+    """Ends could not be written within the time limit of a statement. Told once, until full batches are fast again."""
+
+    jobs: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class StatementRun:
     op: str
     seconds: float
@@ -290,7 +298,7 @@ Fact = (
     | WorkerForked | WorkerReady | WorkerBurned | WorkerDied | WorkerDumped
     | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | SupervisorSilent
     | WorkersResting | OrphansKilled | FormerHostEnded
-    | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified
+    | DatabaseLost | DatabaseBack | DatabaseSlow | StatementRun | Claimed | Notified
     | QueueThrottled | Purged | TickFired | TicksSkipped | ScheduleFailed | TaskUnknown
     | ClaimTooSlow | JobsParked
     | QueuesSeen | SchedulesSeen | StorageSeen | MemorySeen | LoopWoke | HandlerMeasured

@@ -44,8 +44,6 @@ NOT_POOLED_FILES = {
     "test_pooled_clients.py",
 }
 NOT_POOLED = {
-    "test_a_cancel_that_commits_while_the_retry_waits_is_seen",
-    "test_a_cancel_wish_that_commits_while_the_finish_waits_does_not_undo_the_success",
     "test_a_role_without_rights_is_told_so",
     "test_waiting_threads_share_one_connection_and_all_wake",
     "test_waiting_coroutines_share_one_connection_and_all_wake",

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pgworkers.job import clean
-from pgworkers.job.postmortem import TEXT_LIMIT, Postmortem, answers, column, columns, in_order
+from pgworkers.job.claim import Fence
+from pgworkers.job.postmortem import TEXT_LIMIT, Postmortem, column, columns, in_order, unwritten
 from pgworkers.job.state import State
 from pgworkers.postgres.arrays import Texts
 from pgworkers.postgres.statements import Query, Statement
@@ -24,9 +25,12 @@ class End(Postmortem, frozen=True, kw_only=True, gc=False):
     keep_args: bool = True  # in history; a job that did not succeed keeps them in any case
 
 
-def finish(host: str, ends: Sequence[End]) -> Query[dict[tuple[int, int], str]]:
-    """End these jobs. Answers for each (id, lease): "written", "already", "lost", or "again": two ends of one job cannot be
-    told apart in one statement, send it again."""
+def finish(host: str, ends: Sequence[End]) -> Query[dict[Fence, str]]:
+    """End these jobs. Answers for each that was not written: "missing", or "again".
+
+    A missing end was written before, is locked, or its lease is lost (`unwritten`). One statement writes one end of a job: a
+    second one is answered "again" and must be sent in another statement.
+    """
     rows: list[End] = in_order(ends)
     once = list({end.id: end for end in rows}.values())
     succeeded = [end.state for end in once].count(_SUCCEEDED) == len(once)
@@ -40,12 +44,12 @@ def finish(host: str, ends: Sequence[End]) -> Query[dict[tuple[int, int], str]]:
         "dropped_args": _dropped_args(once),
     }
 
-    def read(found: list[tuple[Any, ...]]) -> dict[tuple[int, int], str]:
-        answered = (
-            dict.fromkeys([(end.id, end.lease) for end in rows], "again") if len(once) < len(rows) else {}
-        )
-        written = dict.fromkeys(zip(params["ids"], params["leases"], strict=True), "written")
-        return answered | written | answers(found)
+    def read(found: list[tuple[Any, ...]]) -> dict[Fence, str]:
+        ((written, _),) = found
+        answers = {} if written is None else unwritten(once, written)
+        if len(once) < len(rows):
+            answers |= dict.fromkeys({end.fence for end in rows} - {end.fence for end in once}, "again")
+        return answers
 
     return Query(_FINISH, params, read)
 

@@ -68,7 +68,8 @@ class Claims:
         self._dispatch = dispatch
         self._facts = facts
         self._settings = settings
-        self._may_begin = may_begin  # else nobody here would begin what we claim: the leases have lapsed
+        # Else nothing would be won: the leases have lapsed, or the database does not take the ends of what runs.
+        self._may_begin = may_begin
         self._bell = Bell()
         self._wakes = Wakes()
         self._positions = Positions(settings.statement_timeout)

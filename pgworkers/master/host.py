@@ -98,7 +98,7 @@ class Host:
             stop=self._stop_job,
         )
         self.scaling = Scaling(self)
-        self.claims = Claims(self.id, self.lines["claim"], self.dispatch, facts, settings, self.term.holds)
+        self.claims = Claims(self.id, self.lines["claim"], self.dispatch, facts, settings, self._may_claim)
         self.ends.on_written = self.claims.poke
         self.overlooked = Overlooked(self.id, self.lines, self.dispatch, self.ends, settings, self.reckoned)
         self.renewal = Renewal(
@@ -285,6 +285,9 @@ class Host:
                 self.scaling.poke()
                 self.requests.poke()
                 self.duties.heard()
+
+    def _may_claim(self) -> bool:
+        return self.term.holds() and not self.ends.is_behind
 
     def renewed(self, sent: float) -> None:
         """The leases hold so long, counted from the sending: nothing begins beyond it, and nothing is claimed."""

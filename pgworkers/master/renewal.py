@@ -215,7 +215,7 @@ class Renewal:
         sent, sent_boottime = monotonic(), boottime()
         self._must_reread = False
         settled = self._settled()
-        held, deadlines = self._dispatch.held_keys(), self._dispatch.held_deadlines()
+        held, deadlines = self._dispatch.held_fences(), self._dispatch.held_deadlines()
         renewed = await self._line.ask(renew(self._host, held, *self._view(), deadlines=deadlines))
         if not renewed.known:
             # The row was swept while this host was away. Its jobs are lost; the host begins anew under the same id.
@@ -230,12 +230,12 @@ class Renewal:
         self._on_renewed(sent_boottime)
         self._dispatch.alone = renewed.alone
         self._dispatch.sharing_hosts = renewed.sharing
-        for job, _lease in renewed.cancels:
-            self._dispatch.cancel(job)
+        for fence in renewed.cancels:
+            self._dispatch.cancel(fence)
         for deadline in renewed.deadlines:
             self._dispatch.read_deadline(deadline)
-        for key in renewed.lost:
-            self._dispatch.lost(key, rescued=key in renewed.rescued)
+        for fence in renewed.lost:
+            self._dispatch.lost(fence, rescued=fence in renewed.rescued)
 
     async def _listen(self, conn: psycopg.AsyncConnection[Any]) -> None:
         conn.add_notify_handler(

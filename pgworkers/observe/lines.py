@@ -102,6 +102,9 @@ def tell(fact: events.Fact) -> Told | None:
             return ERROR, f"{text}; running jobs go on, results wait"
         case events.DatabaseBack():
             return INFO, f"database: the {fact.role} connection is back after {show_seconds(fact.seconds)}"
+        case events.DatabaseSlow():
+            text = f"database: the ends of {fact.jobs} jobs could not be written within {show_seconds(fact.seconds)}"
+            return WARNING, f"{text}; they are written in smaller batches, and fewer jobs are claimed"
         case events.DutyFailed(cut=False):
             return ERROR, f"duty {fact.duty} failed: {escape(fact.error)}"
         case events.ScheduleFailed():

@@ -51,8 +51,8 @@ def then_id(made: Batch) -> int:
 
 def end_all(desk: Desk, jobs: list[Any], state: State = State.SUCCEEDED) -> None:
     verdict = Verdict.SUCCEEDED if state is State.SUCCEEDED else Verdict.ERROR
-    ends = [finish.End(id=job.id, lease=job.lease, state=state, verdict=verdict) for job in jobs]
-    assert set(desk.ask(finish.finish(desk.host, ends)).values()) == {"written"}
+    ends = [finish.End(**job.fence._asdict(), state=state, verdict=verdict) for job in jobs]
+    assert desk.ask(finish.finish(desk.host, ends)) == {}
 
 
 def test_counts_and_what_comes_after(app: App, desk: Desk) -> None:

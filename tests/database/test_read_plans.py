@@ -26,7 +26,8 @@ DECLARE
     today timestamptz := (now() AT TIME ZONE 'UTC')::date::timestamp AT TIME ZONE 'UTC';
     day integer := current_setting('tests.day')::integer;
 BEGIN
-    EXECUTE format('CREATE TABLE pgworkers.history_old%s PARTITION OF pgworkers.history FOR VALUES FROM (false, %L) TO (false, %L)',
+    EXECUTE format('CREATE TABLE pgworkers.history_old%s PARTITION OF pgworkers.history'
+                   ' FOR VALUES FROM (false, %L) TO (false, %L)',
                    day, today - make_interval(days => day), today - make_interval(days => day - 1));
 END $$
 """

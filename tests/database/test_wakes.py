@@ -273,7 +273,14 @@ def test_what_comes_up_before_the_place_is_found_from_the_head(looking: Looking,
         [job] = [job for job in [desk.put()] for job in desk.take()]
         desk.ask(
             retry.retry(
-                desk.host, [retry.Again(id=job.id, lease=job.lease, verdict=Verdict.ERROR, after=0.0)]
+                desk.host,
+                [
+                    retry.Again(
+                        **job.fence._asdict(),
+                        verdict=Verdict.ERROR,
+                        after=0.0,
+                    )
+                ],
             )
         )
         last = desk.put()

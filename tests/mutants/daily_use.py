@@ -301,12 +301,12 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/job/renew.py",
-                r"frozenset\(\(row\[0\], row\[1\]\) for row in jobs if row\[8\]\)",
+                r"frozenset\(row\[0\] for row in jobs if row\[7\]\)",
                 "frozenset()",
             ),
         ),
         ("tests/database/test_job_renew.py::test_it_learns_that_a_job_was_rescued",),
-        r"frozenset\(\) == \{\(1, 1\)\}",
+        r"frozenset\(\) == \{Fence\(id=1",
     ),
     Mutant(
         "C10-duties-by-hand-are-some",
