@@ -38,6 +38,9 @@ MANY = 16
 GATHER = 0.004
 #: Of jobs that have a process each: a batch begins no sooner than so many seconds after the one before it.
 STEP = 0.02
+#: No jobs are claimed while more batches than these wait; or while more than one does, and a write takes this long.
+MAX_BATCHES_PENDING = 2
+SLOW_WRITE_SECONDS = 0.25
 #: So many characters of jobs that begin with an end go into one batch, and the end that reaches it: thousands of rows.
 CHILDREN = 256 << 10
 
@@ -67,11 +70,13 @@ class Ends:
         self._throttles: dict[str, float | None] = {}
         self._silences: list[tuple[int, int]] = []
         self._together = 0  # in the last batch
+        self._holds_claims = False  # too many ends wait
         self._began = -inf  # when it was sent
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
-        #: Called when ends of jobs behind a limit were written: what waited for their places may begin.
+        #: Called when ends of jobs behind a limit were written, so that what waited for their places may begin; and when
+        #: jobs may be claimed again.
         self.on_written: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
@@ -83,13 +88,16 @@ class Ends:
         """True while ends wait for nothing but their turn, and the database answers."""
         return self._line.up and bool(self._pending or self._sending)
 
-    @property
-    def is_behind(self) -> bool:
-        """True while jobs end faster than the database takes their ends, by more than a batch.
+    def may_claim(self) -> bool:
+        """False while jobs end faster than the database takes their ends; `on_written` says when that has changed.
 
-        Then nothing more is claimed: what has run and is not written runs again if this host is lost.
+        What has run and is not written runs again if this host is lost. A database that keeps up is allowed some batches:
+        ends come in bursts.
         """
-        return len(self._pending) > self._size.now
+        is_slow = self._size.is_slow or (self._sending and monotonic() - self._began > SLOW_WRITE_SECONDS)
+        most = self._size.now if is_slow else MAX_BATCHES_PENDING * self._size.now
+        self._holds_claims = len(self._pending) > most
+        return not self._holds_claims
 
     def fences(self) -> list[Fence]:
         """Whose ends are on their way."""
@@ -215,7 +223,7 @@ class Ends:
         self._together = len(sending)
 
     async def _write(self) -> None:
-        batch, began, was_behind = self._sending, monotonic(), self.is_behind
+        batch, began = self._sending, monotonic()
         try:
             await self._writing.write(batch)
         except LineDown as down:
@@ -227,7 +235,8 @@ class Ends:
             return
         self._sending = []
         self._size.written(len(batch), monotonic() - began)
-        if any(held.claimed.limited for held, _ in batch) or (was_behind and not self.is_behind):
+        limited = any(held.claimed.limited for held, _ in batch)
+        if limited or (self._holds_claims and self.may_claim()):
             self.on_written()
 
     async def _not_written(self, batch: list[Pending], error: psycopg.Error) -> None:

@@ -287,7 +287,7 @@ class Host:
                 self.duties.heard()
 
     def _may_claim(self) -> bool:
-        return self.term.holds() and not self.ends.is_behind
+        return self.term.holds() and self.ends.may_claim()
 
     def renewed(self, sent: float) -> None:
         """The leases hold so long, counted from the sending: nothing begins beyond it, and nothing is claimed."""

@@ -9,8 +9,8 @@ from support.tree import Forest, wait_for
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
-JOBS = 3000
-#: Fifty in the time that a statement may take, and the host sends up to 500 at once.
+JOBS = 1500
+#: Fifty in the time that a statement may take, and the host sends up to a hundred at once.
 TRIGGER = """
 CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.02); RETURN NEW; END $$;
 CREATE TRIGGER of_the_user BEFORE INSERT ON pgworkers.history FOR EACH ROW EXECUTE FUNCTION public.dawdle();
@@ -19,7 +19,7 @@ CREATE TRIGGER of_the_user BEFORE INSERT ON pgworkers.history FOR EACH ROW EXECU
 
 def test_ends_that_take_longer_than_a_statement_may_are_all_written_once(forest: Forest) -> None:
     forest.db.execute(TRIGGER)
-    master = forest.start(queues="default:2")
+    master = forest.start(queues="default:2", PGWORKERS_FINISH_BATCH="100", PGWORKERS_CLAIM_BATCH="100")
     jobs = forest.enqueue("work", JOBS)
     wait_for(lambda: _ended(forest) >= 100, timeout=60, what="the first ends")
     wait_for(

@@ -178,3 +178,21 @@ def test_an_end_that_is_written_while_a_claim_is_on_its_way_makes_it_look_once_m
             assert await host.looks() == looks
 
     play(scene)
+
+
+def test_no_job_is_claimed_while_too_many_ends_wait_and_the_claimer_hears_when_they_are_written() -> None:
+    async def story() -> None:
+        host = Host()
+        host.ends = Ends("host", cast("Any", host.line), Facts(), 2)
+        told: list[bool] = []
+        host.ends.on_written = lambda: told.append(host.ends.may_claim())
+        host.ends_together(*[False] * 4)
+        assert host.ends.may_claim()
+        host.ends_together(False)
+        assert not host.ends.may_claim(), "more than two batches wait"
+        running = asyncio.ensure_future(host.ends.run())
+        await host.ends.idle.wait()
+        running.cancel()
+        assert told == [True], "once, as soon as it is so"
+
+    asyncio.run(story())
