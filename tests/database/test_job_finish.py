@@ -36,15 +36,32 @@ def test_a_success_moves_to_history_with_its_result_and_costs(desk: Desk) -> Non
 def test_only_a_success_drops_its_arguments(desk: Desk) -> None:
     """A dead or cancelled job can run again, so it keeps them."""
     kept, *dropping = [desk.run_one(args='{"page": 7}') for _ in range(4)]
-    ends = [End(id=kept.id, lease=kept.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED)]
+    ends = [
+        End(
+            id=kept.id,
+            lease=kept.lease,
+            claimed_at=kept.claimed_at,
+            state=State.SUCCEEDED,
+            verdict=Verdict.SUCCEEDED,
+        )
+    ]
     for job, state, verdict in zip(
         dropping,
         (State.SUCCEEDED, State.DEAD, State.CANCELLED),
         (Verdict.SUCCEEDED, Verdict.ERROR, Verdict.CANCELLED),
         strict=True,
     ):
-        ends.append(End(id=job.id, lease=job.lease, state=state, verdict=verdict, keep_args=False))
-    assert set(desk.ask(finish.finish(desk.host, ends)).values()) == {"written"}
+        ends.append(
+            End(
+                id=job.id,
+                lease=job.lease,
+                claimed_at=job.claimed_at,
+                state=state,
+                verdict=verdict,
+                keep_args=False,
+            )
+        )
+    assert desk.ask(finish.finish(desk.host, ends)) == {}, "all were written"
     page = {"page": 7}
     assert [desk.see(end.id).args for end in ends] == [page, {}, page, page]
 

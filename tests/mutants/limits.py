@@ -112,7 +112,7 @@ LIMITS = (
     Mutant(
         "D2-slow-claim-blames-the-database",
         "a claim that timed out is not a lost database",
-        (Edit("pgworkers/master/line.py", r"slow = timeouts and ", "slow = False and "),),
+        (Edit("pgworkers/master/line.py", r"slow = \(timeouts or refusable\) and ", "slow = False and "),),
         (
             "tests/database/test_line_then.py::test_of_a_statement_that_failed_nobody_has_an_answer[slow by itself]",
         ),
