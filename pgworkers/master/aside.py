@@ -13,10 +13,12 @@ from typing import Generic, Protocol, TypeVar
 from pgworkers.clock import monotonic
 from pgworkers.job.claim import Fence
 
-#: Seconds until an end whose row is locked is sent again.
-AGAIN = 0.5
+#: Seconds until an end whose row is locked is sent again: the first pause, and the longest. The claim of another host that
+#: read the job as ready locks its row for a moment.
+LOCKED_FIRST = 0.01
+LOCKED_MOST = 0.5
 
-#: Seconds until a refused end is sent again: the first pause, and the longest.
+#: The same for an end that is refused.
 FIRST = 1.0
 MOST = 60.0
 
@@ -41,21 +43,30 @@ class Aside(Generic[K, V]):
         return len(self._waiting)
 
     @property
-    def knows_refused(self) -> bool:
-        """True if any of what is not written yet was refused before."""
+    def knows(self) -> bool:
+        """True if any of what is not written yet was set aside before."""
         return bool(self._pauses)
+
+    def due_in(self) -> float | None:
+        """Seconds until the next one is to be sent again; None: there is none."""
+        if not self._waiting:
+            return None
+        return max(0.0, min(at for at, _, _ in self._waiting.values()) - monotonic())
 
     def fences(self) -> list[Fence]:
         return list(self._waiting)
 
-    def put_locked(self, one: K, end: V) -> None:
-        """Keep it until another session may have let go of its row."""
-        self._waiting[one.fence] = (monotonic() + AGAIN, one, end)
+    def put_locked(self, one: K, end: V) -> float:
+        """Keep it until another session may have let go of its row; after how many seconds it is sent again."""
+        return self._put(one, end, LOCKED_FIRST, LOCKED_MOST)
 
     def put_refused(self, one: K, end: V) -> float:
-        """Keep it; after how many seconds it is sent again."""
+        """Keep what the database refused; after how many seconds it is sent again."""
+        return self._put(one, end, FIRST, MOST)
+
+    def _put(self, one: K, end: V, first: float, most: float) -> float:
         fence = one.fence
-        pause = min(MOST, 2 * self._pauses[fence]) if fence in self._pauses else FIRST
+        pause = min(most, max(first, 2 * self._pauses.get(fence, 0.0)))
         self._pauses[fence] = pause
         self._waiting[fence] = (monotonic() + pause, one, end)
         return pause

@@ -26,7 +26,7 @@ from pgworkers.job.progress import Saved, save
 from pgworkers.job.queue import Cooling, throttle
 from pgworkers.job.release import release
 from pgworkers.job.retry import Again
-from pgworkers.master.aside import AGAIN
+from pgworkers.master.aside import LOCKED_MOST
 from pgworkers.master.batch_size import BatchSize
 from pgworkers.master.held import Held
 from pgworkers.master.line import Line, LineDown, timed_out
@@ -165,8 +165,11 @@ class Ends:
 
     async def _something(self) -> None:
         """Wait until there is something to send, or to look at again."""
+        due = self._writing.aside.due_in()
+        if self._locked:
+            due = min(LOCKED_MOST, due) if due is not None else LOCKED_MOST
         try:
-            async with asyncio.timeout(AGAIN if self._writing.aside or self._locked else None):
+            async with asyncio.timeout(due):
                 await self._wake.wait()
         except TimeoutError:
             pass

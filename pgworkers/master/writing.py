@@ -91,7 +91,7 @@ class Writing:
         return await self._line.ask(unwritten_attempts(self._host, missing)) if missing else answers
 
     def _written(self, batch: list[Pending], answers: dict[Fence, str]) -> None:
-        if answers or self.aside.knows_refused:
+        if answers or self.aside.knows:
             batch = self._answered(batch, answers)
         for held, _ in batch:
             if held.then is not None:

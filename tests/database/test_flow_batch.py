@@ -52,7 +52,10 @@ def then_id(made: Batch) -> int:
 def end_all(desk: Desk, jobs: list[Any], state: State = State.SUCCEEDED) -> None:
     verdict = Verdict.SUCCEEDED if state is State.SUCCEEDED else Verdict.ERROR
     ends = [finish.End(**job.fence._asdict(), state=state, verdict=verdict) for job in jobs]
-    assert desk.ask(finish.finish(desk.host, ends)) == {}
+    while ends:  # what the claim of another session has locked is sent again, as a host does
+        answers = desk.finish(ends)
+        assert set(answers.values()) <= {"written", "locked"}
+        ends = [end for end in ends if answers[end.fence] == "locked"]
 
 
 def test_counts_and_what_comes_after(app: App, desk: Desk) -> None:

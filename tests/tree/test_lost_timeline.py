@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from support.ledger import read
 from support.tree import Forest, wait_for
 
 
+@pytest.mark.excused("I5", "the row of the first execution is lost with its timeline")
+@pytest.mark.excused("I6", "the handler of the lost claim is still being stopped when the new job begins")
 def test_a_job_that_has_the_number_of_a_lost_one_ends_with_its_own_result(forest: Forest) -> None:
     forest.start(queues="default:2")
     [old] = forest.enqueue("gate", args={"value": "old"})
