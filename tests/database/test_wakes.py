@@ -112,7 +112,7 @@ def test_all_hosts_are_notified_of_many_jobs(desk: Desk) -> None:
     copy_in(desk.conn, desk.schema, [PLAIN] * 3)
     assert told(desk) == ["ready:a"]
     jobs = desk.take(3)
-    desk.ask(release(desk.host, [(job.id, job.lease) for job in jobs]))
+    desk.ask(release(desk.host, [job.fence for job in jobs]))
     assert told(desk) == ["ready:a"]
 
 
@@ -123,7 +123,7 @@ def test_a_job_that_is_given_back_is_for_another_host(desk: Desk) -> None:
         desk.put()
         [job] = desk.take()
         told(desk)
-        desk.ask(release(desk.host, [(job.id, job.lease)]))
+        desk.ask(release(desk.host, [job.fence]))
         assert told(desk) == [f"one:a:{other}"]
         desk.take()
 

@@ -21,7 +21,8 @@ def keep_days(conn: psycopg.Connection[Any], days: int = DAYS_KEPT) -> None:
         BEGIN
             FOREACH parent IN ARRAY ARRAY['history', 'attempt'] LOOP
                 FOR day IN SELECT (now() AT TIME ZONE 'UTC')::date - n FROM generate_series(1, {int(days)}) n LOOP
-                    EXECUTE format('CREATE TABLE pgworkers.%I PARTITION OF pgworkers.%I FOR VALUES FROM (%L) TO (%L)',
+                    EXECUTE format('CREATE TABLE pgworkers.%I PARTITION OF pgworkers.%I'
+                                   ' FOR VALUES FROM (false, %L) TO (false, %L)',
                                    parent || to_char(day, '_YYYYMMDD'), parent,
                                    day::timestamp AT TIME ZONE 'UTC', (day + 1)::timestamp AT TIME ZONE 'UTC');
                 END LOOP;
