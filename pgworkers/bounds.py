@@ -14,8 +14,11 @@ from datetime import UTC, datetime
 NAME_BYTES = 200
 #: One scope of a scoped schedule (`schedule_names_fit`).
 SCOPE_BYTES = 500
-#: Unique and concurrency keys, which are indexed (`job_unique_fits`, `job_concurrency_key_fits`).
+#: Keys, which are indexed (`job_unique_fits`, `job_concurrency_key_fits`, `idempotency_key_fits`).
 KEY_BYTES = 1000
+#: How long an idempotency key can lead to its first job (`pgworkers.first_with_key()`). Enqueue-only logins write keys, so
+#: none of them stays for ever.
+IDEMPOTENCY_WINDOW_MAX_DAYS = 31
 #: Begins the concurrency keys of the jobs of schedules with overlap="replace" (`schedule/fire.sql`, `pgworkers.enqueue()`).
 SCHEDULE_KEY_PREFIX = "schedule:"
 

@@ -51,6 +51,7 @@ class TaskOptions(TypedDict, total=False):
     exclusive: bool  # two executions never overlap, even when a host is cut off
     stall_timeout: Duration | None  # alive but no CPU and no beat for this long: stopped
     result_limit: int | str | None  # the largest result, as JSON; by default the setting (16 KiB)
+    keep_args: bool  # False: history keeps no arguments of jobs that succeeded
     concurrency: int | None  # how many of it run at once, over all hosts
     concurrency_per_key: int | None  # how many with the same concurrency_key do; by default one
 
@@ -72,6 +73,7 @@ def task_spec(
     exclusive: bool = False,
     stall_timeout: Duration | None = None,
     result_limit: int | str | None = None,
+    keep_args: bool = True,
     concurrency: int | None = None,
     concurrency_per_key: int | None = None,
 ) -> TaskSpec:
@@ -96,6 +98,7 @@ def task_spec(
         exclusive=bool(exclusive),
         stall_timeout=read_duration(stall_timeout, what=f"{what} stall_timeout"),
         result_limit=_result_limit(result_limit, f"{what} result_limit"),
+        keep_args=bool(keep_args),
         concurrency=_optional(concurrency, f"{what} concurrency"),
         concurrency_per_key=_optional(concurrency_per_key, f"{what} concurrency_per_key"),
         doc=doc[:200],

@@ -72,7 +72,8 @@ class QuotaExceeded(PgworkersError):
 class OutcomeUnknown(DatabaseUnreachable):
     """The connection broke while an enqueue was on its way: it may or may not have been committed.
 
-    Nothing is sent twice. Look before you enqueue again; with `unique=` repeating is safe.
+    Nothing is sent twice. With `idempotency_key=` repeating is safe: it returns the job of the first try, if there is
+    one, finished or not. Without it, look before you enqueue again: `unique=` finds only a job that has not ended.
     """
 
 

@@ -128,6 +128,14 @@ class DatabaseBack:
 
 
 @dataclass(frozen=True, slots=True)
+class DatabaseSlow:
+    """Ends could not be written within the time limit of a statement. Told once, until full batches are fast again."""
+
+    jobs: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class StatementRun:
     op: str
     seconds: float
@@ -185,6 +193,24 @@ class ScheduleFailed:
     schedule: str
     scope: str
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimTooSlow:
+    """A claim of these queues took longer than a statement may. The server answers; other statements may be quick."""
+
+    queues: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobsParked:
+    """Jobs of a task that this host does not know made its claims slow. It moves them out of the way; `done`: all."""
+
+    queue: str
+    task: str
+    jobs: int
+    done: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,8 +298,9 @@ Fact = (
     | WorkerForked | WorkerReady | WorkerBurned | WorkerDied | WorkerDumped
     | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | SupervisorSilent
     | WorkersResting | OrphansKilled | FormerHostEnded
-    | DatabaseLost | DatabaseBack | StatementRun | Claimed | Notified
+    | DatabaseLost | DatabaseBack | DatabaseSlow | StatementRun | Claimed | Notified
     | QueueThrottled | Purged | TickFired | TicksSkipped | ScheduleFailed | TaskUnknown
+    | ClaimTooSlow | JobsParked
     | QueuesSeen | SchedulesSeen | StorageSeen | MemorySeen | LoopWoke | HandlerMeasured
     | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | LeaderLockHeld | LeaderLockFree
     | HostChanged | LinesDropped | OutputDropped

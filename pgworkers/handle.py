@@ -36,7 +36,7 @@ class Job(Generic[R]):
         self, job_id: int, client: Client, *, decode: Callable[[bytes], R] | None = None, created: bool = True
     ) -> None:
         self.id = job_id  #: its number
-        self.created = created  #: False: a unique key led to a job that was already there
+        self.created = created  #: False: a unique or idempotency key led to a job that was already there
         self._client = client
         self._decode = decode
         self._view: JobView | None = None

@@ -37,6 +37,7 @@ class TaskSpec(msgspec.Struct, frozen=True):
     exclusive: bool = False
     stall_timeout: float | None = None
     result_limit: int | None = None
+    keep_args: bool = True  # False: history keeps no arguments of its successes
     concurrency: int | None = None  # how many of it run at once, over all hosts
     concurrency_per_key: int | None = None  # how many with the same concurrency_key do; None: one
     doc: str = ""

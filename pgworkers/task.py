@@ -216,6 +216,8 @@ class Task(Generic[P, R]):
             meta_json=tracing.carried(how.meta_json),
             after=how.after,
             on_failed=how.on_failed,
+            idempotency_key=how.idempotency_key,
+            idempotency_window=how.idempotency_window,
         )
 
     def _enqueue(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:

@@ -35,15 +35,15 @@ WATCHED = {"process", "tree", "fault", "security"}  # the directories whose test
 NOT_POOLED_FILES = {
     "test_exchange.py",
     "test_plans.py",
+    "test_read_plans.py",
     "test_wakes.py",
     "test_roles.py",
     "test_search_path.py",
     "test_job_lead.py",
     "test_session_settings.py",  # it puts a pooler of its own in front of the server
+    "test_pooled_clients.py",
 }
 NOT_POOLED = {
-    "test_a_cancel_that_commits_while_the_retry_waits_is_seen",
-    "test_a_cancel_wish_that_commits_while_the_finish_waits_does_not_undo_the_success",
     "test_a_role_without_rights_is_told_so",
     "test_waiting_threads_share_one_connection_and_all_wake",
     "test_waiting_coroutines_share_one_connection_and_all_wake",
@@ -92,6 +92,9 @@ NOT_POOLED = {
     "test_a_finish_while_the_leader_links_a_new_follower_hears_of_it",
     "test_forged_notifications_do_not_end_a_wait",
     "test_a_session_that_holds_the_leaders_lock_and_does_not_lead_is_named",
+    "test_a_second_enqueue_waits_for_the_transaction_of_the_first",
+    "test_without_a_key_the_table_is_not_touched",
+    "test_keys_are_found_by_index_whatever_the_statistics_say",
 }
 #: Reasons of skips that a program on this machine would have prevented.
 MISSING_TOOL = re.compile(r"not installed|neither installed|apt-get install")

@@ -204,8 +204,12 @@ def change_by_filter(said: Invocation, db: place.Database, verb: Verb, chosen: F
     from pgworkers.job import show
     from pgworkers.postgres.statements import run
 
-    total = run(db.conn, db.schema, show.count(chosen))
-    if total and not agreed(said, f"{verb.name} {plural(total, 'job')} ({described(chosen)})?"):
+    counted_jobs = show.count(lambda query: run(db.conn, db.schema, query), chosen)
+    total = counted_jobs.jobs if counted_jobs.complete else None
+    amount = plural(counted_jobs.jobs, "job")
+    if total is None:
+        amount = f"{'more than' if counted_jobs.jobs >= show.MAX_COUNT else 'at least'} {amount}"
+    if total != 0 and not agreed(said, f"{verb.name} {amount} ({described(chosen)})?"):
         output.note(said, "nothing was changed")
         return 1
     outcomes: Counter[str] = Counter()
@@ -231,11 +235,9 @@ def batches(db: place.Database, chosen: Filter) -> Iterator[list[int]]:
     from pgworkers.job import show
     from pgworkers.postgres.statements import run
 
-    before: int | None = None
-    while found := run(db.conn, db.schema, show.ids(replace(chosen, limit=PAGE, before=before))):
-        for start in range(0, len(found), BATCH):
-            yield found[start : start + BATCH]
-        before = found[-1]
+    for page in show.pages(lambda query: run(db.conn, db.schema, query), replace(chosen, limit=PAGE)):
+        for start in range(0, len(page.ids), BATCH):
+            yield page.ids[start : start + BATCH]
 
 
 def _summary(verb: Verb, outcomes: Counter[str]) -> str:

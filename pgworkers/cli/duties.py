@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from pgworkers.master.line import Line
     from pgworkers.settings import Settings
 
-#: No host has this id, so a rescue by hand spares nobody but the living.
-NOBODY = "00000000-0000-0000-0000-000000000000"
-
 
 @click.group(cls=Group)
 def duties() -> None:
@@ -86,7 +83,7 @@ async def _perform(dsn: str, settings: Settings, name: str) -> int:
     facts.listen(hear)
     line = Line("operator", dsn, settings, facts)
     try:
-        count = await _duties(line, facts, settings).perform(name)
+        count = await _duties(line, facts, settings).perform_whole(name)
     finally:
         await line.close()
     if failures:
@@ -97,10 +94,11 @@ async def _perform(dsn: str, settings: Settings, name: str) -> int:
 
 
 def _duties(line: Line, facts: Facts, settings: Settings) -> Duties:
+    from pgworkers.job.host import NO_HOST
     from pgworkers.master.all_duties import all_duties
 
     return all_duties(
-        NOBODY, line, facts, settings, may_rescue=lambda: True, reckoned=lambda: None, desks=None
+        NO_HOST, line, facts, settings, may_rescue=lambda: True, reckoned=lambda: None, desks=None
     )
 
 

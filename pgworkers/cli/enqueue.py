@@ -48,6 +48,17 @@ class Enqueue(Command):
     type=click.Choice(["return", "replace", "raise"]),
     help="When the key is held: return that job (default), replace its arguments, or refuse.",
 )
+@click.option(
+    "--idempotency-key",
+    metavar="KEY",
+    help="Repeats with this key get the first job of this task, finished or not.",
+)
+@click.option(
+    "--idempotency-window",
+    metavar="TIME",
+    type=duration,
+    help="How long they do, from the first enqueue on (default 1d, at most 31d).",
+)
 @click.option("--queue", metavar="QUEUE", help="Another queue than the task's own.")
 @click.option("--meta", metavar="OBJECT", help="Why it is enqueued, as a JSON object; the job can read it.")
 @click.option(
@@ -80,6 +91,7 @@ def enqueue(
     Examples:
       pgworkers enqueue render report_id=7 fmt=png
       pgworkers enqueue render --json '{"report_id": 7}' --delay 5m --unique report:7
+      pgworkers enqueue render report_id=7 --idempotency-key mail:81   safe to repeat for a day
       pgworkers enqueue render report_id=7 --wait=1m       prints the result
       pgworkers enqueue render --file rows.ndjson          all of them or none
       generate | pgworkers enqueue render --file -
@@ -88,8 +100,10 @@ def enqueue(
         raise UsageError(
             "give the arguments once: as name=value, or with --json, or with --file; nothing was enqueued"
         )
-    if file is not None and (wait is not None or how["unique"]):
-        raise UsageError("--file enqueues many jobs: --wait and --unique are for one; nothing was enqueued")
+    if file is not None and (wait is not None or how["unique"] or how["idempotency_key"]):
+        raise UsageError(
+            "--file enqueues many jobs: --wait, --unique and --idempotency-key are for one; nothing was enqueued"
+        )
     invocation = said(ctx)
     chosen = {name: value for name, value in how.items() if value is not None}
     if meta is not None:
@@ -147,10 +161,13 @@ def _sentence(job: NewJob, job_id: int) -> str:
 
 
 def _conflict(db: place.Database, job: NewJob, job_id: int) -> str:
-    """What became of the job that holds the key."""
+    """What became of the job that a key led to."""
     from pgworkers.job import show
     from pgworkers.postgres.statements import run
 
+    if job.idempotency_key is not None:
+        or_unique = f", or holds the unique key {job.unique}" if job.unique is not None else ""
+        return f"#{job_id} {job.task} was enqueued with the idempotency key {job.idempotency_key} before{or_unique}"
     held = f"#{job_id} {job.task} already holds the unique key {job.unique}"
     if job.on_conflict != "replace":
         return held

@@ -32,14 +32,23 @@ def jobs() -> None:
     type=click.IntRange(1, 100_000),
     help="At most this many.",
 )
+@click.option("--before", metavar="ID", type=job_id, help="Only jobs with smaller ids: the next page.")
 @click.pass_context
 def list_(
-    ctx: click.Context, *, state: tuple[str, ...], queue: tuple[str, ...], task: tuple[str, ...], limit: int
+    ctx: click.Context,
+    *,
+    state: tuple[str, ...],
+    queue: tuple[str, ...],
+    task: tuple[str, ...],
+    limit: int,
+    before: int | None,
 ) -> None:
     """Jobs, the newest first.
 
     A job that is `claimed` belongs to a host, and no worker is known to have it: it waits there, or began a moment ago.
     `--state running` leaves it out; `--state claimed --state running` is all that hosts hold.
+
+    A search looks at up to a million jobs. If there are more, it says where it ended, and --before continues there.
 
     \b
     Examples:
@@ -52,9 +61,10 @@ def list_(
     from pgworkers.postgres.statements import run
 
     invocation = said(ctx)
-    chosen = show.Filter(states=states(state), queues=queue, tasks=task, limit=limit + 1)
+    chosen = show.Filter(states=states(state), queues=queue, tasks=task, limit=limit + 1, before=before)
     with place.database(invocation) as db:
-        found = run(db.conn, db.schema, show.find(chosen))
+        searched = show.find(lambda query: run(db.conn, db.schema, query), chosen)
+        found = searched.jobs
         some_run = any(job.state == State.RUNNING for job in found)
         workers = run(db.conn, db.schema, show.workers()) if some_run else []
     still = {(worker.host, worker.job_id) for worker in workers if worker.state == "suspended"}
@@ -62,7 +72,14 @@ def list_(
     output.rows(invocation, listed, _columns(), empty="no jobs", key="id")
     if len(found) > limit and invocation.output == "table":
         output.note(
-            invocation, f"there are more: --limit shows more than {limit}, --state --queue --task narrow it"
+            invocation,
+            f"there are more: --limit shows more than {limit}, --before {found[limit - 1].id} the next ones,"
+            " --state --queue --task narrow it",
+        )
+    elif searched.before is not None and len(found) <= limit and invocation.output == "table":
+        output.note(
+            invocation,
+            f"looked at the newest {show.MAX_LOOKED:,} jobs: --before {searched.before} continues there",
         )
 
 

@@ -20,7 +20,8 @@ def migrate() -> None:
 def up(ctx: click.Context) -> None:
     """Create the schema, or apply what is missing; does nothing twice.
 
-    `pgworkers run` does the same when it starts; any number of hosts may do it at once.
+    `pgworkers run` does the same when it starts; any number of hosts may do it at once. A migration waits for a lock only a
+    second at a time, so that the hosts go on, and says which session holds it. It gives up after 15 minutes.
 
     \b
     Examples:
@@ -31,19 +32,23 @@ def up(ctx: click.Context) -> None:
 
     invocation = said(ctx)
     with place.database(invocation, create=True, check=False) as db:
-        applied = migrations.up(db.conn, db.schema)
+        applied = migrations.up(db.conn, db.schema, say=lambda text: output.warn(invocation, text))
+        state = migrations.describe(db.conn, db.schema)
     if invocation.output != "table":
         output.rows(invocation, [{"name": name, "schema": db.schema} for name in applied], [], empty="")
         return
     for name in applied:
         output.say(f"applied {name}")
-    output.note(invocation, f"schema {db.schema} is up to date")
+    output.note(invocation, f"schema {db.schema} is {state}")
 
 
 @migrate.command("status")
 @click.pass_context
 def status(ctx: click.Context) -> int:
-    """What is applied and what is missing. Exit code 5 unless the schema is up to date.
+    """What is applied and what is missing. Exit code 5 unless this version works with the schema.
+
+    The state `newer`: a later version applied it, and it still serves this one. `serves` is the newest migration of the
+    oldest version that works on the schema after this migration.
 
     \b
     Examples:
@@ -60,29 +65,38 @@ def status(ctx: click.Context) -> int:
     columns: list[Column] = [
         ("migration", lambda row: row.name),
         ("state", lambda row: row.state),
+        ("serves", lambda row: f"{row.serves:04d}"),
         (
             "applied",
             lambda row: f"{moment(row.applied_at)} ({ago(row.applied_at, now)})" if row.applied_at else "",
         ),
     ]
     output.rows(invocation, found, columns, empty="", key="name")
-    return 0 if all(row.state == "applied" for row in found) else SchemaOutOfDate.exit_code
+    return 0 if all(row.is_usable for row in found) else SchemaOutOfDate.exit_code
 
 
 @migrate.command("sql")
+@click.option("--pending", is_flag=True, help="What `up` would run on this database now.")
 @click.pass_context
-def sql(ctx: click.Context) -> None:
-    """Print what `up` does to an empty database. For somebody else to run; needs no database.
+def sql(ctx: click.Context, pending: bool) -> None:
+    """Print what `up` does to an empty database, as a script for psql. Needs no database.
 
-    It is one transaction: all of it, or nothing.
+    It is one transaction: all of it, or nothing. With `--pending` it asks the database what is missing, and prints a
+    transaction for each missing migration. It changes nothing if the schema has changed since.
 
     \b
     Examples:
       pgworkers migrate sql --schema jobs | psql -v ON_ERROR_STOP=1 app
+      pgworkers migrate sql --pending | psql -v ON_ERROR_STOP=1 app
     """
     from pgworkers.postgres import migrate as migrations
 
-    output.script(migrations.render_sql(place.load(said(ctx)).settings.schema))
+    invocation = said(ctx)
+    if not pending:
+        output.script(migrations.render_sql(place.load(invocation).settings.schema))
+        return
+    with place.database(invocation, check=False) as db:
+        output.script(migrations.render_pending(db.conn, db.schema))
 
 
 @migrate.command("roles")

@@ -85,6 +85,8 @@ def _by_name(said: Invocation, name: str, how: dict[str, Any]) -> Preparer:
             expires=found.expires,
             concurrency_key=found.concurrency_key,
             meta_json=found.meta_json,
+            idempotency_key=found.idempotency_key,
+            idempotency_window=found.idempotency_window,
         )
 
     return Preparer(name, loaded, lambda parameter, text: scalar(text), prepare)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,6 +28,8 @@ def queues() -> None:
 @click.pass_context
 def list_(ctx: click.Context) -> None:
     """Every queue, its workers and how many jobs it holds.
+
+    A count ends at 10,000 and is then shown as 10000+; in JSON, `capped` names it.
 
     \b
     Examples:
@@ -248,14 +250,19 @@ def _workers(queue: QueueView) -> str:
     return f"{queue.present} on {plural(queue.hosts, 'host')}" if queue.hosts else "no host"
 
 
+def _count(queue: Any, column: str) -> str:
+    """`12`, or `10000+` for a count that was not finished."""
+    return f"{getattr(queue, column)}{'+' if column in queue.capped else ''}"
+
+
 _COLUMNS: list[Column] = [
     ("name", lambda queue: queue.name),
     ("state", _state),
     ("workers", _workers),
-    ("ready", lambda queue: str(queue.ready)),
-    ("scheduled", lambda queue: str(queue.scheduled)),
-    ("running", lambda queue: str(queue.running)),
-    ("dead", lambda queue: str(queue.dead)),
+    ("ready", lambda queue: _count(queue, "ready")),
+    ("scheduled", lambda queue: _count(queue, "scheduled")),
+    ("running", lambda queue: _count(queue, "running")),
+    ("dead", lambda queue: _count(queue, "dead")),
     ("oldest ready", lambda queue: lasting(queue.oldest_ready)),
     ("keeps", lambda queue: "" if queue.retention is None else show_seconds(queue.retention)),
 ]

@@ -51,6 +51,6 @@ def _look(db: Database, ids: Sequence[int]) -> dict[int, JobView]:
     found: dict[int, JobView] = {}
     for at in range(0, len(ids), _BATCH):
         some = list(ids[at : at + _BATCH])
-        for job in run(db.conn, db.schema, show.find(show.Filter(ids=some, limit=len(some)))):
+        for job in run(db.conn, db.schema, show.many(some)):
             found[job.id] = job
     return found

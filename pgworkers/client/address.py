@@ -96,7 +96,7 @@ class Address:
         dsn = self._server.acquire()
         atexit.register(_release_at_exit, weakref.ref(self))
         with connect.connect(loaded.settings, dsn, "migrate") as conn:
-            migrate.up(conn, loaded.settings.schema)
+            migrate.up(conn, loaded.settings.schema, say=_log.warning)
         return dsn
 
 

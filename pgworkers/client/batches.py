@@ -85,9 +85,11 @@ def _members(jobs: Iterable[NewJob], batch_id: int) -> Iterator[NewJob]:
 
 def _last(then: NewJob, batch_id: int) -> NewJob:
     """What comes after the batch knows which one: `ctx.meta["batch"]`."""
-    if then.after or then.delay is not None or then.run_at is not None or then.unique is not None:
+    keyed = then.unique is not None or then.idempotency_key is not None
+    if then.after or then.delay is not None or then.run_at is not None or keyed:
         raise UsageError(
-            "then= begins when the batch is complete; give it no after, delay, at or unique. Nothing was enqueued"
+            "then= begins when the batch is complete; give it no after, delay, at, unique or idempotency_key. "
+            "Nothing was enqueued"
         )
     meta = {**msgspec.json.decode(then.meta_json or "{}"), "batch": batch_id}
     return replace(then, held=True, meta_json=msgspec.json.encode(meta).decode())

@@ -3,6 +3,10 @@
 A seat is thrown away when its connection is not idle after use: broken, or left inside a statement by an
 exception that was raised through it (Ctrl-C, JobStopped). Before each use a glance at the socket, without a
 round trip, finds out whether the server hung up in the meantime.
+
+A server that does not know a statement which this session prepared, or already has one of its name, is another session
+than before: a pooler is in between that nothing gave away when the session began. Such a statement was not executed, so
+it is sent once more, on a connection that prepares nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +33,10 @@ _inherited: list[object] = []
 class Seats:
     """The blocking connection of this process."""
 
-    def __init__(self, connect: Callable[[], Blocking]) -> None:
+    def __init__(self, connect: Callable[[bool], Blocking]) -> None:
+        """`connect` opens a connection. Its argument: a pooler is known to be there."""
         self._connect = connect
+        self._is_pooled = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._seat: Blocking | None = None
@@ -38,18 +44,28 @@ class Seats:
     def ask(self, query: Query[T]) -> T:
         self._after_fork()
         with self._lock:
-            seat = self._seat
-            if seat is None or not seat.quiet:
-                self._drop()
-                seat = self._seat = self._connect()
             try:
-                return seat.ask(query)
-            except BaseException as exc:
-                _mark(exc, seat)
-                raise
-            finally:
-                if not seat.idle:
-                    self._drop()
+                return self._ask(query)
+            except Exception as exc:
+                if self._is_pooled or not is_of_another_session(exc):
+                    raise
+            self._is_pooled = True
+            self._drop()
+            return self._ask(query)
+
+    def _ask(self, query: Query[T]) -> T:
+        seat = self._seat
+        if seat is None or not seat.quiet:
+            self._drop()
+            seat = self._seat = self._connect(self._is_pooled)
+        try:
+            return seat.ask(query)
+        except BaseException as exc:
+            _mark(exc, seat)
+            raise
+        finally:
+            if not seat.idle:
+                self._drop()
 
     def close(self) -> None:
         self._after_fork()
@@ -102,8 +118,9 @@ class _LoopSeat:
 class AsyncSeats:
     """The connection of each running event loop."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Exchange]]) -> None:
+    def __init__(self, connect: Callable[[bool], Awaitable[Exchange]]) -> None:
         self._connect = connect
+        self._is_pooled = False
         self._seats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopSeat] = (
             weakref.WeakKeyDictionary()
         )
@@ -111,18 +128,28 @@ class AsyncSeats:
     async def ask(self, query: Query[T]) -> T:
         seat = await self._mine()
         async with seat.lock:
-            exchange = seat.exchange
-            if exchange is None or not exchange.quiet:
-                seat.finish()
-                exchange = seat.exchange = await self._connect()
             try:
-                return await exchange.ask(query, None)
-            except BaseException as exc:
-                _mark(exc, exchange)
-                raise
-            finally:
-                if not exchange.idle:
-                    seat.finish()
+                return await self._ask(seat, query)
+            except Exception as exc:
+                if self._is_pooled or not is_of_another_session(exc):
+                    raise
+            self._is_pooled = True
+            seat.finish()
+            return await self._ask(seat, query)
+
+    async def _ask(self, seat: _LoopSeat, query: Query[T]) -> T:
+        exchange = seat.exchange
+        if exchange is None or not exchange.quiet:
+            seat.finish()
+            exchange = seat.exchange = await self._connect(self._is_pooled)
+        try:
+            return await exchange.ask(query, None)
+        except BaseException as exc:
+            _mark(exc, exchange)
+            raise
+        finally:
+            if not exchange.idle:
+                seat.finish()
 
     async def close(self) -> None:
         from asyncio import get_running_loop
@@ -167,6 +194,13 @@ def _mark(exc: BaseException, seat: Blocking | Exchange) -> None:
     """Note on the exception that the connection broke under it."""
     if seat.closed:
         exc.connection_lost = True  # type: ignore[attr-defined]
+
+
+def is_of_another_session(exc: Exception) -> bool:
+    """True if a prepared statement was refused because the server's session is not the one that prepared it."""
+    from psycopg.errors import DuplicatePreparedStatement, InvalidSqlStatementName
+
+    return isinstance(exc, (DuplicatePreparedStatement, InvalidSqlStatementName))
 
 
 def lost(exc: Exception) -> bool:

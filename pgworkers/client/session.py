@@ -238,32 +238,33 @@ class Client:
 
     # Connections.
 
-    def connect(self, role: str) -> psycopg.Connection[Any]:
+    def connect(self, role: str, *, pooled: bool = False) -> psycopg.Connection[Any]:
         from pgworkers.postgres import connect
 
-        return connect.connect(self.settings, self.address.dsn(), role)
+        return connect.connect(self.settings, self.address.dsn(), role, pooled=pooled)
 
-    async def aconnect(self, role: str) -> psycopg.AsyncConnection[Any]:
+    async def aconnect(self, role: str, *, pooled: bool = False) -> psycopg.AsyncConnection[Any]:
         from asyncio import to_thread
 
         from pgworkers.postgres import connect
 
         dsn = await to_thread(self.address.dsn)  # an embedded server takes a while to start
-        return await connect.aconnect(self.settings, dsn, role)
+        return await connect.aconnect(self.settings, dsn, role, pooled=pooled)
 
-    def _take_seat(self) -> Blocking:
+    def _take_seat(self, pooled: bool) -> Blocking:
         from pgworkers.postgres.blocking import Blocking
 
         if self.is_single:
             self._async_seats.close_unused()
-        return Blocking(self.connect("client"), self.settings.schema)
+        return Blocking(self.connect("client", pooled=pooled), self.settings.schema)
 
-    async def _atake_seat(self) -> Exchange:
+    async def _atake_seat(self, pooled: bool) -> Exchange:
         from pgworkers.postgres.exchange import Exchange
 
         if self.is_single:
             self._seats.close_unused()
-        return Exchange(await self.aconnect("client"), self.settings.schema, withdraws=True)
+        conn = await self.aconnect("client", pooled=pooled)
+        return Exchange(conn, self.settings.schema, withdraws=True)
 
     def close(self) -> None:
         """Close this process's connection and let the embedded server go."""
@@ -295,7 +296,7 @@ class Client:
         if lost:
             return OutcomeUnknown(
                 "the connection broke while jobs were being enqueued: they may or may not have been committed, "
-                "and nothing was sent again. Look before you enqueue again; with unique= repeating is safe"
+                "and nothing was sent again. Look before you enqueue again; with idempotency_key= repeating is safe"
             )
         if not isinstance(exc, Error) or getattr(exc, "of_caller", False) or (theirs and is_callers(exc)):
             return exc

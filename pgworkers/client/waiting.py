@@ -51,7 +51,7 @@ def ended(ids: Collection[int]) -> Iterator[Query[list[show.JobView]]]:
     listed = sorted(ids)
     for start in range(0, len(listed), BATCH):
         some = listed[start : start + BATCH]
-        yield show.find(show.Filter(states=tuple(TERMINAL), ids=some, limit=len(some)))
+        yield show.many(some, tuple(TERMINAL))
 
 
 def listen(schema: str) -> sql.Composed:

@@ -40,6 +40,8 @@ class Using(TypedDict, total=False):
     priority: int | None  # higher first
     unique: str | None  # at most one live job of this task with this key
     on_conflict: OnConflict  # a held key: "return" its job, "replace" its arguments, or "raise" DuplicateJob
+    idempotency_key: str | None  # repeats with this key get the first job, finished or not
+    idempotency_window: Duration | None  # for how long they do: a day, at most 31 days
     queue: str | None  # another queue than the task's
     expires: Duration | None  # dead if it has not started by then
     timeout: Duration | None  # for one attempt
@@ -63,6 +65,8 @@ class Options:
     priority: int | None = None
     unique: str | None = None
     on_conflict: OnConflict = "return"
+    idempotency_key: str | None = None
+    idempotency_window: float | None = None
     queue: str | None = None
     expires: float | None = None
     timeout: float | None = None
@@ -162,7 +166,7 @@ def read_retries(value: Any, *, what: str) -> int:
 
 
 def read_key(value: str | None, *, what: str) -> str | None:
-    """A unique or concurrency key: any text Postgres can store and index."""
+    """A unique, concurrency or idempotency key: any text Postgres can store and index."""
     if value is None:
         return None
     if not isinstance(value, str) or not value:
@@ -176,6 +180,20 @@ def read_key(value: str | None, *, what: str) -> str | None:
             f"{what}: {len(value.encode())} bytes, at most {bounds.KEY_BYTES}; hash it. Nothing was enqueued"
         )
     return value
+
+
+def read_idempotency_window(value: Duration | None, key: str | None) -> float | None:
+    """How many seconds a key leads to its first job; None: as long as the database says, which is a day."""
+    if value is not None and key is None:
+        raise UsageError(
+            "idempotency_window without idempotency_key=: give the key it is about; nothing was enqueued"
+        )
+    found = read_duration(value, what="idempotency_window")
+    if found is not None and found > bounds.IDEMPOTENCY_WINDOW_MAX_DAYS * 86400:
+        raise UsageError(
+            f"idempotency_window: {value!r} is longer than {bounds.IDEMPOTENCY_WINDOW_MAX_DAYS} days; nothing was enqueued"
+        )
+    return found
 
 
 def read_concurrency_key(value: str | None) -> str | None:
@@ -244,6 +262,8 @@ def options(
     priority: int | None = None,
     unique: str | None = None,
     on_conflict: OnConflict = "return",
+    idempotency_key: str | None = None,
+    idempotency_window: Duration | None = None,
     queue: str | None = None,
     expires: Duration | None = None,
     timeout: Duration | None = None,
@@ -276,6 +296,8 @@ def options(
         priority=None if priority is None else read_priority(priority, what="priority"),
         unique=read_key(unique, what="unique"),
         on_conflict=on_conflict,
+        idempotency_key=read_key(idempotency_key, what="idempotency_key"),
+        idempotency_window=read_idempotency_window(idempotency_window, idempotency_key),
         queue=None if queue is None else read_listed_name(queue, what="queue", limit=bounds.NAME_BYTES),
         expires=read_duration(expires, what="expires"),
         timeout=read_duration(timeout, what="timeout"),

@@ -160,7 +160,7 @@ def examine(patient: Patient) -> Iterator[Finding]:
     for name, check in SERVER.items():
         yield from _alone(patient, name, check)
     read = "states" in patient.__dict__
-    fits = read and all(row.state == "applied" for row in patient.states)
+    fits = read and all(row.is_usable for row in patient.states)
     for name, check in TABLES.items():
         if fits:
             yield from _alone(patient, name, check)

@@ -166,7 +166,7 @@ def pooler(pooled: bool, direct: bool, direct_pooled: bool) -> list[Finding]:
 def schema(name: str, states: Sequence[MigrationStatus]) -> list[Finding]:
     by = {
         state: [row.name for row in states if row.state == state]
-        for state in ("pending", "changed", "unknown")
+        for state in ("pending", "changed", "unknown", "newer")
     }
     why = "this version cannot read or write these tables"
     if len(by["pending"]) == len(states):
@@ -187,6 +187,9 @@ def schema(name: str, states: Sequence[MigrationStatus]) -> list[Finding]:
     if by["pending"]:
         what = f"{name} is older than this pgworkers: {', '.join(by['pending'])} is missing"
         return [fail("schema", what, why, "pgworkers migrate up")]
+    if by["newer"]:
+        what = f"{name}, newer than this pgworkers ({', '.join(by['newer'])}), which it still serves"
+        return [ok("schema", what)]
     return [ok("schema", f"{name}, up to date ({states[-1].name})")]
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from pgworkers.job.new import OnFailed
+from pgworkers.job.walk import Step
 from pgworkers.postgres.statements import Query, Statement
 
 _OPEN = Statement.beside(__file__, "batch_open")
@@ -67,9 +68,14 @@ def settle(batch_id: int) -> Query[Settled]:
     return Query(_SETTLE, {"id": batch_id}, lambda rows: rows[0][0])
 
 
-def sweep(limit: int) -> Query[int]:
-    """Settle at most so many open batches of which nothing lives. Answers how many that completed."""
-    return Query(_SWEEP, {"limit": limit}, lambda rows: sum(row[0] == "finished" for row in rows))
+def sweep(portion: int, after: int | None = None) -> Query[Step[int]]:
+    """Settle the open batches of which nothing lives; one portion of a walk. It counts those that completed."""
+
+    def read(rows: list[tuple[Any, ...]]) -> Step[int]:
+        finished = sum(row[1] == "finished" for row in rows)
+        return Step(rows[-1][0] if len(rows) >= portion else None, finished)
+
+    return Query(_SWEEP, {"portion": portion, "after": after or 0}, read)
 
 
 def get(batch_id: int) -> Query[BatchView | None]:

@@ -1,7 +1,9 @@
--- The bound on a lost notification: open batches of which nothing lives. Indexes: batch_open, job_batch.
-SELECT pgworkers.settle(o.id)
+-- The bound on a lost notification: open batches of which nothing lives are settled; one portion of a walk in the order of ids. At
+-- most `portion` batches are looked at. Indexes: batch_open, job_batch. Guard: pgworkers.settle().
+SELECT o.id, CASE WHEN pgworkers.newest(o.id) IS NULL THEN pgworkers.settle(o.id) END
   FROM (SELECT b.id
           FROM pgworkers.batch b
-         WHERE b.finished_at IS NULL AND pgworkers.newest(b.id) IS NULL
+         WHERE b.finished_at IS NULL AND b.id > %(after)s::bigint
          ORDER BY b.id
-         LIMIT %(limit)s::bigint) o
+         LIMIT %(portion)s::bigint) o
+ ORDER BY o.id

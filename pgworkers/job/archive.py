@@ -1,17 +1,25 @@
 """Archive: history and attempts lie in daily partitions; keeping them ahead of time and dropping the old ones.
 
-Dropping is one partition at a time: each takes a short exclusive lock, and a failure costs one day and no other.
+A partition is retired in two acts. `keep_rows` moves what must outlive it, in portions and with row locks only. `drop`
+then takes a short exclusive lock and copies nothing. A failure costs one day and no other.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from pgworkers.job.walk import Step
 from pgworkers.postgres.statements import Query, Statement
 
 _MAKE = Statement.beside(__file__, "archive_make")
 _OLD = Statement.beside(__file__, "archive_old")
+_KEEP = Statement.beside(__file__, "archive_keep")
 _DROP = Statement.beside(__file__, "archive_drop")
 _PRUNE = Statement.beside(__file__, "archive_prune")
 _PRUNE_ATTEMPTS = Statement.beside(__file__, "archive_prune_attempts")
+
+#: Partitions that take the rows of days without a partition. `keep_rows` empties them.
+DEFAULT_PARTITIONS = ("history_default", "attempt_default")
 
 
 def make_partitions(ahead: int) -> Query[int]:
@@ -27,22 +35,47 @@ def old_partitions(retention: float) -> Query[list[str]]:
     return Query(_OLD, {"retention": retention}, lambda rows: [row[0] for row in rows])
 
 
-def drop(name: str, dead: float = 0.0) -> Query[bool]:
-    """Drop one partition that `old_partitions` named, all but jobs that died less than `dead` seconds ago.
+def keep_rows(name: str, dead: float, portion: int, after: int | None = None) -> Query[Step[int]]:
+    """Move what must outlive a partition, such as jobs that died less than `dead` seconds ago; one portion.
 
-    False: another host was faster, or a reader's transaction holds it, and the next run of the duty tries again.
+    Everything that lies in a default partition is moved.
     """
-    return Query(_DROP, {"name": name, "dead": dead}, lambda rows: bool(rows[0][0]))
+
+    def read(rows: list[tuple[Any, ...]]) -> Step[int]:
+        following, moved = rows[0]
+        return Step(following, moved or 0, is_blocked=moved is None)
+
+    return Query(_KEEP, {"name": name, "dead": dead, "after": _key(after), "portion": portion}, read)
 
 
-def prune(retention: float, dead: float, limit: int) -> Query[int]:
-    """Delete at most `limit` finished jobs that are too old for their queue, with their attempts. Answers how many.
+def drop(name: str) -> Query[bool | None]:
+    """Drop one partition that `old_partitions` named, after `keep_rows` has come to its end.
 
-    Dead jobs only after `dead` as well.
+    False: another host was faster. None: it could not be locked, and the next run of the duty tries again.
     """
-    return Query(_PRUNE, {"retention": retention, "dead": dead, "limit": limit}, len)
+    return Query(_DROP, {"name": name}, lambda rows: rows[0][0])
 
 
-def prune_attempts(retention: float, limit: int) -> Query[int]:
-    """Delete at most `limit` post-mortems that had been kept with a dead job that is gone now. How many."""
-    return Query(_PRUNE_ATTEMPTS, {"retention": retention, "limit": limit}, len)
+def prune(
+    retention: float, dead: float, portion: int, after: int | None = None, *, kept: bool = False
+) -> Query[Step[int]]:
+    """Delete finished jobs that are too old for their queue, with their attempts; one portion of a walk over history.
+
+    Dead jobs only after `dead` as well. `kept`: walk over what outlived its partition, instead of the daily partitions.
+    """
+    params = {"retention": retention, "dead": dead, "portion": portion, "after": _key(after), "kept": kept}
+    return Query(_PRUNE, params, _read_step)
+
+
+def prune_attempts(retention: float, portion: int, after: int | None = None) -> Query[Step[int]]:
+    """Delete post-mortems that had been kept with a dead job that is gone now; one portion of a walk."""
+    params = {"retention": retention, "portion": portion, "after": _key(after)}
+    return Query(_PRUNE_ATTEMPTS, params, _read_step)
+
+
+def _key(after: int | None) -> int:
+    return -(2**63) if after is None else after
+
+
+def _read_step(rows: list[tuple[Any, ...]]) -> Step[int]:
+    return Step(rows[0][0], rows[0][1])

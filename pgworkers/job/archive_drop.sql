@@ -1,2 +1,2 @@
--- Drop one daily partition, all but its dead jobs that are kept longer. The SQL function refuses anything else.
-SELECT pgworkers.drop_partition(%(name)s::text, make_interval(secs => %(dead)s::double precision))
+-- Drop one daily partition. The SQL function refuses anything else, and waits for its locks only shortly.
+SELECT pgworkers.drop_partition(%(name)s::text)

@@ -1,26 +1,50 @@
--- Finished jobs past the retention of their queue that no dropped partition has taken along, and their post-mortems: a partition
--- stays for as long as the longest retention. Dead ones are kept for longer, and those that
--- another job waits for until it does not. Bounded. Guard: the row lock; a row that an operator just
--- requeued is gone, not deleted twice. Indexes: attempt_job, the primary key of dependency; a job that succeeded at once has no post-mortem.
-WITH old AS MATERIALIZED (
-    SELECT h.id, h.finished_at
+-- Finished jobs past the retention of their queue, and their post-mortems; one portion of a walk in the order of ids. With `kept` those that
+-- outlived their partition. Without it those in daily partitions, and only of queues that keep their jobs for less than the longest retention:
+-- the others go with their partition. Dead ones are kept for longer, and those that another job waits for until it does not.
+-- At most `portion` rows are read. Guard: the row lock, which skips what others hold; a row that an operator just
+-- requeued is gone, not deleted twice. Indexes: the primary keys, attempt_job; a job that succeeded at once has no post-mortem.
+WITH terms AS MATERIALIZED (
+    SELECT q.name, coalesce(q.retention, q.declared_retention) AS term FROM pgworkers.queue q
+),
+ends AS MATERIALIZED (
+    SELECT least(min(t.term), r.retention) AS shortest, greatest(max(t.term), r.retention) AS longest, r.retention
+      FROM (SELECT make_interval(secs => %(retention)s::double precision) AS retention) r
+      LEFT JOIN terms t ON true
+     GROUP BY r.retention
+),
+page AS MATERIALIZED (
+    SELECT h.id, h.finished_at, h.queue, h.state
       FROM pgworkers.history h
-      LEFT JOIN pgworkers.queue q ON q.name = h.queue
-     WHERE h.finished_at < now() - (SELECT least(make_interval(secs => %(retention)s::double precision),
-                                                 min(coalesce(retention, declared_retention)))
-                                      FROM pgworkers.queue)
-       AND h.finished_at < now() - coalesce(q.retention, q.declared_retention,
-                                            make_interval(secs => %(retention)s::double precision))
-       AND (h.state <> 'dead' OR h.finished_at < now() - make_interval(secs => %(dead)s::double precision))
-       AND NOT EXISTS (SELECT FROM pgworkers.dependency d WHERE d.parent_id = h.id)
-     LIMIT %(limit)s::bigint
+     WHERE h.kept = %(kept)s::boolean AND h.id > %(after)s::bigint
+       AND h.finished_at < (SELECT date_trunc('day', now() - e.shortest, 'UTC') + interval '24 hours' FROM ends e)  -- whole partitions
+       AND (%(kept)s::boolean OR (SELECT e.shortest < e.longest FROM ends e))
+     ORDER BY h.id
+     LIMIT %(portion)s::bigint
+),
+old AS MATERIALIZED (
+    SELECT p.id, p.finished_at
+      FROM page p
+     CROSS JOIN ends e
+      LEFT JOIN terms t ON t.name = p.queue
+     WHERE p.finished_at < now() - coalesce(t.term, e.retention)
+       AND (%(kept)s::boolean OR coalesce(t.term, e.retention) < e.longest)
+       AND (p.state <> 'dead' OR p.finished_at < now() - make_interval(secs => %(dead)s::double precision))
+       AND NOT EXISTS (SELECT FROM pgworkers.dependency d WHERE d.parent_id = p.id OFFSET 0)
+),
+locked AS MATERIALIZED (
+    SELECT h.id
+      FROM pgworkers.history h
+     WHERE h.kept = %(kept)s::boolean AND h.id = ANY (ARRAY(SELECT o.id FROM old o))
+       AND h.finished_at <= (SELECT max(o.finished_at) FROM old o)
        FOR UPDATE OF h SKIP LOCKED
 ),
 gone AS (
-    DELETE FROM pgworkers.history h USING old o WHERE h.id = o.id AND h.finished_at = o.finished_at
+    DELETE FROM pgworkers.history h
+     WHERE h.kept = %(kept)s::boolean AND h.id = ANY (ARRAY(SELECT l.id FROM locked l))
+       AND h.finished_at <= (SELECT max(o.finished_at) FROM old o)
     RETURNING h.id, h.state <> 'succeeded' OR h.lease > 1 AS examined
 ),
 forgotten AS (
     DELETE FROM pgworkers.attempt a WHERE a.job_id = ANY (ARRAY(SELECT g.id FROM gone g WHERE g.examined))
 )
-SELECT id FROM gone
+SELECT (SELECT max(p.id) FROM page p HAVING count(*) >= %(portion)s::bigint), (SELECT count(*) FROM gone)

@@ -1,4 +1,5 @@
--- Of which queues this host wants to be notified, from now on: exactly these. Guard: the host's row. Index: asleep_host.
+-- Of which queues this host wants to be notified, from now on: exactly these. Answers the queues for which no other host slept: of a job
+-- that was enqueued a moment ago no host may have been notified. Guard: the host's row. Index: asleep_host, the primary key.
 WITH awake AS (
     DELETE FROM pgworkers.asleep a WHERE a.host = %(host)s::uuid AND a.queue <> ALL (%(queues)s::text[]) RETURNING a.queue
 ),
@@ -8,4 +9,6 @@ dozed AS (
     ON CONFLICT DO NOTHING
     RETURNING queue
 )
-SELECT (SELECT count(*) FROM awake), (SELECT count(*) FROM dozed)
+SELECT q.name
+  FROM unnest(%(queues)s::text[]) AS q (name)
+ WHERE NOT EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue = q.name AND a.host <> %(host)s::uuid)

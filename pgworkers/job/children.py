@@ -27,6 +27,7 @@ def refuse(new: NewJob) -> None:
     """UsageError for what must not come with an end: to wait for a lock, or to fail, would hold up other ends."""
     for name, why in (
         ("unique", "its unique key may be held by an open transaction"),
+        ("idempotency_key", "its key may be held by an open transaction"),
         ("after", "the jobs it comes after may be gone by then"),
     ):
         if getattr(new, name) != getattr(_PLAIN, name):

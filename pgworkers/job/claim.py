@@ -39,6 +39,17 @@ class Range(NamedTuple):
 EVERYWHERE = (Range(LOWEST, HIGHEST, -(1 << 63)),)
 
 
+class Fence(NamedTuple):
+    """What every write of an execution names: the job, its lease, and when the server gave the claim.
+
+    After an asynchronous failover ids and leases may be given again, to other jobs. The moment is not.
+    """
+
+    id: int
+    lease: int
+    claimed_at: int  # microseconds since 1970, by the server's clock
+
+
 class Claimed(NamedTuple):
     """A job this host now holds the lease of. JSON stays text: the master passes it through unread."""
 
@@ -65,6 +76,11 @@ class Claimed(NamedTuple):
     deadline_epoch: float | None = (
         None  # the deadline of the whole job by the database's clock, as a renewal reads it
     )
+    claimed_at: int = 0  # microseconds since 1970, by the clock of the server that gave the claim
+
+    @property
+    def fence(self) -> Fence:
+        return Fence(self.id, self.lease, self.claimed_at)
 
 
 def claim(

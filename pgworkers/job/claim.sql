@@ -35,7 +35,7 @@ UPDATE pgworkers.job j
                              CROSS JOIN LATERAL (
                                    SELECT FROM pgworkers.job j
                                     WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-                                    ORDER BY pgworkers.lane(j.concurrency_key, j.task)
+                                    ORDER BY j.task DESC
                                     LIMIT 1) waits))
                    THEN pgworkers.choose(ARRAY(SELECT at FROM free), %(queues)s::text[], %(counts)s::integer[],
                                          %(tasks)s::text[], %(gates)s::boolean, %(look)s::integer)
@@ -44,4 +44,5 @@ UPDATE pgworkers.job j
 RETURNING j.id, j.lease, j.queue, j.task, j.args::text, j.attempt, j.crashes, j.max_attempts, j.max_crashes,
           date_part('epoch', j.timeout), j.memory, date_part('epoch', j.deadline_at - now()), j.checkpoint::text, j.meta::text,
           j.errors, least(greatest(date_part('epoch', now() - j.run_at), 0), 3153600000), j.cancel_at IS NOT NULL, j.priority,
-          j.gated OR j.concurrency_key IS NOT NULL, j.losses, extract(epoch FROM j.deadline_at)::double precision
+          j.gated OR j.concurrency_key IS NOT NULL, j.losses, extract(epoch FROM j.deadline_at)::double precision,
+          (date_part('epoch', j.claimed_at) * 1000000)::bigint

@@ -162,7 +162,7 @@ class Rows:
             key = (
                 job.task, job.queue, job.priority, job.max_attempts, job.max_crashes, job.run_at, job.delay, job.expires,
                 job.deadline, job.timeout, job.memory, job.concurrency_key, job.meta_json, job.batch, job.unique, job.after,
-                job.held,
+                job.held, job.idempotency_key,
             )  # fmt: skip
             if key != last:
                 whole = self._whole
@@ -186,8 +186,10 @@ class Rows:
 
     def _start(self, job: NewJob, key: tuple[Any, ...]) -> str:
         """The line of this job up to its arguments."""
-        if job.unique is not None or job.after or job.held:
-            what = "a unique key" if job.unique is not None else "after="
+        if job.unique is not None or job.idempotency_key is not None or job.after or job.held:
+            what = "after="
+            if job.unique is not None or job.idempotency_key is not None:
+                what = "an idempotency key" if job.unique is None else "a unique key"
             raise UsageError(
                 f"{job.task}: a job with {what} cannot be enqueued in bulk; nothing was enqueued; enqueue it by itself"
             )

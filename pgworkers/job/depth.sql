@@ -111,7 +111,7 @@ SELECT f.name, (f.jobs + held.jobs + coalesce(running.jobs - running.begun, 0)):
        SELECT count(*) AS jobs, min(h.run_at) FILTER (WHERE isfinite(h.run_at)) AS run_at
          FROM (SELECT j.run_at FROM pgworkers.job j
                 WHERE j.queue = f.name AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-                ORDER BY pgworkers.lane(j.concurrency_key, j.task)
+                ORDER BY j.task
                 LIMIT %(held)s::bigint) h) held
   LEFT JOIN oldest ON oldest.name = f.name
   LEFT JOIN scheduled ON scheduled.queue = f.name

@@ -23,7 +23,7 @@ SMALL = 256
 
 
 class Enqueued(NamedTuple):
-    """The job's id, and whether it is new: a unique key may have led to one that was there."""
+    """The job's id, and whether it is new: a unique or an idempotency key may have led to one that was there."""
 
     id: int
     created: bool
@@ -65,6 +65,8 @@ def enqueue(job: NewJob, *, alone: bool = False) -> Query[Enqueued]:
         "after": list(job.after),
         "on_failed": job.on_failed,
         "held": job.held,
+        "idempotency_key": job.idempotency_key,
+        "idempotency_window": job.idempotency_window,
     }
     return Query(_ENQUEUE, params, _made)
 
@@ -79,6 +81,7 @@ def _is_plain(job: NewJob) -> bool:
         and job.delay is None
         and job.run_at is None
         and job.unique is None
+        and job.idempotency_key is None
         and not job.after
         and not job.held
         and job.expires is None
@@ -128,6 +131,7 @@ _REFUSALS = {
         "the queue's or the task's name has spaces around it, begins with -, or holds a comma, a colon or control characters"
     ),
     "job_unique_fits": "the unique key is empty or longer than 1000 bytes",
+    "idempotency_key_fits": "the idempotency key is empty or longer than 1000 bytes",
     "job_concurrency_key_fits": "the concurrency key is empty or longer than 1000 bytes",
     "job_budgets": "max_attempts and max_crashes must be from 1 to 10001",
     "job_priority_fits": "the priority is lower than -2147483647",

@@ -1,4 +1,5 @@
--- One new job. The SQL function knows the defaults of the task, the unique key (index job_unique) and whom to notify.
+-- One new job. The SQL function knows the defaults of the task, the unique key (index job_unique), the idempotency key
+-- (its table's primary key) and whom to notify.
 -- It runs on users' connections, too, whose search_path is theirs: every name says where it is from.
 SELECT id, created
   FROM pgworkers.enqueue(
@@ -11,4 +12,6 @@ SELECT id, created
        deadline => pg_catalog.make_interval(secs => %(deadline)s::pg_catalog.float8),
        expires => pg_catalog.make_interval(secs => %(expires)s::pg_catalog.float8),
        concurrency_key => %(concurrency_key)s::pg_catalog.text, meta => %(meta)s::pg_catalog.jsonb,
-       after => %(after)s::pg_catalog.int8[], on_failed => %(on_failed)s::pg_catalog.text, held => %(held)s::pg_catalog.bool)
+       after => %(after)s::pg_catalog.int8[], on_failed => %(on_failed)s::pg_catalog.text, held => %(held)s::pg_catalog.bool,
+       idempotency_key => %(idempotency_key)s::pg_catalog.text,
+       idempotency_window => pg_catalog.make_interval(secs => %(idempotency_window)s::pg_catalog.float8))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pgworkers.job import clean
-from pgworkers.job.postmortem import TEXT_LIMIT, Postmortem, answers, column, columns, in_order
+from pgworkers.job.claim import Fence
+from pgworkers.job.postmortem import TEXT_LIMIT, Postmortem, column, columns, in_order, unwritten
 from pgworkers.job.state import State
 from pgworkers.postgres.arrays import Texts
 from pgworkers.postgres.statements import Query, Statement
@@ -21,11 +22,15 @@ class End(Postmortem, frozen=True, kw_only=True, gc=False):
     state: State
     result: str | None = None  # JSON text
     children: str | None = None  # JSON text: jobs that begin to exist with this end (`job.children`)
+    keep_args: bool = True  # in history; a job that did not succeed keeps them in any case
 
 
-def finish(host: str, ends: Sequence[End]) -> Query[dict[tuple[int, int], str]]:
-    """End these jobs. Answers for each (id, lease): "written", "already", "lost", or "again": two ends of one job cannot be
-    told apart in one statement, send it again."""
+def finish(host: str, ends: Sequence[End]) -> Query[dict[Fence, str]]:
+    """End these jobs. Answers for each that was not written: "missing", or "again".
+
+    A missing end was written before, is locked, or its lease is lost (`unwritten`). One statement writes one end of a job: a
+    second one is answered "again" and must be sent in another statement.
+    """
     rows: list[End] = in_order(ends)
     once = list({end.id: end for end in rows}.values())
     succeeded = [end.state for end in once].count(_SUCCEEDED) == len(once)
@@ -36,14 +41,15 @@ def finish(host: str, ends: Sequence[End]) -> Query[dict[tuple[int, int], str]]:
         "result": result,
         "results": results,
         "children": _children(once),
+        "dropped_args": _dropped_args(once),
     }
 
-    def read(found: list[tuple[Any, ...]]) -> dict[tuple[int, int], str]:
-        answered = (
-            dict.fromkeys([(end.id, end.lease) for end in rows], "again") if len(once) < len(rows) else {}
-        )
-        written = dict.fromkeys(zip(params["ids"], params["leases"], strict=True), "written")
-        return answered | written | answers(found)
+    def read(found: list[tuple[Any, ...]]) -> dict[Fence, str]:
+        ((written, _),) = found
+        answers = {} if written is None else unwritten(once, written)
+        if len(once) < len(rows):
+            answers |= dict.fromkeys({end.fence for end in rows} - {end.fence for end in once}, "again")
+        return answers
 
     return Query(_FINISH, params, read)
 
@@ -53,6 +59,12 @@ def _results(values: list[str | None]) -> tuple[str | None, Texts | None]:
     if values and values[0] is not None and values.count(values[0]) == len(values):
         return _result(values[0]), None
     return None, column(values, _result)
+
+
+def _dropped_args(ends: Sequence[End]) -> list[bool] | None:
+    """Which of them leave no arguments in history; None in the common case. What may run again keeps its arguments."""
+    dropped = [not end.keep_args and end.state is _SUCCEEDED for end in ends]
+    return dropped if any(dropped) else None
 
 
 def _children(ends: Sequence[End]) -> str | None:

@@ -1,17 +1,25 @@
 -- End a batch of running jobs: each row leaves `job` for `history` in this one statement, with a post-mortem in `attempt`
--- unless it succeeded. Guard: id, lease, host and state = 'running', checked by the DELETE under the row lock and again on a row
--- that changed while it waited for that (a cancel wish), locks taken in id order.
+-- unless it succeeded. Guard: id, lease, claimed_at, host and state = 'running', checked under the row lock. What another session has
+-- locked is skipped: a host never waits for a row, so it is in no deadlock with sessions that lock in an order of their own (docs/adr/2923).
 -- Index: the primary key, by an array of ids, no join: there is no other way to read these rows. No partial index can match the
 -- guard (the running ones are indexed by `host IS NOT NULL`), so statistics cannot lead the planner into an index full of dead entries.
 -- What is said of a job stands in the other arrays at the place of its id, which is found by halving: `ids` must ascend, each
 -- once. Twenty arrays unnested, kept and joined were a third of the statement (docs/adr/2341).
 -- Jobs that were enqueued with these ends (`children`) begin to exist in this statement, for the ends that it writes.
 -- A column that no row has anything in is NULL instead of an array: most batches are successes, and all with the same
--- `result`. Only what was not written is answered row by row.
-WITH gone AS (
-    DELETE FROM pgworkers.job j
+-- `result`. Answers NULL if all were written, else the places of those that were. Whether the others are on record is asked in a
+-- second statement (unwritten_ends.sql), because to look into `history` locks and opens every partition (docs/adr/2921).
+WITH free AS MATERIALIZED (
+    SELECT j.id
+      FROM pgworkers.job j
      WHERE j.id = ANY (%(ids)s::bigint[]) AND j.lease = (%(leases)s::integer[])[width_bucket(j.id, %(ids)s::bigint[])]
+       AND j.claimed_at = (%(claims)s::timestamptz[])[width_bucket(j.id, %(ids)s::bigint[])]
        AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
+       FOR UPDATE SKIP LOCKED
+),
+gone AS (
+    DELETE FROM pgworkers.job j
+     WHERE j.id = ANY (ARRAY(SELECT id FROM free))
     RETURNING j.*, width_bucket(j.id, %(ids)s::bigint[]) AS nth
 ),
 kept AS (
@@ -20,7 +28,8 @@ kept AS (
                                    peak_rss, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint,
                                    progress, result, errors, meta, batch_id, linked, enqueued_by)
     SELECT id, coalesce((%(states)s::text[])[nth]::pgworkers.job_state, 'succeeded'),
-           coalesce((%(verdicts)s::text[])[nth], 'succeeded'), priority, queue, task, args, lease, host, attempt,
+           coalesce((%(verdicts)s::text[])[nth], 'succeeded'), priority, queue, task,
+           CASE WHEN (%(dropped_args)s::boolean[])[nth] THEN '{}' ELSE args END, lease, host, attempt,
            crashes + coalesce((%(crashes)s::boolean[])[nth]::integer, 0), max_attempts, max_crashes, created_at, run_at,
            claimed_at, (%(durations)s::double precision[])[nth], (%(cpus)s::double precision[])[nth],
            (%(peaks)s::bigint[])[nth], deadline_at, timeout, memory, unique_key, concurrency_key,
@@ -59,14 +68,5 @@ told AS MATERIALIZED (
       FROM written
      WHERE count > 0
 )
-SELECT NULL::bigint, NULL::integer, NULL::text, (SELECT count(*) FROM told)
-UNION ALL
-SELECT e.id, e.lease,
-       CASE WHEN EXISTS (SELECT FROM pgworkers.history h
-                          WHERE h.id = e.id AND h.lease = e.lease AND h.host = %(host)s::uuid
-                            AND h.verdict = coalesce(e.verdict, 'succeeded'))
-            THEN 'already'
-            ELSE 'lost' END,
-       NULL
-  FROM unnest(%(ids)s::bigint[], %(leases)s::integer[], %(verdicts)s::text[]) AS e (id, lease, verdict)
- WHERE (SELECT count FROM written) < cardinality(%(ids)s::bigint[]) AND (e.id, e.lease) NOT IN (SELECT id, lease FROM gone)
+SELECT CASE WHEN count < cardinality(%(ids)s::bigint[]) THEN ARRAY(SELECT nth FROM gone) END, (SELECT count(*) FROM told)
+  FROM written

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from pgworkers.job import clean
+from pgworkers.job.walk import Step
+from pgworkers.postgres.migrate import known
 from pgworkers.postgres.statements import Query, Statement
 
 _REGISTER = Statement.beside(__file__, "host_register")
 _REMOVE = Statement.beside(__file__, "host_remove")
 _SWEEP = Statement.beside(__file__, "host_sweep")
+#: No host has this id.
+NO_HOST = "00000000-0000-0000-0000-000000000000"
 
 
 def register(
@@ -37,6 +41,7 @@ def register(
         "tasks": list(tasks),
         "lease": lease_seconds,
         "metrics": metrics,
+        "newest_migration": known()[-1].version,
     }
     return Query(_REGISTER, params, lambda rows: None)
 
@@ -46,9 +51,10 @@ def remove(host: str) -> Query[bool]:
     return Query(_REMOVE, {"host": host}, bool)
 
 
-def sweep(*, clock: datetime | None = None) -> Query[int]:
-    """Forget hosts that have been gone for ten leases and own nothing. Answers how many.
+def sweep(portion: int, after: str | None = None, *, clock: datetime | None = None) -> Query[Step[str]]:
+    """Forget hosts that have been gone for ten leases and own nothing; one portion of a walk.
 
     `clock`: the database's time as the host reckons it; the earlier of the two counts.
     """
-    return Query(_SWEEP, {"clock": clock}, len)
+    params = {"portion": portion, "after": after or NO_HOST, "clock": clock}
+    return Query(_SWEEP, params, lambda rows: Step(rows[0][0], rows[0][1]))

@@ -5,15 +5,16 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from pgworkers.job.claim import Fence
 from pgworkers.postgres.statements import Query, Statement
 
 _MINE = Statement.beside(__file__, "mine")
 
 
 class Held(NamedTuple):
-    """(id, lease) of jobs, and up to which time of the database all that was claimed is among them or has ended."""
+    """The jobs, and up to which time of the database all that was claimed is among them or has ended."""
 
-    jobs: list[tuple[int, int]]
+    jobs: list[Fence]
     until: datetime
 
 
@@ -28,5 +29,5 @@ def mine(
 
 
 def _read(rows: list[tuple[Any, ...]]) -> Held:
-    (until,) = (row[2] for row in rows if row[0] is None)
-    return Held(sorted((row[0], row[1]) for row in rows if row[0] is not None), until)
+    (until,) = (row[3] for row in rows if row[0] is None)
+    return Held(sorted(Fence(*row[:3]) for row in rows if row[0] is not None), until)

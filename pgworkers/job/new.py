@@ -37,6 +37,8 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
     on_failed: OnFailed = "cancel"  # what it means when one of them did not succeed
     held: bool = False  # waits until it is released
     batch: int | None = None  # only by COPY
+    idempotency_key: str | None = None
+    idempotency_window: float | None = None  # None: a day
 
 
 class Prepared(msgspec.Struct, Generic[R], frozen=True, gc=False):

@@ -4,7 +4,8 @@ A notification is only a hint to look. Every login that may connect to the datab
 a hint carries no authority: the receiver reads the row and believes only that. Parsing never raises, and what it returns
 is no longer than a queue's name or 8 kB of ids.
 
-Two channels exist: the schema's own name, for hosts, and `<schema>_done`, for clients that wait for an end.
+The channels are the schema's own name, for all hosts; each host's id, for that host; and `<schema>_done`, for clients that
+wait for an end.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ HINT_PAUSE_SECONDS = 0.05
 MAX_QUEUE_NAME_BYTES = 200
 _MAX_ID = 2**63 - 1
 _ID = re.compile("[1-9][0-9]{0,18}")
+_HOST_ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Jobs may be ready in this queue; an empty name stands for any queue."""
+    """Jobs may be ready in this queue; an empty name stands for any queue.
+
+    `host`: the id of the one host that is asked to claim them; empty: all hosts are. `is_one_job`: it is about a single job.
+    """
 
     queue: str
+    host: str = ""
+    is_one_job: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +111,10 @@ def parse_host_hint(payload: str | bytes) -> HostHint | None:
     if not colon:
         return None
     match kind:
-        case "ready" if _is_queue_name(what) or not what:
+        case "ready" if ":" not in what and (_is_queue_name(what) or not what):
             return Ready(what)
+        case "ready" | "one":
+            return _ready_for_host(what, is_one_job=kind == "one")
         case "queue" if _is_queue_name(what):
             return QueueChanged(what)
         case "cancel" | "deadline" if (job := _id(what)) is not None:
@@ -131,6 +140,14 @@ def parse_done_hint(payload: str | bytes) -> DoneHint | None:
         return BatchEnded(number) if kind == "batch" else RequestAnswered(number)
     ids = [_id(word) for word in text.split(" ")]
     return None if None in ids else JobsEnded(frozenset(one for one in ids if one is not None))
+
+
+def _ready_for_host(text: str, *, is_one_job: bool) -> Ready | None:
+    """`<queue>:<host>`. A queue's name holds no colon; a host's id is a UUID as Postgres prints it."""
+    queue, _, host = text.partition(":")
+    if not _is_queue_name(queue) or _HOST_ID.fullmatch(host) is None:
+        return None
+    return Ready(queue, host, is_one_job)
 
 
 def _text(payload: str | bytes) -> str | None:

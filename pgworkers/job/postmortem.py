@@ -7,15 +7,16 @@ no row of the batch has anything is NULL instead of an array: most attempts succ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 
 from pgworkers.job import clean
+from pgworkers.job.claim import Fence
 from pgworkers.job.state import Verdict
-from pgworkers.postgres.arrays import Bigints, Doubles, Integers, Texts
+from pgworkers.postgres.arrays import Bigints, Doubles, Integers, Moments, Texts
 
 #: The longest text that is written whatever the settings say (they cut earlier, where the text arises).
 TEXT_LIMIT = 256 << 10
@@ -29,6 +30,7 @@ class Postmortem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     id: int
     lease: int
+    claimed_at: int  # microseconds since 1970, as the claim said
     verdict: Verdict
     duration: float = 0.0  # seconds
     cpu: float = 0.0  # seconds, children included
@@ -46,20 +48,35 @@ class Postmortem(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     crash: bool = False  # counts against max_crashes
     lost: bool = False  # ended with the death of its supervisor; counts against MAX_LOSSES
 
+    @property
+    def fence(self) -> Fence:
+        return Fence(self.id, self.lease, self.claimed_at)
+
+
+def fences(rows: Sequence[Any]) -> dict[str, Any]:
+    """What a write names of each row: its id, its lease and when it was claimed."""
+    return {
+        "ids": Bigints([row.id for row in rows]),
+        "leases": Integers([row.lease for row in rows]),
+        "claims": Moments([row.claimed_at for row in rows]),
+    }
+
 
 def columns(ended: Sequence[Postmortem]) -> dict[str, Any]:
     """The arrays common to finish and retry. Rows must come in the order of their ids: that is the lock order."""
     verdicts = [end.verdict for end in ended]
     failed = verdicts.count(_SUCCEEDED) < len(verdicts)
-    return {
-        "ids": Bigints([end.id for end in ended]),
-        "leases": Integers([end.lease for end in ended]),
-        "durations": Doubles(numbers([end.duration for end in ended])),
-        "cpus": Doubles(numbers([end.cpu for end in ended])),
-        "peaks": Bigints(_sizes([end.peak_rss for end in ended])),
-        "progresses": column([end.progress for end in ended], clean.json_text),
-        "checkpoints": column([end.checkpoint for end in ended], clean.json_text),
-    } | (_examined(ended) if failed else _NOT_EXAMINED)
+    return (
+        fences(ended)
+        | {
+            "durations": Doubles(numbers([end.duration for end in ended])),
+            "cpus": Doubles(numbers([end.cpu for end in ended])),
+            "peaks": Bigints(_sizes([end.peak_rss for end in ended])),
+            "progresses": column([end.progress for end in ended], clean.json_text),
+            "checkpoints": column([end.checkpoint for end in ended], clean.json_text),
+        }
+        | (_examined(ended) if failed else _NOT_EXAMINED)
+    )
 
 
 def _examined(ended: Sequence[Postmortem]) -> dict[str, Any]:
@@ -126,19 +143,20 @@ def _sizes(values: list[int]) -> list[int]:
 
 
 def in_order(ended: Sequence[Any]) -> list[Any]:
-    """One row per lease, by id: the order in which rows are locked, in every statement."""
+    """One row per fence, by id: the order in which rows are locked, in every statement."""
     if len({end.id for end in ended}) == len(ended):
         return sorted(ended, key=_id)
-    return sorted({(end.id, end.lease): end for end in ended}.values(), key=_key)
+    return sorted({_fence(end): end for end in ended}.values(), key=_fence)
 
 
 _id = attrgetter("id")
-_key = attrgetter("id", "lease")
+_fence = attrgetter("id", "lease", "claimed_at")
 
 
-def answers(rows: list[tuple[Any, ...]]) -> dict[tuple[int, int], str]:
-    """(id, lease) -> "written", "already" (an earlier send of the same end was committed) or "lost"."""
-    return {(row[0], row[1]): row[2] for row in rows if row[0] is not None}
+def unwritten(ended: Sequence[Postmortem], written: Collection[int]) -> dict[Fence, str]:
+    """The ends whose places (the first is 1) are not among the written ones."""
+    places = set(written)
+    return {end.fence: "missing" for nth, end in enumerate(ended, 1) if nth not in places}
 
 
 def _line(end: Postmortem) -> str | None:

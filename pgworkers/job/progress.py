@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgworkers.job import clean
-from pgworkers.job.postmortem import in_order
+from pgworkers.job.postmortem import fences, in_order
 from pgworkers.postgres.statements import Query, Statement
 
 _SAVE = Statement.beside(__file__, "progress")
@@ -18,6 +18,7 @@ class Saved:
 
     id: int
     lease: int
+    claimed_at: int  # microseconds since 1970, as the claim said
     progress: str | None
     checkpoint: str | None
 
@@ -25,10 +26,8 @@ class Saved:
 def save(host: str, rows: Sequence[Saved]) -> Query[int]:
     """Store it. Answers how many of the leases `host` still held."""
     ordered: list[Saved] = in_order(rows)
-    params = {
+    params = fences(ordered) | {
         "host": host,
-        "ids": [saved.id for saved in ordered],
-        "leases": [saved.lease for saved in ordered],
         "progresses": [clean.json_text(saved.progress) for saved in ordered],
         "checkpoints": [clean.json_text(saved.checkpoint) for saved in ordered],
     }

@@ -1,26 +1,27 @@
--- What running handlers said about themselves. NULL leaves a column as it is. Guard: id, lease, host and state = 'running'
--- under the row lock, in id order. Index: the primary key, by nested loops over the materialised input (docs/adr/0103); BETWEEN,
+-- What running handlers said about themselves. NULL leaves a column as it is. Guard: id, lease, claimed_at, host and state = 'running'
+-- under the row lock; what another session has locked is skipped (docs/adr/2923). Index: the primary key, by nested loops over the materialised input (docs/adr/0103); BETWEEN,
 -- because an equals sign lets the planner begin with the whole index (docs/adr/2501).
 WITH sent AS MATERIALIZED (
-    SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(progresses)s::text[] AS progresses,
-           %(checkpoints)s::text[] AS checkpoints
+    SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(claims)s::timestamptz[] AS claims,
+           %(progresses)s::text[] AS progresses, %(checkpoints)s::text[] AS checkpoints
 ),
 said AS MATERIALIZED (
     SELECT s.*
       FROM sent
-     CROSS JOIN LATERAL unnest(sent.ids, sent.leases, sent.progresses, sent.checkpoints)
-           AS s (id, lease, progress, checkpoint)
+     CROSS JOIN LATERAL unnest(sent.ids, sent.leases, sent.claims, sent.progresses, sent.checkpoints)
+           AS s (id, lease, claim, progress, checkpoint)
 ),
 held AS MATERIALIZED (
     SELECT s.*
       FROM said s
      CROSS JOIN LATERAL (
            SELECT FROM pgworkers.job j
-            WHERE j.id = s.id AND j.lease = s.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
-              FOR UPDATE) locked
+            WHERE j.id = s.id AND j.lease = s.lease AND j.claimed_at = s.claim AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
+              FOR UPDATE SKIP LOCKED) locked
 )
 UPDATE pgworkers.job j
    SET progress = coalesce(s.progress::jsonb, j.progress), checkpoint = coalesce(s.checkpoint::jsonb, j.checkpoint)
   FROM held s
- WHERE j.id BETWEEN s.id AND s.id AND j.lease = s.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
+ WHERE j.id BETWEEN s.id AND s.id AND j.lease = s.lease AND j.claimed_at = s.claim
+   AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
 RETURNING j.id

@@ -13,10 +13,10 @@ moved AS (
     UPDATE pgworkers.job j
        SET state = 'ready'
      WHERE j.ctid = ANY (ARRAY(SELECT at FROM due)) AND j.state::text = 'scheduled'
-    RETURNING j.queue
+    RETURNING j.queue, j.task
 ),
 told AS MATERIALIZED (
-    SELECT pgworkers.tell('ready:' || queue) FROM (SELECT DISTINCT queue FROM moved) q
+    SELECT pgworkers.tell_ready(queue, array_agg(task::text), count(*)) FROM moved GROUP BY queue
 )
 SELECT (SELECT count(*) FROM moved),
        (SELECT extract(epoch FROM least(j.run_at, pgworkers.never()) - now())::double precision

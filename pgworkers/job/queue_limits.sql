@@ -13,12 +13,14 @@ WITH said AS (
 SELECT s.kind, s.name, s.slots,
        CASE s.kind
             WHEN 'task' THEN (SELECT count(*) FROM pgworkers.job j
-                               WHERE j.task = s.name AND j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL))
+                               WHERE j.task = s.name AND coalesce(j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL), false))
             WHEN 'each key of' THEN (SELECT coalesce(max(n), 0)
                                        FROM (SELECT count(*) AS n FROM pgworkers.job j
-                                              WHERE j.task = s.name AND j.host IS NOT NULL AND j.concurrency_key IS NOT NULL
+                                              WHERE j.task = s.name AND coalesce(j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL), false)
+                                                AND j.concurrency_key IS NOT NULL
                                               GROUP BY j.concurrency_key) keys)
-            ELSE (SELECT count(*) FROM pgworkers.job j WHERE j.concurrency_key = s.name AND j.host IS NOT NULL) END,
+            ELSE (SELECT count(*) FROM pgworkers.job j
+                   WHERE j.concurrency_key = s.name AND coalesce(j.host IS NOT NULL AND j.concurrency_key IS NOT NULL, false)) END,
        s.said_by
   FROM said s
  ORDER BY s.kind = 'task' DESC, s.kind, s.name

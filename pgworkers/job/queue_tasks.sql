@@ -1,5 +1,5 @@
 -- What the deployed app says about its tasks. Unchanged rows are not written; in name order, so that hosts starting at once
--- cannot deadlock. Running jobs of a task that is limited from now on are counted from now on (index job_running).
+-- cannot deadlock. Running jobs of a task that is limited from now on are counted from now on: limit_running().
 WITH said AS MATERIALIZED (
     SELECT * FROM unnest(%(names)s::text[], %(queues)s::text[], %(priorities)s::integer[], %(max_attempts)s::integer[],
                          %(max_crashes)s::integer[], %(lost_retries)s::boolean[], %(lost_delays)s::double precision[],
@@ -26,14 +26,5 @@ put AS (
                              excluded.lost_retry, excluded.lost_delay, excluded.concurrency, excluded.concurrency_per_key,
                              excluded.timeout, excluded.memory)
     RETURNING t.name, t.concurrency
-),
-running AS MATERIALIZED (
-    SELECT j.ctid AS at
-      FROM pgworkers.job j
-     WHERE j.host IS NOT NULL AND NOT j.gated AND j.task = ANY (ARRAY(SELECT name FROM put WHERE concurrency IS NOT NULL))
-       FOR UPDATE SKIP LOCKED
-),
-counted AS (
-    UPDATE pgworkers.job j SET gated = true WHERE j.ctid = ANY (ARRAY(SELECT at FROM running))
 )
-SELECT name FROM put ORDER BY name
+SELECT name, CASE WHEN concurrency IS NOT NULL THEN pgworkers.limit_running(name) END FROM put ORDER BY name

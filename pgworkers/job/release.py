@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from pgworkers.postgres.arrays import Bigints, Integers
+from pgworkers.job.claim import Fence
+from pgworkers.job.postmortem import fences
 from pgworkers.postgres.statements import Query, Statement
 
 _RELEASE = Statement.beside(__file__, "release")
 
 
-def release(host: str, leases: Sequence[tuple[int, int]]) -> Query[int]:
-    """Give back these (id, lease) of `host`. Answers how many were still held."""
-    pairs = sorted(set(leases))
-    params = {
-        "host": host,
-        "ids": Bigints([pair[0] for pair in pairs]),
-        "leases": Integers([pair[1] for pair in pairs]),
-    }
-    return Query(_RELEASE, params, lambda rows: int(rows[0][0]))
+class Released(NamedTuple):
+    """How many jobs were still held and are given back; those whose rows another session had must be sent again."""
+
+    jobs: int
+    locked: list[Fence]
+
+
+def release(host: str, held: Sequence[Fence]) -> Query[Released]:
+    """Give back these jobs of `host`."""
+    jobs = sorted(set(held))
+
+    def read(rows: list[tuple[Any, ...]]) -> Released:
+        (count,) = [row[0] for row in rows if row[2] is None]
+        return Released(int(count), [jobs[row[2] - 1] for row in rows if row[2] is not None])
+
+    return Query(_RELEASE, fences(jobs) | {"host": host}, read)

@@ -1,33 +1,35 @@
 -- Give back claimed jobs that were not started: running -> ready at once, the attempt returned, no post-mortem. A job that
--- was wished away meanwhile becomes cancelled instead. Guard: id, lease, host and state = 'running' under the row lock, in id
--- order. Index: the primary key, by nested loops over the materialised input (docs/adr/0103); BETWEEN,
+-- was wished away meanwhile becomes cancelled instead. Guard: id, lease, claimed_at, host and state = 'running' under the row lock; what
+-- another session has locked is skipped, and its place answered (docs/adr/2923). Index: the primary key, by nested loops over the materialised input (docs/adr/0103); BETWEEN,
 -- because an equals sign lets the planner begin with the whole index (docs/adr/2501).
 WITH sent AS MATERIALIZED (
-    SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases
+    SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(claims)s::timestamptz[] AS claims
 ),
 back AS MATERIALIZED (
-    SELECT b.* FROM sent s CROSS JOIN LATERAL unnest(s.ids, s.leases) AS b (id, lease)
+    SELECT b.* FROM sent s CROSS JOIN LATERAL unnest(s.ids, s.leases, s.claims) WITH ORDINALITY AS b (id, lease, claim, nth)
 ),
 held AS MATERIALIZED (
-    SELECT b.id, b.lease, locked.wished
+    SELECT b.id, b.lease, b.claim, b.nth, locked.wished
       FROM back b
      CROSS JOIN LATERAL (
            SELECT j.cancel_at IS NOT NULL AS wished
              FROM pgworkers.job j
-            WHERE j.id = b.id AND j.lease = b.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
-              FOR UPDATE) locked
+            WHERE j.id = b.id AND j.lease = b.lease AND j.claimed_at = b.claim AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
+              FOR UPDATE SKIP LOCKED) locked
 ),
 moved AS (
     UPDATE pgworkers.job j
        SET state = 'ready', host = NULL, claimed_at = NULL, attempt = greatest(j.attempt - 1, 0)
       FROM held b
-     WHERE j.id BETWEEN b.id AND b.id AND j.lease = b.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND NOT b.wished
-    RETURNING j.id, j.queue
+     WHERE j.id BETWEEN b.id AND b.id AND j.lease = b.lease AND j.claimed_at = b.claim
+       AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND NOT b.wished
+    RETURNING j.id, j.queue, j.task
 ),
 gone AS (
     DELETE FROM pgworkers.job j
      USING held b
-     WHERE j.id BETWEEN b.id AND b.id AND j.lease = b.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND b.wished
+     WHERE j.id BETWEEN b.id AND b.id AND j.lease = b.lease AND j.claimed_at = b.claim
+       AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND b.wished
     RETURNING j.*
 ),
 kept AS (
@@ -41,11 +43,19 @@ kept AS (
       FROM gone
 ),
 told AS MATERIALIZED (
-    SELECT pgworkers.tell('ready:' || queue) FROM (SELECT DISTINCT queue FROM moved) q
+    SELECT pgworkers.tell_ready(queue, array_agg(task::text), count(*), %(host)s::uuid) FROM moved GROUP BY queue
     UNION ALL
     SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM gone
     UNION ALL
     SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
       FROM gone WHERE linked HAVING count(*) > 0
 )
-SELECT (SELECT count(*) FROM moved) + (SELECT count(*) FROM gone), (SELECT count(*) FROM told)
+SELECT (SELECT count(*) FROM moved) + (SELECT count(*) FROM gone) AS count, (SELECT count(*) FROM told) AS told, NULL::bigint AS nth
+UNION ALL
+SELECT NULL, NULL, b.nth
+  FROM back b
+ CROSS JOIN LATERAL (
+       SELECT FROM pgworkers.job j
+        WHERE j.id = b.id AND j.lease = b.lease AND j.claimed_at = b.claim AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
+        LIMIT 1) ours
+ WHERE b.nth <> ALL (ARRAY(SELECT nth FROM held))

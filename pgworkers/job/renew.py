@@ -8,6 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from pgworkers.job import clean
+from pgworkers.job.claim import Fence
+from pgworkers.job.postmortem import fences
 from pgworkers.postgres.statements import Query, Statement
 
 _RENEW = Statement.beside(__file__, "renew")
@@ -17,8 +19,7 @@ _RENEW = Statement.beside(__file__, "renew")
 class Deadline:
     """A deadline that this host does not know. `epoch`: the database's time of it; `remaining`: seconds until then."""
 
-    job: int
-    lease: int
+    fence: Fence
     epoch: float | None
     remaining: float | None
 
@@ -27,22 +28,24 @@ class Deadline:
 class Renewed:
     """What a host learns by renewing. `known` is False when its row is gone: it must register again.
 
-    `alone`: no other host lives. `at`: the database's time. `longest`: of all hosts' leases, in seconds.
+    `alone`: no other host lives. `sharing`: how many other living hosts serve a queue of this one. `at`: the database's
+    time. `longest`: of all hosts' leases, in seconds.
     """
 
     known: bool
     alone: bool
+    sharing: int
     at: datetime
     longest: float
-    cancels: list[tuple[int, int]]
-    lost: list[tuple[int, int]]
+    cancels: list[Fence]
+    lost: list[Fence]
     deadlines: list[Deadline] = field(default_factory=list)
-    rescued: frozenset[tuple[int, int]] = frozenset()  #: those of `lost` that a leader took back
+    rescued: frozenset[Fence] = frozenset()  #: those of `lost` that a leader took back
 
 
 def renew(
     host: str,
-    held: Sequence[tuple[int, int]],
+    held: Sequence[Fence],
     state: str,
     workers_json: str,
     load: float | None = None,
@@ -52,10 +55,8 @@ def renew(
     deadlines: Sequence[float | None] = (),
 ) -> Query[Renewed]:
     """Renew the row of `host`, which holds the leases `held`. `deadlines`: of each, as it was last read; None: none."""
-    params = {
+    params = fences(held) | {
         "host": host,
-        "ids": [pair[0] for pair in held],
-        "leases": [pair[1] for pair in held],
         "deadlines": list(deadlines),
         "state": clean.line(state),
         "workers": clean.json_text(workers_json) or "[]",
@@ -63,14 +64,14 @@ def renew(
         "cores": cores,
         "problems": clean.json_text(problems_json) or "[]",
     }
-    return Query(_RENEW, params, _read)
+    return Query(_RENEW, params, lambda rows: _read(held, rows))
 
 
-def _read(rows: list[tuple[Any, ...]]) -> Renewed:
-    ((known, alone, at, longest),) = [row[2:6] for row in rows if row[0] is None]
-    jobs = [row for row in rows if row[0] is not None]
-    cancels = [(job_id, lease) for job_id, lease, fact, *_ in jobs if fact]
-    lost = [(job_id, lease) for job_id, lease, fact, *_ in jobs if fact is None]
-    deadlines = [Deadline(row[0], row[1], row[6], row[7]) for row in jobs if row[2] is False]
-    rescued = frozenset((row[0], row[1]) for row in jobs if row[8])
-    return Renewed(known, alone, at, longest or 0.0, cancels, lost, deadlines, rescued)
+def _read(held: Sequence[Fence], rows: list[tuple[Any, ...]]) -> Renewed:
+    ((known, alone, at, longest, sharing),) = [(*row[1:5], row[8]) for row in rows if row[0] is None]
+    jobs = [(held[row[0] - 1], *row[1:]) for row in rows if row[0] is not None]
+    cancels = [fence for fence, fact, *_ in jobs if fact]
+    lost = [fence for fence, fact, *_ in jobs if fact is None]
+    deadlines = [Deadline(row[0], row[5], row[6]) for row in jobs if row[1] is False]
+    rescued = frozenset(row[0] for row in jobs if row[7])
+    return Renewed(known, alone, sharing, at, longest or 0.0, cancels, lost, deadlines, rescued)

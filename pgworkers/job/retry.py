@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pgworkers.clock import MAX_SECONDS
-from pgworkers.job.postmortem import Postmortem, answers, columns, in_order
+from pgworkers.job.claim import Fence
+from pgworkers.job.postmortem import Postmortem, columns, in_order, unwritten
 from pgworkers.job.state import CRASHES, FREE, MAX_LOSSES, State, Verdict
 from pgworkers.postgres.arrays import Texts
 from pgworkers.postgres.statements import Query, Statement
@@ -114,8 +115,8 @@ def _exponential(backoff: BackoffSpec, nth: int) -> float:
         return backoff.cap
 
 
-def retry(host: str, agains: Sequence[Again]) -> Query[dict[tuple[int, int], str]]:
-    """Let these jobs run again. Answers for each (id, lease): "written", "already" or "lost"."""
+def retry(host: str, agains: Sequence[Again]) -> Query[dict[Fence, str]]:
+    """Let these jobs run again. Answers "missing" for each that was not written (`unwritten` knows why)."""
     rows: list[Again] = in_order(agains)
     params = columns(rows) | {
         "host": host,
@@ -124,4 +125,4 @@ def retry(host: str, agains: Sequence[Again]) -> Query[dict[tuple[int, int], str
         "frees": [again.free for again in rows],
         "losts": [again.lost for again in rows],
     }
-    return Query(_RETRY, params, answers)
+    return Query(_RETRY, params, lambda found: unwritten(rows, [row[0] for row in found]))

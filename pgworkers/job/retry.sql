@@ -1,18 +1,19 @@
 -- End an attempt but not the job: running -> scheduled, or ready when there is nothing to wait for. A job that was wished
 -- away meanwhile becomes cancelled instead: after an acknowledged cancel nothing starts. An attempt that ended by itself shows
 -- that the job does not kill its supervisor: its losses begin again.
--- Guard: id, lease, host and state = 'running', checked under the row lock, locks taken in id order. Index: the primary key, by
+-- Guard: id, lease, claimed_at, host and state = 'running', checked under the row lock; what another session has locked is skipped (docs/adr/2923). Index: the primary key, by
 -- nested loops over the materialised input (no partial index can match the guard, docs/adr/0103); BETWEEN, because an
--- equals sign lets the planner begin with the whole index (docs/adr/2501).
+-- equals sign lets the planner begin with the whole index (docs/adr/2501). Answers the places of those that were written; whether
+-- the others are on record is asked in a second statement (unwritten_attempts.sql), because to look locks and opens every partition.
 WITH again AS MATERIALIZED (
     SELECT *
-      FROM unnest(%(ids)s::bigint[], %(leases)s::integer[], %(verdicts)s::text[], %(afters)s::float8[], %(frees)s::boolean[],
+      FROM unnest(%(ids)s::bigint[], %(leases)s::integer[], %(claims)s::timestamptz[], %(verdicts)s::text[], %(afters)s::float8[], %(frees)s::boolean[],
                   %(durations)s::float8[], %(cpus)s::float8[], %(peaks)s::bigint[], %(progresses)s::text[],
                   %(checkpoints)s::text[], %(crashes)s::boolean[], %(lines)s::text[], %(errors)s::text[], %(tracebacks)s::text[],
                   %(stacks)s::text[], %(exit_statuses)s::text[], %(outputs)s::text[], %(rungs)s::text[], %(workers)s::text[],
-                  %(versions)s::text[], %(losts)s::boolean[])
-           AS x (id, lease, verdict, after, free, duration, cpu, peak, progress, checkpoint, crash, line, error, traceback,
-                 stack, exit_status, output, rungs, worker, version, lost)
+                  %(versions)s::text[], %(losts)s::boolean[]) WITH ORDINALITY
+           AS x (id, lease, claim, verdict, after, free, duration, cpu, peak, progress, checkpoint, crash, line, error, traceback,
+                 stack, exit_status, output, rungs, worker, version, lost, nth)
 ),
 held AS MATERIALIZED (
     SELECT a.*, locked.*
@@ -23,8 +24,8 @@ held AS MATERIALIZED (
                   CASE WHEN a.line IS NULL THEN j.errors
                        ELSE (j.errors || a.line)[greatest(cardinality(j.errors) - 8, 1):] END AS lines
              FROM pgworkers.job j
-            WHERE j.id = a.id AND j.lease = a.lease AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
-              FOR UPDATE) locked
+            WHERE j.id = a.id AND j.lease = a.lease AND j.claimed_at = a.claim AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
+              FOR UPDATE SKIP LOCKED) locked
 ),
 moved AS (
     UPDATE pgworkers.job j
@@ -34,13 +35,15 @@ moved AS (
            losses = CASE WHEN a.lost THEN j.losses + 1 WHEN a.verdict = 'interrupted' THEN j.losses ELSE 0 END,
            progress = a.last_progress, checkpoint = coalesce(a.checkpoint::jsonb, j.checkpoint)
       FROM held a
-     WHERE j.id BETWEEN a.id AND a.id AND j.lease = a.lease AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND NOT a.wished
+     WHERE j.id BETWEEN a.id AND a.id AND j.lease = a.lease AND j.claimed_at = a.claim
+       AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND NOT a.wished
     RETURNING j.id, j.queue, j.state, a.after
 ),
 gone AS (
     DELETE FROM pgworkers.job j
      USING held a
-     WHERE j.id BETWEEN a.id AND a.id AND j.lease = a.lease AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND a.wished
+     WHERE j.id BETWEEN a.id AND a.id AND j.lease = a.lease AND j.claimed_at = a.claim
+       AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND a.wished
     RETURNING j.*, a.verdict, a.duration, a.cpu, a.peak, a.lines, a.last_progress, a.crash,
               coalesce(a.checkpoint::jsonb, j.checkpoint) AS last_checkpoint
 ),
@@ -73,11 +76,4 @@ told AS MATERIALIZED (
     SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
       FROM gone WHERE linked HAVING count(*) > 0
 )
-SELECT a.id, a.lease,
-       CASE WHEN (a.id, a.lease) IN (SELECT id, lease FROM held) THEN 'written'
-            WHEN EXISTS (SELECT FROM pgworkers.attempt t
-                          WHERE t.job_id = a.id AND t.lease = a.lease AND t.host = %(host)s::uuid AND t.verdict = a.verdict)
-            THEN 'already'
-            ELSE 'lost' END,
-       (SELECT count(*) FROM told)
-  FROM again a
+SELECT h.nth, (SELECT count(*) FROM told) FROM held h

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from pgworkers.job.reading import HIDDEN, Unreadable, value_of
-from pgworkers.job.state import State
+from pgworkers.job.state import HELD, TERMINAL, State
 from pgworkers.postgres.statements import Query, Statement
 
 _GET = Statement.beside(__file__, "show_get")
 _ATTEMPTS = Statement.beside(__file__, "show_attempts")
 _FIND = Statement.beside(__file__, "show_find")
-_IDS = Statement.beside(__file__, "show_ids")
-_COUNT = Statement.beside(__file__, "show_count")
+_SEARCH = Statement.beside(__file__, "show_search")
 _QUEUES = Statement.beside(__file__, "show_queues")
 _HOSTS = Statement.beside(__file__, "show_hosts")
 _WORKERS = Statement.beside(__file__, "show_workers")
@@ -26,6 +25,21 @@ _LEFT = Statement.beside(__file__, "show_left")
 
 #: Beyond so many jobs nobody counts what a burst leaves.
 MOST_LEFT = 10_000
+
+#: A question to the database: runs a query and returns its answer.
+Ask = Callable[[Query[Any]], Any]
+#: Jobs that one statement of a search looks at: few first, because the newest are what people look for.
+FIRST_LOOK = 1_000
+LARGEST_LOOK = 20_000
+#: Jobs that a search looks at. One that found too few says where it ended, and can be continued there.
+MAX_LOOKED = 1_000_000
+#: Jobs that hosts hold, beyond which a search for them is not complete.
+MAX_HELD = 100_000
+#: The largest count, of the jobs of a filter and of each column of a queue.
+MAX_COUNT = 10_000
+#: Post-mortems of a job that are shown: the last ones.
+MAX_ATTEMPTS = 1_000
+LARGEST_ID = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +108,46 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which jobs are meant. No states, queues or tasks mean any, None means any; `before` is an id: only older ones."""
+    """Which jobs are meant. No states, queues or tasks mean any; `before` is an id: only older ones."""
 
     states: Sequence[State] = ()
     queues: Sequence[str] = ()
     tasks: Sequence[str] = ()
-    ids: Sequence[int] | None = None
     limit: int = 50
     before: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
+class Page:
+    """One step of a search. `ids`: the newest first. `before`: where the next step begins; None: there is nothing older."""
+
+    ids: list[int]
+    before: int | None
+    looked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found. `before`: it looked at no job older than this, and there may be more; None: these are all."""
+
+    jobs: list[JobView]
+    before: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many jobs a filter means; `complete` is False when there may be more."""
+
+    jobs: int
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
 class QueueView:
-    """A queue and its counts. `oldest_ready`: seconds the longest waiting ready job has waited."""
+    """A queue and its counts. `oldest_ready`: seconds the longest waiting ready job has waited, among those counted.
+
+    `capped` names the counts that stop at `MAX_COUNT`: there are more.
+    """
 
     name: str
     paused: bool
@@ -122,6 +163,7 @@ class QueueView:
     hosts: int  # living ones that serve it
     throttled: float | None  # seconds it still cools down
     retention: float | None  # seconds that finished jobs are kept; None: as the setting says
+    capped: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,27 +234,73 @@ def get(job_id: int) -> Query[JobView | None]:
 
 
 def attempts(job_id: int) -> Query[list[AttemptView]]:
-    """The attempts of a job that did not succeed, the first one first."""
-    return Query(_ATTEMPTS, {"id": job_id}, lambda rows: [_attempt(row) for row in rows])
+    """The attempts of a job that did not succeed, the first one first; of very many the last ones."""
+    params = {"id": job_id, "most": MAX_ATTEMPTS}
+    return Query(_ATTEMPTS, params, lambda rows: [_attempt(row) for row in rows])
 
 
-def find(where: Filter) -> Query[list[JobView]]:
-    """The jobs a filter means, the newest first."""
-    return Query(_FIND, {**_params(where), "limit": where.limit}, lambda rows: [_job(row) for row in rows])
+def many(ids: Sequence[int], states: Sequence[State] = ()) -> Query[list[JobView]]:
+    """The jobs with these ids that are in one of these states, the newest first."""
+    params = {"ids": list(ids), "states": [str(state) for state in states] or None}
+    return Query(_FIND, params, lambda rows: [_job(row) for row in rows])
 
 
-def ids(where: Filter) -> Query[list[int]]:
-    """Their numbers only, the newest first: so many can be asked for at once."""
-    return Query(_IDS, {**_params(where), "limit": where.limit}, lambda rows: [row[0] for row in rows])
+def search(where: Filter, look: int) -> Query[Page]:
+    """One step: the first `limit` of the jobs that a filter means, among the next `look` jobs."""
+
+    def read(rows: list[tuple[Any, ...]]) -> Page:
+        ((ids, lowest, looked),) = rows
+        before = ids[-1] if len(ids) >= where.limit else lowest if looked >= look else None
+        return Page(ids, before, looked)
+
+    return Query(_SEARCH, {**_params(where), "look": look}, read)
 
 
-def count(where: Filter) -> Query[int]:
-    """How many jobs a filter means; its limit does not count."""
-    return Query(_COUNT, _params(where), lambda rows: int(rows[0][0]))
+def pages(ask: Ask, where: Filter, max_looked: int | None = None) -> Iterator[Page]:
+    """The steps of a search, each a bounded statement, up to the oldest job or until `max_looked` were looked at."""
+    is_filtered = bool(where.states or where.queues or where.tasks)
+    look = FIRST_LOOK if is_filtered else min(where.limit, LARGEST_LOOK)
+    looked = 0
+    before = where.before
+    while True:
+        page = ask(search(replace(where, before=before), look))
+        yield page
+        looked += page.looked
+        before = page.before
+        if before is None or (max_looked is not None and looked >= max_looked):
+            return
+        look = min(4 * look, LARGEST_LOOK) if is_filtered else look
+
+
+def find(ask: Ask, where: Filter, max_looked: int = MAX_LOOKED) -> Found:
+    """The first `limit` jobs that a filter means, the newest first."""
+    ids: list[int] = []
+    before = None
+    for page in pages(ask, where, max_looked):
+        ids += page.ids
+        before = page.before
+        if len(ids) >= where.limit:
+            ids = ids[: where.limit]
+            before = ids[-1]
+            break
+    jobs = {job.id: job for at in range(0, len(ids), 500) for job in reversed(ask(many(ids[at : at + 500])))}
+    return Found([jobs[one] for one in ids if one in jobs], before)
+
+
+def count(ask: Ask, where: Filter, max_looked: int = MAX_LOOKED) -> Count:
+    """How many jobs a filter means, up to `MAX_COUNT`."""
+    jobs = 0
+    for page in pages(ask, replace(where, limit=MAX_COUNT + 1), max_looked):
+        jobs += len(page.ids)
+        if jobs > MAX_COUNT:
+            return Count(MAX_COUNT, complete=False)
+        if page.before is None:
+            return Count(jobs, complete=True)
+    return Count(jobs, complete=False)
 
 
 def queues() -> Query[list[QueueView]]:
-    return Query(_QUEUES, {}, lambda rows: [QueueView(*row) for row in rows])
+    return Query(_QUEUES, {"most": MAX_COUNT}, lambda rows: [QueueView(*row) for row in rows])
 
 
 def hosts() -> Query[list[HostView]]:
@@ -270,10 +358,20 @@ _ATTEMPT_JSON = _places(AttemptView, "progress", "rungs")
 
 
 def _params(where: Filter) -> dict[str, Any]:
+    wanted = set(where.states) or set(State)
+    live = wanted - set(TERMINAL)
+    only_held = bool(live) and live <= set(HELD)
     return {
         "states": [str(state) for state in where.states] or None,
         "queues": list(where.queues) or None,
         "tasks": list(where.tasks) or None,
-        "ids": None if where.ids is None else list(where.ids),
-        "before": where.before,
+        "before": LARGEST_ID if where.before is None else where.before,
+        "most": where.limit,
+        "live": bool(live) and not only_held,
+        "only_held": only_held,
+        "held": MAX_HELD,
+        "ended": State.SUCCEEDED in wanted,
+        "failed": []
+        if State.SUCCEEDED in wanted
+        else sorted(map(str, wanted & {State.DEAD, State.CANCELLED})),
     }

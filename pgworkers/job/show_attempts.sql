@@ -1,6 +1,9 @@
--- The post-mortems of one job, in the order they happened. Index: attempt_job.
-SELECT attempt, lease, host, queue, task, verdict, started_at, finished_at, duration, cpu_seconds, peak_rss, error,
-       traceback, stack, exit_status, output, progress::text, rungs::text, worker, version
-  FROM pgworkers.attempts
- WHERE job_id = %(id)s::bigint
- ORDER BY lease, finished_at
+-- The post-mortems of one job, in the order they happened, the last `most` of them. Index: attempt_job.
+SELECT a.attempt, a.lease, a.host, a.queue, a.task, a.verdict, a.started_at, a.finished_at, a.duration, a.cpu_seconds, a.peak_rss,
+       a.error, a.traceback, a.stack, a.exit_status, a.output, a.progress::text, a.rungs::text, a.worker, a.version
+  FROM (SELECT *
+          FROM pgworkers.attempts
+         WHERE job_id = %(id)s::bigint
+         ORDER BY lease DESC, finished_at DESC
+         LIMIT %(most)s::bigint) a
+ ORDER BY a.lease, a.finished_at

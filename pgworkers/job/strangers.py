@@ -22,6 +22,10 @@ class Stranger:
     oldest: float
 
 
+#: How many queues one statement looks at.
+QUEUES_PER_LOOK = 20
+
+
 def strangers(queues: Sequence[str]) -> Query[list[Stranger]]:
     params = {"queues": list(queues), "look": _LOOK}
     return Query(_STRANGERS, params, lambda rows: [Stranger(*row) for row in rows])

@@ -1,19 +1,48 @@
 -- Tasks that no living host of their queue has, among the first `look` ready jobs of each queue; where none serves the queue, those
--- that no deploy has ever declared. Index: job_ready, one range a queue. No guard: it only reads.
-WITH alive AS MATERIALIZED (
+-- that no deploy has ever declared. Also among the jobs in lanes, where a host parks such jobs: the first 100 tasks of each queue, and of each
+-- up to `look` jobs. The jobs are counted first, so that hosts are asked once for each task. Indexes: job_ready and job_lane, one range a queue or task. No guard: it only reads.
+WITH RECURSIVE alive AS MATERIALIZED (
     SELECT h.queues, h.tasks FROM pgworkers.host h WHERE h.renewed_at >= now() - h.lease AND h.state IN ('starting', 'running')
+),
+lanes AS (
+    SELECT q.name AS queue, ''::text AS task, 0 AS seen FROM unnest(%(queues)s::text[]) AS q (name)
+    UNION ALL
+    SELECT l.queue, n.task, l.seen + 1
+      FROM lanes l
+     CROSS JOIN LATERAL (
+           SELECT j.task::text AS task
+             FROM pgworkers.job j
+            WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL) AND j.task > l.task
+            ORDER BY j.task
+            LIMIT 1) n
+     WHERE l.seen < 100
+),
+found AS MATERIALIZED (
+    SELECT s.queue::text AS queue, s.task::text AS task, count(*) AS jobs, min(s.run_at) FILTER (WHERE isfinite(s.run_at)) AS oldest
+      FROM unnest(%(queues)s::text[]) AS q (name)
+     CROSS JOIN LATERAL (
+           SELECT j.queue, j.task, j.run_at
+             FROM pgworkers.job j
+            WHERE j.queue = q.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+            ORDER BY j.priority DESC, j.id
+            LIMIT %(look)s::integer) s
+     GROUP BY s.queue, s.task
+    UNION ALL
+    SELECT l.queue, l.task, NULL, NULL FROM lanes l WHERE l.seen > 0
 )
-SELECT s.queue, s.task, count(*), max(extract(epoch FROM now() - CASE WHEN isfinite(s.run_at) THEN s.run_at END))::double precision
-  FROM unnest(%(queues)s::text[]) AS q (name)
- CROSS JOIN LATERAL (
-       SELECT j.queue, j.task, j.run_at
-         FROM pgworkers.job j
-        WHERE j.queue = q.name AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
-        ORDER BY j.priority DESC, j.id
-        LIMIT %(look)s::integer) s
- WHERE CASE WHEN EXISTS (SELECT FROM alive a WHERE s.queue = ANY (a.queues))
-            THEN NOT EXISTS (SELECT FROM alive a WHERE s.queue = ANY (a.queues) AND s.task = ANY (a.tasks))
-            ELSE NOT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = s.task) END
- GROUP BY s.queue, s.task
- ORDER BY count(*) DESC, s.task
+SELECT f.queue, f.task, sum(coalesce(f.jobs, parked.jobs))::bigint,
+       max(extract(epoch FROM now() - coalesce(f.oldest, parked.oldest)))::double precision
+  FROM found f
+  LEFT JOIN LATERAL (
+       SELECT count(*) AS jobs, min(p.run_at) FILTER (WHERE isfinite(p.run_at)) AS oldest
+         FROM (SELECT j.run_at
+                 FROM pgworkers.job j
+                WHERE j.queue = f.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL) AND j.task = f.task
+                ORDER BY pgworkers.lane(j.concurrency_key)
+                LIMIT %(look)s::integer) p) parked ON f.jobs IS NULL
+ WHERE CASE WHEN EXISTS (SELECT FROM alive a WHERE f.queue = ANY (a.queues))
+            THEN NOT EXISTS (SELECT FROM alive a WHERE f.queue = ANY (a.queues) AND f.task = ANY (a.tasks))
+            ELSE NOT EXISTS (SELECT FROM pgworkers.task t WHERE t.name = f.task) END
+ GROUP BY f.queue, f.task
+ ORDER BY sum(coalesce(f.jobs, parked.jobs)) DESC, f.task
  LIMIT 100

@@ -1,103 +1,82 @@
 """Ends that cannot be written now: set aside, so that they hold up no other, and sent again later.
 
-An operator who left a transaction open must not stop the host from writing the ends of its other jobs. A batch that waited
-in vain is sorted into those whose rows are free and those that must wait; nobody waits for a lock twice. Nor must a trigger
-of the user's that raises: what it refuses is sent again after ever longer pauses, for as long as this host lives. After that
-the lease runs out, and the job is rescued as one of a lost host.
+An operator who left a transaction open must not stop the host from writing the ends of its other jobs: a row that another
+session has locked is skipped, and tried again soon. Nor must a trigger of the user's that raises: what it refuses is sent
+again after ever longer pauses, for as long as this host lives. After that the lease runs out, and the job is rescued as one
+of a lost host.
 """
 
 from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-import psycopg
-
 from pgworkers.clock import monotonic
-from pgworkers.job.locked import locked
-from pgworkers.master.line import Asker, LineDown
+from pgworkers.job.claim import Fence
 
-#: Seconds between two looks at what was set aside.
-AGAIN = 0.5
+#: Seconds until an end whose row is locked is sent again: the first pause, and the longest. The claim of another host that
+#: read the job as ready locks its row for a moment.
+LOCKED_FIRST = 0.01
+LOCKED_MOST = 0.5
 
-#: Seconds until a refused end is sent again: the first pause, and the longest.
+#: The same for an end that is refused.
 FIRST = 1.0
 MOST = 60.0
 
-_WAITED = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable)
 
-
-class HasKey(Protocol):
+class HasFence(Protocol):
     @property
-    def key(self) -> tuple[int, int]: ...
+    def fence(self) -> Fence: ...
 
 
-K = TypeVar("K", bound=HasKey)
+K = TypeVar("K", bound=HasFence)
 V = TypeVar("V")
 
 
-def waited_in_vain(error: LineDown) -> bool:
-    """Did the statement fail because of a lock (or was only slow), and not because of the connection?"""
-    return isinstance(error.__cause__, _WAITED)
-
-
 class Aside(Generic[K, V]):
-    def __init__(self, asker: Asker) -> None:
-        self._asker = asker
-        self._look = 0.0
-        self.waiting: list[tuple[K, V]] = []  # also while they are looked at: they are ours
-
-    async def sort(self, batch: list[tuple[K, V]]) -> list[tuple[K, V]]:
-        """Set aside what is locked; the rest."""
-        free, held = await self._sorted(batch)
-        self.waiting += held
-        return free
-
-    async def back(self) -> list[tuple[K, V]]:
-        """What is free again, if it is time to look."""
-        if not self.waiting or monotonic() < self._look:
-            return []
-        free, self.waiting = await self._sorted(self.waiting)
-        return free
-
-    async def _sorted(self, batch: list[tuple[K, V]]) -> tuple[list[tuple[K, V]], list[tuple[K, V]]]:
-        """Those whose rows are free, and those whose are not."""
-        held = await self._asker.ask(locked(one.key[0] for one, _ in batch))
-        self._look = monotonic() + AGAIN
-        free = [pair for pair in batch if pair[0].key[0] not in held]
-        return free, [pair for pair in batch if pair[0].key[0] in held]
-
-
-class Refused(Generic[K, V]):
-    """What the database refused, each with the moment when it is sent again."""
+    """What the database does not take now, each with the moment when it is sent again."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[int, int], tuple[float, K, V]] = {}
-        self._pauses: dict[tuple[int, int], float] = {}
+        self._waiting: dict[Fence, tuple[float, K, V]] = {}
+        self._pauses: dict[Fence, float] = {}
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
-    def known(self) -> bool:
-        """Was any of what is not written yet refused before?"""
+    def knows(self) -> bool:
+        """True if any of what is not written yet was set aside before."""
         return bool(self._pauses)
 
-    def keys(self) -> list[tuple[int, int]]:
+    def due_in(self) -> float | None:
+        """Seconds until the next one is to be sent again; None: there is none."""
+        if not self._waiting:
+            return None
+        return max(0.0, min(at for at, _, _ in self._waiting.values()) - monotonic())
+
+    def fences(self) -> list[Fence]:
         return list(self._waiting)
 
-    def put(self, one: K, end: V) -> float:
-        """Keep it; after how many seconds it is sent again."""
-        pause = min(MOST, 2 * self._pauses[one.key]) if one.key in self._pauses else FIRST
-        self._pauses[one.key] = pause
-        self._waiting[one.key] = (monotonic() + pause, one, end)
+    def put_locked(self, one: K, end: V) -> float:
+        """Keep it until another session may have let go of its row; after how many seconds it is sent again."""
+        return self._put(one, end, LOCKED_FIRST, LOCKED_MOST)
+
+    def put_refused(self, one: K, end: V) -> float:
+        """Keep what the database refused; after how many seconds it is sent again."""
+        return self._put(one, end, FIRST, MOST)
+
+    def _put(self, one: K, end: V, first: float, most: float) -> float:
+        fence = one.fence
+        pause = min(most, max(first, 2 * self._pauses.get(fence, 0.0)))
+        self._pauses[fence] = pause
+        self._waiting[fence] = (monotonic() + pause, one, end)
         return pause
 
     def back(self) -> list[tuple[K, V]]:
         """What is to be sent again now."""
         now = monotonic()
-        due = [key for key, (at, _, _) in self._waiting.items() if at <= now]
-        return [self._waiting.pop(key)[1:] for key in due]
+        due = [fence for fence, (at, _, _) in self._waiting.items() if at <= now]
+        return [self._waiting.pop(fence)[1:] for fence in due]
 
-    def forget(self, key: tuple[int, int]) -> None:
+    def forget(self, fence: Fence) -> None:
         """It is written, or is no longer ours."""
-        self._pauses.pop(key, None)
+        self._pauses.pop(fence, None)

@@ -89,12 +89,13 @@ def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
         database, schema = _database(conn, chosen, server, direct), loaded.settings.schema
         if options.check:
             return database, _pending(conn, loaded)
-        applied = migrate.up(conn, schema)
+        applied = migrate.up(conn, schema, say=say)
         ask(conn, schema, queues.declare(list(served), totals(served), retentions(served)))
         ask(conn, schema, queues.declare_tasks(list(app.tasks)))
         if app.schedules:
             ask(conn, schema, schedules.sync(app.schedules))
-        return database, f"{schema}, " + (f"migrated ({', '.join(applied)})" if applied else "up to date")
+        state = f"migrated ({', '.join(applied)})" if applied else migrate.describe(conn, schema)
+        return database, f"{schema}, {state}"
 
     try:
         database, schema = patiently(loaded.settings, direct, say, announce)
@@ -146,11 +147,9 @@ def _database(conn: psycopg.Connection[Any], chosen: Chosen, server: EmbeddedSer
 def _pending(conn: psycopg.Connection[Any], loaded: Loaded) -> str:
     """What `run` would do to the schema. A newer one than this code is refused, as `run` would."""
     schema = loaded.settings.schema
-    states = migrate.status(conn, schema)
-    if any(row.state in ("unknown", "changed") for row in states):
-        migrate.check(conn, schema)
-    pending = [row.name for row in states if row.state == "pending"]
-    return f"{schema}, " + (f"run would migrate it ({', '.join(pending)})" if pending else "up to date")
+    pending = [migration.name for migration in migrate.pending(conn, schema)]
+    state = f"run would migrate it ({', '.join(pending)})" if pending else migrate.describe(conn, schema)
+    return f"{schema}, {state}"
 
 
 def choose_queues(

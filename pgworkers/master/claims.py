@@ -1,6 +1,10 @@
 """The claimer: keeps the desks supplied, on the claim connection, while earlier jobs run and finish.
 
 It claims when it is told of work or of room for it, and by itself as `Wakes` says; where it looks, `Positions` says.
+
+A new job wakes one host. If that host has no room, it passes the notification on to another one. If it does not come,
+because it was killed or stopped, the poll of another host finds the job, and that host lets all be notified for a while.
+(docs/adr/2911)
 """
 
 from __future__ import annotations
@@ -8,18 +12,22 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from math import inf
 
 import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.events import Claimed as ClaimedFact
-from pgworkers.events import JobEnded
+from pgworkers.events import ClaimTooSlow, JobEnded, JobsParked
 from pgworkers.facts import Facts
-from pgworkers.job.asleep import asleep
+from pgworkers.job.asleep import asleep, notify_all, pass_on
 from pgworkers.job.claim import Claimed, Range, Wants, claim
+from pgworkers.job.notifications import HINT_PAUSE_SECONDS
+from pgworkers.job.park import park
 from pgworkers.job.set_aside import may_be_data, set_aside, set_loud_aside
 from pgworkers.job.state import State, Verdict
 from pgworkers.master.bell import Bell
+from pgworkers.master.crowds import SLOW_CLAIM, Crowds
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.line import Line, LineDown
 from pgworkers.master.positions import OUT_OF_TURN, Positions
@@ -31,6 +39,18 @@ from pgworkers.settings import Settings
 #: After so many jobs, and so many seconds, that are handed over the loop has another turn.
 PIECE = 16
 TURN = 0.001
+
+#: A job that the poll finds after this long was missed by the host that was notified of it: hosts come within milliseconds.
+MISSED_AFTER_SECONDS = 0.1
+
+
+class _Late(psycopg.errors.QueryCanceled):
+    """A claim of these queues took longer than a statement may."""
+
+    def __init__(self, queues: tuple[str, ...], seconds: float) -> None:
+        super().__init__(f"a claim of {', '.join(queues)} timed out")
+        self.queues = queues
+        self.seconds = seconds
 
 
 class Claims:
@@ -48,12 +68,18 @@ class Claims:
         self._dispatch = dispatch
         self._facts = facts
         self._settings = settings
-        self._may_begin = may_begin  # else nobody here would begin what we claim: the leases have lapsed
+        # Else nothing would be won: the leases have lapsed, or the database does not take the ends of what runs.
+        self._may_begin = may_begin
         self._bell = Bell()
         self._wakes = Wakes()
         self._positions = Positions(settings.statement_timeout)
+        self._crowds = Crowds()
+        self._parked: Counter[tuple[str, str]] = Counter()  # jobs of each crowded queue and task
         self._in_turn = OUT_OF_TURN - 1  # claims since the last one out of turn
         self._handing = 0.0  # since when jobs are handed over
+        self._chosen_for: dict[str, float] = {}  # queue -> jobs this host was chosen for; inf: any number
+        self._may_pass_on_at = 0.0
+        self._notifies_all_until = 0.0
         self._hungry = False  # the last claim did not bring all that there was room for
         self._asked: tuple[list[Wants], list[str], bool] | None = None
         self._at_hand: Query[list[Claimed]]  # that asks for it
@@ -82,6 +108,13 @@ class Claims:
                 if not looks_anyway:
                     self._bell.touch()
 
+    def chosen(self, queue: str, *, is_one_job: bool) -> None:
+        """A notification that is for this host only: it claims the job, or passes the notification on."""
+        if queue in self._dispatch.desks:
+            jobs = 1 if is_one_job else inf
+            self._chosen_for[queue] = self._chosen_for.get(queue, 0) + jobs
+            self.heard(queue)
+
     def all_heard(self) -> None:
         """Jobs wait for what follows: it is done at once."""
         self._bell.ring_now()
@@ -96,11 +129,14 @@ class Claims:
             await self._bell.rung(self._pause)
             try:
                 await self._tell()
-                wants = self._wants()
-                if not wants:
+                await self._park()
+                if self._crowds.waiting:
+                    self._bell.ring()
+                if wants := self._wants():
+                    await self._claim(wants)
+                else:
                     self._hungry = False
-                    continue
-                await self._claim(wants)
+                await self._pass_on()
             except LineDown as down:
                 if not await self._set_aside(down.__cause__):
                     await self._line.rest()
@@ -112,12 +148,14 @@ class Claims:
 
     async def _set_aside(self, error: BaseException | None) -> bool:
         """End the jobs whose data made a claim fail. False: there were none, or it had another reason."""
+        if isinstance(error, _Late) and await self._make_way(error):
+            return True
         too_late = isinstance(error, (psycopg.errors.QueryCanceled, NoAnswer))
         if not isinstance(error, psycopg.Error) or not (too_late or may_be_data(error.sqlstate)):
             return False
         queues = [want.queue for want in self._dispatch.wants()]
         try:
-            found = await self._line.ask(set_loud_aside(queues, self._dispatch.tasks))
+            found = await self._line.ask(set_loud_aside(queues, self._dispatch.tasks), timeouts=True)
             if not found and not too_late:  # a timeout is no evidence of bad data
                 found = await self._line.ask(set_aside(queues, self._dispatch.tasks))
         except (LineDown, psycopg.Error):
@@ -143,6 +181,42 @@ class Claims:
             )
         return bool(found)
 
+    async def _make_way(self, late: _Late) -> bool:
+        """A claim timed out: what it should pass by is parked. False: there is nothing to park, or it failed, too."""
+        now = monotonic()
+        self._facts.tell(ClaimTooSlow(late.queues, late.seconds))
+        if not self._crowds.slow(late.queues, now):
+            self._crowds.apart(late.queues, late.seconds, now)
+            return False
+        try:
+            return any([await self._park() for _ in late.queues])
+        except (LineDown, psycopg.Error):
+            return False
+
+    async def _park(self) -> int:
+        """One portion of one crowded queue; how many jobs it moved."""
+        queue = self._crowds.next()
+        if queue is None:
+            return 0
+        began = monotonic()
+        try:
+            found = await self._line.ask(park(queue, self._dispatch.tasks), timeouts=True)
+        except psycopg.errors.QueryCanceled:
+            now = monotonic()
+            self._facts.tell(ClaimTooSlow((queue,), now - began))
+            self._crowds.parked(queue, 0, None, 0, now)
+            self._crowds.apart((queue,), now - began, now)
+            return 0
+        for task, jobs in found.tasks.items():
+            if not self._parked[queue, task]:
+                self._facts.tell(JobsParked(queue, task, jobs, done=False))
+            self._parked[queue, task] += jobs
+        jobs = sum(found.tasks.values())
+        if not self._crowds.parked(queue, jobs, found.place, found.newest, monotonic()):
+            for key in [key for key in self._parked if key[0] == queue]:
+                self._facts.tell(JobsParked(*key, self._parked.pop(key), done=True))
+        return jobs
+
     def _hand_first(self, claimed: list[Claimed]) -> None:
         """The first piece, before anything else is done with the answer."""
         self._handing = monotonic()
@@ -159,21 +233,45 @@ class Claims:
             self._dispatch.take(claimed[start : start + PIECE])
 
     def _pause(self) -> float:
-        return self._wakes.pause(monotonic(), self._settings.poll, self._hungry)
+        now = monotonic()
+        self._wakes.hosts = 1 + self._dispatch.sharing_hosts
+        pause = self._wakes.pause(now, self._settings.poll, self._hungry)
+        return min(pause, max(0.0, self._may_pass_on_at - now)) if self._chosen_for else pause
 
     def _wants(self) -> list[Wants]:
         """What there is room for, of queues that may have something."""
         if not self._may_begin():
             return []
         now, dry = monotonic(), self._wakes.dry
-        return [want for want in self._dispatch.wants() if not dry(want.queue, now)]
+        wants = [want for want in self._dispatch.wants() if not dry(want.queue, now)]
+        return self._crowds.allowed(wants, now)
 
     async def _tell(self) -> None:
         """Before the claim, so that whatever is enqueued unheard until then is found by it."""
         wanted = self._wakes.to_tell(self._dispatch.desks)
         if wanted is not None and self._dispatch.claiming:
-            await self._line.ask(asleep(self._host, wanted))
-            self._wakes.told(wanted, monotonic())
+            unattended = await self._line.ask(asleep(self._host, wanted))
+            self._wakes.told(wanted, monotonic(), unattended)
+
+    async def _pass_on(self) -> None:
+        """Let another host be notified of jobs that this one was chosen for and cannot claim now.
+
+        However many hints come, this causes no more than one statement per `HINT_PAUSE_SECONDS`.
+        """
+        if not self._chosen_for:
+            return
+        has_room = {want.queue for want in self._dispatch.wants()} if self._may_begin() else set()
+        full = self._chosen_for.keys() - (has_room - self._crowds.closed(monotonic()))
+        if not full:
+            self._bell.ring()
+        elif self._dispatch.sharing_hosts == 0:
+            self._chosen_for.clear()
+        elif monotonic() >= self._may_pass_on_at:
+            for queue in full:
+                del self._chosen_for[queue]
+            await self._line.ask(pass_on(self._host, full, self._dispatch.tasks))
+            self._wakes.full(full)
+            self._may_pass_on_at = monotonic() + HINT_PAUSE_SECONDS
 
     async def _claim(self, wants: list[Wants]) -> None:
         """Everything that can wait is done when the jobs are handed over."""
@@ -183,17 +281,30 @@ class Claims:
         oldest = aged is not None
         head, gates = not oldest and positions.head_is_due(began), positions.gates_are_due(began)
         room = {want.queue: want.count for want in wants}
-        places = positions.places(room, head=head, aged=oldest)
+        places = positions.places(room, head=head, aged=oldest) | self._crowds.ranges(room)
         self._wakes.sent()
-        claimed = await self._line.ask(self._query(wants, aged, places, gates), then=self._hand_first)
+        chosen_for = {queue: self._chosen_for.pop(queue) for queue in room if queue in self._chosen_for}
+        try:
+            query = self._query(wants, aged, places, gates)
+            claimed = await self._line.ask(query, timeouts=True, then=self._hand_first)
+        except psycopg.errors.QueryCanceled as error:
+            self._chosen_for = (
+                chosen_for | self._chosen_for
+            )  # the next claim of these queues answers for them
+            raise _Late(tuple(room), monotonic() - began) from error
         now = monotonic()
+        if now - began > SLOW_CLAIM:
+            self._crowds.slow(room, now)
         if claimed:
             await self._hand_over(claimed)
             self._facts.tell(ClaimedFact(len(claimed)))
         # The oldest first is no whole look: it leaves jobs whose task has become limited to the ordinary one.
         whole = (head or oldest) and positions.stepped(claimed, room, now, aged=oldest) and head
         positions.found(claimed)
-        positions.took(now - began, now, head=head, gates=gates, jobs=len(claimed), aged=oldest)
+        limited = sum(job.limited for job in claimed)
+        positions.took(
+            now - began, now, head=head, gates=gates, jobs=len(claimed), limited=limited, aged=oldest
+        )
         found = Counter([job.queue for job in claimed])
         again = now + self._settings.poll
         if oldest:
@@ -207,6 +318,21 @@ class Claims:
             self._bell.ring()  # there may be more: the next claim finds out while these run
         self._hungry = len(claimed) < sum(room.values())
         self._in_turn = 0 if oldest else self._in_turn + 1
+        for queue, jobs in chosen_for.items():
+            if room[queue] <= found[queue] < jobs:  # there may be more than there was room for
+                self._chosen_for[queue] = self._chosen_for.get(queue, 0) + jobs - found[queue]
+        await self._report_missed(claimed, now)
+
+    async def _report_missed(self, claimed: list[Claimed], now: float) -> None:
+        """Let every sleeping host be notified for a while, if the host that was notified of these jobs did not come."""
+        missed = {
+            job.queue
+            for job in claimed
+            if job.waited > MISSED_AFTER_SECONDS and self._wakes.polled(job.queue)
+        }
+        if missed and self._dispatch.sharing_hosts > 0 and now >= self._notifies_all_until:
+            self._notifies_all_until = now + self._settings.lease / 3
+            await self._line.ask(notify_all(self._host, missed))
 
     def _query(
         self,

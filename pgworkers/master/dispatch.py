@@ -12,7 +12,7 @@ import asyncio
 import random
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import msgspec
@@ -20,7 +20,7 @@ import msgspec
 from pgworkers.clock import monotonic
 from pgworkers.events import DeadlineMoved, JobStarted, JobStopped, LeaseLost, StopWished
 from pgworkers.facts import Facts
-from pgworkers.job.claim import Wants
+from pgworkers.job.claim import Claimed, Fence, Wants
 from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved
 from pgworkers.job.renew import Deadline
@@ -31,7 +31,7 @@ from pgworkers.master import verdict
 from pgworkers.master.crew import Worker
 from pgworkers.master.desk import Problem, QueueDesk
 from pgworkers.master.ends import Ends
-from pgworkers.master.handing import Handing
+from pgworkers.master.handing import GIVEN_TWICE, Handing
 from pgworkers.master.held import Held
 from pgworkers.process.frames import Frame, FrameError
 from pgworkers.settings import Settings
@@ -69,6 +69,23 @@ class Dispatch(Handing):
             return []
         wanted = [(desk.name, desk.wanted(self._batch, alone=self.alone)) for desk in self.desks.values()]
         return [Wants(name, count) for name, count in wanted if count]
+
+    def take(self, claimed: Iterable[Claimed]) -> None:
+        """What a claim has brought. Of a job that this host already has, the earlier claim is lost.
+
+        After a failover the number of a lost claim may be given again, to another job even. The processes of this host know
+        an execution by that number, so this claim is given back: the next one has another number.
+        """
+        fresh = []
+        for job in claimed:
+            known = self.held.get(job.id)
+            if known is not None:
+                self.lost(known.fence)
+            if (known is not None and known.key == job[:2]) or job[:2] in self._taken_back:
+                self._ends.release([job.fence], GIVEN_TWICE)
+            else:
+                fresh.append(job)
+        super().take(fresh)
 
     def give_back_all(self, why: str) -> None:
         """Everything that has not begun, wherever it waits."""
@@ -138,7 +155,7 @@ class Dispatch(Handing):
             self._had(desk, worker, [held])
             if (died.job, died.lease) != held.key and died.signal == signal.SIGKILL:
                 # Its order was taken, and its handler never began. Only a kill from outside is not its doing.
-                self._ends.release([held.key], f"its worker ended by {died.status} before the job began")
+                self._ends.release([held.fence], f"its worker ended by {died.status} before the job began")
                 continue
             self._begun(held, held.began or held.since)
             self._ends.silence([held.key])
@@ -230,7 +247,7 @@ class Dispatch(Handing):
             held.extended = said.extended
             progress, checkpoint = verdict.json_of(said.progress), verdict.json_of(said.checkpoint)
             if progress is not None or checkpoint is not None:
-                self._ends.save(Saved(frame.job, frame.lease, progress, checkpoint))
+                self._ends.save(Saved(*held.fence, progress, checkpoint))
 
     def _done(self, desk: QueueDesk, worker: Worker, frames: list[Frame]) -> None:
         """Jobs that went well and had nothing more to say, in their order: of very short ones many at once."""
@@ -242,14 +259,15 @@ class Dispatch(Handing):
         begun: list[JobStarted] = []
         ends: list[tuple[Held, End | Again]] = []
         took: dict[str, list[float]] = {}
-        for held, (_, job, lease, body) in ended:
-            duration, cpu, peak, result = read_done(body)
+        for held, frame in ended:
+            duration, cpu, peak, result = read_done(frame.body)
             if (durations := took.get(held.claimed.task)) is None:
                 durations = took[held.claimed.task] = []
             durations.append(duration)
             if not held.told:
                 begun.append(self._start_of(held, now - duration))
-            ends.append((held, verdict.success(job, lease, duration, cpu, peak, result)))
+            keep_args = held.spec.keep_args
+            ends.append((held, verdict.success(held.claimed, duration, cpu, peak, result, keep_args)))
         self._learn(desk, worker, ended[0][0], took)
         self._facts.tell_all(begun)
         self._write(desk, worker, ends)
@@ -268,7 +286,7 @@ class Dispatch(Handing):
 
     def _settle(self, desk: QueueDesk, worker: Worker, held: Held, ending: verdict.Ending) -> None:
         if not ending.started and ending.verdict is Verdict.INTERRUPTED and held.wish != "lease":
-            self._ends.release([held.key], "stopped before it began")
+            self._ends.release([held.fence], "stopped before it began")
             return
         if ending.verdict is Verdict.THROTTLED and held.wish != "lease":
             self._ends.throttle(worker.queue, ending.after)
@@ -295,10 +313,10 @@ class Dispatch(Handing):
 
     # -- wishes ----------------------------------------------------------------------------------------------------
 
-    def cancel(self, job: int) -> bool:
+    def cancel(self, fence: Fence) -> bool:
         """A cancel for a job of this host: end it, running or not. False: it is not here."""
-        held = self.held.get(job)
-        if held is None:
+        held = self.held.get(fence.id)
+        if held is None or held.fence != fence:
             return False
         worker = held.worker
         if self.withdraw(held):
@@ -311,8 +329,8 @@ class Dispatch(Handing):
 
     def read_deadline(self, found: Deadline) -> None:
         """A renewal read a deadline that this host did not know: the job gets it, running or not."""
-        held = self.held.get(found.job)
-        if held is None or held.key != (found.job, found.lease) or not held.read_deadline(found):
+        held = self.held.get(found.fence.id)
+        if held is None or held.fence != found.fence or not held.read_deadline(found):
             return
         worker = held.worker
         if worker is None:
@@ -330,10 +348,10 @@ class Dispatch(Handing):
             DeadlineMoved(*held.named, None if left is None else max(0.0, found.remaining or 0.0))
         )
 
-    def lost(self, key: tuple[int, int], *, rescued: bool = False) -> None:
+    def lost(self, fence: Fence, *, rescued: bool = False) -> None:
         """The database says another host owns it: whatever runs here is stopped, nothing of it is written."""
-        held = self.held.get(key[0])
-        if held is None or held.key != key or held.wish == "lease":
+        held = self.held.get(fence.id)
+        if held is None or held.fence != fence or held.wish == "lease":
             return
         worker = held.worker
         if self.withdraw(held):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
+from pgworkers.clock import monotonic
 from pgworkers.events import HostChanged, JobEnded
 from pgworkers.job import host as host_rows
 from pgworkers.job.state import Verdict
@@ -56,10 +57,11 @@ async def drain(host: Host) -> None:
     for worker in host.dispatch.all_workers():
         if worker.state in ("idle", "silent"):
             worker.leave()
+    until = monotonic() + settings.drain
     await _until_idle(host, settings.drain, host.hurry)
     if host.dispatch.busy():
         await _stop_running(host)
-    await _write_the_rest(host)
+    await _write_the_rest(host, until)
     await _until_left(host)
     host.supervisors.hang_up()
     await _until_alone(host)
@@ -69,7 +71,7 @@ async def drain(host: Host) -> None:
             await host.overlooked.give_back(0.0, whole=True)
     except TimeoutError:
         pass
-    await _write_the_rest(host)
+    await _write_the_rest(host, until)
     try:
         async with asyncio.timeout(settings.statement_timeout):
             await host.minutes.write()
@@ -141,10 +143,15 @@ async def _until_alone(host: Host) -> None:
             await asyncio.sleep(STEP)
 
 
-async def _write_the_rest(host: Host) -> None:
+async def _write_the_rest(host: Host, until: float) -> None:
+    """Wait for the ends that are not written yet; of a database that is only slow until the time of the drain is over."""
     try:
         async with asyncio.timeout(host.settings.statement_timeout + 1.0):
             await host.ends.idle.wait()
     except TimeoutError:
+        while host.ends.is_writing and monotonic() < until and not host.hurry.is_set():
+            await asyncio.sleep(STEP)
+        if host.ends.idle.is_set():
+            return
         left = f"{len(host.ends)} ends could not be written; their jobs will be rescued"
         host.facts.tell(HostChanged(host.state, left))

@@ -2,7 +2,7 @@
 
 Whatever waits here is kept through any outage: it is sent again until the database answers. Sending twice is
 harmless, because each write names its lease. What cannot be written now waits beside (`aside`) and holds up no other;
-`writing` is one batch.
+`writing` is one batch, `batch_size` how large it is: a batch that took too long, or was refused, is halved.
 """
 
 from __future__ import annotations
@@ -10,30 +10,37 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from math import inf
 
 import psycopg
 from msgspec.structs import replace
 
 from pgworkers.clock import monotonic
-from pgworkers.events import JobsReleased
+from pgworkers.events import DatabaseSlow, JobsReleased
 from pgworkers.facts import Facts
 from pgworkers.job.backend import end_backends
+from pgworkers.job.claim import Fence
 from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved, save
 from pgworkers.job.queue import Cooling, throttle
 from pgworkers.job.release import release
 from pgworkers.job.retry import Again
-from pgworkers.master.aside import AGAIN, Aside, waited_in_vain
+from pgworkers.master.aside import LOCKED_MOST
+from pgworkers.master.batch_size import BatchSize
 from pgworkers.master.held import Held
-from pgworkers.master.line import Line, LineDown
+from pgworkers.master.line import Line, LineDown, timed_out
 from pgworkers.master.writing import Pending, Writing
+from pgworkers.postgres.wording import NoAnswer
 
 #: After a batch of so many ends the next one waits for so many seconds, unless it is full.
 MANY = 16
 GATHER = 0.004
 #: Of jobs that have a process each: a batch begins no sooner than so many seconds after the one before it.
 STEP = 0.02
+#: No jobs are claimed while more batches than these wait; or while more than one does, and a write takes this long.
+MAX_BATCHES_PENDING = 2
+SLOW_WRITE_SECONDS = 0.25
 #: So many characters of jobs that begin with an end go into one batch, and the end that reaches it: thousands of rows.
 CHILDREN = 256 << 10
 
@@ -52,36 +59,54 @@ class Ends:
         self._host = host
         self._line = line
         self._facts = facts
-        self._batch = batch
+        self._size = BatchSize(batch, line.time_limit)
         self._cooling = cooling
         self._pending: deque[Pending] = deque()
         self._sending: list[Pending] = []
-        self._aside: Aside[Held, End | Again] = Aside(line)
         self._writing = Writing(host, line, facts, self._pending.appendleft, log_args=log_args)
-        self._releases: list[tuple[int, int]] = []
-        self._saves: dict[tuple[int, int], Saved] = {}
+        self._releases: list[Fence] = []
+        self._locked: list[Fence] = []  # releases that wait until another session may have let go of the row
+        self._saves: dict[Fence, Saved] = {}
         self._throttles: dict[str, float | None] = {}
         self._silences: list[tuple[int, int]] = []
         self._together = 0  # in the last batch
+        self._holds_claims = False  # too many ends wait
         self._began = -inf  # when it was sent
         self._wake = asyncio.Event()
         self.idle = asyncio.Event()
         self.idle.set()
-        #: Called when ends of jobs behind a limit were written: what waited for their places may begin.
+        #: Called when ends of jobs behind a limit were written, so that what waited for their places may begin; and when
+        #: jobs may be claimed again.
         self.on_written: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
-        aside = len(self._aside.waiting) + len(self._writing.refused)
-        return len(self._pending) + len(self._sending) + aside + len(self._releases)
+        ends = len(self._pending) + len(self._sending) + len(self._writing.aside)
+        return ends + len(self._releases) + len(self._locked)
 
-    def keys(self) -> list[tuple[int, int]]:
+    @property
+    def is_writing(self) -> bool:
+        """True while ends wait for nothing but their turn, and the database answers."""
+        return self._line.up and bool(self._pending or self._sending)
+
+    def may_claim(self) -> bool:
+        """False while jobs end faster than the database takes their ends; `on_written` says when that has changed.
+
+        What has run and is not written runs again if this host is lost. A database that keeps up is allowed some batches:
+        ends come in bursts.
+        """
+        is_slow = self._size.is_slow or (self._sending and monotonic() - self._began > SLOW_WRITE_SECONDS)
+        most = self._size.now if is_slow else MAX_BATCHES_PENDING * self._size.now
+        self._holds_claims = len(self._pending) > most
+        return not self._holds_claims
+
+    def fences(self) -> list[Fence]:
         """Whose ends are on their way."""
-        ends = (*self._pending, *self._sending, *self._aside.waiting)
-        return [held.key for held, _ in ends] + self._writing.refused.keys() + self._releases
+        ends = (*self._pending, *self._sending)
+        return [held.fence for held, _ in ends] + self._writing.aside.fences() + self._releases + self._locked
 
     def put(self, held: Held, end: End | Again) -> None:
         # What the handler last said travels with its end; an older beat must not overwrite it.
-        saved = self._saves.pop(held.key, None) if self._saves else None
+        saved = self._saves.pop(held.fence, None) if self._saves else None
         if saved is not None:
             end = replace(
                 end, progress=end.progress or saved.progress, checkpoint=end.checkpoint or saved.checkpoint
@@ -98,9 +123,9 @@ class Ends:
             self._pending.extend(ends)
             self._poke()
 
-    def release(self, keys: list[tuple[int, int]], why: str) -> None:
-        self._releases += keys
-        self._facts.tell(JobsReleased(len(keys), why))
+    def release(self, fences: list[Fence], why: str) -> None:
+        self._releases += fences
+        self._facts.tell(JobsReleased(len(fences), why))
         self._poke()
 
     def silence(self, keys: list[tuple[int, int]]) -> None:
@@ -115,11 +140,11 @@ class Ends:
         self._poke()
 
     def save(self, saved: Saved) -> None:
-        key = (saved.id, saved.lease)
-        old = self._saves.get(key)
+        fence = Fence(saved.id, saved.lease, saved.claimed_at)
+        old = self._saves.get(fence)
         if old is not None:
-            saved = Saved(*key, saved.progress or old.progress, saved.checkpoint or old.checkpoint)
-        self._saves[key] = saved
+            saved = Saved(*fence, saved.progress or old.progress, saved.checkpoint or old.checkpoint)
+        self._saves[fence] = saved
         self._poke()
 
     async def run(self) -> None:
@@ -135,26 +160,26 @@ class Ends:
                     )  # the answer was heard at once: who reported in the same turn goes with the next
                 except LineDown:
                     await self._line.rest()
-            if not self._aside.waiting and not self._writing.refused:
+            if not self._writing.aside and not self._locked:
                 self.idle.set()
 
     async def _something(self) -> None:
         """Wait until there is something to send, or to look at again."""
+        due = self._writing.aside.due_in()
+        if self._locked:
+            due = min(LOCKED_MOST, due) if due is not None else LOCKED_MOST
         try:
-            async with asyncio.timeout(AGAIN if self._aside.waiting or self._writing.refused else None):
+            async with asyncio.timeout(due):
                 await self._wake.wait()
         except TimeoutError:
             pass
         self._wake.clear()
-        self._pending.extend(self._writing.refused.back())
-        try:
-            self._pending.extend(await self._aside.back())
-        except (LineDown, psycopg.Error):
-            pass  # the next look finds them
+        self._pending.extend(self._writing.aside.back())
+        self._releases, self._locked = self._releases + self._locked, []
 
     async def _gather(self) -> None:
         """When many ends came together, more are on their way: a few milliseconds later half as many statements do."""
-        if self._together >= MANY and not self._sending and len(self._pending) < self._batch:
+        if self._together >= MANY and not self._sending and len(self._pending) < self._size.now:
             self._together = 0  # once: whoever is the last waits for nobody
             await asyncio.sleep(GATHER)
         elif self._pending and all(held.patient for held, _ in self._pending):
@@ -181,36 +206,78 @@ class Ends:
             await self._line.ask(throttle(queue, after, self._cooling))
             del self._throttles[queue]
         if not self._sending:
-            room = CHILDREN
-            pending, sending = self._pending, self._sending
-            while pending and len(sending) < self._batch and room > 0:
-                sending.append(pending.popleft())
-                end = sending[-1][1]
-                if isinstance(end, End) and end.children is not None:
-                    room -= len(end.children)
-            self._together = len(sending)
+            self._choose()
         if self._sending:
-            try:
-                await self._writing.write(self._sending)
-            except LineDown as down:
-                if not waited_in_vain(down):
-                    raise
-                self._sending = await self._aside.sort(self._sending)
-                return
-            limited = any(held.claimed.limited for held, _ in self._sending)
-            self._sending = []
-            if limited:
-                self.on_written()
+            await self._write()
         if self._releases:
-            releases = self._releases[: self._batch]
-            await self._line.ask(release(self._host, releases))
-            del self._releases[: len(releases)]
+            await self._release()
         if self._saves:
-            saves, self._saves = self._saves, {}
-            try:
-                await self._line.ask(save(self._host, list(saves.values())), refusable=True)
-            except LineDown:
+            await self._save()
+
+    def _choose(self) -> None:
+        """The next batch."""
+        room = CHILDREN
+        pending, sending = self._pending, self._sending
+        while pending and len(sending) < self._size.now and room > 0:
+            sending.append(pending.popleft())
+            end = sending[-1][1]
+            if isinstance(end, End) and end.children is not None:
+                room -= len(end.children)
+        self._together = len(sending)
+
+    async def _write(self) -> None:
+        batch, began = self._sending, monotonic()
+        try:
+            await self._writing.write(batch)
+        except LineDown as down:
+            if isinstance(down.__cause__, NoAnswer):  # slow, or cut off: a smaller one is not worse
+                self._halve(batch, slow=False)
+            raise
+        except psycopg.Error as error:
+            await self._not_written(batch, error)
+            return
+        self._sending = []
+        self._size.written(len(batch), monotonic() - began)
+        limited = any(held.claimed.limited for held, _ in batch)
+        if limited or (self._holds_claims and self.may_claim()):
+            self.on_written()
+
+    async def _not_written(self, batch: list[Pending], error: psycopg.Error) -> None:
+        """What is refused or too slow is halved, until one end stands alone."""
+        if len(batch) > 1:
+            self._halve(batch, slow=timed_out(error))
+            return
+        await self._writing.write_alone(*batch[0], error)
+        self._sending = []
+
+    def _halve(self, batch: list[Pending], *, slow: bool) -> None:
+        self._pending.extendleft(reversed(batch))
+        self._sending = []
+        if self._size.failed(len(batch), slow=slow):
+            self._facts.tell(DatabaseSlow(len(batch), self._line.time_limit))
+
+    async def _release(self) -> None:
+        releases = self._releases[: self._size.now]
+        try:
+            released = await self._line.ask(release(self._host, releases))
+        except LineDown as down:
+            if isinstance(down.__cause__, psycopg.Error) and timed_out(down.__cause__):
+                self._size.failed(len(releases), slow=True)
+            raise
+        del self._releases[: len(releases)]
+        self._locked += released.locked
+
+    async def _save(self) -> None:
+        saves = dict(islice(self._saves.items(), self._size.now))
+        for fence in saves:
+            del self._saves[fence]
+        try:
+            await self._line.ask(save(self._host, list(saves.values())), refusable=True)
+        except LineDown:
+            self._saves = saves | self._saves
+            raise
+        except psycopg.Error as error:
+            if timed_out(error) and len(saves) > 1:
+                self._size.failed(len(saves), slow=True)
                 self._saves = saves | self._saves
-                raise
-            except psycopg.Error:
-                pass  # progress that cannot be stored is not worth a job
+            # else: progress that cannot be stored is not worth a job

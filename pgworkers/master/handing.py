@@ -16,7 +16,7 @@ from math import inf
 from pgworkers.clock import monotonic
 from pgworkers.events import JobStarted
 from pgworkers.facts import Facts
-from pgworkers.job.claim import Claimed
+from pgworkers.job.claim import Claimed, Fence
 from pgworkers.job.state import Verdict
 from pgworkers.master import orders, verdict
 from pgworkers.master.crew import Worker
@@ -32,6 +32,9 @@ from pgworkers.worker.messages import Report
 #: How often workers are looked at that have not reported for a while.
 LOOK_EVERY = 0.005
 UNKNOWN = "the task is not in this version of the app"
+GIVEN_TWICE = "after a failover the number of an earlier claim was given again"
+#: How many orders that were taken back are remembered: a worker's socket may hold them for as long as its job takes.
+MAX_TAKEN_BACK = 4096
 
 
 class Handing:
@@ -48,6 +51,10 @@ class Handing:
         self.held: dict[int, Held] = {}  # every job of this host that has no end yet
         self.claiming = True
         self.alone = False  # no other host lives, as far as this one knows
+        self.sharing_hosts = 0  # other hosts that serve a queue of this one, as of the last renewal
+        self._taken_back: dict[
+            tuple[int, int], None
+        ] = {}  # orders that a worker may still have in its socket
         self._watching = False
         self._looking = False
         self._pace = Pace()
@@ -58,11 +65,11 @@ class Handing:
     def all_workers(self) -> list[Worker]:
         return [w for desk in self.desks.values() for w in desk.workers]
 
-    def held_keys(self) -> list[tuple[int, int]]:
-        return [held.key for held in self.held.values()]
+    def held_fences(self) -> list[Fence]:
+        return [held.fence for held in self.held.values()]
 
     def held_deadlines(self) -> list[float | None]:
-        """Of the jobs of `held_keys`, in its order: the deadlines as they were last read."""
+        """Of the jobs of `held_fences`, in its order: the deadlines as they were last read."""
         return [held.claimed.deadline_epoch for held in self.held.values()]
 
     def take(self, claimed: Iterable[Claimed]) -> None:
@@ -70,18 +77,15 @@ class Handing:
         fed: dict[str, QueueDesk] = {}
         now = monotonic()
         for job in claimed:
-            known = self.held.get(job.id)
-            if known is not None and known.claimed.lease == job.lease:
-                continue  # a failover lost the claim and this one gave its number again: it runs already
             spec = self.tasks.get(job.task)
             if spec is None:  # the code was replaced while the claim was on its way
-                self._ends.release([(job.id, job.lease)], UNKNOWN)
+                self._ends.release([job.fence], UNKNOWN)
                 continue
             held = Held(job, spec, now)
             if job.cancelled:
                 self._end_unstarted(held, "cancel")
             elif not self.claiming:
-                self._ends.release([held.key], "the host is draining")
+                self._ends.release([held.fence], "the host is draining")
             else:
                 desk = fed[job.queue] = self.desks[job.queue]
                 desk.put(held)
@@ -210,6 +214,9 @@ class Handing:
 
     def _take_back(self, desk: QueueDesk, worker: Worker) -> list[Held]:
         back = worker.take_back()
+        self._taken_back |= dict.fromkeys([held.key for held in back])
+        while len(self._taken_back) > MAX_TAKEN_BACK:
+            del self._taken_back[next(iter(self._taken_back))]
         desk.running -= len(back)
         if back and not worker.orders:
             desk.occupied -= 1
@@ -242,7 +249,7 @@ class Handing:
 
     def _release(self, jobs: list[Held], why: str) -> None:
         self._forget(jobs)
-        self._ends.release([held.key for held in jobs], why)
+        self._ends.release([held.fence for held in jobs], why)
 
     # -- looking after what has not reported -------------------------------------------------------------------------
 
@@ -326,7 +333,7 @@ class Handing:
             return
         self._forget([held])
         if held.wish != "lease":  # else not ours to write
-            self._ends.release([held.key], "stopped before it began")
+            self._ends.release([held.fence], "stopped before it began")
 
     def _forget(self, jobs: list[Held]) -> None:
         """They are no longer this host's, or their ends are on their way."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pgworkers.clock import boottime, monotonic
-from pgworkers.job.claim import Claimed
+from pgworkers.job.claim import Claimed, Fence
 from pgworkers.job.renew import Deadline
 from pgworkers.specs import TaskSpec
 
@@ -36,7 +36,13 @@ class Held(msgspec.Struct, eq=False):
 
     @property
     def key(self) -> tuple[int, int]:
+        """Job and lease: what the processes of this host call an execution."""
         return self.claimed[:2]
+
+    @property
+    def fence(self) -> Fence:
+        """What every write to the database names."""
+        return self.claimed.fence
 
     @property
     def named(self) -> tuple[int, int, str, str, int]:

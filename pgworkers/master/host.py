@@ -98,7 +98,7 @@ class Host:
             stop=self._stop_job,
         )
         self.scaling = Scaling(self)
-        self.claims = Claims(self.id, self.lines["claim"], self.dispatch, facts, settings, self.term.holds)
+        self.claims = Claims(self.id, self.lines["claim"], self.dispatch, facts, settings, self._may_claim)
         self.ends.on_written = self.claims.poke
         self.overlooked = Overlooked(self.id, self.lines, self.dispatch, self.ends, settings, self.reckoned)
         self.renewal = Renewal(
@@ -259,8 +259,11 @@ class Host:
     def _hinted(self, hint: HostHint) -> None:
         """Look where a notification points. Any login can send one, so it is never believed: only rows are."""
         match hint:
-            case Ready(queue):
+            case Ready(queue, "", _):
                 self.claims.heard(queue)
+            case Ready(queue, host, is_one_job):
+                if host == self.id:
+                    self.claims.chosen(queue, is_one_job=is_one_job)
             case QueueChanged(queue):
                 if queue in self.dispatch.desks:
                     self.claims.heard(queue)
@@ -282,6 +285,9 @@ class Host:
                 self.scaling.poke()
                 self.requests.poke()
                 self.duties.heard()
+
+    def _may_claim(self) -> bool:
+        return self.term.holds() and self.ends.may_claim()
 
     def renewed(self, sent: float) -> None:
         """The leases hold so long, counted from the sending: nothing begins beyond it, and nothing is claimed."""

@@ -70,6 +70,11 @@ class Line:
         self.on_connect: Callable[[psycopg.AsyncConnection[Any]], Awaitable[None]] | None = None
 
     @property
+    def time_limit(self) -> float:
+        """Seconds that a statement may take."""
+        return self._settings.statement_timeout
+
+    @property
     def down(self) -> bool:
         """Was it lost? One that nobody has needed yet is not."""
         return not self.up and (self.session > 0 or self._down_since is not None)
@@ -80,12 +85,15 @@ class Line:
         *,
         session: int | None = None,
         refusable: bool = False,
+        timeouts: bool = False,
         then: Callable[[T], None] | None = None,
     ) -> T:
         """Run one statement; data errors pass through, everything else becomes `LineDown`. `then`: who has the answer first.
 
         With `session`, only on that very session: a connection that came back is another one. With `refusable`, what code in
-        the database raises passes through, too: a trigger of the user's says nothing about the connection.
+        the database raises passes through, too: a trigger of the user's says nothing about the connection. With `refusable`
+        or `timeouts`, so does the end of a statement that the server found too slow: the server answers, so the statement is
+        the cause.
         """
         exchange = self._exchange
         if exchange is None or exchange.closed:
@@ -99,7 +107,12 @@ class Line:
             answer = await exchange.ask(query, self._settings.statement_timeout + 1.0)
         except _TRANSIENT as error:
             self._facts.tell(StatementRun(name, clock.monotonic() - began, type(error).__name__))
-            if (refusable and raised(error)) or isinstance(error, psycopg.errors.ProgramLimitExceeded):
+            slow = (timeouts or refusable) and timed_out(error)
+            if (
+                slow
+                or (refusable and raised(error))
+                or isinstance(error, psycopg.errors.ProgramLimitExceeded)
+            ):
                 raise
             self.lose(error)
             raise LineDown(str(error)) from error
@@ -193,6 +206,11 @@ class Line:
 def raised(error: psycopg.Error) -> bool:
     """Did code in the database say so, and not the server?"""
     return (error.sqlstate or "").startswith(_RAISED)
+
+
+def timed_out(error: psycopg.Error) -> bool:
+    """Did the server end the statement because it, or a lock that it waited for, took too long?"""
+    return isinstance(error, (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable))
 
 
 def first_line(error: BaseException) -> str:

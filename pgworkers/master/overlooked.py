@@ -88,8 +88,8 @@ class Overlooked:
             if since is None:  # all of it may be too much: the next look goes on, if there is a place for it
                 self._whole_at = monotonic() + WHILE
             return 0  # the next look finds them
-        known = {*self._dispatch.held_keys(), *self._ends.keys()}
-        unknown = [key for key in held.jobs if key not in known]
+        known = {*self._dispatch.held_fences(), *self._ends.fences()}
+        unknown = [fence for fence in held.jobs if fence not in known]
         if unknown:
             self._ends.release(unknown, "the answer to the claim was lost")
         if since is None:

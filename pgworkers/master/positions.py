@@ -9,7 +9,8 @@ found anything, are looked at as a whole every time. What lies before the rememb
 Looks that take the oldest first (ageing) have the same places, and steps of their own before them: an ordinary look does not
 get to the lower priorities, which are what those are for.
 
-A share of the time also keeps a probe for jobs behind limits that became slow from eating the time of the others.
+A share of the time also keeps a probe for jobs behind limits that became slow from eating the time of the others. As long as
+it brings jobs, that is half of the time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from pgworkers.master.before import SHARE, Before
 LEVELS = 16  # priorities of a queue that are remembered
 #: Seconds that a claim, and each of its jobs, may take longer than one at the places only: else it is slow.
 SLOW, SLOW_PER_JOB = 0.01, 0.00003
+#: Seconds that a job behind a limit may take more than that.
+SLOW_PER_LIMITED_JOB = 0.0003
 #: At most one claim in so many takes the oldest jobs first.
 OUT_OF_TURN = 10
 
@@ -86,10 +89,18 @@ class Positions:
                 del levels[next(iter(levels))]  # the one that was of no use for longest
 
     def took(
-        self, seconds: float, now: float, *, head: bool, gates: bool, jobs: int, aged: bool = False
+        self,
+        seconds: float,
+        now: float,
+        *,
+        head: bool,
+        gates: bool,
+        jobs: int,
+        limited: int = 0,
+        aged: bool = False,
     ) -> None:
-        """How long a claim took that has just come back."""
-        seconds = max(0.0, seconds - SLOW_PER_JOB * jobs)
+        """How long a claim took that has just come back with so many jobs, some of them from behind a limit."""
+        seconds = max(0.0, seconds - SLOW_PER_JOB * jobs - SLOW_PER_LIMITED_JOB * limited)
         if head or aged:
             slow = seconds > SLOW + 2 * self._plain
             before = self._ages if aged else self._heads
@@ -97,7 +108,8 @@ class Positions:
             self._plain = min(seconds, self._plain)
         else:
             if gates:
-                self._gates_at = now + min(SHARE * seconds, self._most) if seconds > SLOW else 0.0
+                share = 1 if limited else SHARE  # what brings jobs has half of the time
+                self._gates_at = now + min(share * seconds, self._most) if seconds > SLOW else 0.0
             self._plain = seconds
 
 

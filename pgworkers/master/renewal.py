@@ -215,7 +215,7 @@ class Renewal:
         sent, sent_boottime = monotonic(), boottime()
         self._must_reread = False
         settled = self._settled()
-        held, deadlines = self._dispatch.held_keys(), self._dispatch.held_deadlines()
+        held, deadlines = self._dispatch.held_fences(), self._dispatch.held_deadlines()
         renewed = await self._line.ask(renew(self._host, held, *self._view(), deadlines=deadlines))
         if not renewed.known:
             # The row was swept while this host was away. Its jobs are lost; the host begins anew under the same id.
@@ -229,19 +229,21 @@ class Renewal:
         self.reckoning.renewed(sent_boottime, renewed.at, max(renewed.longest, self._settings.lease))
         self._on_renewed(sent_boottime)
         self._dispatch.alone = renewed.alone
-        for job, _lease in renewed.cancels:
-            self._dispatch.cancel(job)
+        self._dispatch.sharing_hosts = renewed.sharing
+        for fence in renewed.cancels:
+            self._dispatch.cancel(fence)
         for deadline in renewed.deadlines:
             self._dispatch.read_deadline(deadline)
-        for key in renewed.lost:
-            self._dispatch.lost(key, rescued=key in renewed.rescued)
+        for fence in renewed.lost:
+            self._dispatch.lost(fence, rescued=fence in renewed.rescued)
 
     async def _listen(self, conn: psycopg.AsyncConnection[Any]) -> None:
         conn.add_notify_handler(
             lambda notice: self._noticed(notice.payload)
         )  # those that come with an answer
-        listen = sql.SQL("LISTEN {}").format(sql.Identifier(self._settings.schema)).as_bytes(conn)
         # Not conn.execute(): notifications come before its answer is complete, and psycopg leaves them in libpq until then.
-        await Exchange(conn, self._settings.schema).command(listen)
+        exchange = Exchange(conn, self._settings.schema)
+        for channel in (self._settings.schema, self._host):
+            await exchange.command(sql.SQL("LISTEN {}").format(sql.Identifier(channel)).as_bytes(conn))
         self._due = 0.0  # what was missed while deaf comes with the next renewal
         asyncio.get_running_loop().call_soon(self._on_hint, Reconnected())

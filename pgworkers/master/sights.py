@@ -13,7 +13,7 @@ from pgworkers.clock import monotonic
 from pgworkers.events import TaskUnknown
 from pgworkers.facts import Facts
 from pgworkers.job import depth
-from pgworkers.job.strangers import strangers
+from pgworkers.job.strangers import QUEUES_PER_LOOK, Stranger, strangers
 from pgworkers.master.desk import QueueDesk
 from pgworkers.master.dispatch import Dispatch
 from pgworkers.master.duties import Duty
@@ -34,6 +34,8 @@ CALENDAR = 3
 MEMORY_EVERY = 10.0
 #: Of each queue, when a duty is performed by hand.
 MAX_COUNTED_JOBS = 1000
+#: The most unknown tasks that one leader reports: any login that may enqueue can make up names.
+MAX_KNOWN_STRANGERS = 1000
 #: A look at memory walks page tables: it rests at least this many times as long as it took.
 SHARE = 20
 
@@ -53,8 +55,12 @@ def duties(
             odd = [one.queue for one in await asker.ask(depth.depth(MAX_COUNTED_JOBS)) if one.ready]
         else:
             odd = left_lying(depths, desks, settings.poll + settings.statement_timeout)
-        found = await asker.ask(strangers(odd)) if odd else []
+        found: list[Stranger] = []
+        for start in range(0, len(odd), QUEUES_PER_LOOK):
+            seen = await asker.ask(strangers(odd[start : start + QUEUES_PER_LOOK]))
+            found += seen
         fresh = [one for one in found if (one.queue, one.task) not in known]
+        del fresh[max(0, MAX_KNOWN_STRANGERS - len(known)) :]
         known.update((one.queue, one.task) for one in fresh)
         for one in fresh:
             facts.tell(TaskUnknown(one.queue, one.task, one.jobs))
@@ -78,15 +84,24 @@ def duties(
             CALENDAR * settings.depth,
             calendar,
             "read when schedules fire next, for the gauges",
-            True,
+            at_once=True,
+            only_looks=True,
         ),
         Duty(
             "strangers",
             CALENDAR * settings.depth,
             tasks,
             "tell of jobs whose task nobody knows, where a worker idles beside them",
+            only_looks=True,
         ),
-        Duty("storage", STORAGE_EVERY, tables, "measure tables and the oldest transaction", True),
+        Duty(
+            "storage",
+            STORAGE_EVERY,
+            tables,
+            "measure tables and the oldest transaction",
+            at_once=True,
+            only_looks=True,
+        ),
     ]
 
 

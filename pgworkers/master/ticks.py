@@ -23,7 +23,6 @@ from pgworkers.specs import ScheduleSpec
 PAGE = 500
 PAGES = 20
 BATCH = 100  # schedules in one statement
-PRUNE_BATCH = 1000
 TRY_AGAIN = 60.0
 
 
@@ -45,16 +44,6 @@ async def fire(line: Asker, facts: Facts) -> int:
         if len(page) < PAGE or not fresh:
             break
     return made
-
-
-async def prune(line: Asker, retention: float) -> int:
-    """Delete old ticks until none is left."""
-    total = 0
-    while True:
-        gone = await line.ask(verbs.prune(retention, PRUNE_BATCH))
-        total += gone
-        if gone < PRUNE_BATCH:
-            return total
 
 
 async def _fire_batch(line: Asker, facts: Facts, batch: list[verbs.Due]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from pgworkers.job.claim import Claimed
 from pgworkers.job.clean import json_text
 from pgworkers.job.finish import End
 from pgworkers.job.retry import Again, Dead, decide
@@ -77,20 +78,22 @@ def of_report(report: Report, held: Held | None = None) -> Ending:
     )
 
 
-def success(job: int, lease: int, duration: float, cpu: float, peak_rss: int, result: bytes) -> End:
+def success(job: Claimed, duration: float, cpu: float, peak_rss: int, result: bytes, keep_args: bool) -> End:
     """What to write of an attempt that went well and left nothing but its result; the writer cleans that.
 
     Who ran it is written of attempts that failed.
     """
     return End(
-        id=job,
-        lease=lease,
+        id=job.id,
+        lease=job.lease,
+        claimed_at=job.claimed_at,
         verdict=_SUCCEEDED,
         duration=duration,
         cpu=cpu,
         peak_rss=peak_rss,
         state=_DONE,
         result="null" if result == b"null" else result.decode("utf-8", "replace"),
+        keep_args=keep_args,
     )
 
 
@@ -174,7 +177,7 @@ def settle(held: Held, ending: Ending, rand: float, worker: str, version: str) -
         if verdict in CRASHES and job.attempt < job.max_attempts and job.crashes + 1 >= job.max_crashes:
             ending = replace(ending, error=sentences.of_last_crash(ending.error, job.crashes + 1))
     known = _postmortem(held, ending, worker, version)
-    return End(**known, state=state, result=ending.result, children=children)
+    return End(**known, state=state, result=ending.result, children=children, keep_args=held.spec.keep_args)
 
 
 def _postmortem(held: Held, ending: Ending, worker: str, version: str) -> dict[str, Any]:
@@ -182,6 +185,7 @@ def _postmortem(held: Held, ending: Ending, worker: str, version: str) -> dict[s
     return {
         "id": held.claimed.id,
         "lease": held.claimed.lease,
+        "claimed_at": held.claimed.claimed_at,
         "verdict": ending.verdict,
         "crash": ending.verdict in CRASHES,
         "lost": ending.lost,

@@ -1,32 +1,32 @@
 """One batch of ends into the database, and what it answered.
 
-Data that Postgres refuses never stops a job from finishing: the batch is halved until the guilty row stands alone, and that
-row is written without its texts. If it is refused even so, or by code of the user's in the database, it is told and kept
-(`refused`), to be sent again later as it was.
+Data that Postgres refuses never stops a job from finishing: `ends` halves the batch until the guilty row stands alone, and
+that row is written without its texts. If it is refused even so, or by code of the user's in the database, or takes longer
+than a statement may, it is told and kept (`aside`), to be sent again later as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psycopg
 from msgspec.structs import replace
 
 from pgworkers.events import EndRefused, FinishRejected, JobEnded
 from pgworkers.facts import Facts
-from pgworkers.job.claim import Claimed
+from pgworkers.job.claim import Claimed, Fence
 from pgworkers.job.finish import End, finish
 from pgworkers.job.retry import Again, retry
 from pgworkers.job.state import State, Verdict
-from pgworkers.master.aside import Refused
+from pgworkers.job.unwritten import unwritten_attempts, unwritten_ends
+from pgworkers.master.aside import Aside
 from pgworkers.master.held import Held
-from pgworkers.master.line import Line, raised
+from pgworkers.master.line import Line, raised, timed_out
 
 Pending = tuple[Held, End | Again]
 #: Verdicts as plain text: whoever counts by them hashes no enum.
 _WORDS = {verdict: verdict.value for verdict in Verdict}
 _SUCCEEDED = Verdict.SUCCEEDED
-_WRITTEN = {"written"}
 
 
 class Writing:
@@ -38,38 +38,23 @@ class Writing:
         self._facts = facts
         self._log_args = log_args
         self._again = again  # for an end that must be the first of the next batch
-        self.refused: Refused[Held, End | Again] = Refused()
+        self.aside: Aside[Held, End | Again] = Aside()
 
     async def write(self, batch: list[Pending]) -> None:
-        """Write them all, but for those that are refused. Raises `LineDown`: it is not known which are written."""
-        try:
-            ends = [end for _, end in batch if isinstance(end, End)]
-            agains = [end for _, end in batch if isinstance(end, Again)]
-            answers = await self._line.ask(finish(self._host, ends), refusable=True) if ends else {}
-            if agains:
-                more = await self._line.ask(retry(self._host, agains), refusable=True)
-                answers.update(more)
-        except psycopg.Error as error:
-            if len(batch) == 1:
-                held, end = batch[0]
-                await self._write_alone(held, end, error)
-                return
-            middle = len(batch) // 2
-            await self.write(batch[:middle])
-            await self.write(batch[middle:])
-            return
-        self._written(batch, answers)
+        """Write them all. Raises `psycopg.Error`: none is written as the database refuses one, or took too long; `LineDown`:
+        it is not known which are written."""
+        self._written(batch, await self._sent([end for _, end in batch]))
 
-    async def _write_alone(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
-        """It was refused by itself: without its texts, unless code in the database said no; else later."""
+    async def write_alone(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
+        """It was not written by itself: without its texts, unless code in the database or the time said no; else later."""
         try:
-            if not raised(error):
+            if not raised(error) and not timed_out(error):
                 await self._write_bare(held, end, error)
                 return
         except psycopg.Error as still:
             error = still
         reason = f"{type(error).__name__}: {error.diag.message_primary or error}"
-        self._facts.tell(EndRefused(*held.named, reason, self.refused.put(held, end)))
+        self._facts.tell(EndRefused(*held.named, reason, self.aside.put_refused(held, end)))
 
     async def _write_bare(self, held: Held, end: End | Again, error: psycopg.Error) -> None:
         """The same end without anything that came from the handler."""
@@ -84,31 +69,47 @@ class Writing:
             checkpoint=None,
             rungs=None,
         )
-        if isinstance(bare, End):
-            if bare.result is not None or bare.children is not None:
-                bare = replace(bare, result=None, children=None, state=State.DEAD, verdict=Verdict.ERROR)
-            answers = await self._line.ask(finish(self._host, [bare]), refusable=True)
-        else:
-            answers = await self._line.ask(retry(self._host, [bare]), refusable=True)
-        self._written([(held, bare)], answers)
+        if isinstance(bare, End) and (bare.result is not None or bare.children is not None):
+            bare = replace(bare, result=None, children=None, state=State.DEAD, verdict=Verdict.ERROR)
+        self._written([(held, bare)], await self._sent([bare]))
 
-    def _written(self, batch: list[Pending], answers: dict[tuple[int, int], str]) -> None:
-        if len(answers) < len(batch) or set(answers.values()) != _WRITTEN or self.refused.known:
+    async def _sent(self, both: Sequence[End | Again]) -> dict[Fence, str]:
+        """Write them. Answers for each that was not written "already", "locked", "lost" or "again"; mostly for none."""
+        ends = [end for end in both if isinstance(end, End)]
+        agains = [end for end in both if isinstance(end, Again)]
+        answers = await self._finished(ends) if ends else {}
+        return answers | await self._retried(agains) if agains else answers
+
+    async def _finished(self, ends: list[End]) -> dict[Fence, str]:
+        answers = await self._line.ask(finish(self._host, ends), refusable=True)
+        missing = [end for end in ends if answers.get(end.fence) == "missing"] if answers else []
+        return answers | await self._line.ask(unwritten_ends(self._host, missing)) if missing else answers
+
+    async def _retried(self, agains: list[Again]) -> dict[Fence, str]:
+        answers = await self._line.ask(retry(self._host, agains), refusable=True)
+        missing = [end for end in agains if end.fence in answers] if answers else []
+        return await self._line.ask(unwritten_attempts(self._host, missing)) if missing else answers
+
+    def _written(self, batch: list[Pending], answers: dict[Fence, str]) -> None:
+        if answers or self.aside.knows:
             batch = self._answered(batch, answers)
         for held, _ in batch:
             if held.then is not None:
                 held.then()
         self._facts.tell_all([_ended(held.claimed, end, self._log_args) for held, end in batch])
 
-    def _answered(self, batch: list[Pending], answers: dict[tuple[int, int], str]) -> list[Pending]:
+    def _answered(self, batch: list[Pending], answers: dict[Fence, str]) -> list[Pending]:
         """One by one: those whose end stands in the database."""
         found: list[Pending] = []
         for held, end in batch:
-            answer = answers.get(held.key, "lost")
+            answer = answers.get(held.fence, "written")
             if answer == "again":  # it changed under the statement: the first of the next one
                 self._again((held, end))
                 continue
-            self.refused.forget(held.key)
+            if answer == "locked":
+                self.aside.put_locked(held, end)
+                continue
+            self.aside.forget(held.fence)
             if answer != "lost":
                 found.append((held, end))
                 continue

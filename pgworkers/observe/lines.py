@@ -102,6 +102,9 @@ def tell(fact: events.Fact) -> Told | None:
             return ERROR, f"{text}; running jobs go on, results wait"
         case events.DatabaseBack():
             return INFO, f"database: the {fact.role} connection is back after {show_seconds(fact.seconds)}"
+        case events.DatabaseSlow():
+            text = f"database: the ends of {fact.jobs} jobs could not be written within {show_seconds(fact.seconds)}"
+            return WARNING, f"{text}; they are written in smaller batches, and fewer jobs are claimed"
         case events.DutyFailed(cut=False):
             return ERROR, f"duty {fact.duty} failed: {escape(fact.error)}"
         case events.ScheduleFailed():
@@ -121,6 +124,14 @@ def tell(fact: events.Fact) -> Told | None:
             )
             what = escape(fact.what) if fact.what.startswith("partition ") else what
             return INFO, f"purged {what}: past the retention"
+        case events.ClaimTooSlow():
+            queues = ", ".join(map(escape, fact.queues))
+            took = f"no answer to a claim of {queues} within {show_seconds(fact.seconds)}"
+            return WARNING, f"{took}; looking for jobs of unknown tasks, then claiming queue by queue"
+        case events.JobsParked():
+            jobs = f"{fact.jobs:,} job{'s' * (fact.jobs != 1)} of a task that this host does not know"
+            moved = "were moved" if fact.done else "and more are being moved"
+            return WARNING, f"{jobs} {moved} out of the way in {fact.queue}: {escape(fact.task)}"
         case events.TaskUnknown():
             jobs = f"{fact.jobs} job{'s' * (fact.jobs != 1)} of a task that no host of the queue has"
             wait = f"{jobs} wait{'s' * (fact.jobs == 1)} in {fact.queue}: {escape(fact.task)}"

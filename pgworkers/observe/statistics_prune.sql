@@ -1,9 +1,12 @@
 -- Old minutes are deleted, some at a time. Index: the primary key, which begins with the minute.
+WITH old AS MATERIALIZED (
+    SELECT o.ctid AS at
+      FROM pgworkers.stat o
+     WHERE o.minute < now() - make_interval(secs => %(older)s::double precision)
+     ORDER BY o.minute
+     LIMIT %(limit)s::bigint
+       FOR UPDATE SKIP LOCKED
+)
 DELETE FROM pgworkers.stat t
- WHERE (t.minute, t.queue, t.task, t.verdict) IN (
-       SELECT o.minute, o.queue, o.task, o.verdict
-         FROM pgworkers.stat o
-        WHERE o.minute < now() - make_interval(secs => %(older)s::double precision)
-        ORDER BY o.minute
-        LIMIT %(limit)s::bigint)
+ WHERE t.ctid = ANY (ARRAY(SELECT o.at FROM old o)) AND t.minute < now() - make_interval(secs => %(older)s::double precision)
 RETURNING 1

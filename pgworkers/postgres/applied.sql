@@ -1,2 +1,2 @@
 -- The migrations this database has seen.
-SELECT version, name, checksum, applied_at FROM pgworkers.migration ORDER BY version
+SELECT version, name, checksum, serves, applied_at FROM pgworkers.migration ORDER BY version

@@ -22,6 +22,10 @@ class Integers(list[int]):
     """integer[]; no element is None."""
 
 
+class Moments(list[int]):
+    """timestamptz[], in microseconds since 1970; no element is None. Exact, which a float would not be."""
+
+
 class Doubles(list[float]):
     """double precision[]; no element is None."""
 
@@ -29,6 +33,9 @@ class Doubles(list[float]):
 class Texts(list[str | None]):
     """text[]"""
 
+
+#: What Postgres counts microseconds from: 2000-01-01, in microseconds since 1970.
+_SERVER_EPOCH = 946_684_800_000_000
 
 #: From so many elements on, lengths and values are put together as bytes: `struct` would read a format as long as the array,
 #: and for each length anew.
@@ -78,6 +85,14 @@ def _element(value: str | None) -> bytes:
     return pack("!i", len(data)) + data
 
 
+class _MomentsDumper(_Fixed):
+    oid = 1185
+    element = (1184, 8, "q")
+
+    def dump(self, obj: Any) -> bytes:
+        return super().dump([moment - _SERVER_EPOCH for moment in obj])
+
+
 class _TextsDumper(Dumper):
     format = Format.BINARY
     oid = 1009
@@ -95,6 +110,7 @@ for _kind, _dumper in (
     (Bigints, _BigintsDumper),
     (Integers, _IntegersDumper),
     (Doubles, _DoublesDumper),
+    (Moments, _MomentsDumper),
     (Texts, _TextsDumper),
 ):
     psycopg.adapters.register_dumper(_kind, _dumper)

@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 from psycopg.conninfo import make_conninfo
+from psycopg.rows import tuple_row
 
 from pgworkers.errors import DatabaseUnreachable, UsageError
 from pgworkers.postgres import session
@@ -41,9 +42,16 @@ _WRONG_ADDRESS = (
 #: What libpq asks of a direct session (target_session_attrs), for one through a pooler.
 _READ_ONLY = "SELECT pg_catalog.current_setting('transaction_read_only')"
 _FENCED = "session is read-only"
+#: Differs from the process id that the session was given at its start: there is a pooler.
+_BACKEND_PID = "SELECT pg_catalog.pg_backend_pid()"
 
-#: What PgBouncer says to `options`.
-_POOLERS_REFUSAL = "unsupported startup parameter"
+#: How a client that sends `options` is refused: by PgBouncer, Supavisor and Neon; by RDS Proxy; by a server that is too old
+#: for one of them or is no Postgres. A second session, without options, finds out which it is.
+_OPTIONS_REFUSALS = (
+    "unsupported startup parameter",
+    "support command-line options",
+    "unrecognized configuration parameter",
+)
 
 
 #: The sessions of a host, whose statements are planned once and must not be led astray by statistics (docs/adr/1101): every
@@ -131,17 +139,15 @@ def beside(config: str | None) -> Path:
     return Path.cwd()
 
 
-def connect(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any]:
-    """A blocking connection for `role` ("cli", "client"): autocommit, READ COMMITTED, every wait bounded."""
+def connect(settings: Settings, dsn: str, role: str, *, pooled: bool = False) -> psycopg.Connection[Any]:
+    """A blocking connection for `role` ("cli", "client"): autocommit, READ COMMITTED, every wait bounded.
+
+    `pooled`: a pooler is known to be there; otherwise the first answer tells.
+    """
     try:
-        conn = _direct(settings, dsn, role) or _pooled(settings, dsn)
+        conn = (None if pooled else _direct(settings, dsn, role)) or _pooled(settings, dsn)
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
-    try:
-        _accept(conn.info.server_version)
-    except UsageError:
-        conn.close()
-        raise
     read_any_moment(conn)
     return conn
 
@@ -151,10 +157,11 @@ def _direct(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any] 
     try:
         conn = psycopg.connect(_conninfo(settings, dsn, role), autocommit=True)
     except psycopg.OperationalError as exc:
-        if _POOLERS_REFUSAL in str(exc):
+        if any(refusal in str(exc) for refusal in _OPTIONS_REFUSALS):
             return None
         raise
     try:
+        _accept(conn)
         row = conn.execute(session.CHECK, prepare=False).fetchone()
         assert row is not None
         if session.is_direct(conn, row):
@@ -176,24 +183,25 @@ def _pooled(settings: Settings, dsn: str) -> psycopg.Connection[Any]:
         cursor_factory=session.PooledCursor,
     )
     conn.local = session.local(settings).encode()
-    row = conn.execute(_READ_ONLY).fetchone()
-    if row is not None and row[0] == "on":
+    try:
+        _accept(conn)
+        row = conn.execute(_READ_ONLY).fetchone()
+        if row is not None and row[0] == "on":
+            raise psycopg.OperationalError(_FENCED)
+    except BaseException:
         conn.close()
-        raise psycopg.OperationalError(_FENCED)
+        raise
     return conn
 
 
-async def aconnect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConnection[Any]:
+async def aconnect(
+    settings: Settings, dsn: str, role: str, *, pooled: bool = False
+) -> psycopg.AsyncConnection[Any]:
     """`connect` for an event loop."""
     try:
-        conn = await _adirect(settings, dsn, role) or await _apooled(settings, dsn)
+        conn = (None if pooled else await _adirect(settings, dsn, role)) or await _apooled(settings, dsn)
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
-    try:
-        _accept(conn.info.server_version)
-    except UsageError:
-        await conn.close()
-        raise
     read_any_moment(conn)
     return conn
 
@@ -206,10 +214,11 @@ async def _adirect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConn
             _conninfo(settings, dsn, role), autocommit=True, prepare_threshold=threshold
         )
     except psycopg.OperationalError as exc:
-        if _POOLERS_REFUSAL in str(exc):
+        if any(refusal in str(exc) for refusal in _OPTIONS_REFUSALS):
             return None
         raise
     try:
+        _accept(conn)
         row = await (await conn.execute(session.CHECK, prepare=False)).fetchone()
         assert row is not None
         if session.is_direct(conn, row):
@@ -231,28 +240,46 @@ async def _apooled(settings: Settings, dsn: str) -> psycopg.AsyncConnection[Any]
         cursor_factory=session.AsyncPooledCursor,
     )
     conn.local = session.local(settings).encode()
-    row = await (await conn.execute(_READ_ONLY)).fetchone()
-    if row is not None and row[0] == "on":
+    try:
+        _accept(conn)
+        row = await (await conn.execute(_READ_ONLY)).fetchone()
+        if row is not None and row[0] == "on":
+            raise psycopg.OperationalError(_FENCED)
+    except BaseException:
         await conn.close()
-        raise psycopg.OperationalError(_FENCED)
+        raise
     return conn
 
 
 def is_pooled(conn: psycopg.Connection[Any]) -> bool:
     """Is there a pooler between us and the server? It hands out a process id of its own at the start of a session."""
-    row = conn.execute("SELECT pg_catalog.pg_backend_pid()").fetchone()
+    row = conn.execute(_BACKEND_PID).fetchone()
     return row is not None and row[0] != conn.info.backend_pid
 
 
 def connect_handler(
     settings: Settings, dsn: str, name: str, kind: type[psycopg.Connection[Any]], **options: Any
 ) -> psycopg.Connection[Any]:
-    """A connection for user code: psycopg's own manners, our name on it, and a cut network is noticed."""
+    """A connection for user code: psycopg's own manners, our name on it, and a cut network is noticed.
+
+    Through a pooler psycopg must prepare no statement: the next one may meet another session. A caller that passes
+    prepare_threshold has decided that itself.
+    """
     conninfo = _handler_conninfo(settings, dsn, name)
     try:
-        return kind.connect(conninfo, **options)
+        conn = kind.connect(conninfo, **(options | {"autocommit": True}))
+        try:
+            if "prepare_threshold" not in options:
+                with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
+                    if cursor.execute(_BACKEND_PID).fetchone() != (conn.info.backend_pid,):
+                        conn.prepare_threshold = None
+            conn.autocommit = options.get("autocommit", False)
+        except BaseException:
+            conn.close()
+            raise
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
+    return conn
 
 
 async def aconnect_handler(
@@ -261,9 +288,22 @@ async def aconnect_handler(
     """`connect_handler` for an event loop."""
     conninfo = _handler_conninfo(settings, dsn, name)
     try:
-        return await psycopg.AsyncConnection.connect(conninfo, **options)
+        conn: psycopg.AsyncConnection[Any] = await psycopg.AsyncConnection.connect(
+            conninfo, **(options | {"autocommit": True})
+        )
+        try:
+            if "prepare_threshold" not in options:
+                async with psycopg.AsyncCursor(conn, row_factory=tuple_row) as cursor:
+                    await cursor.execute(_BACKEND_PID)
+                    if await cursor.fetchone() != (conn.info.backend_pid,):
+                        conn.prepare_threshold = None
+            await conn.set_autocommit(options.get("autocommit", False))
+        except BaseException:
+            await conn.close()
+            raise
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
+    return conn
 
 
 def _conninfo(settings: Settings, dsn: str, role: str) -> str:
@@ -336,11 +376,23 @@ def _brief(dsn: str, reason: str) -> str:
     return f"no Postgres at {f'{host}:{port}' if one else shown(dsn)} ({why[:1].lower()}{why[1:]})"
 
 
-def _accept(version: int) -> None:
-    if version < OLDEST_SERVER:
-        raise UsageError(
-            f"this Postgres is version {version // 10000}; nothing was done; use Postgres 13 or newer"
-        )
+def _accept(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """UsageError for a server that cannot work, by what it says of itself at the start of a session (docs/databases.md)."""
+    said = conn.info.parameter_status
+    if said("crdb_version"):
+        lacks = "CockroachDB, which has no LISTEN, no ctid and no advisory locks of sessions"
+    elif "-YB-" in (said("server_version") or ""):
+        lacks = "YugabyteDB, which has no ctid"
+    else:
+        version = conn.info.server_version
+        if version < OLDEST_SERVER:
+            raise UsageError(
+                f"this Postgres is version {version // 10000}; nothing was done; use Postgres 13 or newer"
+            )
+        return
+    raise UsageError(
+        f"this is {lacks}: pgworkers cannot work there; nothing was done; use Postgres 13 or newer (docs/databases.md)"
+    )
 
 
 def _escaped(value: str) -> str:

@@ -1,19 +1,24 @@
 """Migrations: numbered `.sql` files, one transaction each, with a checksum, serialised by a lock on the table `migration`.
 
 Any number of masters may start at once on an empty database: one migrates, the others wait and find nothing to do. A
-schema that is newer than this code, or was made by a file that has changed since, is refused and not touched.
+schema that was made by a file that has changed since is refused and not touched.
+
+The first line of each file is `-- serves: NNNN`, the oldest code that still works on the schema after it: code whose newest
+migration is NNNN. It is recorded with the migration. Code of an older version goes on as long as all newer migrations serve
+it, and is refused otherwise (docs/adr/2961).
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from importlib import resources
-from typing import Any, LiteralString
+from typing import Any, LiteralString, NamedTuple
 
 import psycopg
 from psycopg import sql
@@ -21,12 +26,13 @@ from psycopg.errors import InsufficientPrivilege
 from psycopg.rows import tuple_row
 
 from pgworkers.errors import PermissionDenied, SchemaOutOfDate, UsageError
+from pgworkers.postgres import lock_wait, session
 from pgworkers.postgres.statements import Statement, rename
 from pgworkers.settings import refuse_schema
 
 _BOOTSTRAP = Statement.beside(__file__, "bootstrap")
 _APPLIED = Statement.beside(__file__, "applied")
-_RECORD = Statement.beside(__file__, "record")
+_OLDER_HOSTS = Statement.beside(__file__, "older_hosts")
 #: Another session made the schema or the table `migration` at the same moment.
 _MADE_MEANWHILE = (
     psycopg.errors.UniqueViolation,
@@ -41,6 +47,10 @@ _MADE = re.compile(
     re.MULTILINE,
 )
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
+_SERVES = re.compile(r"-- serves: (\d{4})\n")
+#: How long one statement of a migration may run, once it has its locks.
+_STATEMENT_TIMEOUT = "15min"
+_log = logging.getLogger("pgworkers.migrate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +63,31 @@ class Migration:
     def checksum(self) -> str:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
+    @property
+    def serves(self) -> int:
+        """The newest migration of the oldest code that works on the schema after this one."""
+        header = _SERVES.match(self.text)
+        if header is None or not 1 <= int(header[1]) <= self.version:
+            raise ValueError(
+                f"{self.name}: the first line must be `-- serves: NNNN` with a number from 0001 to {self.version:04d}"
+            )
+        return int(header[1])
+
 
 @dataclass(frozen=True, slots=True)
 class MigrationStatus:
-    """`state`: applied, pending, changed (the file is not what was applied) or unknown (this code has no such file)."""
+    """`state`: applied, pending, changed (the file is not what was applied), newer (this code has no such file, and works
+    with it) or unknown (this code has no such file, and does not work with it)."""
 
     version: int
     name: str
     state: str
+    serves: int
     applied_at: datetime | None
+
+    @property
+    def is_usable(self) -> bool:
+        return self.state in ("applied", "newer")
 
 
 @cache
@@ -81,53 +107,86 @@ def status(
     conn: psycopg.Connection[Any], schema: str, migrations: Sequence[Migration] | None = None
 ) -> list[MigrationStatus]:
     """Every migration that this code or the database knows, in order."""
+    migrations = known() if migrations is None else migrations
+    newest = migrations[-1].version
     applied = _applied(conn, schema)
     rows = []
-    for migration in known() if migrations is None else migrations:
-        row = applied.pop(migration.version, None)
+    for one in migrations:
+        row = applied.pop(one.version, None)
         if row is None:
-            rows.append(MigrationStatus(migration.version, migration.name, "pending", None))
+            rows.append(MigrationStatus(one.version, one.name, "pending", one.serves, None))
         else:
-            state = "applied" if row[2] == migration.checksum else "changed"
-            rows.append(MigrationStatus(migration.version, migration.name, state, row[3]))
-    rows += [MigrationStatus(row[0], row[1], "unknown", row[3]) for row in applied.values()]
+            state = "applied" if row.checksum == one.checksum else "changed"
+            rows.append(MigrationStatus(one.version, one.name, state, row.serves, row.applied_at))
+    for row in applied.values():
+        state = "newer" if row.version > newest and row.serves <= newest else "unknown"
+        rows.append(MigrationStatus(row.version, row.name, state, row.serves, row.applied_at))
     return sorted(rows, key=lambda row: row.version)
+
+
+def describe(conn: psycopg.Connection[Any], schema: str) -> str:
+    """What a host says at its start about a schema that it works with."""
+    newer = [row.name for row in status(conn, schema) if row.state == "newer"]
+    if newer:
+        return f"newer than this pgworkers ({', '.join(newer)}), which it still serves"
+    return "up to date"
 
 
 def check(conn: psycopg.Connection[Any], schema: str, migrations: Sequence[Migration] | None = None) -> None:
     """Refuse a schema that this code does not speak."""
     _refuse(schema, rows := status(conn, schema, migrations))
-    pending = [row.name for row in rows if row.state == "pending"]
-    if len(pending) == len(rows):
+    missing = [row.name for row in rows if row.state == "pending"]
+    if len(missing) == len(rows):
         raise SchemaOutOfDate(
             f"the database has no schema {schema}; nothing was done; run pgworkers migrate up"
         )
-    if pending:
+    if missing:
         raise SchemaOutOfDate(
-            f"the schema {schema} is older than this pgworkers (missing: {', '.join(pending)}); nothing was done; "
+            f"the schema {schema} is older than this pgworkers (missing: {', '.join(missing)}); nothing was done; "
             "run pgworkers migrate up"
         )
 
 
-def up(
+def pending(
     conn: psycopg.Connection[Any], schema: str, migrations: Sequence[Migration] | None = None
-) -> list[str]:
-    """Apply what is missing. Answers the names of what was applied."""
+) -> list[Migration]:
+    """What `up` would apply. Refuses a database or a schema that it would refuse."""
     refuse_schema(schema)
     migrations = known() if migrations is None else migrations
     rows = status(conn, schema, migrations)
     _refuse(schema, rows)
-    if all(row.state == "applied" for row in rows):
-        return []
+    missing = {row.version for row in rows if row.state == "pending"}
     encoding = conn.info.parameter_status("server_encoding")
-    if encoding != "UTF8":
+    if missing and encoding != "UTF8":
         raise UsageError(
             f"the database is encoded in {encoding}; nothing was done; use a database with encoding UTF8"
         )
+    return [migration for migration in migrations if migration.version in missing]
+
+
+def up(
+    conn: psycopg.Connection[Any],
+    schema: str,
+    migrations: Sequence[Migration] | None = None,
+    *,
+    say: Callable[[str], None] = _log.warning,
+    max_lock_wait: float = lock_wait.MAX_LOCK_WAIT_SECONDS,
+) -> list[str]:
+    """Apply what is missing. Answers the names of what was applied.
+
+    `say` gets a line while a migration waits for a lock. After `max_lock_wait` seconds of failed attempts in total it is
+    DatabaseUnreachable; the migrations before it stay applied.
+    """
+    migrations = known() if migrations is None else migrations
+    retry = lock_wait.Retry(say, max_lock_wait)
+    applied = []
     try:
-        return [migration.name for migration in migrations if _apply(conn, schema, migration, migrations)]
+        for migration in pending(conn, schema, migrations):
+            if _apply(conn, schema, migration, migrations, retry):
+                applied.append(migration.name)
     except InsufficientPrivilege as error:
         raise _denied(conn, schema, error) from error
+    return applied
 
 
 def render_sql(schema: str) -> str:
@@ -136,15 +195,42 @@ def render_sql(schema: str) -> str:
     parts = [
         "-- pgworkers: everything `pgworkers migrate up` would do to an empty database, in one transaction.",
         "BEGIN;",
+        *_settings(),
         f"CREATE SCHEMA IF NOT EXISTS {_identifier(schema)};",
         rename(_BOOTSTRAP.text, schema).strip() + ";",
     ]
     for migration in known():
-        record = sql.SQL("INSERT INTO {} (version, name, checksum) VALUES ({}, {}, {});").format(
-            sql.Identifier(schema, "migration"), migration.version, migration.name, migration.checksum
-        )
-        parts += [rename(migration.text, schema).strip(), record.as_string(None)]
+        parts += [rename(migration.text, schema).strip(), _record(schema, migration) + ";"]
     parts.append("COMMIT;")
+    return "\n\n".join(parts) + "\n"
+
+
+def render_pending(
+    conn: psycopg.Connection[Any], schema: str, migrations: Sequence[Migration] | None = None
+) -> str:
+    """What `up` would run on this database now, as a script for psql: a transaction for each migration.
+
+    Each transaction stops, and changes nothing, unless the schema is at the migration before it.
+    """
+    missing = pending(conn, schema, migrations)
+    if not missing:
+        return f"-- pgworkers: nothing is pending in the schema {schema}.\n"
+    parts = [
+        "-- pgworkers: what `pgworkers migrate up` would run on this database, a transaction for each migration."
+    ]
+    opening = _opening(conn, schema)
+    before = max((row.version for row in status(conn, schema, migrations) if row.is_usable), default=0)
+    for migration in missing:
+        statements = [
+            *opening,
+            _lock(schema),
+            _expect(schema, before, migration),
+            rename(migration.text, schema).strip().rstrip(";"),
+        ]
+        parts += [f"-- {migration.name}\nBEGIN;", *_settings()]
+        parts += [f"{statement};" for statement in (*statements, _record(schema, migration))]
+        parts.append("COMMIT;")
+        opening, before = [], max(before, migration.version)
     return "\n\n".join(parts) + "\n"
 
 
@@ -153,48 +239,125 @@ def render_roles(schema: str) -> str:
     refuse_schema(schema)
     text = (resources.files("pgworkers.schema") / "roles.sql").read_text(encoding="utf-8")
     made = (*(migration.text for migration in known()), _BOOTSTRAP.text)
-    text = text.replace(
-        "OURS}", ",".join(sorted({name for part in made for name in _MADE.findall(part)})) + "}"
-    )
+    names = sorted({name for part in made for name in _MADE.findall(part)})
+    text = text.replace("OURS}", ",".join(names) + "}").replace("NEWEST}", f"{known()[-1].version}}}")
     return _ROLE.sub(rf"{schema}_\1", rename(text, schema))
 
 
 def _apply(
-    conn: psycopg.Connection[Any], schema: str, migration: Migration, all_of_them: Sequence[Migration]
+    conn: psycopg.Connection[Any],
+    schema: str,
+    migration: Migration,
+    all_of_them: Sequence[Migration],
+    retry: lock_wait.Retry,
 ) -> bool:
     """Apply one migration unless another session has. A session that made the schema or its first table meanwhile is
     waited for by Postgres itself, which then refuses ours; on the next try they are there."""
-    for _ in range(MAX_TRIES - 1):
+    tries = 1
+    while True:
         try:
-            return _try_to_apply(conn, schema, migration, all_of_them)
+            return _try_to_apply(conn, schema, migration, all_of_them, retry)
         except _MADE_MEANWHILE:
-            continue
-    return _try_to_apply(conn, schema, migration, all_of_them)
+            if tries == MAX_TRIES:
+                raise
+            tries += 1
+        except lock_wait.NO_LOCK as error:
+            retry.pause(f"migration {migration.name}", error)
 
 
 def _try_to_apply(
-    conn: psycopg.Connection[Any], schema: str, migration: Migration, all_of_them: Sequence[Migration]
+    conn: psycopg.Connection[Any],
+    schema: str,
+    migration: Migration,
+    all_of_them: Sequence[Migration],
+    retry: lock_wait.Retry,
 ) -> bool:
     with conn.transaction():
-        # A migration, and waiting for another host's, may take longer than a control statement.
-        conn.execute("SET LOCAL statement_timeout = '15min'")
-        conn.execute("SET LOCAL lock_timeout = 0")
-        if _one(conn, "SELECT to_regnamespace(%s)", _identifier(schema)) is None:
-            conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
-        conn.execute(_BOOTSTRAP.render(schema))
-        # Not an advisory lock, which any login can hold: this takes more than the right to read the table.
-        table = sql.Identifier(schema, "migration")
-        conn.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table))
+        for setting in _timeouts():
+            conn.execute(setting.encode())
+        with retry.watch(conn):
+            for statement in (*_opening(conn, schema), _lock(schema)):
+                conn.execute(statement.encode())
         rows = status(conn, schema, all_of_them)  # again, under the lock
         _refuse(schema, rows)
         if any(row.version == migration.version and row.state == "applied" for row in rows):
             return False
-        conn.execute(rename(migration.text, schema).encode())
-        conn.execute(
-            _RECORD.render(schema),
-            {"version": migration.version, "name": migration.name, "checksum": migration.checksum},
-        )
+        while not _try_to_change(conn, schema, migration, retry):
+            pass
         return True
+
+
+def _try_to_change(
+    conn: psycopg.Connection[Any], schema: str, migration: Migration, retry: lock_wait.Retry
+) -> bool:
+    """Run the migration in a savepoint. Without its locks it is undone, which frees those that it got.
+
+    The lock on `migration` stays meanwhile: else the next of many masters would try at once, and leave no room for other
+    sessions.
+    """
+    try:
+        with conn.transaction(), retry.watch(conn):
+            _refuse_hosts(conn, schema, migration)
+            conn.execute(rename(migration.text, schema).encode())
+            conn.execute(_record(schema, migration).encode())
+            return True
+    except lock_wait.NO_LOCK as error:
+        retry.pause(f"migration {migration.name}", error)
+        return False
+
+
+def _timeouts() -> list[str]:
+    """A migration may take longer than a control statement, but the sessions behind it must not wait for its locks."""
+    return [
+        f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'",
+        f"SET LOCAL lock_timeout = '{session.milliseconds(lock_wait.LOCK_TIMEOUT_SECONDS)}ms'",
+    ]
+
+
+def _settings() -> list[str]:
+    """The settings of a transaction in a script: our sessions begin with them, those of psql do not."""
+    meaning = [
+        f"SET LOCAL {name} = {', '.join(_literal(one) for one in value.split(','))}"
+        for name, value in session.MEANING.items()
+    ]
+    return ["\n".join(f"{setting};" for setting in (*meaning, *_timeouts()))]
+
+
+def _opening(conn: psycopg.Connection[Any], schema: str) -> list[str]:
+    """What makes the schema and the table `migration`, where they are missing."""
+    statements = []
+    if _one(conn, "SELECT to_regnamespace(%s)", _identifier(schema)) is None:
+        statements.append(f"CREATE SCHEMA {_identifier(schema)}")
+    if _one(conn, "SELECT to_regclass(%s)", _table(schema)) is None:
+        statements.append(_BOOTSTRAP.render(schema).decode())
+    return statements
+
+
+def _lock(schema: str) -> str:
+    """Not an advisory lock, which any login can hold: this takes more than the right to read the table."""
+    return f"LOCK TABLE {_table(schema)} IN SHARE ROW EXCLUSIVE MODE"
+
+
+def _expect(schema: str, newest: int, migration: Migration) -> str:
+    """Stop a script that was made for another state of the schema, or whose migration would break hosts that are running."""
+    host = sql.Identifier(schema, "host").as_string(None)
+    running = f"""
+    IF EXISTS (SELECT FROM {host} WHERE newest_migration < {migration.serves} AND renewed_at >= now() - lease) THEN
+        RAISE EXCEPTION '{migration.name} does not serve hosts that are running; nothing was done';
+    END IF;"""
+    return f"""DO $$ BEGIN
+    IF (SELECT coalesce(max(version), 0) FROM {_table(schema)}) <> {newest} THEN
+        RAISE EXCEPTION 'this script was made for another state: the newest migration is not {newest:04d}; nothing was done';
+    END IF;{running if newest else ""}
+END $$"""
+
+
+def _record(schema: str, migration: Migration) -> str:
+    """A migration was applied, in the same transaction."""
+    return (
+        f"INSERT INTO {_table(schema)} (version, name, checksum, serves) VALUES"
+        f" ({migration.version}, {_literal(migration.name)}, {_literal(migration.checksum)}, {migration.serves})"
+    )
 
 
 def _denied(conn: psycopg.Connection[Any], schema: str, error: InsufficientPrivilege) -> PermissionDenied:
@@ -214,13 +377,21 @@ def _denied(conn: psycopg.Connection[Any], schema: str, error: InsufficientPrivi
     )
 
 
-def _applied(conn: psycopg.Connection[Any], schema: str) -> dict[int, tuple[Any, ...]]:
-    table = sql.Identifier(schema, "migration").as_string(None)
+class _Applied(NamedTuple):
+    version: int
+    name: str
+    checksum: str
+    serves: int
+    applied_at: datetime
+
+
+def _applied(conn: psycopg.Connection[Any], schema: str) -> dict[int, _Applied]:
     try:
-        if _one(conn, "SELECT to_regclass(%s)", table) is None:
+        if _one(conn, "SELECT to_regclass(%s)", _table(schema)) is None:
             return {}
         with conn.cursor(row_factory=tuple_row) as cursor:
-            return {row[0]: row for row in cursor.execute(_APPLIED.render(schema)).fetchall()}
+            rows = cursor.execute(_APPLIED.render(schema)).fetchall()
+            return {row[0]: _Applied._make(row) for row in rows}
     except InsufficientPrivilege as error:
         grants = (
             f"GRANT {_name(f'{schema}_viewer')} (or _worker, _operator, _enqueue) TO {_name(conn.info.user)}"
@@ -238,17 +409,44 @@ def _one(conn: psycopg.Connection[Any], query: LiteralString, param: str) -> Any
 
 
 def _refuse(schema: str, rows: list[MigrationStatus]) -> None:
-    unknown = [row.name for row in rows if row.state == "unknown"]
+    unknown = [row for row in rows if row.state == "unknown"]
     if unknown:
+        newest = max(
+            (row.version for row in rows if row.state in ("applied", "pending", "changed")), default=0
+        )
         raise SchemaOutOfDate(
-            f"the schema {schema} is newer than this pgworkers, which does not know {', '.join(unknown)}; nothing was done; "
+            f"the schema {schema} is newer than this pgworkers, which does not know "
+            f"{', '.join(row.name for row in unknown)}: that serves code from migration "
+            f"{max(row.serves for row in unknown):04d} on, and the newest one here is {newest:04d}; nothing was done; "
             "upgrade pgworkers on this host"
+        )
+    newer = [row.name for row in rows if row.state == "newer"]
+    missing = [row.name for row in rows if row.state == "pending"]
+    if newer and missing:
+        raise SchemaOutOfDate(
+            f"the schema {schema} has {', '.join(newer)}, which is newer than this pgworkers, but lacks "
+            f"{', '.join(missing)}; nothing was done; upgrade pgworkers on this host"
         )
     changed = [row.name for row in rows if row.state == "changed"]
     if changed:
         raise SchemaOutOfDate(
             f"the schema {schema} was made by another version of {', '.join(changed)} than this pgworkers has; nothing was "
             "done; install the version that made it, or start from an empty database (embedded: pgworkers pg reset)"
+        )
+
+
+def _refuse_hosts(conn: psycopg.Connection[Any], schema: str, migration: Migration) -> None:
+    """Refuse a migration that would break hosts that are running."""
+    table = sql.Identifier(schema, "host").as_string(None)
+    if _one(conn, "SELECT to_regclass(%s)", table) is None:
+        return
+    with conn.cursor(row_factory=tuple_row) as cursor:
+        found = cursor.execute(_OLDER_HOSTS.render(schema), {"serves": migration.serves}).fetchall()
+    if found:
+        hosts = ", ".join(f"{name} (pid {pid}, newest migration {newest:04d})" for name, pid, newest in found)
+        raise SchemaOutOfDate(
+            f"migration {migration.name} does not serve hosts that are running: {hosts}; it changed nothing; stop them and "
+            "try again (a killed host counts until its lease is over)"
         )
 
 
@@ -259,3 +457,11 @@ def _name(name: str) -> str:
 
 def _identifier(schema: str) -> str:
     return sql.Identifier(schema).as_string(None)
+
+
+def _table(schema: str) -> str:
+    return sql.Identifier(schema, "migration").as_string(None)
+
+
+def _literal(value: str) -> str:
+    return sql.Literal(value).as_string(None)

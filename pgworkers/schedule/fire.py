@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
+from pgworkers.job.walk import Step
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.schedule.plan import Plan, Timing, jitter_of
 
@@ -15,6 +16,8 @@ _FIRE = Statement.beside(__file__, "fire")
 _FAIL = Statement.beside(__file__, "fail")
 _PRUNE = Statement.beside(__file__, "prune")
 ERROR_LIMIT = 500
+#: Before every tick.
+FIRST_TICK = datetime(1, 1, 2, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,17 @@ def fail(due: Due, error: str, again: float) -> Query[bool]:
     return Query(_FAIL, params, bool)
 
 
-def prune(retention: float, limit: int) -> Query[int]:
-    """Delete at most `limit` ticks older than `retention` seconds. Answers how many."""
-    return Query(_PRUNE, {"retention": retention, "limit": limit}, len)
+#: A tick: when, its schedule, its scope.
+TickKey = tuple[datetime, str, str]
+
+
+def prune(retention: float, portion: int, after: TickKey | None = None) -> Query[Step[TickKey]]:
+    """Delete ticks older than `retention` seconds, but the newest of each schedule; one portion of a walk."""
+
+    def read(rows: list[tuple[Any, ...]]) -> Step[TickKey]:
+        gone, at, schedule, scope = rows[0]
+        return Step(None if at is None else (at, schedule, scope), gone)
+
+    at, schedule, scope = after or (FIRST_TICK, "", "")
+    params = {"retention": retention, "portion": portion, "at": at, "schedule": schedule, "scope": scope}
+    return Query(_PRUNE, params, read)

@@ -59,7 +59,7 @@ put AS (
       JOIN numbered n ON n.job_id = t.job_id
       LEFT JOIN pgworkers.task k ON k.name = n.task
      ORDER BY n.job_id
-    RETURNING id, queue, state
+    RETURNING id, queue, task, state
 ),
 moved AS (
     UPDATE pgworkers.schedule s
@@ -83,7 +83,7 @@ replaced AS MATERIALIZED (
      WHERE n.overlap = 'replace' AND n.live
 ),
 told AS MATERIALIZED (
-    SELECT pgworkers.tell('ready:' || queue) FROM (SELECT DISTINCT queue FROM put WHERE state = 'ready') q
+    SELECT pgworkers.tell_ready(queue, array_agg(task::text), count(*)) FROM put WHERE state = 'ready' GROUP BY queue
 )
 SELECT m.name, m.scope, m.skipped, t.at, t.job_id, t.reason, (SELECT count(*) FROM told), (SELECT count(*) FROM replaced)
   FROM moved m

@@ -1,3 +1,4 @@
+-- serves: 0001
 -- The whole storage of pgworkers. Written for the default schema name; the loader puts the configured one in its
 -- place and has made the schema and its table `migration`. One transaction.
 
@@ -17,10 +18,12 @@ CREATE DOMAIN pgworkers.task_name AS text
 CREATE DOMAIN pgworkers.unique_name AS text CONSTRAINT job_unique_fits CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
 CREATE DOMAIN pgworkers.concurrency_name AS text
     CONSTRAINT job_concurrency_key_fits CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
+CREATE DOMAIN pgworkers.idempotency_name AS text
+    CONSTRAINT idempotency_key_fits CHECK (octet_length(VALUE) BETWEEN 1 AND 1000);
 CREATE DOMAIN pgworkers.job_priority AS integer CONSTRAINT job_priority_fits CHECK (VALUE >= -2147483647);
 CREATE DOMAIN pgworkers.attempt_text AS text CONSTRAINT attempt_texts_fit CHECK (octet_length(VALUE) <= 1048576);
 CREATE DOMAIN pgworkers.error_lines AS text[]
-    CONSTRAINT job_errors_fit CHECK (pg_column_size(VALUE) <= 65536 AND coalesce(array_ndims(VALUE), 1) = 1
+    CONSTRAINT job_errors_fit CHECK (cardinality(VALUE) = 0 OR pg_column_size(VALUE) <= 65536 AND array_ndims(VALUE) = 1
                                      AND array_position(VALUE, NULL) IS NULL);
 CREATE DOMAIN pgworkers.budget AS integer CONSTRAINT job_budgets CHECK (VALUE BETWEEN 1 AND 10001);
 CREATE DOMAIN pgworkers.spent AS integer CONSTRAINT job_budgets CHECK (VALUE >= 0);
@@ -33,21 +36,23 @@ CREATE DOMAIN pgworkers.seconds AS double precision
     CONSTRAINT seconds_fit CHECK (VALUE BETWEEN 0 AND 3153600000);  -- NaN is greater than everything
 CREATE DOMAIN pgworkers.job_memory AS bigint
     CONSTRAINT job_memory_fits CHECK (VALUE BETWEEN 1048576 AND 1152921504606846975);
--- The size of JSON is the size of its text: a number of twelve bytes can have 131,072 digits, and readers get the text. Of what is small
--- when it is stored the text is cheap, unless such numbers are in it; then the check costs as much as one reader would.
+-- The size of JSON is the size of its text: a number of twelve bytes can have 131,072 digits, and readers get the text. The text is not
+-- made for a value of up to 256 bytes. A number and its entry take at least 16 bytes and print at most 147,457 characters, every other
+-- byte prints at most six, so 256 bytes print less than 2.4 MB. `VALUE #> '{}'` is the same value, never compressed:
+-- pg_column_size() of a compressed one, which an INSERT may take from another table, says nothing about what it prints.
 CREATE DOMAIN pgworkers.job_result AS jsonb
-    CONSTRAINT job_result_fits CHECK (pg_column_size(VALUE) <= 67108864 AND octet_length(VALUE::text) <= 67108864);
+    CONSTRAINT job_result_fits CHECK (pg_column_size(VALUE #> '{}') <= 256 OR pg_column_size(VALUE) <= 67108864 AND octet_length(VALUE::text) <= 67108864);
 CREATE DOMAIN pgworkers.job_notes AS jsonb  -- checkpoint and progress
-    CONSTRAINT job_notes_fit CHECK (pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304);
+    CONSTRAINT job_notes_fit CHECK (pg_column_size(VALUE #> '{}') <= 256 OR pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304);
+-- A level takes eight bytes: the levels of a value of up to 1024 bytes are not counted.
 CREATE DOMAIN pgworkers.job_meta AS jsonb
     CONSTRAINT job_meta_is_an_object CHECK (jsonb_typeof(VALUE) = 'object')
     CONSTRAINT job_meta_fits CHECK (pg_column_size(VALUE) <= 32768 AND octet_length(VALUE::text) <= 32768)
-    CONSTRAINT job_meta_is_flat CHECK (pg_column_size(VALUE) <= 1024 OR NOT jsonb_path_exists(VALUE, '$.**{129}'));
+    CONSTRAINT job_meta_is_flat CHECK (pg_column_size(VALUE #> '{}') <= 1024 OR NOT jsonb_path_exists(VALUE, '$.**{129}'));
 CREATE DOMAIN pgworkers.arguments AS jsonb
     CONSTRAINT job_args_are_an_object CHECK (jsonb_typeof(VALUE) = 'object')
-    CONSTRAINT job_args_fit CHECK (pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304)
-    -- A level takes eight bytes: what is small is not looked at.
-    CONSTRAINT job_args_are_flat CHECK (pg_column_size(VALUE) <= 1024 OR NOT jsonb_path_exists(VALUE, '$.**{129}'));
+    CONSTRAINT job_args_fit CHECK (pg_column_size(VALUE #> '{}') <= 256 OR pg_column_size(VALUE) <= 4194304 AND octet_length(VALUE::text) <= 4194304)
+    CONSTRAINT job_args_are_flat CHECK (pg_column_size(VALUE #> '{}') <= 1024 OR NOT jsonb_path_exists(VALUE, '$.**{129}'));
 
 -- Live rows only. A row leaves for history in the same statement that ends it.
 CREATE TABLE pgworkers.job (
@@ -137,12 +142,14 @@ CREATE TABLE pgworkers.history (
     batch_id        bigint,
     linked          boolean     NOT NULL DEFAULT false,
     enqueued_by     text        NOT NULL DEFAULT session_user,
-    PRIMARY KEY (id, finished_at),
+    kept            boolean     NOT NULL DEFAULT false,  -- it outlives the partition of its day, see keep_rows()
+    PRIMARY KEY (id, finished_at, kept),
     CONSTRAINT history_is_finished CHECK (state IN ('succeeded', 'dead', 'cancelled'))
-) PARTITION BY RANGE (finished_at);
+) PARTITION BY RANGE (kept, finished_at);
+CREATE TABLE pgworkers.history_kept PARTITION OF pgworkers.history FOR VALUES FROM (true, MINVALUE) TO (true, MAXVALUE);
 CREATE TABLE pgworkers.history_default PARTITION OF pgworkers.history DEFAULT;
--- Not the successes: nobody looks for them by state, and they are nearly all.
-CREATE INDEX history_state ON pgworkers.history (state, finished_at DESC) WHERE state <> 'succeeded';
+-- For lists of dead and cancelled jobs, the newest first. Not the successes, which are nearly all: the primary key lists them.
+CREATE INDEX history_state ON pgworkers.history (state, id) WHERE state <> 'succeeded';
 CREATE INDEX history_batch ON pgworkers.history (batch_id) WHERE batch_id IS NOT NULL AND state <> 'succeeded';
 
 -- Post-mortems: one row for each attempt that did not succeed.
@@ -167,8 +174,10 @@ CREATE TABLE pgworkers.attempt (
     progress    jsonb,
     rungs       jsonb,                                   -- the stop ladder: [{"rung": "ask", "after": 0.0}, ...]
     worker      text,                                    -- "render/0 pid 4711"
-    version     text                                     -- of the user's code
-) PARTITION BY RANGE (finished_at);
+    version     text,                                    -- of the user's code
+    kept        boolean     NOT NULL DEFAULT false       -- as in history
+) PARTITION BY RANGE (kept, finished_at);
+CREATE TABLE pgworkers.attempt_kept PARTITION OF pgworkers.attempt FOR VALUES FROM (true, MINVALUE) TO (true, MAXVALUE);
 CREATE TABLE pgworkers.attempt_default PARTITION OF pgworkers.attempt DEFAULT;
 CREATE INDEX attempt_job ON pgworkers.attempt (job_id, lease);
 
@@ -203,6 +212,18 @@ CREATE TABLE pgworkers.task (
     updated_at   timestamptz NOT NULL DEFAULT now()
 );
 
+-- Which job an enqueue with an idempotency key made. Until `expires_at` the key leads to that job, whether it has ended or not. `login`: an
+-- enqueue-only login has keys of its own; all other logins share those of ''. `job_id` is NULL only inside the transaction that enqueues.
+CREATE TABLE pgworkers.idempotency_key (
+    task       pgworkers.task_name NOT NULL,
+    login      text NOT NULL CONSTRAINT idempotency_login_fits CHECK (octet_length(login) <= 63),
+    key        pgworkers.idempotency_name NOT NULL,
+    job_id     bigint,
+    expires_at pgworkers.moment NOT NULL,
+    PRIMARY KEY (task, login, key)
+);
+CREATE INDEX idempotency_key_expires ON pgworkers.idempotency_key (expires_at);
+
 -- One row for each life of a master: the owner of leases.
 CREATE TABLE pgworkers.host (
     id         uuid PRIMARY KEY,
@@ -222,7 +243,8 @@ CREATE TABLE pgworkers.host (
     problems   jsonb       NOT NULL DEFAULT '[]',        -- queues whose workers cannot start: queue, error, traceback
     load       double precision,                         -- of the machine, over the last minute
     cores      integer,                                  -- that the host may use
-    metrics    text        NOT NULL DEFAULT ''           -- the address of /metrics; empty: off
+    metrics    text        NOT NULL DEFAULT '',          -- the address of /metrics; empty: off
+    newest_migration integer NOT NULL DEFAULT 0          -- that its code knows; one that does not serve it is not applied while it runs
 ) WITH (fillfactor = 50);
 
 -- The term of the host that leads: one row, which only workers may write. It decides who leads; the advisory lock, which any login can
@@ -242,11 +264,13 @@ CREATE TABLE pgworkers.leader (
 CREATE TABLE pgworkers.mutex (id integer PRIMARY KEY CHECK (id BETWEEN 0 AND 2047));
 INSERT INTO pgworkers.mutex SELECT generate_series(0, 2047);
 
--- Hosts that sleep and want to be told of new jobs of a queue. Without such a row nobody is notified: NOTIFY makes all commits wait
--- for one another, and a host that is awake looks by itself (docs/adr/1102). Not logged: who reconnects says it again.
+-- Hosts that sleep and have room for jobs of a queue. A new job wakes one of them (tell_ready). Without such a row no host is notified:
+-- NOTIFY makes all commits wait for one another, and a host that is awake or full looks by itself (docs/adr/1102, docs/adr/2911). Not
+-- logged: a host that reconnects writes its rows again.
 CREATE UNLOGGED TABLE pgworkers.asleep (
-    queue text NOT NULL,
-    host  uuid NOT NULL REFERENCES pgworkers.host (id) ON DELETE CASCADE,
+    queue            text        NOT NULL,
+    host             uuid        NOT NULL REFERENCES pgworkers.host (id) ON DELETE CASCADE,
+    notify_all_until timestamptz,  -- this host found a job that no notified host had claimed: until then all sleeping hosts are notified
     PRIMARY KEY (queue, host)
 ) WITH (autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 CREATE INDEX asleep_host ON pgworkers.asleep (host);
@@ -275,28 +299,36 @@ END $$;
 -- renewal (`worker` is its name), and 'claimed' otherwise: it waits in the host's buffer, or began within the last second or so. The
 -- start of a job writes nothing, so the tables know no more. Payload is NULL for a role that may not read it in the table (args is
 -- never NULL otherwise).
+-- Both halves have the same types, so domains are cast to their base type: otherwise the planner does not merge the halves, and every
+-- reader, whatever its LIMIT, reads all history.
 CREATE VIEW pgworkers.jobs AS
-SELECT id, CASE WHEN state = 'running' AND NOT EXISTS (SELECT FROM pgworkers.worker w WHERE w.host = j.host AND w.job_id = j.id)
-                THEN 'claimed' ELSE state END AS state, queue, task, CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN args END AS args,
-       priority, attempt, max_attempts, crashes, lease, host, created_at, run_at,
-       claimed_at AS started_at, NULL::timestamptz AS finished_at, NULL::text AS verdict, NULL::jsonb AS result,
-       errors[array_upper(errors, 1)] AS error, unique_key, progress,
-       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN checkpoint END AS checkpoint,
-       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN meta END AS meta,
-       cancel_at, NULL::double precision AS duration, NULL::double precision AS cpu_seconds, NULL::bigint AS peak_rss,
-       batch_id,
+SELECT id,
+       CASE WHEN state = 'running' AND NOT EXISTS (
+                 SELECT FROM pgworkers.host h
+                  WHERE h.id = j.host AND h.workers @> jsonb_build_array(jsonb_build_object('job_id', j.id)))
+            THEN 'claimed' ELSE state END AS state,
+       queue::text AS queue, task::text AS task,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN args::jsonb END AS args,
+       priority::integer AS priority, attempt::integer AS attempt, max_attempts::integer AS max_attempts, crashes::integer AS crashes,
+       lease, host, created_at::timestamptz AS created_at, run_at::timestamptz AS run_at,
+       claimed_at::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::text AS verdict, NULL::jsonb AS result,
+       errors[array_upper(errors, 1)] AS error, unique_key::text AS unique_key, progress::jsonb AS progress,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN checkpoint::jsonb END AS checkpoint,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN meta::jsonb END AS meta,
+       cancel_at::timestamptz AS cancel_at, NULL::double precision AS duration, NULL::double precision AS cpu_seconds,
+       NULL::bigint AS peak_rss, batch_id,
        CASE WHEN state = 'running'
             THEN (SELECT w.queue || '/' || w.slot FROM pgworkers.worker w WHERE w.host = j.host AND w.job_id = j.id LIMIT 1)
-       END AS worker, enqueued_by
+       END AS worker, enqueued_by::text AS enqueued_by
   FROM pgworkers.job j
 UNION ALL
 SELECT id, state, queue, task, CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN args END,
        priority, attempt, max_attempts, crashes, lease, host, created_at, run_at, started_at, finished_at, verdict,
-       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN result END,
+       CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN result::jsonb END,
        CASE WHEN state <> 'succeeded' THEN errors[array_upper(errors, 1)] END, unique_key, progress,
        CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN checkpoint END,
        CASE WHEN has_column_privilege('pgworkers.job'::regclass, 'args', 'SELECT') THEN meta END,
-       NULL, duration, cpu_seconds, peak_rss, batch_id, NULL, enqueued_by
+       NULL::timestamptz, duration, cpu_seconds, peak_rss, batch_id, NULL::text, enqueued_by
   FROM pgworkers.history;
 
 -- Post-mortems for people, without what handlers printed for a role that may not read payload.
@@ -320,6 +352,42 @@ LANGUAGE sql AS $$
 SELECT CASE WHEN pg_catalog.pg_notification_queue_usage() OPERATOR(pg_catalog.<) 0.9
             THEN pg_catalog.pg_notify(channel, word) END
 $$;
+
+-- Notify one sleeping host that jobs of a queue are ready: one that knows all of `tasks` and has renewed its row lately. Notify every host
+-- when there is no such host, when several jobs became ready at once, or while a host has asked for that (notify_all_until).
+-- `jobs`: how many became ready; NULL: this transaction may add more. `passer`: a host that is not to be chosen, because it is full.
+-- The choice depends on the start of the transaction: all hosts get their share, and within one transaction identical notifications become
+-- one. The channel of a host is its id, so that the others are not woken. No search_path of its own: every
+-- name says where it is from (docs/adr/2302). Index: the primary keys. (docs/adr/2911)
+CREATE FUNCTION pgworkers.tell_ready(queue text, tasks text[], jobs bigint, passer uuid DEFAULT NULL) RETURNS void
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    turn pg_catalog.int8 := pg_catalog.hashtextextended(pg_catalog.now()::pg_catalog.text, 0);
+    chosen pg_catalog.uuid;
+    notify_all pg_catalog.bool;
+BEGIN
+    IF tell_ready.jobs IS NULL OR tell_ready.jobs OPERATOR(pg_catalog.=) 1 THEN
+        SELECT sleeper.host, sleeper.notify_all INTO chosen, notify_all
+          FROM (SELECT a.host, coalesce(a.notify_all_until OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp(), false) AS notify_all
+                  FROM pgworkers.asleep a
+                 WHERE a.queue OPERATOR(pg_catalog.=) tell_ready.queue
+                   AND (tell_ready.passer IS NULL OR a.host OPERATOR(pg_catalog.<>) tell_ready.passer)
+                 ORDER BY 2 DESC, pg_catalog.uuid_hash_extended(a.host, turn)) sleeper
+         WHERE EXISTS (SELECT FROM pgworkers.host h
+                        WHERE h.id OPERATOR(pg_catalog.=) sleeper.host AND h.tasks OPERATOR(pg_catalog.@>) tell_ready.tasks
+                          AND h.renewed_at OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-)
+                                                                   (h.lease OPERATOR(pg_catalog./) 3::pg_catalog.float8))
+                       OFFSET 0)  -- no join: it is asked of one host after the other, until one fits
+         LIMIT 1;
+    END IF;
+    IF chosen IS NULL OR notify_all THEN
+        PERFORM pgworkers.tell(pg_catalog.concat('ready:', tell_ready.queue));
+    ELSE
+        PERFORM pgworkers.tell(pg_catalog.concat(CASE WHEN tell_ready.jobs IS NULL THEN 'ready:' ELSE 'one:' END, tell_ready.queue,
+                                                 ':', chosen), chosen::pg_catalog.text);
+    END IF;
+END $$;
 
 -- Between which ids lie the hosts that are lost: whoever looks for their jobs passes by those of the living. (In job_running
 -- there are as many entries of a host as it has run jobs since the last vacuum.) `asking` lives, whatever its row says. `clock`: the
@@ -371,7 +439,38 @@ BEGIN
     END IF;
 END $$;
 
--- Enqueue one job: from psql, a trigger, another language, and from the Python API. A unique key that a live job
+-- The first job that was enqueued with an idempotency key, or NULL: the key was free or its window is over, and it belongs to the caller's
+-- transaction now, which must set `job_id`. Another transaction that has taken the key and is still open is waited for. A repeat writes nothing and
+-- locks nothing. By index, whatever the statistics say: the table was empty when the statements were planned.
+CREATE FUNCTION pgworkers.first_with_key(task text, login text, key text, lasts interval) RETURNS bigint
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    first bigint;
+BEGIN
+    IF lasts <= interval '0' OR lasts > interval '31 days' THEN
+        RAISE EXCEPTION 'idempotency_window must be longer than 0 and at most 31 days, not %', lasts
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    LOOP
+        SELECT k.job_id INTO first FROM pgworkers.idempotency_key k
+         WHERE k.task = first_with_key.task AND k.login = first_with_key.login AND k.key = first_with_key.key AND k.expires_at > now();
+        IF first IS NOT NULL THEN
+            RETURN first;
+        END IF;
+        INSERT INTO pgworkers.idempotency_key AS k (task, login, key, expires_at)
+        VALUES (first_with_key.task, first_with_key.login, first_with_key.key, now() + lasts)
+        ON CONFLICT (task, login, key) DO UPDATE SET job_id = NULL, expires_at = excluded.expires_at
+          WHERE k.expires_at <= now() OR k.job_id IS NULL;
+        IF FOUND THEN
+            RETURN NULL;
+        END IF;
+        -- Another transaction took the key between the look and the insert, and committed: look again.
+    END LOOP;
+END $$;
+
+-- Enqueue one job: from psql, a trigger, another language, and from the Python API. An idempotency key leads to the first job of this task
+-- that was enqueued with it, finished or not, until `idempotency_window` (NULL: a day) after that enqueue. A unique key that a live job
 -- of the same task holds leads to: 'return' that job, 'replace' its arguments (unless it runs), or 'raise'. With `after` it
 -- waits until those jobs succeeded; `on_failed` says what their failure leads to: 'cancel' it, 'run' it, or 'wait' for a
 -- requeue. `held`: it waits until somebody releases it.
@@ -397,6 +496,8 @@ CREATE FUNCTION pgworkers.enqueue(
     after bigint[] DEFAULT NULL,
     on_failed text DEFAULT 'cancel',
     held boolean DEFAULT false,
+    idempotency_key text DEFAULT NULL,
+    idempotency_window interval DEFAULT NULL,
     OUT id bigint,
     OUT created boolean
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -413,7 +514,16 @@ DECLARE
     replaces boolean := true;
     parents bigint[];
     failed bigint;
+    key_login text := CASE WHEN trusted THEN '' ELSE session_user END;
 BEGIN
+    IF enqueue.idempotency_key IS NOT NULL THEN
+        enqueue.id := pgworkers.first_with_key(enqueue.task, key_login, enqueue.idempotency_key,
+                                               coalesce(enqueue.idempotency_window, interval '1 day'));
+        IF enqueue.id IS NOT NULL THEN
+            enqueue.created := false;
+            RETURN;
+        END IF;
+    END IF;
     IF enqueue.on_conflict NOT IN ('return', 'replace', 'raise') THEN
         RAISE EXCEPTION 'on_conflict is %: use return, replace or raise', enqueue.on_conflict
             USING ERRCODE = 'invalid_parameter_value';
@@ -473,11 +583,11 @@ BEGIN
             IF waits THEN
                 PERFORM pgworkers.wait_for(enqueue.id, parents, enqueue.on_failed, failed);
             ELSIF NOT later AND (NOT alone OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue = enqueue.queue)) THEN
-                PERFORM pgworkers.tell('ready:' || enqueue.queue);
+                PERFORM pgworkers.tell_ready(enqueue.queue, ARRAY[enqueue.task], CASE WHEN alone THEN 1 END);
             ELSIF later AND due < now() + interval '10 s' THEN
                 PERFORM pgworkers.tell('due:');
             END IF;
-            RETURN;
+            EXIT;
         END IF;
         IF enqueue.on_conflict = 'replace' THEN
             UPDATE pgworkers.job j SET args = enqueue.args, meta = enqueue.meta
@@ -506,7 +616,7 @@ BEGIN
                           HINT = enqueue.unique_key;
             END IF;
             enqueue.created := false;
-            RETURN;
+            EXIT;
         END IF;
         -- The holder finished between the insert and the look: try again.
         IF current_setting('transaction_isolation') <> 'read committed' THEN
@@ -514,6 +624,11 @@ BEGIN
                 USING ERRCODE = 'serialization_failure';
         END IF;
     END LOOP;
+    IF enqueue.idempotency_key IS NOT NULL THEN  -- an upsert always goes by the index
+        INSERT INTO pgworkers.idempotency_key AS k (task, login, key, job_id, expires_at)
+        VALUES (enqueue.task, key_login, enqueue.idempotency_key, enqueue.id, now())
+        ON CONFLICT (task, login, key) DO UPDATE SET job_id = excluded.job_id;
+    END IF;
 END $$;
 
 -- What enqueue() does for a job that is ready now and has nothing special about it, at less cost: for callers that know everything
@@ -538,7 +653,7 @@ BEGIN
     RETURNING j.id INTO made;
     IF NOT enqueue_now.alone
        OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue OPERATOR(pg_catalog.=) enqueue_now.queue) THEN
-        PERFORM pgworkers.tell(pg_catalog.concat('ready:', enqueue_now.queue));
+        PERFORM pgworkers.tell_ready(enqueue_now.queue, ARRAY[enqueue_now.task], CASE WHEN enqueue_now.alone THEN 1 END);
     END IF;
     RETURN made;
 END $$;
@@ -694,56 +809,101 @@ BEGIN
     RETURN found_state;
 END $$;
 
--- Daily partitions of history and attempt, from today to `ahead` days from now (UTC). Rows that meanwhile fell
--- into the default partition stay there. It waits only 200 ms for a lock, because every INSERT into the table waits behind it. What it could
--- not lock is made by the next call.
+-- Make the daily partitions of history and attempt, from today to `ahead` days from now (UTC). Returns how many were missing. A partition is
+-- made as a table of its own and then attached: that lets finishes go on, and locks only the default partition, which it
+-- scans. So nothing is attached while the default partition is large: keep_rows() empties it first. A lock is waited for no longer than 30 ms; the next
+-- call makes what is missing. The bounds are written in full: DateStyle and TimeZone of the caller mean nothing here.
 CREATE FUNCTION pgworkers.make_partitions(ahead integer) RETURNS integer
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '30ms' AS $$
 DECLARE
     parent text;
     day date;
+    name text;
     made integer := 0;
 BEGIN
     FOREACH parent IN ARRAY ARRAY['history', 'attempt'] LOOP
+        CONTINUE WHEN pg_relation_size(format('pgworkers.%I', parent || '_default')::regclass) > 33554432;  -- 32 MB
         FOR day IN SELECT (now() AT TIME ZONE 'UTC')::date + n FROM generate_series(0, ahead) n LOOP
-            IF to_regclass(format('pgworkers.%I', parent || to_char(day, '_YYYYMMDD'))) IS NULL THEN
-                BEGIN
-                    EXECUTE format('CREATE TABLE pgworkers.%I PARTITION OF pgworkers.%I FOR VALUES FROM (%L) TO (%L)',
-                                   parent || to_char(day, '_YYYYMMDD'), parent,
-                                   day::timestamp AT TIME ZONE 'UTC', (day + 1)::timestamp AT TIME ZONE 'UTC');
-                    made := made + 1;
-                EXCEPTION
-                    WHEN duplicate_table OR unique_violation OR check_violation THEN
-                        NULL;  -- another host was faster, or the default partition holds rows of that day
-                    WHEN lock_not_available THEN
-                        EXIT;  -- the other days of this table need the same lock
-                END;
-            END IF;
+            name := parent || to_char(day, '_YYYYMMDD');
+            CONTINUE WHEN to_regclass(format('pgworkers.%I', name)) IS NOT NULL;
+            BEGIN
+                EXECUTE format('CREATE TABLE pgworkers.%I (LIKE pgworkers.%I INCLUDING ALL)', name, parent);
+                EXECUTE format('ALTER TABLE pgworkers.%I ATTACH PARTITION pgworkers.%I FOR VALUES FROM (false, %L) TO (false, %L)',
+                               parent, name, to_char(day, 'YYYY-MM-DD') || ' 00:00:00+00',
+                               to_char(day + 1, 'YYYY-MM-DD') || ' 00:00:00+00');
+                made := made + 1;
+            EXCEPTION
+                WHEN duplicate_table OR unique_violation OR check_violation THEN
+                    NULL;  -- another host was faster, or the default partition holds rows of that day
+                WHEN lock_not_available THEN
+                    EXIT;  -- the other days of this table need the same lock
+            END;
         END LOOP;
     END LOOP;
     RETURN made;
 END $$;
 
--- Drop one daily partition of history or attempt; anything else is refused. Dead jobs younger than `keep_dead`, and their
--- attempts, move to the default partition first, as do jobs that another one waits for. False: it was already gone. NULL: it could
--- not be locked within 200 ms (see make_partitions), so the next call tries again.
-CREATE FUNCTION pgworkers.drop_partition(name text, keep_dead interval DEFAULT '0') RETURNS boolean
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '200ms' AS $$
+-- Move what must outlive a daily partition of history or attempt to the partition of kept rows: dead jobs younger than `keep_dead`, jobs
+-- that another one waits for, and the attempts of such dead jobs. Of a default partition everything is moved. The partition stays attached, and
+-- the only locks are those of a DELETE and an INSERT. `state::text`: no partial index matches, so that each job is found by its primary key. One call reads about `portion` rows behind the key `after`, in the order
+-- of ids. `next` is the key to go on from, NULL after the last row. `moved` is NULL when another session holds one of the rows: then nothing was moved.
+CREATE FUNCTION pgworkers.keep_rows(name text, keep_dead interval, after bigint, portion integer, OUT next bigint, OUT moved integer)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '30ms' SET enable_seqscan = off AS $$
 DECLARE
-    parent text := split_part(drop_partition.name, '_', 1);
+    parent text := split_part(keep_rows.name, '_', 1);
+    key text := CASE parent WHEN 'history' THEN 'id' ELSE 'job_id' END;
+    needed text;
+    job pgworkers.history;
+    one pgworkers.attempt;
+BEGIN
+    IF keep_rows.name !~ '^(history|attempt)_([0-9]{8}|default)$' THEN
+        RAISE EXCEPTION '% is not a daily partition', keep_rows.name USING ERRCODE = 'invalid_parameter_value';
+    ELSIF keep_rows.name LIKE '%default' THEN
+        needed := 'true';
+    ELSIF parent = 'history' THEN
+        needed := '(r.state = ''dead'' AND r.finished_at > now() - $3'
+                  ' OR EXISTS (SELECT FROM pgworkers.dependency d WHERE d.parent_id = r.id OFFSET 0))';
+    ELSE
+        needed := 'EXISTS (SELECT FROM pgworkers.history h WHERE h.id = r.job_id AND h.state::text = ''dead'''
+                  ' AND h.finished_at > now() - $3 OFFSET 0)';
+    END IF;
+    moved := 0;
+    EXECUTE format('SELECT max(p.key) FROM (SELECT r.%1$I AS key FROM pgworkers.%2$I r WHERE r.%1$I > $1 ORDER BY r.%1$I LIMIT $2) p',
+                   key, keep_rows.name) INTO next USING keep_rows.after, keep_rows.portion;
+    IF next IS NULL THEN
+        RETURN;
+    ELSIF parent = 'history' THEN
+        FOR job IN EXECUTE format('DELETE FROM pgworkers.%I r WHERE r.id > $1 AND r.id <= $2 AND %s RETURNING r.*', keep_rows.name, needed)
+             USING keep_rows.after, next, keep_rows.keep_dead LOOP
+            job.kept := true;
+            INSERT INTO pgworkers.history_kept SELECT job.*;
+            moved := moved + 1;
+        END LOOP;
+    ELSE
+        FOR one IN EXECUTE format('DELETE FROM pgworkers.%I r WHERE r.job_id > $1 AND r.job_id <= $2 AND %s RETURNING r.*', keep_rows.name, needed)
+             USING keep_rows.after, next, keep_rows.keep_dead LOOP
+            one.kept := true;
+            INSERT INTO pgworkers.attempt_kept SELECT one.*;
+            moved := moved + 1;
+        END LOOP;
+    END IF;
+EXCEPTION
+    WHEN undefined_table THEN
+        next := NULL;
+        moved := 0;
+    WHEN lock_not_available THEN
+        next := keep_rows.after;
+        moved := NULL;
+END $$;
+
+-- Drop one daily partition of history or attempt, with all its rows; anything else is refused. keep_rows() comes first. It copies nothing, because
+-- finishes wait while it holds its lock. False: it was already gone. NULL: it could not be locked within 30 ms (a reader's transaction, a
+-- dump), so the next call tries again.
+CREATE FUNCTION pgworkers.drop_partition(name text) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '30ms' AS $$
 BEGIN
     IF drop_partition.name !~ '^(history|attempt)_[0-9]{8}$' THEN
         RAISE EXCEPTION '% is not a daily partition', drop_partition.name USING ERRCODE = 'invalid_parameter_value';
-    END IF;
-    EXECUTE format('ALTER TABLE pgworkers.%I DETACH PARTITION pgworkers.%I', parent, drop_partition.name);
-    IF parent = 'history' THEN
-        EXECUTE format('INSERT INTO pgworkers.history SELECT * FROM pgworkers.%I h'
-                       ' WHERE h.state = ''dead'' AND h.finished_at > now() - $1'
-                       ' OR h.id IN (SELECT d.parent_id FROM pgworkers.dependency d)', drop_partition.name) USING keep_dead;
-    ELSE
-        EXECUTE format('INSERT INTO pgworkers.attempt SELECT a.* FROM pgworkers.%I a WHERE EXISTS (SELECT FROM pgworkers.history h'
-                       ' WHERE h.id = a.job_id AND h.state = ''dead'' AND h.finished_at > now() - $1)', drop_partition.name)
-          USING keep_dead;
     END IF;
     EXECUTE format('DROP TABLE pgworkers.%I', drop_partition.name);
     RETURN true;

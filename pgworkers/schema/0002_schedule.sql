@@ -1,3 +1,4 @@
+-- serves: 0002
 -- Schedules and their ticks.
 
 -- One row for each schedule (scope '') and for each scope of a scoped one. A row fires if it has a scope exactly when its
@@ -61,7 +62,7 @@ CREATE TABLE pgworkers.tick (
     fired_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (schedule, scope, at)
 );
-CREATE INDEX tick_at ON pgworkers.tick (at);
+CREATE INDEX tick_at ON pgworkers.tick (at, schedule, scope);
 
 -- The arguments that the jobs of each schedule get; NULL for a role that may not read payload.
 CREATE VIEW pgworkers.schedule_args AS

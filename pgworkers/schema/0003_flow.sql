@@ -1,3 +1,4 @@
+-- serves: 0003
 -- Flow control and statistics: rate buckets, dependencies, batches, per-minute roll-ups. One transaction.
 
 -- Tokens of one scope. The balance may be negative: those tokens are reserved and due later. `had` and `granted` are the last
@@ -112,7 +113,7 @@ END $$;
 CREATE FUNCTION pgworkers.let_go(ids bigint[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    freed text;
+    freed record;
 BEGIN
     FOR freed IN
         WITH moved AS (
@@ -120,11 +121,11 @@ BEGIN
                SET state = 'ready', run_at = now()
              WHERE j.id = ANY (let_go.ids) AND j.state = 'scheduled' AND j.run_at = pgworkers.never()
                AND NOT EXISTS (SELECT FROM pgworkers.dependency d WHERE d.job_id = j.id)
-            RETURNING j.queue
+            RETURNING j.queue, j.task
         )
-        SELECT DISTINCT m.queue FROM moved m
+        SELECT m.queue, array_agg(m.task::text) AS tasks, count(*) AS jobs FROM moved m GROUP BY m.queue
     LOOP
-        PERFORM pgworkers.tell('ready:' || freed);
+        PERFORM pgworkers.tell_ready(freed.queue, freed.tasks, freed.jobs);
     END LOOP;
 END $$;
 
@@ -290,20 +291,28 @@ BEGIN
 END $$;
 
 -- The leader links new followers to their parents, at most `most` links: a parent that lives is marked, so that its end is heard;
--- one that has ended meanwhile has its effect now. What others hold just now is left for the next time; picked at random, so that
--- links that are held cannot keep others waiting. Answers how many links were settled.
+-- one that has ended meanwhile has its effect now. What others hold just now is left for the next time. The walk begins at a random
+-- place, so that links that are held cannot keep others waiting. Answers how many links were settled.
 CREATE FUNCTION pgworkers.link_parents(most integer) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     children bigint[];
     parents bigint[];
     locked bigint[];
+    start bigint;
     one record;
     settled integer := 0;
 BEGIN
     PERFORM pgworkers.renew_links(link_parents.most);
+    SELECT l.lowest + floor(random()::numeric * (l.highest - l.lowest + 1)) INTO start
+      FROM (SELECT min(d.job_id)::numeric AS lowest, max(d.job_id)::numeric AS highest FROM pgworkers.dependency d WHERE NOT d.linked) l;
     SELECT array_agg(n.job_id), array_agg(n.parent_id) INTO children, parents
-      FROM (SELECT d.job_id, d.parent_id FROM pgworkers.dependency d WHERE NOT d.linked ORDER BY random() LIMIT link_parents.most) n;
+      FROM ((SELECT d.job_id, d.parent_id FROM pgworkers.dependency d
+              WHERE NOT d.linked AND d.job_id >= start ORDER BY d.job_id LIMIT link_parents.most)
+            UNION ALL
+            (SELECT d.job_id, d.parent_id FROM pgworkers.dependency d
+              WHERE NOT d.linked AND d.job_id < start ORDER BY d.job_id LIMIT link_parents.most)
+            LIMIT link_parents.most) n;
     IF children IS NULL THEN
         RETURN 0;
     END IF;

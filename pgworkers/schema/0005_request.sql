@@ -1,3 +1,4 @@
+-- serves: 0005
 -- What operators ask of a host about one of its workers, and the answer. Short-lived rows.
 CREATE TABLE pgworkers.request (
     id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -14,3 +15,4 @@ CREATE TABLE pgworkers.request (
     CONSTRAINT request_kind CHECK (kind IN ('stack', 'suspend', 'resume', 'kill', 'leave'))
 );
 CREATE INDEX request_open ON pgworkers.request (host) WHERE taken_at IS NULL;
+CREATE INDEX request_asked ON pgworkers.request (asked_at);

@@ -1,3 +1,4 @@
+-- serves: 0006
 -- For autoscalers. KEDA asks `SELECT pgworkers.backlog('reports')` and divides by what one host works on at once.
 
 -- How much there is to do in a queue, or in all of them: jobs that are ready or running. A
@@ -28,6 +29,6 @@ SELECT least(backlog.most, coalesce(sum(free.jobs + held.jobs), 0) + (
        SELECT count(*) AS jobs
          FROM (SELECT FROM pgworkers.job j
                 WHERE j.queue = a.name AND NOT a.still AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-                ORDER BY pgworkers.lane(j.concurrency_key, j.task)
+                ORDER BY j.task
                 LIMIT backlog.most) h) held
 $$;

@@ -1,3 +1,4 @@
+-- serves: 0007
 -- What logins that may only enqueue may enqueue. A login without a row here, and without a row of a role that it is a member of, may
 -- enqueue everything. Logins that may insert into `job` themselves (hosts, operators, the owner) are not asked.
 

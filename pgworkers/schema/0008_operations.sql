@@ -1,3 +1,4 @@
+-- serves: 0008
 -- What people and programs did to jobs and to the retention of queues from outside: the trace that operators cannot rewrite. They have no right to write `history`;
 -- these functions act for them and leave a row here.
 

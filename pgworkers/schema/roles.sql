@@ -11,11 +11,15 @@
 BEGIN;
 
 -- Everything of ours changes hands, and nothing of others: what follows speaks of all tables and functions of the schema, so it must hold
--- only what the migrations made. (OURS: their names, put in when this is printed.)
+-- only what the migrations made. (OURS: their names, NEWEST: the number of the last one, put in when this is printed.)
 DO $$
 DECLARE
     others text;
 BEGIN
+    IF EXISTS (SELECT FROM pgworkers.migration m WHERE m.version > ALL ('{NEWEST}'::integer[])) THEN
+        RAISE EXCEPTION 'the schema % is newer than this script; nothing was done; print it with the version that migrated the schema',
+                        'pgworkers';
+    END IF;
     SELECT pg_catalog.string_agg(f.name, ', ' ORDER BY f.name) INTO others
       FROM (SELECT c.relname::text AS name
               FROM pg_catalog.pg_class c
@@ -27,7 +31,7 @@ BEGIN
              WHERE t.typnamespace = 'pgworkers'::pg_catalog.regnamespace AND t.typtype IN ('e', 'd', 'r')
             UNION ALL
             SELECT p.proname FROM pg_catalog.pg_proc p WHERE p.pronamespace = 'pgworkers'::pg_catalog.regnamespace) f
-     WHERE f.name <> ALL ('{OURS}'::text[]) AND f.name !~ '^(history|attempt)_([0-9]{8}|default)$';
+     WHERE f.name <> ALL ('{OURS}'::text[]) AND f.name !~ '^(history|attempt)_([0-9]{8}|default|kept)$';
     IF others IS NOT NULL THEN
         RAISE EXCEPTION 'the schema % also holds objects of others: %; nothing was done; the queue needs a schema of its own',
                         'pgworkers', others;
@@ -104,13 +108,13 @@ BEGIN
         EXECUTE pg_catalog.format('ALTER %s %s OWNER TO pgworkers_owner', one.kind, one.name);
     END LOOP;
     -- These run with the owner's rights for every role that may call them: enqueuing shows nothing of other jobs, a host can make
-    -- and drop daily partitions without owning a table, and operators change history only with a trace in `operation`. Each has a fixed search_path (enqueue_now: says of every name where it is
+    -- and drop daily partitions without owning a table, operators change history only with a trace in `operation`, and a limit counts what runs already. Each has a fixed search_path (enqueue_now: says of every name where it is
     -- from) and refuses names that are not its own.
     FOR one IN
         SELECT p.oid::pg_catalog.regprocedure::text AS name FROM pg_catalog.pg_proc p
          WHERE p.pronamespace = 'pgworkers'::pg_catalog.regnamespace
-           AND p.proname IN ('enqueue', 'enqueue_now', 'make_partitions', 'drop_partition', 'call_off', 'set_deadline', 'requeue', 'forget',
-                             'trace_retention')
+           AND p.proname IN ('enqueue', 'enqueue_now', 'make_partitions', 'keep_rows', 'drop_partition', 'call_off', 'set_deadline', 'requeue', 'forget',
+                             'trace_retention', 'limit_running')
     LOOP
         EXECUTE pg_catalog.format('ALTER FUNCTION %s SECURITY DEFINER', one.name);
     END LOOP;
@@ -134,7 +138,7 @@ GRANT EXECUTE ON FUNCTION pgworkers.enqueue_now TO pgworkers_enqueue;
 
 GRANT SELECT ON ALL TABLES IN SCHEMA pgworkers TO pgworkers_payload, pgworkers_operator, pgworkers_worker;
 GRANT EXECUTE ON FUNCTION pgworkers.percentile, pgworkers.add, pgworkers.merged, pgworkers.lane, pgworkers.backlog, pgworkers.tell,
-                          pgworkers.never, pgworkers.room, pgworkers.worker_counts
+                          pgworkers.never, pgworkers.room_of_task, pgworkers.room_of_key, pgworkers.worker_counts
    TO pgworkers_payload, pgworkers_viewer;
 
 -- A viewer reads every table that has no payload, the other columns of those that have, and the views, which hide it.
@@ -171,7 +175,7 @@ GRANT INSERT, UPDATE, DELETE ON pgworkers.concurrency, pgworkers.schedule, pgwor
 GRANT INSERT ON pgworkers.tick TO pgworkers_operator;
 GRANT INSERT, UPDATE ON pgworkers.request TO pgworkers_operator;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgworkers TO pgworkers_operator, pgworkers_worker;
-REVOKE EXECUTE ON FUNCTION pgworkers.make_partitions, pgworkers.drop_partition, pgworkers.end_jobs FROM pgworkers_operator;
+REVOKE EXECUTE ON FUNCTION pgworkers.make_partitions, pgworkers.keep_rows, pgworkers.drop_partition, pgworkers.end_jobs FROM pgworkers_operator;
 
 -- A host writes everything but the record of migrations and what enqueuers may do.
 GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgworkers TO pgworkers_worker;

@@ -5,6 +5,8 @@
     scripts/bench peers backlog horizon          the long phases, 20 minutes more
     scripts/bench peers drain latency --rounds 1 --only graphile,celery
     scripts/bench curve                          20 minutes: over workers, job lengths, backlog, pinned xmin, queues
+    scripts/bench store --quick                  4 minutes: keys, limits, unknown tasks, partitions, pinned xmin, backlog
+    scripts/bench store                          25 minutes: the same as a full table with 10,000 and 1,000,000 waiting jobs
     scripts/bench report NAME --docs             the tables of an earlier run, again; --docs writes docs/performance
 
 A run is kept under a name (--name, by default the command and today's date) and resumed: what was measured is not
@@ -25,7 +27,7 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parents[2]
 sys.path[0:1] = [str(PROJECT), str(PROJECT / "tests")]
 
-from bench import bars, plans, report  # noqa: E402
+from bench import bars, plans, report, store  # noqa: E402
 from bench.jobs import Kept, Measure, run  # noqa: E402
 from bench.place import NEEDS_REDIS, Place, machine, tell  # noqa: E402
 
@@ -35,13 +37,14 @@ DOCS = PROJECT / "docs" / "performance"
 def main() -> int:
     given = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers are stopped
-    name = given.name or f"{given.command}-{time.strftime('%Y-%m-%d')}"
+    is_quick_store = given.command == "store" and given.quick
+    name = given.name or f"{given.command}-{time.strftime('%Y-%m-%d')}" + ("-quick" if is_quick_store else "")
     root = given.root or Path(os.environ.get("BENCH_ROOT", "/var/tmp/pgworkers-bench"))
     place = Place(root, given.postgres, given.environments)
     path = place.root / "results" / f"{name}.jsonl"
     if given.command == "report":
         return _tell(given, name, Kept(path), path)
-    if given.again or (given.command == "quick" and not given.name):
+    if given.again or ((given.command == "quick" or is_quick_store) and not given.name):
         path.unlink(missing_ok=True)
     kept = Kept(path)
     measures = _measures(given, place)
@@ -74,6 +77,7 @@ def _arguments() -> argparse.Namespace:
         ("quick", "against pgbench and a bare prototype, 2 minutes"),
         ("peers", "against the peers"),
         ("curve", "over workers, lengths, backlog, time, queues"),
+        ("store", "jobs with keys and limits, many partitions, a pinned xmin, large backlogs"),
         ("report", "the tables of an earlier run"),
     ):
         sub = commands.add_parser(name, help=text)
@@ -91,12 +95,20 @@ def _arguments() -> argparse.Namespace:
             )
         if name == "curve":
             sub.add_argument("phases", nargs="*", metavar="PHASE", help="e.g. queues backlog; all by default")
+        if name == "store":
+            sub.add_argument(
+                "loads",
+                nargs="*",
+                metavar="LOAD",
+                help=f"any of {' '.join(store.LOADS)}, and always free; all by default",
+            )
+            sub.add_argument("--quick", action="store_true", help="fewer cells, smaller backlogs, 4 minutes")
         if name == "report":
             sub.add_argument("name", help="of the run, e.g. peers-2026-01-31")
         else:
             sub.add_argument("--name", default="", help="of the run; the same name goes on with it")
             sub.add_argument("--again", action="store_true", help="forget what was measured under this name")
-        sub.add_argument("--rounds", type=int, default=1 if name == "curve" else 3)
+        sub.add_argument("--rounds", type=int, default=1 if name in ("curve", "store") else 3)
         sub.add_argument("--root", type=Path, help="scratch directory [BENCH_ROOT, /var/tmp/pgworkers-bench]")
         sub.add_argument("--environments", type=Path, help="where the peers are installed, if not there")
         sub.add_argument(
@@ -109,6 +121,11 @@ def _arguments() -> argparse.Namespace:
 def _measures(given: argparse.Namespace, place: Place) -> list[Measure]:
     if given.command == "quick":
         return plans.quick()
+    if given.command == "store":
+        wrong = set(given.loads) - set(store.LOADS)
+        if wrong:
+            sys.exit(f"bench: no load {', '.join(sorted(wrong))}; there are {', '.join(store.LOADS)}")
+        return store.measures(is_quick=given.quick, loads=given.loads)
     if given.command == "curve":
         found = plans.curve()
         wrong = set(given.phases) - {measure.phase for measure in found}
@@ -167,18 +184,27 @@ def _tell(given: argparse.Namespace, name: str, kept: Kept, path: Path) -> int:
         sys.exit(f"bench: nothing was measured under the name {name} ({path})")
     phases = {line["phase"] for line in kept.lines}
     kind = name.partition("-")[0]
-    judged = bars.judge({"quick": bars.QUICK, "curve": ()}.get(kind, bars.BARS), kept, phases)
+    wanted = {"quick": bars.QUICK, "curve": (), "store": store.bars(store.largest_backlog(kept))}.get(
+        kind, bars.BARS
+    )
+    judged = bars.judge(wanted, kept, phases)
     about = json.loads(path.with_suffix(".machine").read_text())
     for phase in dict.fromkeys(line["phase"] for line in kept.lines):
-        print(f"\n{phase}\n{report.figures(kept, phase)}")
+        print(f"\n{phase}\n{_figures(kept, phase)}")
     if judged:
         print(f"\n{report.bars(judged)}")
-    title = {"quick": "Quick look", "curve": "Curves"}.get(kind, "Against its peers")
-    page = report.document(f"{title}: {about['at']}", about, judged, kept, f"scripts/bench {given.command}")
+    title = {"quick": "Quick look", "curve": "Curves", "store": "The store"}.get(kind, "Against its peers")
+    page = report.document(
+        f"{title}: {about['at']}", about, judged, kept, f"scripts/bench {given.command}", _figures
+    )
     folder = DOCS if given.docs else path.parent
     written = report.write(folder, f"results-{name}" if given.docs else name, page, about, judged, kept)
     print(f"\n{written}\n{written.with_suffix('.json')}")
     return 0
+
+
+def _figures(kept: Kept, phase: str) -> str:
+    return store.cells_table(kept) if phase == store.PHASE else report.figures(kept, phase)
 
 
 if __name__ == "__main__":

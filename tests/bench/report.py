@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,15 @@ def number(value: float) -> str:
     return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
-def document(title: str, about: dict[str, Any], judged: list[Judged], kept: Kept, command: str) -> str:
-    """The page of one run."""
+def document(
+    title: str,
+    about: dict[str, Any],
+    judged: list[Judged],
+    kept: Kept,
+    command: str,
+    figures: Callable[[Kept, str], str] = figures,
+) -> str:
+    """The page of one run. `figures` makes the table of a phase."""
     phases = list(dict.fromkeys(line["phase"] for line in kept.lines))
     loads = [line["load"] for line in kept.lines]
     parts = [

@@ -165,15 +165,26 @@ def test_whatever_a_handler_leaves_its_job_and_its_neighbour_end(
     one, two = desk.take(2)
     texts = {"error": error, "traceback": error, "stack": left, "exit_status": error, "output": more}
     texts |= {"progress": left, "checkpoint": more, "rungs": left, "worker": error, "version": error}
-    again = Again(id=one.id, lease=one.lease, verdict=Verdict.ERROR, after=0.0, **texts)
-    assert desk.ask(retry.retry(desk.host, [again]))[one.id, one.lease] == "written"
+    again = Again(**one.fence._asdict(), verdict=Verdict.ERROR, after=0.0, **texts)
+    assert desk.ask(retry.retry(desk.host, [again])) == {}
     [back] = desk.take(1)
-    assert desk.ask(progress.save(desk.host, [Saved(back.id, back.lease, left, more)])) == 1
+    assert desk.ask(progress.save(desk.host, [Saved(*back.fence, left, more)])) == 1
     ends = [
-        End(id=back.id, lease=back.lease, state=State.DEAD, verdict=Verdict.ERROR, result=more, **texts),
-        End(id=two.id, lease=two.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result=left),
+        End(
+            **back.fence._asdict(),
+            state=State.DEAD,
+            verdict=Verdict.ERROR,
+            result=more,
+            **texts,
+        ),
+        End(
+            **two.fence._asdict(),
+            state=State.SUCCEEDED,
+            verdict=Verdict.SUCCEEDED,
+            result=left,
+        ),
     ]
-    assert set(desk.ask(finish.finish(desk.host, ends)).values()) == {"written"}
+    assert desk.ask(finish.finish(desk.host, ends)) == {}
     desk.see(one.id)
     lines = desk.conn.execute(
         "SELECT unnest(errors) FROM pgworkers.history WHERE id = %s", [one.id]
@@ -201,8 +212,8 @@ def test_what_a_host_says_about_itself_is_stored_in_any_case(desk: Desk, text: s
 @given(text=TEXT)
 def test_whoever_looks_for_any_text_finds_nothing_or_is_refused(app: App, desk: Desk, text: str) -> None:
     for ask in (
-        lambda: desk.ask(show.find(show.Filter(queues=[text]))),
-        lambda: desk.ask(show.count(show.Filter(tasks=[text]))),
+        lambda: show.find(desk.ask, show.Filter(queues=[text])).jobs,
+        lambda: show.count(desk.ask, show.Filter(tasks=[text])).jobs,
         lambda: desk.ask(claim.claim(desk.host, [claim.Wants(text, 1)], [text])),
     ):
         try:

@@ -156,6 +156,24 @@ def test_unique_keys_return_replace_or_raise(app: App, db: Db) -> None:
     assert count(db) == 2
 
 
+def test_an_idempotency_key_returns_the_first_job_after_its_end(app: App, db: Db, dsn: str) -> None:
+    once = render(app).using(idempotency_key="mail 81", idempotency_window="2h")
+    first = once.enqueue(1)
+    first.cancel()
+    again = once.enqueue(2)
+    assert (first.created, again.created) == (True, False)
+    assert (again.id, again.state) == (first.id, "cancelled")
+
+    async def main() -> None:
+        assert (await once.aenqueue(3)).id == first.id
+        await app.aclose()
+
+    asyncio.run(main())
+    with psycopg.connect(dsn) as conn:
+        assert render(app).using(conn=conn, idempotency_key="mail 81").enqueue(4).id == first.id
+    assert count(db) == 0
+
+
 def test_the_users_transaction_decides(app: App, db: Db, dsn: str) -> None:
     with psycopg.connect(dsn, row_factory=dict_row) as conn:  # not autocommit, and rows are not tuples
         job = render(app).using(conn=conn).enqueue(1)
@@ -252,6 +270,8 @@ def test_many_is_all_or_nothing_and_its_generator_may_enqueue(app: App, db: Db) 
     with pytest.raises(ArgumentError):
         app.enqueue_many(failing())
     assert count(db) == 1
+    with pytest.raises(UsageError, match="an idempotency key cannot be enqueued in bulk"):
+        app.enqueue_many([render(app).using(idempotency_key="k").prepare(1)])
     with pytest.raises(UsageError, match="unique key cannot be enqueued in bulk"):
         app.enqueue_many([render(app).using(unique="u").prepare(1)])
     assert app.enqueue_many([]) == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from support.command import Command, Forked
+from support.tree import wait_for
 
 from pgworkers.job.purge import purge, purge_waiting
+from pgworkers.postgres.migrate import known, status, up
 from pgworkers.postgres.statements import run
 
 Db = psycopg.Connection[Any]
@@ -105,9 +109,55 @@ def test_the_printed_sql_is_what_up_does(tmp_path: Path, empty_dsn: str) -> None
 
 
 def test_a_newer_schema_is_refused(cli: Command, db: Db) -> None:
-    db.execute("INSERT INTO pgworkers.migration (version, name, checksum) VALUES (9999, '9999_future', 'x')")
+    db.execute("INSERT INTO pgworkers.migration VALUES (9999, '9999_future', 'x', 9999)")
     assert "newer than this pgworkers" in cli.fails("jobs", "list", code=5)
     assert "newer than this pgworkers" in cli.fails("migrate", "up", code=5)
+    assert "unknown" in cli("migrate", "status", code=5).lines()[-1]
+    assert "newer than this pgworkers" in cli.fails("migrate", "sql", "--pending", code=5)
+
+
+def test_a_newer_schema_that_serves_this_version_is_used(cli: Command, db: Db) -> None:
+    newest = known()[-1].version
+    db.execute("INSERT INTO pgworkers.migration VALUES (9999, '9999_future', 'x', %s)", (newest,))
+    assert cli("jobs", "list").err == "no jobs\n"
+    assert cli("migrate", "up").err == (
+        "schema pgworkers is newer than this pgworkers (9999_future), which it still serves\n"
+    )
+    row = cli("migrate", "status", "-o", "json").json()[-1]
+    assert (row["name"], row["state"], row["serves"]) == ("9999_future", "newer", newest)
+    assert cli("migrate", "status").lines()[-1].split()[:3] == ["9999_future", "newer", f"{newest:04d}"]
+
+
+def test_the_pending_sql_brings_an_older_schema_up_to_date(tmp_path: Path, empty_dsn: str) -> None:
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        up(conn, "pgworkers", known()[:-2])
+        cli = Forked(tmp_path, DATABASE_URL=empty_dsn)
+        script = cli("migrate", "sql", "--pending").out
+        assert [line for line in script.splitlines() if line.startswith("-- 000")] == [
+            f"-- {migration.name}" for migration in known()[-2:]
+        ]
+        conn.execute(script.encode())
+    assert cli("migrate", "status").code == 0
+    assert "nothing is pending" in cli("migrate", "sql", "--pending").out
+
+
+def test_a_migration_that_waits_for_a_lock_can_be_interrupted(tmp_path: Path, empty_dsn: str) -> None:
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        up(conn, "pgworkers", known()[:-1])
+        cli = Command(tmp_path, DATABASE_URL=empty_dsn)
+        waiting = "SELECT pid FROM pg_locks WHERE NOT granted AND relation = 'pgworkers.migration'::regclass"
+        with conn.transaction():
+            conn.execute("LOCK TABLE pgworkers.migration IN ROW EXCLUSIVE MODE")
+            with subprocess.Popen(
+                cli.argv("migrate", "up"), cwd=tmp_path, env=cli.environ, stderr=subprocess.PIPE, text=True
+            ) as started:
+                assert started.stderr is not None
+                line = started.stderr.readline()
+                assert f"{known()[-1].name} waits for a lock of " in line
+                wait_for(lambda: conn.execute(waiting).fetchone(), what="the next attempt")
+                started.send_signal(signal.SIGINT)
+                assert started.wait(60) == 130
+        assert [row.state for row in status(conn, "pgworkers")][-1] == "pending"
 
 
 def test_an_unreachable_database_is_named_without_its_password(tmp_path: Path) -> None:

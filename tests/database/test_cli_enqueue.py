@@ -115,6 +115,17 @@ def test_a_unique_key_leads_to_the_job_that_holds_it(cli: Command, db: Db) -> No
     assert [job["args"] for job in jobs(db)] == [{"report_id": 8}]
 
 
+def test_an_idempotency_key_leads_to_the_first_job(cli: Command, db: Db) -> None:
+    words = ["enqueue", "render", "report_id=7", "--idempotency-key", "mail:81"]
+    first = cli(*words, "--idempotency-window", "2h", "-o", "json").json()
+    assert first["created"]
+    db.execute("DELETE FROM pgworkers.job")  # it is no longer live
+    assert cli(*words, "-o", "json").json() == {**first, "created": False}
+    again = cli(*words, "--no-app").out
+    assert again == f"#{first['id']} render was enqueued with the idempotency key mail:81 before\n"
+    assert jobs(db) == []
+
+
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
@@ -136,6 +147,8 @@ def test_a_unique_key_leads_to_the_job_that_holds_it(cli: Command, db: Db) -> No
         (["render", "report_id=7", "--on-conflict", "raise"], 2, "unique"),
         (["render", "report_id=7", "--priority", "99999999999"], 2, "priority"),
         (["render", "--file", "rows.ndjson", "--wait"], 2, "for one"),
+        (["render", "--file", "rows.ndjson", "--idempotency-key", "k"], 2, "--idempotency-key are for one"),
+        (["render", "report_id=7", "--idempotency-window", "1h"], 2, "without idempotency_key="),
         (["render", "--file", "absent.ndjson"], 2, "no such file"),
         (["render", "--file", "/"], 2, "--file /: it is a directory; nothing was enqueued"),
         (["render", "report_id=7", "--meta", "5"], 2, '--meta is not a JSON object; write e.g. {"why"'),

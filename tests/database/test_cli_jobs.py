@@ -81,6 +81,24 @@ def test_list_shows_the_newest_first_and_filters(cli: Command, db: Db) -> None:
     assert "there are more" in said.err
 
 
+def test_list_goes_on_before_the_last_one(cli: Command, db: Db) -> None:
+    first, second = add(db), add(db)
+    said = cli("jobs", "list", "--limit", "1", "-q")
+    assert said.lines() == [str(second)]
+    assert f"--before {second}" in cli("jobs", "list", "--limit", "1").err
+    assert cli("jobs", "list", "--limit", "1", "--before", str(second), "-q").lines() == [str(first)]
+
+
+def test_what_is_not_counted_to_the_end_is_said_to_be_more(cli: Command, db: Db) -> None:
+    db.execute("INSERT INTO pgworkers.job (queue, task) SELECT 'many', 't' FROM generate_series(1, 10001)")
+    assert "cancel more than 10,000 jobs (ready, queue many)? There is no terminal" in cli.fails(
+        "jobs", "cancel", "--state", "ready", "--queue", "many", code=2
+    )
+    (row,) = [line for line in cli("queues", "list").lines() if line.startswith("many")]
+    assert "10000+" in row.split()
+    assert cli("queues", "list", "-o", "json").json()[0]["capped"] == ["ready"]
+
+
 def test_a_table_in_a_pipe_is_plain_and_whole(cli: Command, db: Db) -> None:
     job = add(db, "render", '{"text": "%s", "evil": "\\u001b[2J"}' % ("x" * 150))
     end(db, job, errors=("bad \x1b[31m day",))

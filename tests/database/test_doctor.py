@@ -144,8 +144,15 @@ def test_a_missing_an_old_a_new_and_a_changed_schema(dsn: str, db: Db) -> None:
     assert "is older than this pgworkers" in old.what
     assert old.fix == ("pgworkers migrate up",)
     db.execute("INSERT INTO pgworkers.migration SELECT * FROM kept")
-    db.execute("INSERT INTO pgworkers.migration (version, name, checksum) VALUES (9999, '9999_future', 'x')")
+    db.execute("INSERT INTO pgworkers.migration VALUES (9999, '9999_future', 'x', 9999)")
     assert "does not know 9999_future" in only(examined(dsn), "schema", Level.FAIL).what
+    db.execute("UPDATE pgworkers.migration SET serves = 1 WHERE version = 9999")
+    found = examined(dsn)
+    assert (
+        "newer than this pgworkers (9999_future), which it still serves"
+        in only(found, "schema", Level.OK).what
+    )
+    assert only(found, "autovacuum", Level.OK), "the tables are looked at"
 
 
 def test_a_transaction_that_pins_the_horizon_is_named(dsn: str, db: Db) -> None:

@@ -35,9 +35,8 @@ def perform(dsn: str, duty: str, *, may_rescue: bool) -> int:
     async def once() -> int:
         line = Line("duty", dsn, PATIENT, Facts())
         try:
-            return await Duties(str(uuid4()), line, Facts(), PATIENT, lambda: may_rescue, unreckoned).perform(
-                duty
-            )
+            duties = Duties(str(uuid4()), line, Facts(), PATIENT, lambda: may_rescue, unreckoned)
+            return await duties.perform_whole(duty)
         finally:
             await line.close()
 
@@ -190,7 +189,11 @@ def test_what_is_purged_is_told(db: Db, dsn: str) -> None:
     )
     db.execute(
         "CREATE TABLE pgworkers.history_20200101 PARTITION OF pgworkers.history"
-        " FOR VALUES FROM ('2020-01-01 00:00+00') TO ('2020-01-02 00:00+00')"
+        " FOR VALUES FROM (false, '2020-01-01 00:00+00') TO (false, '2020-01-02 00:00+00')"
+    )
+    db.execute(
+        "INSERT INTO pgworkers.idempotency_key (task, login, key, job_id, expires_at)"
+        " SELECT 't', '', n::text, n, now() + make_interval(hours => n) FROM generate_series(-2, 3) n"
     )
     told: list[Fact] = []
 
@@ -201,12 +204,16 @@ def test_what_is_purged_is_told(db: Db, dsn: str) -> None:
         duties = Duties(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
         try:
             for name in ("prune", "partitions"):
-                await duties.perform(name)
+                await duties.perform_whole(name)
         finally:
             await line.close()
 
     asyncio.run(story())
-    assert told == [Purged("ticks", 2), Purged("partition history_20200101", 1)]
+    assert told == [
+        Purged("ticks", 2),
+        Purged("idempotency keys", 3),
+        Purged("partition history_20200101", 1),
+    ]
 
 
 @pytest.mark.parametrize("name", names())
@@ -268,7 +275,7 @@ def test_a_partition_that_a_reader_holds_does_not_stop_the_others(db: Db, dsn: s
     for table in ("history", "attempt"):
         db.execute(
             f"CREATE TABLE pgworkers.{table}_20200101 PARTITION OF pgworkers.{table}"
-            " FOR VALUES FROM ('2020-01-01 00:00Z') TO ('2020-01-02 00:00Z')".encode()
+            " FOR VALUES FROM (false, '2020-01-01 00:00Z') TO (false, '2020-01-02 00:00Z')".encode()
         )
     old = "SELECT relname FROM pg_class WHERE relname IN ('history_20200101', 'attempt_20200101')"
     with psycopg.connect(dsn) as reading:
@@ -286,7 +293,7 @@ def test_an_item_that_fails_does_not_stop_the_other_items_of_its_duty(db: Db, ds
     )
     for table in ("history", "attempt"):
         db.execute(f"CREATE TABLE pgworkers.{table}_20200101 PARTITION OF pgworkers.{table}"
-                   " FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')")  # fmt: skip
+                   " FOR VALUES FROM (false, '2020-01-01Z') TO (false, '2020-01-02Z')")  # fmt: skip
     db.execute("CREATE VIEW public.of_the_user AS SELECT id FROM pgworkers.history_20200101")
     db.execute("ALTER TABLE pgworkers.operation RENAME TO away")
     told: list[Fact] = []
@@ -297,8 +304,8 @@ def test_an_item_that_fails_does_not_stop_the_other_items_of_its_duty(db: Db, ds
         line = Line("duty", dsn, PATIENT, facts)
         duties = Duties(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
         try:
-            await duties.perform("prune")
-            await duties.perform("partitions")
+            await duties.perform_whole("prune")
+            await duties.perform_whole("partitions")
         finally:
             await line.close()
 

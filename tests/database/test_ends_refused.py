@@ -52,12 +52,10 @@ def test_a_trigger_that_raises_holds_up_one_job_and_loses_nothing(
         return [fact for fact in told if isinstance(fact, kind)]
 
     def end(number: int) -> End | Again:
-        lease = jobs[number].lease
+        fence = jobs[number].fence._asdict()
         if again and number == ids[1]:
-            return Again(id=number, lease=lease, verdict=Verdict.ERROR, after=60.0, error="boom")
-        return End(
-            id=number, lease=lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result=str(number)
-        )
+            return Again(**fence, verdict=Verdict.ERROR, after=60.0, error="boom")
+        return End(**fence, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result=str(number))
 
     async def story() -> None:
         heard = Facts()
@@ -73,7 +71,7 @@ def test_a_trigger_that_raises_holds_up_one_job_and_loses_nothing(
             await until(lambda: len(facts(JobEnded)) == 3)
             await until(lambda: len(facts(EndRefused)) == 2)  # and once more, later
             assert not sending.done()
-            assert ends.keys() == [(ids[1], jobs[ids[1]].lease)], "it is still ours"
+            assert ends.fences() == [jobs[ids[1]].fence], "it is still ours"
             assert not ends.idle.is_set()
             assert desk.see(ids[1]).state is State.CLAIMED
             db.execute("DROP TRIGGER of_the_user ON pgworkers.job")

@@ -236,7 +236,7 @@ def test_the_same_question_is_written_once_and_answered_anew(emptied: str) -> No
 def test_a_seat_in_the_middle_of_a_statement_is_not_closed_as_unused(emptied: str) -> None:
     """A worker that is idle closes its seats; a background task of its loop may be waiting for an answer."""
 
-    async def connect() -> Exchange:
+    async def connect(pooled: bool) -> Exchange:
         return Exchange(await aconnect(Settings(dsn=emptied), emptied, "client"), "pgworkers", withdraws=True)
 
     seats = AsyncSeats(connect)

@@ -8,11 +8,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.desk import Desk, blocked, until
+from support.desk import Desk
 from support.endings import BAD_ENDS, waits
 
 from pgworkers import App, NotFound, UsageError
 from pgworkers.job import cancel, enqueue, finish, link, promote, requeue, show
+from pgworkers.job.claim import Claimed
 from pgworkers.job.look import look
 from pgworkers.job.new import NewJob
 from pgworkers.job.state import State, Verdict
@@ -161,13 +162,8 @@ def test_a_finish_while_the_leader_links_a_new_follower_hears_of_it(desk: Desk, 
     child = other.ask(enqueue.enqueue(NewJob("child", queue="a", after=(job.id,)))).id
     with other.conn.transaction():
         assert other.ask(link.link(100)) == 1
-        ending = threading.Thread(target=lambda: desk.end(job))
-        ending.start()
-        with psycopg.connect(
-            desk.conn.info.dsn, autocommit=True, password=desk.conn.info.password
-        ) as watcher:
-            until(lambda: blocked(watcher, desk.conn))
-    ending.join()
+        assert desk.end(job) == "locked", "it waits for nothing, and is sent again"
+    assert desk.end(job) == "written"
     assert other.see(child).state is State.READY
 
 
@@ -306,17 +302,16 @@ def test_who_was_let_begin_by_an_operator_does_not_fall_with_its_parent_nor_do_t
     assert edges(desk) == 0
 
 
-def many_followers(desk: Desk, count: int, on_failed: str = "cancel") -> int:
+def many_followers(desk: Desk, count: int, on_failed: str = "cancel") -> Claimed:
     """A running parent that has as many linked followers."""
-    parent = desk.put()
-    desk.take()
+    parent = desk.run_one()
     desk.conn.execute(
         "WITH made AS (INSERT INTO pgworkers.job (state, run_at, queue, task, linked)"
         " SELECT 'scheduled', pgworkers.never(), 'a', 'child', true FROM generate_series(1, %s) RETURNING id)"
         " INSERT INTO pgworkers.dependency SELECT %s, id, %s, true FROM made",
-        [count, parent, on_failed],
+        [count, parent.id, on_failed],
     )
-    desk.conn.execute("UPDATE pgworkers.job SET linked = true WHERE id = %s", [parent])
+    desk.conn.execute("UPDATE pgworkers.job SET linked = true WHERE id = %s", [parent.id])
     return parent
 
 
@@ -342,7 +337,7 @@ def test_more_followers_than_one_portion_are_settled_in_portions(
     desk: Desk, end: State, becomes: str
 ) -> None:
     parent = many_followers(desk, 2500)
-    one = finish.End(id=parent, lease=1, state=end, verdict=Verdict.SUCCEEDED)
+    one = finish.End(**parent.fence._asdict(), state=end, verdict=Verdict.SUCCEEDED)
     with desk.conn.transaction():
         before = written(desk)
         desk.ask(finish.finish(desk.host, [one]))
@@ -374,9 +369,9 @@ def test_a_cascade_wider_than_a_portion_goes_on_below(desk: Desk) -> None:
         " RETURNING id), numbered AS (SELECT id, row_number() OVER () AS n FROM made)"
         " INSERT INTO pgworkers.dependency"
         " SELECT %s + 1 + n %% 40, id, 'cancel', true FROM numbered",
-        [parent],
+        [parent.id],
     )
-    one = finish.End(id=parent, lease=1, state=State.DEAD, verdict=Verdict.ERROR)
+    one = finish.End(**parent.fence._asdict(), state=State.DEAD, verdict=Verdict.ERROR)
     with desk.conn.transaction():
         before = written(desk)
         desk.ask(finish.finish(desk.host, [one]))
@@ -390,9 +385,11 @@ def test_a_cascade_wider_than_a_portion_goes_on_below(desk: Desk) -> None:
 def test_followers_of_a_requeued_parent_wait_for_it_again(desk: Desk) -> None:
     parent = many_followers(desk, 1500)
     desk.ask(
-        finish.finish(desk.host, [finish.End(id=parent, lease=1, state=State.DEAD, verdict=Verdict.ERROR)])
+        finish.finish(
+            desk.host, [finish.End(**parent.fence._asdict(), state=State.DEAD, verdict=Verdict.ERROR)]
+        )
     )
-    desk.ask(requeue.requeue([parent]))
+    desk.ask(requeue.requeue([parent.id]))
     while desk.ask(link.link(1000)):
         pass
     assert followers(desk) == {"scheduled": 1500}
@@ -407,7 +404,9 @@ def test_the_leader_is_told_of_followers_that_are_left(desk: Desk) -> None:
     parent = many_followers(desk, 1001)
     assert desk.ask(look())["link"] is None
     desk.ask(
-        finish.finish(desk.host, [finish.End(id=parent, lease=1, state=State.DEAD, verdict=Verdict.ERROR)])
+        finish.finish(
+            desk.host, [finish.End(**parent.fence._asdict(), state=State.DEAD, verdict=Verdict.ERROR)]
+        )
     )
     assert desk.ask(look())["link"] == 0
     assert desk.ask(show.unfinished(["a"], ["child"])) == 1001
@@ -416,7 +415,7 @@ def test_the_leader_is_told_of_followers_that_are_left(desk: Desk) -> None:
 def test_a_burst_waits_for_the_followers_of_a_success_that_are_left(desk: Desk) -> None:
     parent = many_followers(desk, 1101)
     desk.conn.execute("UPDATE pgworkers.dependency SET on_failed = 'wait'")
-    one = finish.End(id=parent, lease=1, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED)
+    one = finish.End(**parent.fence._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED)
     desk.ask(finish.finish(desk.host, [one]))
     assert desk.ask(show.unfinished(["a"], ["child"])) == 1101
 
@@ -439,7 +438,9 @@ def test_a_chain_longer_than_a_portion_is_settled_a_portion_at_a_time(desk: Desk
     parent = many_followers(desk, 2500)
     desk.conn.execute("UPDATE pgworkers.dependency SET parent_id = job_id - 1")
     desk.ask(
-        finish.finish(desk.host, [finish.End(id=parent, lease=1, state=State.DEAD, verdict=Verdict.ERROR)])
+        finish.finish(
+            desk.host, [finish.End(**parent.fence._asdict(), state=State.DEAD, verdict=Verdict.ERROR)]
+        )
     )
     assert followers(desk) == {"cancelled": 1000, "scheduled": 1500}
     looks = 0

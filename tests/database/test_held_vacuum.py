@@ -102,14 +102,14 @@ def test_what_is_written_of_jobs_touches_their_rows_and_no_others(held_back: Db)
     for one in (desk, gone):
         one.put()
     (ours,), (theirs,) = desk.take(), gone.take()
-    held = [(ours.id, ours.lease)]
-    again = retry.Again(id=ours.id, lease=ours.lease, verdict=Verdict.ERROR, after=60.0)
+    held = [ours.fence]
+    again = retry.Again(**ours.fence._asdict(), verdict=Verdict.ERROR, after=60.0)
     queries: list[Query[Any]] = [
         retry.retry(desk.host, [again]),
         release.release(desk.host, held),
-        progress.save(desk.host, [progress.Saved(ours.id, ours.lease, "1", None)]),
+        progress.save(desk.host, [progress.Saved(*ours.fence, "1", None)]),
         rescue(desk.host, 10),
-        host.sweep(),
+        host.sweep(10),
     ]
     walked = blocks(
         held_back, Query(Statement("walk", "SELECT FROM pgworkers.job WHERE id > 0 ORDER BY id"), {}, len)

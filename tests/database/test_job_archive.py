@@ -15,8 +15,11 @@ from pgworkers.job.state import State
 
 OLD = """
     CREATE TABLE pgworkers.history_20200101 PARTITION OF pgworkers.history
-       FOR VALUES FROM ('2020-01-01 00:00Z') TO ('2020-01-02 00:00Z')
+       FOR VALUES FROM (false, '2020-01-01 00:00Z') TO (false, '2020-01-02 00:00Z')
 """
+
+#: What is no daily partition.
+SPECIAL = {f"{table}_{which}" for table in ("history", "attempt") for which in ("default", "kept")}
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def test_what_ends_today_lies_in_todays_partition(own: Desk, today: str) -> None
 
 
 def test_old_partitions_are_named_and_dropped_one_by_one(own: Desk, today: str) -> None:
-    past = {name for name in partitions(own) if name[-8:] < today}  # of a migration before midnight
+    past = {name for name in partitions(own) - SPECIAL if name[-8:] < today}  # of a migration before midnight
     assert set(own.ask(archive.old_partitions(0.0))) == past
     own.conn.execute(OLD)
     assert own.ask(archive.old_partitions(100 * 365 * 86400.0)) == []
@@ -86,7 +89,7 @@ def test_nothing_else_can_be_dropped(own: Desk, name: str) -> None:
 
 
 def test_without_partitions_nothing_is_lost_and_the_default_one_takes_the_rows(own: Desk, today: str) -> None:
-    for name in partitions(own) - {"history_default", "attempt_default"}:
+    for name in partitions(own) - SPECIAL:
         own.ask(archive.drop(name))
     job = own.run_one()
     assert own.end(job, State.DEAD, error="x") == "written"
@@ -102,9 +105,21 @@ def test_a_queue_may_keep_its_jobs_for_a_shorter_time(own: Desk) -> None:
         own.put(queue=name)
         (job,) = own.take(queue=name)
         own.end(job)
-    assert own.ask(archive.prune(3600.0, 7200.0, 10)) == 1
+    assert prune(own, 3600.0, 7200.0) == 1
     assert own.conn.execute("SELECT queue FROM pgworkers.history").fetchall() == [("a",)]
-    assert own.ask(archive.prune(0.0, 0.0, 10)) == 1
+    assert prune(own, 0.0, 0.0) == 0, "what is kept for the longest time goes with its partition"
+
+
+def prune(desk: Desk, retention: float, dead: float) -> int:
+    """What the duty does: both walks over history, in portions of five rows, to their ends."""
+    total = 0
+    for kept in (False, True):
+        step = desk.ask(archive.prune(retention, dead, 5, kept=kept))
+        total += step.count
+        while step.next is not None:
+            step = desk.ask(archive.prune(retention, dead, 5, step.next, kept=kept))
+            total += step.count
+    return total
 
 
 def keep(desk: Desk, **queues: float | None) -> None:
@@ -146,8 +161,8 @@ def test_a_queue_keeps_its_jobs_longer_or_shorter_than_the_setting(own: Desk, sa
         assert own.ask(queue.retain("long", 30 * day))
         assert own.ask(queue.retain("short", 1 * day))
     ids = {(name, age): ended(own, name, age) for name in ("long", "short", "a") for age in (0, 3, 20, 40)}
-    while own.ask(archive.prune(14 * day, 90 * day, 5)):
-        pass
+    own.ask(archive.keep_rows("history_default", 0.0, 1000))  # days without a partition
+    prune(own, 14 * day, 90 * day)
     wanted = {ids[key] for key in (("long", 0), ("long", 3), ("long", 20), ("short", 0), ("a", 0), ("a", 3))}
     assert kept(own) == (wanted, wanted), "and their attempts with them"
 
@@ -156,7 +171,7 @@ def test_a_partition_stays_as_long_as_the_longest_retention(own: Desk, today: st
     day = 86400.0
     own.conn.execute(
         "DO $$ DECLARE day date := (now() AT TIME ZONE 'UTC')::date - 20; BEGIN EXECUTE format("
-        "'CREATE TABLE pgworkers.history_%s PARTITION OF pgworkers.history FOR VALUES FROM (%L) TO (%L)',"
+        "'CREATE TABLE pgworkers.history_%s PARTITION OF pgworkers.history FOR VALUES FROM (false, %L) TO (false, %L)',"
         " to_char(day, 'YYYYMMDD'), day::timestamp AT TIME ZONE 'UTC', (day + 1)::timestamp AT TIME ZONE 'UTC'); END $$"
     )
     own.ask(queue.declare(["long"]))
@@ -174,8 +189,8 @@ def test_dead_jobs_of_a_queue_with_a_short_retention_are_kept_as_dead_ones_are(o
     keep(own, short=0.0, long=100 * 86400.0)
     dead = ended(own, "short", 1, State.DEAD), ended(own, "long", 95, State.DEAD)
     ended(own, "short", 91, State.DEAD)
-    while own.ask(archive.prune(14 * 86400.0, 90 * 86400.0, 5)):
-        pass
+    own.ask(archive.keep_rows("history_default", 0.0, 1000))  # days without a partition
+    prune(own, 14 * 86400.0, 90 * 86400.0)
     assert kept(own) == (set(dead), set(dead))
 
 
@@ -195,15 +210,23 @@ def test_dead_jobs_and_their_attempts_are_kept_longer_than_their_partition(own: 
     ).fetchone()
     assert day is not None
     for name in ("attempt", "history"):
-        assert own.ask(archive.drop(f"{name}_{day[0]}", 3600.0))
+        assert retire(own, f"{name}_{day[0]}", 3600.0)
     assert own.conn.execute("SELECT id, state::text FROM pgworkers.history").fetchall() == [
         (made[1].id, "dead")
     ]
     assert own.conn.execute("SELECT job_id FROM pgworkers.attempt").fetchall() == [(made[1].id,)]
-    assert own.ask(archive.prune(0.0, 3600.0, 10)) == 0
-    assert own.ask(archive.prune_attempts(0.0, 10)) == 0, "its job is still there"
-    assert own.ask(archive.prune(0.0, 0.0, 10)) == 1
+    assert prune(own, 0.0, 3600.0) == 0
+    assert own.ask(archive.prune_attempts(0.0, 10)).count == 0, "its job is still there"
+    assert prune(own, 0.0, 0.0) == 1
     assert own.conn.execute("SELECT count(*) FROM pgworkers.attempt").fetchone() == (0,), "they go with it"
+
+
+def retire(desk: Desk, name: str, dead: float = 0.0) -> bool | None:
+    """What the duty does: move what outlives the partition, in portions of one row, then drop it."""
+    step = desk.ask(archive.keep_rows(name, dead, 1))
+    while step.next is not None:
+        step = desk.ask(archive.keep_rows(name, dead, 1, step.next))
+    return desk.ask(archive.drop(name))
 
 
 @contextmanager
@@ -224,7 +247,7 @@ def test_a_partition_that_a_reader_holds_is_left_to_the_next_call(own: Desk, dsn
 
 
 def test_a_table_that_a_reader_holds_does_not_stop_the_other(own: Desk, dsn: str) -> None:
-    for name in partitions(own) - {"history_default", "attempt_default"}:
+    for name in partitions(own) - SPECIAL:
         own.ask(archive.drop(name))
     own.conn.execute("SET lock_timeout = 0; SET statement_timeout = '5s'")
     with reader(dsn, "history"):
@@ -236,6 +259,7 @@ def test_a_table_that_a_reader_holds_does_not_stop_the_other(own: Desk, dsn: str
 @pytest.mark.parametrize("way", ["prune", "drop"])
 def test_a_job_that_another_waits_for_is_kept(own: Desk, way: str) -> None:
     own.conn.execute(OLD)
+    keep(own, a=0.0)
     parent, other = own.run_one(), own.run_one()
     child = own.put("child", after=(parent.id,), on_failed="wait")
     for job in (parent, other):
@@ -244,14 +268,14 @@ def test_a_job_that_another_waits_for_is_kept(own: Desk, way: str) -> None:
 
     def clean() -> None:
         if way == "drop":
-            own.ask(archive.drop("history_20200101"))
+            assert retire(own, "history_20200101")
         else:
-            own.ask(archive.prune(0.0, 0.0, 10))
+            prune(own, 3600.0, 0.0)
 
     clean()
     assert own.conn.execute("SELECT id FROM pgworkers.history").fetchall() == [(parent.id,)]
     own.conn.execute("DELETE FROM pgworkers.dependency WHERE job_id = %s", [child])
-    assert own.ask(archive.prune(0.0, 0.0, 10)) == 1
+    assert prune(own, 3600.0, 0.0) == 1
 
 
 def test_an_operator_cannot_forget_a_job_that_another_waits_for(own: Desk) -> None:

@@ -44,7 +44,11 @@ def test_no_such_job(desk: Desk) -> None:
 
 def test_a_finish_that_committed_first_wins(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
-    end = End(id=job.id, lease=job.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED)
+    end = End(
+        **job.fence._asdict(),
+        state=State.SUCCEEDED,
+        verdict=Verdict.SUCCEEDED,
+    )
     with desk.conn.transaction():
         desk.ask(finish.finish(desk.host, [end]))
         waiting = other.in_thread(cancel.cancel(job.id))
@@ -75,7 +79,11 @@ def test_discarding_gives_up_what_waits_and_leaves_what_runs(desk: Desk) -> None
 
 def test_a_discard_that_waited_for_a_finish_answers_what_became_of_the_job(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
-    end = End(id=job.id, lease=job.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED)
+    end = End(
+        **job.fence._asdict(),
+        state=State.SUCCEEDED,
+        verdict=Verdict.SUCCEEDED,
+    )
     with desk.conn.transaction():
         desk.ask(finish.finish(desk.host, [end]))
         waiting = other.in_thread(discard.discard(job.id))
@@ -146,7 +154,11 @@ def test_one_that_ends_meanwhile_keeps_its_end_and_holds_up_no_other(
     desk: Desk, other: Desk, verb: Callable[[list[int]], Query[dict[int, str | None]]], answer: str
 ) -> None:
     job, waiting = desk.run_one(), desk.put()
-    end = End(id=job.id, lease=job.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED)
+    end = End(
+        **job.fence._asdict(),
+        state=State.SUCCEEDED,
+        verdict=Verdict.SUCCEEDED,
+    )
     with desk.conn.transaction():
         desk.ask(finish.finish(desk.host, [end]))
         asked = other.in_thread(verb([waiting, job.id]))

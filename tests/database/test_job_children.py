@@ -7,7 +7,7 @@ from typing import Any
 
 from support.desk import Desk
 
-from pgworkers.job import children, finish
+from pgworkers.job import children
 from pgworkers.job.finish import End
 from pgworkers.job.new import NewJob
 from pgworkers.job.state import State, Verdict
@@ -49,11 +49,15 @@ def test_an_end_that_is_refused_has_no_children_and_its_neighbour_has_its_own(
     well = desk.run_one()
     three = children.encode([NewJob("child", '{"n": 3}', queue="b")]).decode()
     ends = [
-        End(id=job.id, lease=job.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, children=text)
+        End(
+            **job.fence._asdict(),
+            state=State.SUCCEEDED,
+            verdict=Verdict.SUCCEEDED,
+            children=text,
+        )
         for job, text in ((stale, TWO), (well, three))
     ]
-    answers = desk.ask(finish.finish(desk.host, ends))
-    assert answers == {(stale.id, stale.lease): "lost", (well.id, well.lease): "written"}
+    assert desk.finish(ends) == {stale.fence: "lost", well.fence: "written"}
     assert born(desk) == [3]
 
 

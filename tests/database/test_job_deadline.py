@@ -38,17 +38,17 @@ def test_what_is_no_deadline_is_refused(desk: Desk, within: str | None) -> None:
 
 def test_a_renewal_tells_of_deadlines_that_the_host_does_not_know(desk: Desk) -> None:
     job, other = desk.run_one(deadline=60.0), desk.run_one()
-    held = [(job.id, job.lease), (other.id, other.lease)]
+    held = [job.fence, other.fence]
 
     def renewed(*known: float | None) -> list[renew.Deadline]:
         return desk.ask(renew.renew(desk.host, held, "running", "[]", deadlines=known)).deadlines
 
     (first,) = renewed(None, None)
-    assert (first.job, first.lease) == held[0]
+    assert first.fence == held[0]
     assert renewed(first.epoch, None) == []
     desk.ask(deadline.set_deadline(other.id, 10.0))
     (moved,) = renewed(first.epoch, None)
-    assert moved.job == other.id
+    assert moved.fence == other.fence
     assert moved.remaining == pytest.approx(10.0, abs=9.0)
 
 
@@ -56,7 +56,7 @@ def test_a_claim_reads_the_deadline_as_a_renewal_does(desk: Desk) -> None:
     """So a renewal tells only of deadlines that were moved, however late a claim or a renewal is answered."""
     job = desk.run_one(deadline=12345.678901)
     assert job.deadline_epoch is not None
-    held = [(job.id, job.lease)]
+    held = [job.fence]
 
     def renewed() -> list[renew.Deadline]:
         return desk.ask(

@@ -53,7 +53,7 @@ def test_a_job_is_ready_and_whoever_sleeps_is_told(desk: Desk) -> None:
     seen = desk.see(made.id)
     assert (seen.state, seen.args, seen.meta, seen.queue) == (State.READY, {"a": [1, "é"]}, {"why": 1}, "a")
     assert (seen.attempt, seen.max_attempts, seen.lease, seen.priority) == (0, 10, 0, 0)
-    assert desk.notices() == [("pgworkers", "ready:a")]
+    assert desk.notices() == [(desk.host, f"one:a:{desk.host}")]
 
 
 @contextmanager

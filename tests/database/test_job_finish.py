@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.desk import Desk, blocked, until
+from support.desk import Desk
 
 from pgworkers.job import cancel, finish, requeue, show
 from pgworkers.job.finish import End
@@ -31,6 +31,39 @@ def test_a_success_moves_to_history_with_its_result_and_costs(desk: Desk) -> Non
     assert str(seen.host) == desk.host
     assert (rows(desk, "job"), rows(desk, "history"), rows(desk, "attempt")) == (0, 1, 0)
     assert desk.notices() == [("pgworkers_done", str(job.id))]
+
+
+def test_only_a_success_drops_its_arguments(desk: Desk) -> None:
+    """A dead or cancelled job can run again, so it keeps them."""
+    kept, *dropping = [desk.run_one(args='{"page": 7}') for _ in range(4)]
+    ends = [
+        End(
+            id=kept.id,
+            lease=kept.lease,
+            claimed_at=kept.claimed_at,
+            state=State.SUCCEEDED,
+            verdict=Verdict.SUCCEEDED,
+        )
+    ]
+    for job, state, verdict in zip(
+        dropping,
+        (State.SUCCEEDED, State.DEAD, State.CANCELLED),
+        (Verdict.SUCCEEDED, Verdict.ERROR, Verdict.CANCELLED),
+        strict=True,
+    ):
+        ends.append(
+            End(
+                id=job.id,
+                lease=job.lease,
+                claimed_at=job.claimed_at,
+                state=state,
+                verdict=verdict,
+                keep_args=False,
+            )
+        )
+    assert desk.ask(finish.finish(desk.host, ends)) == {}, "all were written"
+    page = {"page": 7}
+    assert [desk.see(end.id).args for end in ends] == [page, {}, page, page]
 
 
 def test_a_death_keeps_its_post_mortem(desk: Desk) -> None:
@@ -104,15 +137,38 @@ def test_a_batch_answers_for_each_row(desk: Desk) -> None:
     desk.end(two)
     desk.again(three)
     ends = [
-        End(id=four.id, lease=four.lease, state=State.DEAD, verdict=Verdict.DISCARDED, error="no"),
-        End(id=three.id, lease=three.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED),
-        End(id=two.id, lease=two.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED),
-        End(id=one.id, lease=one.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result="5"),
-        End(id=one.id, lease=one.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result="5"),
-        End(id=10**12, lease=1, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED),
+        End(
+            **four.fence._asdict(),
+            state=State.DEAD,
+            verdict=Verdict.DISCARDED,
+            error="no",
+        ),
+        End(
+            **three.fence._asdict(),
+            state=State.SUCCEEDED,
+            verdict=Verdict.SUCCEEDED,
+        ),
+        End(
+            **two.fence._asdict(),
+            state=State.SUCCEEDED,
+            verdict=Verdict.SUCCEEDED,
+        ),
+        End(
+            **one.fence._asdict(),
+            state=State.SUCCEEDED,
+            verdict=Verdict.SUCCEEDED,
+            result="5",
+        ),
+        End(
+            **one.fence._asdict(),
+            state=State.SUCCEEDED,
+            verdict=Verdict.SUCCEEDED,
+            result="5",
+        ),
+        End(id=10**12, lease=1, claimed_at=1, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED),
     ]
-    answers = desk.ask(finish.finish(desk.host, ends))
-    assert [answers[end.id, end.lease] for end in ends] == [
+    answers = desk.finish(ends)
+    assert [answers[end.fence] for end in ends] == [
         "written",
         "lost",
         "already",
@@ -121,6 +177,31 @@ def test_a_batch_answers_for_each_row(desk: Desk) -> None:
         "lost",
     ]
     assert [state for _, state in desk.states()] == ["succeeded", "succeeded", "scheduled", "dead"]
+
+
+def partitions(desk: Desk, table: str) -> int:
+    """How many partitions of this table the transaction has locked."""
+    row = desk.conn.execute(
+        "SELECT count(DISTINCT l.relation) FROM pg_locks l JOIN pg_inherits i ON i.inhrelid = l.relation"
+        " WHERE l.pid = pg_backend_pid() AND i.inhparent = %s::regclass",
+        [f"pgworkers.{table}"],
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def test_an_end_opens_only_the_partition_that_it_writes_into(desk: Desk) -> None:
+    """Of others there are as many as days are kept, and each costs a lock and the look at its indexes."""
+    jobs = [desk.run_one() for _ in range(3)]
+    with desk.conn.transaction():
+        assert desk.end(jobs[0]) == "written"
+        assert (partitions(desk, "history"), partitions(desk, "attempt")) == (1, 0)
+    with desk.conn.transaction():
+        assert desk.end(jobs[1], State.DEAD, error="x") == "written"
+        assert (partitions(desk, "history"), partitions(desk, "attempt")) == (1, 1)
+    with desk.conn.transaction():
+        assert desk.again(jobs[2]) == "written"
+        assert (partitions(desk, "history"), partitions(desk, "attempt")) == (0, 1)
 
 
 def test_an_empty_batch_is_no_error(desk: Desk) -> None:
@@ -178,24 +259,25 @@ def test_nothing_a_handler_leaves_behind_stops_its_job_or_its_neighbours(
     bad, good = desk.take(2)
     verdict = Verdict.SUCCEEDED if state is State.SUCCEEDED else Verdict.ERROR
     ends = [
-        End(id=bad.id, lease=bad.lease, state=state, verdict=verdict, **left),
-        End(id=good.id, lease=good.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result="1"),
+        End(**bad.fence._asdict(), state=state, verdict=verdict, **left),
+        End(
+            **good.fence._asdict(),
+            state=State.SUCCEEDED,
+            verdict=Verdict.SUCCEEDED,
+            result="1",
+        ),
     ]
-    assert set(desk.ask(finish.finish(desk.host, ends)).values()) == {"written"}
+    assert desk.ask(finish.finish(desk.host, ends)) == {}
     assert desk.see(bad.id).state is state  # and it can be read back
     assert desk.see(good.id).result == 1
 
 
-def test_a_cancel_wish_that_commits_while_the_finish_waits_does_not_undo_the_success(
-    desk: Desk, other: Desk
-) -> None:
+def test_a_finish_waits_for_no_cancel_which_does_not_undo_the_success(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
-    end = End(id=job.id, lease=job.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result="1")
     with other.conn.transaction():
         assert other.ask(cancel.cancel(job.id)) == "cancelling"
-        waiting = desk.in_thread(finish.finish(desk.host, [end]))
-        until(lambda: blocked(other.conn, desk.conn))
-    assert waiting.result(timeout=20) == {(job.id, job.lease): "written"}
+        assert desk.end(job, result="1") == "locked"
+    assert desk.end(job, result="1") == "written"
     assert desk.see(job.id).state is State.SUCCEEDED
     assert other.ask(cancel.cancel(job.id)) == "succeeded"
 
@@ -205,8 +287,15 @@ def test_many_ends_are_told_in_one_notification_and_too_many_as_a_star(desk: Des
     few, many = desk.take(3), desk.take(1900)
     desk.listen()
     for batch in (few, many):
-        ends = [End(id=j.id, lease=j.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in batch]
-        assert set(desk.ask(finish.finish(desk.host, ends)).values()) == {"written"}
+        ends = [
+            End(
+                **j.fence._asdict(),
+                state=State.SUCCEEDED,
+                verdict=Verdict.SUCCEEDED,
+            )
+            for j in batch
+        ]
+        assert desk.ask(finish.finish(desk.host, ends)) == {}
     assert desk.notices() == [
         ("pgworkers_done", " ".join(str(job.id) for job in few)),
         ("pgworkers_done", "*"),
@@ -217,15 +306,12 @@ def test_two_batches_in_opposite_order_do_not_deadlock(desk: Desk, other: Desk) 
     for _ in range(200):
         desk.put()
     jobs = desk.take(200)
-    ends = [End(id=j.id, lease=j.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs]
+    ends = [End(**j.fence._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs]
     waiting = other.in_thread(finish.finish(desk.host, ends[::-1]))
     mine = desk.ask(finish.finish(desk.host, ends))
     theirs = waiting.result(timeout=20)
-    told = desk.ask(finish.finish(desk.host, ends))
-    for key in mine:
-        answers = sorted([mine[key], theirs[key]])
-        assert answers in (["already", "written"], ["lost", "written"])
-        assert told[key] == "already"
+    assert mine.keys() ^ theirs.keys() == {end.fence for end in ends}, "each is written by one of them"
+    assert set(desk.finish(ends).values()) == {"already"}
 
 
 def test_a_requeued_job_runs_under_a_higher_lease_so_its_past_cannot_end_it(desk: Desk) -> None:
@@ -254,10 +340,17 @@ def test_each_end_of_a_mixed_batch_keeps_what_is_its_own(desk: Desk) -> None:
                 "error": f"error {n}",
                 "output": f"out {n}",
             }
-        ends.append(End(id=job.id, lease=job.lease, duration=n / 8, peak_rss=n << 20, **said))
-    answers = desk.ask(finish.finish(desk.host, ends[::-1]))
+        ends.append(
+            End(
+                **job.fence._asdict(),
+                duration=n / 8,
+                peak_rss=n << 20,
+                **said,
+            )
+        )
+    answers = desk.finish(ends[::-1])
     assert list(answers.values()).count("written") == 8
-    assert answers[jobs[4].id, jobs[4].lease] == "already"
+    assert answers[jobs[4].fence] == "already"
     for n, job in enumerate(jobs):
         if n == 4:
             continue
@@ -271,11 +364,14 @@ def test_of_two_ends_of_one_job_the_valid_one_is_written_whichever_lease_is_high
     """After a failover an older lease than the newest this host knows may be the valid one: it is sent again by itself."""
     job = desk.run_one()
     old, new = (
-        End(id=job.id, lease=lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED)
+        End(
+            id=job.id,
+            lease=lease,
+            claimed_at=job.claimed_at,
+            state=State.SUCCEEDED,
+            verdict=Verdict.SUCCEEDED,
+        )
         for lease in (job.lease, job.lease + 1)
     )
-    assert desk.ask(finish.finish(desk.host, [new, old])) == {
-        (job.id, job.lease): "again",
-        (job.id, job.lease + 1): "lost",
-    }
-    assert desk.ask(finish.finish(desk.host, [old])) == {(job.id, job.lease): "written"}
+    assert desk.finish([new, old]) == {old.fence: "again", new.fence: "lost"}
+    assert desk.finish([old]) == {old.fence: "written"}

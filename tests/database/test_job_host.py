@@ -42,8 +42,8 @@ def test_sweeping_spares_the_living_and_those_that_still_own_jobs(desk: Desk, ot
             is not None
         )
     )
-    assert desk.ask(host.sweep()) == 0
+    assert desk.ask(host.sweep(10)).count == 0
     other.end(job)
-    assert desk.ask(host.sweep()) == 1
+    assert desk.ask(host.sweep(10)).count == 1
     assert [str(seen.id) for seen in desk.ask(show.hosts())] == [desk.host]
     assert not other.ask(renew(other.host, [], "running", "[]")).known

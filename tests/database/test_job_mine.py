@@ -11,8 +11,8 @@ def test_a_host_sees_what_it_claimed_and_nothing_of_others(desk: Desk, other: De
     ours, theirs, ended = desk.run_one(), other.run_one(), desk.run_one()
     desk.end(ended)
     desk.put()
-    assert desk.ask(mine(desk.host, 0.0)).jobs == [(ours.id, ours.lease)]
-    assert other.ask(mine(other.host, 0.0)).jobs == [(theirs.id, theirs.lease)]
+    assert desk.ask(mine(desk.host, 0.0)).jobs == [ours.fence]
+    assert other.ask(mine(other.host, 0.0)).jobs == [theirs.fence]
 
 
 def test_what_was_claimed_just_now_may_still_be_on_its_way(desk: Desk) -> None:
@@ -26,16 +26,18 @@ def test_a_clock_that_was_set_forward_makes_no_claim_old(desk: Desk) -> None:
     desk.conn.execute("UPDATE pgworkers.job SET claimed_at = claimed_at - interval '10 min'")
     (clock,) = desk.conn.execute("SELECT now() - interval '10 min'").fetchone() or (None,)
     assert desk.ask(mine(desk.host, 60.0, clock=clock)).jobs == []
-    assert desk.ask(mine(desk.host, 60.0)).jobs == [(job.id, job.lease)]
+    assert desk.ask(mine(desk.host, 60.0)).jobs == [
+        job.fence._replace(claimed_at=job.claimed_at - 600_000_000)
+    ]
 
 
 def test_a_look_goes_on_where_the_last_one_ended(desk: Desk) -> None:
     first = desk.run_one()
     seen = desk.ask(mine(desk.host, 0.0))
-    assert seen.jobs == [(first.id, first.lease)]
+    assert seen.jobs == [first.fence]
     second = desk.run_one()
     later = desk.ask(mine(desk.host, 0.0, seen.until))
-    assert later.jobs == [(second.id, second.lease)]
+    assert later.jobs == [second.fence]
     assert later.until > seen.until
     assert desk.ask(mine(desk.host, 0.0, later.until)).jobs == []
     assert desk.ask(mine(desk.host, 3600.0, later.until)).until < seen.until, (

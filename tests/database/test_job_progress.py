@@ -9,15 +9,15 @@ from pgworkers.job.progress import Saved, save
 
 def test_what_changed_is_stored_and_the_rest_stays(desk: Desk) -> None:
     job = desk.run_one()
-    assert desk.ask(save(desk.host, [Saved(job.id, job.lease, '{"done": 1}', '{"page": 1}')])) == 1
-    assert desk.ask(save(desk.host, [Saved(job.id, job.lease, '{"done": 2}', None)])) == 1
+    assert desk.ask(save(desk.host, [Saved(*job.fence, '{"done": 1}', '{"page": 1}')])) == 1
+    assert desk.ask(save(desk.host, [Saved(*job.fence, '{"done": 2}', None)])) == 1
     seen = desk.see(job.id)
     assert (seen.progress, seen.checkpoint) == ({"done": 2}, {"page": 1})
 
 
 def test_a_checkpoint_survives_the_attempt(desk: Desk) -> None:
     job = desk.run_one()
-    desk.ask(save(desk.host, [Saved(job.id, job.lease, None, '{"page": 9}')]))
+    desk.ask(save(desk.host, [Saved(*job.fence, None, '{"page": 9}')]))
     desk.again(job, after=0.0)
     (again,) = desk.take()
     assert again.checkpoint == '{"page": 9}'
@@ -27,12 +27,7 @@ def test_a_stale_lease_cannot_overwrite_its_successor(desk: Desk) -> None:
     stale = desk.run_one()
     desk.again(stale, after=0.0)
     (fresh,) = desk.take()
-    assert (
-        desk.ask(
-            save(desk.host, [Saved(stale.id, stale.lease, "1", "1"), Saved(fresh.id, fresh.lease, "2", "2")])
-        )
-        == 1
-    )
+    assert desk.ask(save(desk.host, [Saved(*stale.fence, "1", "1"), Saved(*fresh.fence, "2", "2")])) == 1
     assert desk.see(fresh.id).progress == 2
 
 
@@ -41,12 +36,7 @@ def test_a_text_that_is_no_json_changes_nothing_and_spoils_no_other(desk: Desk) 
     desk.put()
     one, two = desk.take(2)
     assert (
-        desk.ask(
-            save(
-                desk.host, [Saved(one.id, one.lease, "{", None), Saved(two.id, two.lease, '"\\u0000"', None)]
-            )
-        )
-        == 2
+        desk.ask(save(desk.host, [Saved(*one.fence, "{", None), Saved(*two.fence, '"\\u0000"', None)])) == 2
     )
     assert desk.see(one.id).progress is None
     assert desk.see(two.id).progress == "\ufffd"

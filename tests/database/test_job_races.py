@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
-from support.desk import Desk
+import pytest
+from support.desk import PATIENCE, Desk, blocked, until
 
 from pgworkers.job import (
     cancel,
@@ -23,10 +24,12 @@ from pgworkers.job import (
     rescue,
     retry,
 )
+from pgworkers.job.claim import Claimed
 from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved
 from pgworkers.job.retry import Again
 from pgworkers.job.state import State, Verdict
+from pgworkers.postgres.statements import Query
 
 JOBS = 120
 ROUNDS = 40
@@ -37,7 +40,7 @@ def work(mine: Desk, rand: random.Random) -> None:
     for _ in range(ROUNDS):
         jobs = mine.take(rand.randint(1, 15))
         rand.shuffle(jobs)
-        held = [(job.id, job.lease) for job in jobs]
+        held = [job.fence for job in jobs]
         mine.ask(progress.save(mine.host, [Saved(*key, "1", None) for key in held]))
         mine.ask(renew.renew(mine.host, held, "running", "[]"))
         third = len(jobs) // 3
@@ -45,14 +48,23 @@ def work(mine: Desk, rand: random.Random) -> None:
         state = rand.choice([(State.SUCCEEDED, Verdict.SUCCEEDED), (State.DEAD, Verdict.ERROR)])
         mine.ask(
             finish.finish(
-                mine.host, [End(id=j.id, lease=j.lease, state=state[0], verdict=state[1]) for j in ended]
+                mine.host,
+                [End(**j.fence._asdict(), state=state[0], verdict=state[1]) for j in ended],
             )
         )
         after = rand.choice([0.0, 0.01])
         mine.ask(
             retry.retry(
                 mine.host,
-                [Again(id=j.id, lease=j.lease, verdict=Verdict.ERROR, after=after, error="x") for j in again],
+                [
+                    Again(
+                        **j.fence._asdict(),
+                        verdict=Verdict.ERROR,
+                        after=after,
+                        error="x",
+                    )
+                    for j in again
+                ],
             )
         )
         mine.ask(release.release(mine.host, held[2 * third :]))
@@ -79,6 +91,34 @@ def meddle(mine: Desk, rand: random.Random) -> None:
         job_id = rand.randint(1, JOBS)
         mine.ask(rand.choice([cancel.cancel(job_id), discard.discard(job_id)]))
         mine.ask(requeue.requeue([rand.randint(1, JOBS) for _ in range(10)]))
+
+
+HOSTS_WRITES: dict[str, Callable[[Desk, list[Claimed]], Query[Any]]] = {
+    "finish": lambda desk, jobs: finish.finish(
+        desk.host, [End(**j.fence._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs]
+    ),
+    "retry": lambda desk, jobs: retry.retry(
+        desk.host, [Again(**j.fence._asdict(), verdict=Verdict.ERROR, after=60.0) for j in jobs]
+    ),
+    "release": lambda desk, jobs: release.release(desk.host, [j.fence for j in jobs]),
+    "progress": lambda desk, jobs: progress.save(desk.host, [Saved(*j.fence, "1", None) for j in jobs]),
+}
+
+
+@pytest.mark.parametrize("name", HOSTS_WRITES)
+def test_who_cancels_in_an_order_of_his_own_is_in_no_deadlock_with_a_host(
+    session: Callable[[], psycopg.Connection[Any]], schema: str, name: str
+) -> None:
+    """One transaction cancels the second job and then the first; meanwhile the host writes both."""
+    desk, other, watcher = Desk(session(), schema), Desk(session(), schema), session()
+    desk.register()
+    one, two = desk.run_one(), desk.run_one()
+    with other.conn.transaction():
+        assert other.ask(cancel.cancel(two.id)) == "cancelling"
+        writing = desk.in_thread(HOSTS_WRITES[name](desk, [one, two]))
+        until(lambda: writing.done() or blocked(watcher, desk.conn))
+        assert other.ask(cancel.cancel(one.id)) is not None
+    writing.result(timeout=PATIENCE)
 
 
 def test_all_verbs_at_once(session: Callable[[], psycopg.Connection[Any]], schema: str) -> None:

@@ -11,7 +11,7 @@ from pgworkers.job.state import State
 def test_a_released_job_is_ready_at_once_and_its_attempt_is_given_back(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
     desk.listen()
-    assert desk.ask(release.release(desk.host, [(job.id, job.lease)])) == 1
+    assert desk.ask(release.release(desk.host, [job.fence])).jobs == 1
     assert desk.notices() == [("pgworkers", "ready:a")]
     seen = desk.see(job.id)
     assert (seen.state, seen.attempt, seen.host) == (State.READY, 0, None)
@@ -27,17 +27,17 @@ def test_only_what_is_still_held_is_released(desk: Desk, other: Desk) -> None:
     desk.end(one)
     desk.again(two, after=0.0)
     (taken,) = other.take()
-    held = [(job.id, job.lease) for job in (three, two, one)]
-    assert desk.ask(release.release(desk.host, held)) == 1
-    assert desk.ask(release.release(desk.host, held)) == 0
+    held = [job.fence for job in (three, two, one)]
+    assert desk.ask(release.release(desk.host, held)).jobs == 1
+    assert desk.ask(release.release(desk.host, held)).jobs == 0
     assert desk.see(taken.id).state is State.CLAIMED
-    assert desk.ask(release.release(desk.host, [])) == 0
+    assert desk.ask(release.release(desk.host, [])).jobs == 0
 
 
 def test_a_job_wished_away_while_it_was_claimed_is_cancelled_not_given_back(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
     assert other.ask(cancel.cancel(job.id)) == "cancelling"
-    assert desk.ask(release.release(desk.host, [(job.id, job.lease)])) == 1
+    assert desk.ask(release.release(desk.host, [job.fence])).jobs == 1
     seen = desk.see(job.id)
     assert (seen.state, seen.attempt) == (State.CANCELLED, 0)
     assert other.take() == []

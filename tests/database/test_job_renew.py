@@ -29,11 +29,11 @@ def test_it_learns_which_jobs_are_wished_away_and_which_it_no_longer_owns(desk: 
     desk.end(ended)
     desk.again(taken, after=0.0)
     other.take()
-    held = [(job.id, job.lease) for job in (kept, wished, ended, taken, gone)]
+    held = [job.fence for job in (kept, wished, ended, taken, gone)]
     desk.conn.execute("DELETE FROM pgworkers.job WHERE id = %s", [gone.id])
     renewed = desk.ask(renew(desk.host, held, "running", "[]"))
-    assert renewed.cancels == [(wished.id, wished.lease)]
-    assert sorted(renewed.lost) == [(job.id, job.lease) for job in (ended, taken, gone)]
+    assert renewed.cancels == [wished.fence]
+    assert sorted(renewed.lost) == [job.fence for job in (ended, taken, gone)]
 
 
 def test_it_learns_that_a_job_was_rescued(desk: Desk, other: Desk) -> None:
@@ -44,7 +44,7 @@ def test_it_learns_that_a_job_was_rescued(desk: Desk, other: Desk) -> None:
     )
     other.register()
     assert [job.id for job in other.ask(rescue.rescue(other.host, 10))] == [rescued.id]
-    held = [(job.id, job.lease) for job in (rescued, taken)]
+    held = [job.fence for job in (rescued, taken)]
     renewed = desk.ask(renew(desk.host, held, "running", "[]"))
     assert sorted(renewed.lost) == held
     assert renewed.rescued == {held[0]}
@@ -53,7 +53,7 @@ def test_it_learns_that_a_job_was_rescued(desk: Desk, other: Desk) -> None:
 def test_a_host_whose_row_was_swept_is_told_so(desk: Desk) -> None:
     job = desk.run_one()
     desk.ask(host.remove(desk.host))
-    renewed = desk.ask(renew(desk.host, [(job.id, job.lease)], "running", "[]"))
+    renewed = desk.ask(renew(desk.host, [job.fence], "running", "[]"))
     assert not renewed.known
     assert renewed.lost == []  # nobody has rescued it yet
     desk.register()
@@ -64,7 +64,7 @@ def test_renewing_does_not_wait_for_a_row_lock_on_a_job(desk: Desk, other: Desk)
     job = desk.run_one()
     with other.conn.transaction():
         other.conn.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [job.id])
-        assert desk.ask(renew(desk.host, [(job.id, job.lease)], "running", "[]")).known
+        assert desk.ask(renew(desk.host, [job.fence], "running", "[]")).known
 
 
 def test_a_view_of_workers_that_is_no_json_never_costs_the_lease(desk: Desk) -> None:

@@ -180,7 +180,7 @@ def test_a_clock_that_was_set_forward_makes_nobody_lost(desk: Desk, other: Desk)
     assert (
         desk.ask(lost(desk.host, 10, clock=reckoned)) == desk.ask(rescue(desk.host, 10, clock=reckoned)) == []
     )
-    assert desk.ask(host.sweep(clock=reckoned)) == 0
+    assert desk.ask(host.sweep(10, clock=reckoned)).count == 0
     assert desk.ask(lost(desk.host, 10, clock=clock)) == [job.id], "and who is lost is lost"
     later = clock + timedelta(days=1)
     other.register()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from support.desk import Desk, blocked, until
+from support.desk import Desk, until
 
-from pgworkers.job import cancel, promote, retry, show
+from pgworkers.job import cancel, promote, show
 from pgworkers.job.retry import Again
 from pgworkers.job.state import State, Verdict
 
@@ -67,12 +67,23 @@ def test_a_batch_takes_each_row_by_itself(desk: Desk) -> None:
     one, two, three = desk.take(3)
     desk.end(two)
     agains = [
-        Again(id=three.id, lease=three.lease, verdict=Verdict.ERROR, after=0.0, error="3 \x00"),
-        Again(id=two.id, lease=two.lease, verdict=Verdict.ERROR, after=0.0, error="2"),
-        Again(id=one.id, lease=one.lease, verdict=Verdict.SNOOZED, after=50.0, free=True, progress="NaN"),
+        Again(
+            **three.fence._asdict(),
+            verdict=Verdict.ERROR,
+            after=0.0,
+            error="3 \x00",
+        ),
+        Again(**two.fence._asdict(), verdict=Verdict.ERROR, after=0.0, error="2"),
+        Again(
+            **one.fence._asdict(),
+            verdict=Verdict.SNOOZED,
+            after=50.0,
+            free=True,
+            progress="NaN",
+        ),
     ]
-    answers = desk.ask(retry.retry(desk.host, agains))
-    assert [answers[a.id, a.lease] for a in agains] == ["written", "lost", "written"]
+    answers = desk.retry(agains)
+    assert [answers[a.fence] for a in agains] == ["written", "lost", "written"]
     assert [state for _, state in desk.states()] == ["scheduled", "succeeded", "ready"]
 
 
@@ -96,14 +107,12 @@ def test_after_an_acknowledged_cancel_nothing_starts_again(desk: Desk, other: De
     assert desk.again(job, after=0.0, error="boom") == "already"
 
 
-def test_a_cancel_that_commits_while_the_retry_waits_is_seen(desk: Desk, other: Desk) -> None:
+def test_a_retry_waits_for_no_cancel_and_sees_it_later(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
-    again = Again(id=job.id, lease=job.lease, verdict=Verdict.ERROR, after=0.0)
     with other.conn.transaction():
         other.ask(cancel.cancel(job.id))
-        waiting = desk.in_thread(retry.retry(desk.host, [again]))
-        until(lambda: blocked(other.conn, desk.conn))
-    assert waiting.result(timeout=20) == {(job.id, job.lease): "written"}
+        assert desk.again(job, after=0.0) == "locked"
+    assert desk.again(job, after=0.0) == "written"
     assert desk.see(job.id).state is State.CANCELLED
 
 

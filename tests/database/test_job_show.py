@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+import pytest
+from psycopg.types.json import Jsonb
 from support.desk import Desk
 
 from pgworkers.job import cancel, queue, show
@@ -26,7 +28,7 @@ def test_jobs_are_found_by_what_they_are_the_newest_first_page_by_page(desk: Des
     desk.ask(cancel.cancel(ids[0]))
     (job,) = desk.take()
     desk.end(job, State.DEAD, error="x")
-    everything = [found.id for found in desk.ask(show.find(Filter()))]
+    everything = [found.id for found in show.find(desk.ask, Filter()).jobs]
     assert everything == ids[::-1]
     cases = {
         Filter(states=(State.DEAD, State.CANCELLED)): [ids[1], ids[0]],
@@ -34,18 +36,70 @@ def test_jobs_are_found_by_what_they_are_the_newest_first_page_by_page(desk: Des
         Filter(tasks=("u",), queues=("a",)): [ids[4]],
         Filter(tasks=("t", "u")): everything,
         Filter(queues=("b", "nobody's")): [ids[3]],
-        Filter(ids=(ids[0], ids[5], 999)): [ids[5], ids[0]],
-        Filter(ids=()): [],
         Filter(before=ids[2]): [ids[1], ids[0]],
         Filter(states=(State.SCHEDULED,)): [ids[5]],
     }
     for where, expected in cases.items():
-        assert [found.id for found in desk.ask(show.find(where))] == expected
-        assert desk.ask(show.ids(where)) == expected
-        assert desk.ask(show.count(where)) == len(expected)
-    page = desk.ask(show.find(Filter(limit=4)))
-    rest = desk.ask(show.find(Filter(limit=4, before=page[-1].id)))
-    assert [found.id for found in page + rest] == everything
+        assert [found.id for found in show.find(desk.ask, where).jobs] == expected
+        assert show.count(desk.ask, where) == show.Count(len(expected), complete=True)
+    page = show.find(desk.ask, Filter(limit=4))
+    rest = show.find(desk.ask, Filter(limit=4, before=page.before))
+    assert [found.id for found in page.jobs + rest.jobs] == everything
+    assert [found.id for found in desk.ask(show.many([ids[0], ids[5], 999]))] == [ids[5], ids[0]]
+    assert desk.ask(show.many([])) == []
+
+
+def test_a_search_goes_on_in_steps_and_says_where_it_ended(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(show, "FIRST_LOOK", 2)
+    monkeypatch.setattr(show, "LARGEST_LOOK", 8)
+    rare = desk.put(task="rare")
+    ended = [desk.run_one() for _ in range(20)]
+    for job in ended:
+        desk.end(job, State.SUCCEEDED)
+    others = [desk.put() for _ in range(20)]
+    steps = list(show.pages(desk.ask, Filter(tasks=("rare",))))
+    assert max(step.looked for step in steps) == 8
+    assert [step.ids for step in steps] == [[]] * (len(steps) - 1) + [[rare]]
+    assert sum(step.looked for step in steps) == 41
+    assert [job.id for job in show.find(desk.ask, Filter(tasks=("rare",))).jobs] == [rare]
+    cut = show.find(desk.ask, Filter(tasks=("rare",)), max_looked=10)
+    assert (cut.jobs, cut.before) == ([], others[10])
+    rest = show.find(desk.ask, Filter(tasks=("rare",), before=cut.before))
+    assert ([job.id for job in rest.jobs], rest.before) == ([rare], None)
+    assert show.count(desk.ask, Filter(tasks=("t",)), max_looked=10) == show.Count(10, complete=False)
+    monkeypatch.setattr(show, "MAX_COUNT", 5)
+    assert show.count(desk.ask, Filter()) == show.Count(5, complete=False)
+    assert show.count(desk.ask, Filter(tasks=("rare",))) == show.Count(1, complete=True)
+
+
+def test_a_search_for_what_hosts_hold_tells_claimed_from_running(desk: Desk) -> None:
+    desk.put()
+    held = [desk.run_one() for _ in range(3)]
+    workers = [{"queue": "a", "slot": 0, "pid": 1, "state": "busy", "job_id": held[0].id}]
+    desk.conn.execute("UPDATE pgworkers.host SET workers = %s", [Jsonb(workers)])
+    for states, expected in (
+        ((State.RUNNING,), [held[0].id]),
+        ((State.CLAIMED,), [held[2].id, held[1].id]),
+        ((State.CLAIMED, State.RUNNING), [held[2].id, held[1].id, held[0].id]),
+    ):
+        found = show.find(desk.ask, Filter(states=states)).jobs
+        assert [job.id for job in found] == expected
+        assert {job.state for job in found} == set(states)
+
+
+def test_counts_of_queues_end_at_their_cap(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "MAX_COUNT", 2)
+    for _ in range(3):
+        desk.put()
+        desk.put(delay=60.0)
+    desk.put(queue="b")
+    desk.put(queue="keyed", concurrency_key="k")
+    a, b, keyed = desk.ask(show.queues())
+    assert (a.ready, a.scheduled, sorted(a.capped)) == (2, 2, ["ready", "scheduled"])
+    assert (b.ready, list(b.capped)) == (1, ["scheduled"]), "what is scheduled is counted over all queues"
+    assert (keyed.name, keyed.ready) == ("keyed", 1)
 
 
 def test_queues_with_their_counts(desk: Desk) -> None:

@@ -28,7 +28,7 @@ def test_hosts_workers_and_what_their_jobs_say(desk: Desk) -> None:
         },
         {"queue": "a", "slot": 1, "pid": 8, "state": "idle"},
     ]
-    desk.ask(renew(desk.host, [(job.id, job.lease)], "running", json.dumps(told), 1.5, 8))
+    desk.ask(renew(desk.host, [job.fence], "running", json.dumps(told), 1.5, 8))
     hosts, workers = desk.ask(watch(10, tell=False))
     [host] = [one for one in hosts if one.id == desk.host]
     assert (host.state, host.load, host.cores, host.lost) == ("running", 1.5, 8, False)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.desk import Desk
 
-from pgworkers.job import finish, progress, release, renew, retry
+from pgworkers.job import finish, mine, progress, release, renew, retry
 from pgworkers.job.claim import Claimed
 from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved
@@ -20,17 +20,36 @@ from pgworkers.postgres.statements import Query, Statement
 WRITES: dict[str, Callable[[str, Claimed], Query[Any]]] = {
     "finish": lambda host, job: finish.finish(
         host,
-        [End(id=job.id, lease=job.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result='"stale"')],
+        [
+            End(
+                **job.fence._asdict(),
+                state=State.SUCCEEDED,
+                verdict=Verdict.SUCCEEDED,
+                result='"stale"',
+            )
+        ],
     ),
     "retry": lambda host, job: retry.retry(
-        host, [Again(id=job.id, lease=job.lease, verdict=Verdict.ERROR, after=9.0, error="stale")]
+        host,
+        [
+            Again(
+                **job.fence._asdict(),
+                verdict=Verdict.ERROR,
+                after=9.0,
+                error="stale",
+            )
+        ],
     ),
-    "release": lambda host, job: release.release(host, [(job.id, job.lease)]),
-    "progress": lambda host, job: progress.save(host, [Saved(job.id, job.lease, '"stale"', '"stale"')]),
+    "release": lambda host, job: release.release(host, [job.fence]),
+    "progress": lambda host, job: progress.save(host, [Saved(*job.fence, '"stale"', '"stale"')]),
 }
 #: A finish names the lease by its place: it finds and writes a row at once.
 LEASE = (
     r"j\.lease = (?:\w\.lease|\(%\(leases\)s::integer\[\]\)\[width_bucket\(j\.id, %\(ids\)s::bigint\[\]\)\])"
+)
+CLAIM = (
+    r"j\.claimed_at = (?:\w\.claim|\(%\(claims\)s::timestamptz\[\]\)"
+    r"\[width_bucket\(j\.id, %\(ids\)s::bigint\[\]\)\])"
 )
 HOST = r"j\.host IS NOT DISTINCT FROM (?:%\(host\)s::uuid|a\.host)"
 
@@ -55,20 +74,36 @@ def untouched(desk: Desk, write: Callable[[str, Claimed], Query[Any]], broken: s
     assert desk.again(stale, after=0.0, verdict=Verdict.INTERRUPTED, free=True) == "written"
     (fresh,) = desk.take()
     assert fresh.lease > stale.lease
+    stale = stale._replace(claimed_at=fresh.claimed_at)  # else the moment alone would tell them apart
     return unchanged(desk, write(desk.host, stale), broken) and desk.end(fresh) == "written"
+
+
+def given_again(desk: Desk, to: Desk) -> tuple[Claimed, Claimed]:
+    """A claim that an asynchronous failover lost, and the next one of that job, which has the same number."""
+    stale = desk.run_one()
+    desk.conn.execute(  # what the new primary knows: the claim never was
+        "UPDATE pgworkers.job SET state = 'ready', host = NULL, claimed_at = NULL, lease = lease - 1, attempt = attempt - 1"
+    )
+    (fresh,) = to.take()
+    assert (fresh.id, fresh.lease) == (stale.id, stale.lease)
+    return stale, fresh
 
 
 def untouched_by_another(
     desk: Desk, other: Desk, write: Callable[[str, Claimed], Query[Any]], broken: str | None
 ) -> bool:
     """After an asynchronous failover a lease number that was lost is given again: here, to another host."""
-    stale = desk.run_one()
-    desk.conn.execute(  # what the new primary knows: the claim never was
-        "UPDATE pgworkers.job SET state = 'ready', host = NULL, claimed_at = NULL, lease = lease - 1, attempt = attempt - 1"
-    )
-    (fresh,) = other.take()
-    assert (fresh.id, fresh.lease) == (stale.id, stale.lease)
+    stale, fresh = given_again(desk, other)
+    stale = stale._replace(claimed_at=fresh.claimed_at)  # else the moment alone would tell them apart
     return unchanged(desk, write(desk.host, stale), broken) and other.end(fresh) == "written"
+
+
+def untouched_by_the_same_host(
+    desk: Desk, write: Callable[[str, Claimed], Query[Any]], broken: str | None
+) -> bool:
+    """And here to the same host, perhaps for another job: only the moment of the claim tells them apart."""
+    stale, fresh = given_again(desk, desk)
+    return unchanged(desk, write(desk.host, stale), broken) and desk.end(fresh) == "written"
 
 
 @pytest.mark.parametrize("name", WRITES)
@@ -93,21 +128,67 @@ def test_without_the_host_in_the_guard_the_check_goes_red(desk: Desk, other: Des
     assert not untouched_by_another(desk, other, WRITES[name], HOST)
 
 
+@pytest.mark.parametrize("name", WRITES)
+def test_a_claim_of_a_lost_timeline_writes_nothing_even_by_the_same_host(desk: Desk, name: str) -> None:
+    assert untouched_by_the_same_host(desk, WRITES[name], None)
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_without_the_moment_of_the_claim_in_the_guard_the_check_goes_red(desk: Desk, name: str) -> None:
+    assert not untouched_by_the_same_host(desk, WRITES[name], CLAIM)
+
+
+def test_an_end_of_a_lost_timeline_is_lost_though_its_number_ended_alike(desk: Desk) -> None:
+    stale, fresh = given_again(desk, desk)
+    assert desk.end(fresh, result="1") == "written"
+    assert (desk.end(stale, result="1"), desk.end(fresh, result="1")) == ("lost", "already")
+    stale, fresh = given_again(desk, desk)
+    assert desk.again(fresh) == "written"
+    assert (desk.again(stale), desk.again(fresh)) == ("lost", "already")
+
+
+def test_a_host_that_renews_learns_that_its_claim_is_of_a_lost_timeline(desk: Desk) -> None:
+    stale, fresh = given_again(desk, desk)
+    desk.conn.execute("UPDATE pgworkers.job SET cancel_at = now()")
+    renewed = desk.ask(renew.renew(desk.host, [stale.fence, fresh.fence], "running", "[]"))
+    assert (renewed.lost, renewed.cancels) == ([stale.fence], [fresh.fence])
+    assert desk.ask(mine.mine(desk.host, 0.0)).jobs == [fresh.fence]
+
+
+def test_the_moment_of_a_claim_comes_back_exactly(desk: Desk) -> None:
+    """To the microsecond, for as long as anybody will ask."""
+    for moment in (
+        "2026-11-18 07:03:15.000001+00",
+        "1999-12-31 23:59:59.999999+00",
+        "1970-01-01 00:00:00.000001+00",
+        "2199-12-31 23:59:59.999999+00",
+    ):
+        job = desk.run_one()
+        desk.conn.execute("UPDATE pgworkers.job SET claimed_at = %s WHERE id = %s", [moment, job.id])
+        (held,) = desk.ask(mine.mine(desk.host, -1e10)).jobs
+        (row,) = desk.conn.execute(
+            "SELECT (extract(epoch FROM claimed_at) * 1000000)::bigint FROM pgworkers.job"
+        ).fetchall()
+        assert held.claimed_at == row[0], moment
+        assert desk.ask(release.release(desk.host, [held])).jobs == 1, moment
+        desk.conn.execute("DELETE FROM pgworkers.job")
+
+
 def test_a_host_that_renews_learns_that_its_number_is_anothers(desk: Desk, other: Desk) -> None:
     job = other.run_one()
-    held = [(job.id, job.lease)]
+    held = [job.fence]
     assert desk.ask(renew.renew(desk.host, held, "running", "[]")).lost == held
     assert other.ask(renew.renew(other.host, held, "running", "[]")).lost == []
 
 
 @pytest.mark.parametrize("name", WRITES)
 def test_a_job_that_waits_is_not_written_by_its_last_lease(desk: Desk, name: str) -> None:
-    """The lease number alone is not enough: after a release it is still the row's own. A row that waits has no host either
-    (a CHECK), so the twin must lose both."""
+    """The lease number alone is not enough: after a release it is still the row's own. A row that waits has no host
+    (a CHECK) and no moment of a claim either, so the twin must lose all of them."""
 
     def survives(broken: str | None) -> bool:
         job = desk.run_one()
-        desk.ask(release.release(desk.host, [(job.id, job.lease)]))
+        desk.ask(release.release(desk.host, [job.fence]))
         query = WRITES[name](desk.host, job)
         desk.ask(query if broken is None else without(query, broken))
         seen = desk.see(job.id)
@@ -119,4 +200,4 @@ def test_a_job_that_waits_is_not_written_by_its_last_lease(desk: Desk, name: str
     if (
         name != "release"
     ):  # releasing what is released changes nothing but its attempt, which cannot fall below 0
-        assert not survives(rf"{HOST} AND j\.state = 'running'")
+        assert not survives(rf"{CLAIM}\s+AND {HOST} AND j\.state = 'running'")

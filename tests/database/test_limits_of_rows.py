@@ -26,6 +26,43 @@ def test_what_does_not_fit_is_refused_every_way(db: psycopg.Connection[Any], way
     assert db.execute("SELECT count(*) FROM pgworkers.job").fetchone() == (0,)
 
 
+#: What a compressed value may hide: levels, and numbers that print 147,457 characters each.
+COMPRESSED = {
+    "deep": (
+        "job_args_are_flat",
+        f'''SELECT '{{"a": {"[" * 140}{"]" * 140}, "b": "{"x" * 9000}"}}'::jsonb''',
+        1024,
+    ),
+    "numbers": (
+        "job_args_fit",
+        "SELECT jsonb_build_object('a', jsonb_agg(round(1e131071, 16383))) FROM generate_series(1, 500)",
+        256,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", COMPRESSED)
+def test_a_compressed_value_is_checked_as_it_will_be_read(db: psycopg.Connection[Any], kind: str) -> None:
+    """pg_column_size() of a row of another table is the compressed size."""
+    constraint, value, small = COMPRESSED[kind]
+    db.execute("CREATE TEMP TABLE other (args jsonb) WITH (toast_tuple_target = 128)")
+    db.execute(f"INSERT INTO other {value}".encode())
+    (stored,) = db.execute("SELECT pg_column_size(args) FROM other").fetchone() or (0,)
+    assert stored <= small, "not compressed enough to look small"
+    with pytest.raises(CheckViolation, match=constraint):
+        db.execute("INSERT INTO pgworkers.job (task, queue, args) SELECT 't', 'q', args FROM other")
+
+
+def test_what_is_too_small_to_be_printed_prints_less_than_the_bound(db: psycopg.Connection[Any]) -> None:
+    """The worst value of up to 256 bytes: nothing but numbers with all digits that Postgres has."""
+    worst = "jsonb_build_object('', jsonb_agg(round(1e131071, 16383)))"
+    sizes = f"SELECT pg_column_size({worst}), octet_length(({worst})::text) FROM generate_series(1, %s)"
+    found = [db.execute(sizes.encode(), [count]).fetchone() or (0, 0) for count in (13, 14, 15)]
+    stored, printed = max(one for one in found if one[0] <= 256)
+    assert stored > 240, "the next one is larger than 256 bytes"
+    assert printed < 2_400_000 < 4 << 20
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_what_just_fits_is_taken(db: psycopg.Connection[Any], way: str) -> None:
     db.execute(WAYS[way].encode(), [FLAT])

@@ -54,8 +54,10 @@ def test_the_answer_is_with_whoever_waits_for_it_before_the_statement_is_counted
         ("SELECT nothing", {}, "LineDown"),
         ("SELECT pg_terminate_backend(pg_backend_pid())", {}, "LineDown"),
         ("DO $$ BEGIN RAISE 'no'; END $$", {"refusable": True}, "RaiseException"),
+        ("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)", {}, "LineDown"),
+        ("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)", {"timeouts": True}, "QueryCanceled"),
     ],
-    ids=["data", "wrong", "cut", "refused"],
+    ids=["data", "wrong", "cut", "refused", "slow", "slow by itself"],
 )
 def test_of_a_statement_that_failed_nobody_has_an_answer(
     dsn: str, text: str, how: dict[str, Any], got: str

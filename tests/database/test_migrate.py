@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,22 +13,31 @@ import psycopg
 import pytest
 from support.bounds import BUSY
 from support.desk import Desk
+from support.server import Server
 from support.stranger import stranger_session
+from support.tree import wait_for
 
-from pgworkers.errors import SchemaOutOfDate, UsageError
+from pgworkers.errors import DatabaseUnreachable, SchemaOutOfDate, UsageError
 from pgworkers.job import cancel
 from pgworkers.job.asleep import asleep
 from pgworkers.job.state import State, Verdict
-from pgworkers.postgres import connect, migrate
+from pgworkers.postgres import connect, lock_wait, migrate
 from pgworkers.postgres.migrate import Migration
 from pgworkers.settings import Settings
 
-SECOND = Migration(
-    9001, "9001_second", "CREATE TABLE pgworkers.second (a integer); CREATE INDEX ON pgworkers.second (a);"
+NEWEST = migrate.known()[-1].version
+
+
+def later(version: int, name: str, text: str, serves: int | None = None) -> Migration:
+    """A migration of a later version; by default it serves no code before it."""
+    return Migration(version, f"{version}_{name}", f"-- serves: {serves or version:04d}\n{text}\n")
+
+
+SECOND = later(
+    9001, "second", "CREATE TABLE pgworkers.second (a integer); CREATE INDEX ON pgworkers.second (a);"
 )
-BROKEN = Migration(
-    9002, "9002_broken", "CREATE TABLE pgworkers.third (a integer); SELECT no_such_function();"
-)
+ADDITIVE = later(9001, "additive", "ALTER TABLE pgworkers.job ADD COLUMN colour text;", serves=NEWEST)
+BROKEN = later(9002, "broken", "CREATE TABLE pgworkers.third (a integer); SELECT no_such_function();")
 
 
 def tables(conn: psycopg.Connection[Any]) -> set[str]:
@@ -112,7 +123,143 @@ def test_a_schema_newer_than_the_code_is_refused_and_not_touched(db: psycopg.Con
         with pytest.raises(SchemaOutOfDate, match=r"newer than this pgworkers.*9001_second") as caught:
             refuse(db, "pgworkers")
         assert caught.value.exit_code == 5
+        assert f"serves code from migration 9001 on, and the newest one here is {NEWEST:04d}" in str(
+            caught.value
+        )
+    assert migrate.status(db, "pgworkers")[-1].state == "unknown"
     assert tables(db) == before
+
+
+def test_code_goes_on_with_a_newer_schema_that_serves_it(db: psycopg.Connection[Any]) -> None:
+    newer = [*migrate.known(), ADDITIVE]
+    assert migrate.describe(db, "pgworkers") == "up to date"
+    assert migrate.up(db, "pgworkers", newer) == ["9001_additive"]
+    migrate.check(db, "pgworkers")
+    assert migrate.up(db, "pgworkers") == []
+    assert (
+        migrate.describe(db, "pgworkers")
+        == "newer than this pgworkers (9001_additive), which it still serves"
+    )
+    assert migrate.status(db, "pgworkers")[-1].state == "newer"
+    # One more that serves the code of the additive one, and no older code: the oldest of both counts.
+    migrate.up(db, "pgworkers", [*newer, later(9002, "wide", "SELECT;", serves=9001)])
+    migrate.check(db, "pgworkers", newer)
+    with pytest.raises(SchemaOutOfDate, match=r"does not know 9002_wide"):
+        migrate.check(db, "pgworkers")
+
+
+def test_a_migration_that_would_break_running_hosts_is_refused(db: psycopg.Connection[Any]) -> None:
+    desk = Desk(db, "pgworkers")
+    desk.register()
+    migrate.up(db, "pgworkers", [*migrate.known(), ADDITIVE])  # serves them
+    breaking = [*migrate.known(), ADDITIVE, later(9002, "breaking", "CREATE TABLE pgworkers.third ();")]
+    script = migrate.render_pending(db, "pgworkers", breaking)
+    with pytest.raises(SchemaOutOfDate) as caught:
+        migrate.up(db, "pgworkers", breaking)
+    assert (
+        f"9002_breaking does not serve hosts that are running: box (pid 4711, newest migration {NEWEST:04d})"
+        in str(caught.value)
+    )
+    with pytest.raises(
+        psycopg.errors.RaiseException, match="9002_breaking does not serve hosts that are running"
+    ):
+        db.execute(script.encode())
+    db.execute("ROLLBACK")
+    assert "third" not in tables(db)
+    db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '1 h'")
+    assert migrate.up(db, "pgworkers", breaking) == ["9002_breaking"]
+
+
+def test_a_schema_of_another_branch_is_refused(db: psycopg.Connection[Any]) -> None:
+    """It has a migration that this code does not know, and lacks one that this code needs."""
+    migrate.up(db, "pgworkers", [*migrate.known(), later(9002, "theirs", "SELECT;", serves=NEWEST)])
+    ours = [*migrate.known(), SECOND]
+    for refuse in (migrate.up, migrate.check, migrate.render_pending):
+        with pytest.raises(SchemaOutOfDate, match=r"has 9002_theirs.*lacks 9001_second.*nothing was done"):
+            refuse(db, "pgworkers", ours)
+    assert "second" not in tables(db)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "SELECT;",
+        "--serves: 0001\n",
+        "-- serves: 1\n",
+        " -- serves: 0001\n",
+        "-- serves: 9002\n",
+        "-- serves: 0000\n",
+    ],
+)
+def test_a_file_without_its_first_line_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"9001_odd: the first line must be `-- serves: NNNN`"):
+        _ = Migration(9001, "9001_odd", text).serves
+
+
+def test_a_migration_that_waits_for_a_lock_holds_up_no_other_session(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    """A reader keeps `job` locked. The hosts behind the migration get through, and a line names the reader. A second master
+    waits for the first one, which keeps the lock on `migration`: taking turns, they would leave no room for others."""
+    lines: list[list[str]] = [[], []]
+    applied: list[list[str]] = []
+
+    def migrate_up(said: list[str]) -> None:
+        with connect.connect(Settings(), dsn, "boot") as conn:
+            applied.append(migrate.up(conn, "pgworkers", [*migrate.known(), ADDITIVE], say=said.append))
+
+    threads = [threading.Thread(target=migrate_up, args=[said]) for said in lines]
+    waits = "migration 9001_additive waits for a lock of "
+    with psycopg.connect(dsn, application_name="a long report") as reader:
+        found = reader.execute("SELECT pg_backend_pid(), count(*) FROM pgworkers.job").fetchone()
+        assert found is not None
+        threads[0].start()
+        wait_for(lambda: lines[0], what="a line that names the reader")
+        threads[1].start()
+        assert lines[0][0].startswith(f"{waits}pid {found[0]} (a long report, idle in transaction, query ")
+        db.execute("SET lock_timeout = '20s'")
+        for _ in range(3):
+            assert Desk(db, "pgworkers").put()
+        wait_for(lambda: lines[1], what="a line that names the first master")
+        first = db.execute(
+            "SELECT pid FROM pg_locks WHERE relation = 'pgworkers.migration'::regclass AND granted"
+            " AND mode = 'ShareRowExclusiveLock'"
+        ).fetchall()[0][0]
+        assert lines[1][0].startswith(f"{waits}pid {first} (")
+        assert applied == []
+    for thread in threads:
+        thread.join()
+    assert sorted(applied) == [[], ["9001_additive"]]
+
+
+def test_a_migration_that_never_gets_its_lock_gives_up(dsn: str, db: psycopg.Connection[Any]) -> None:
+    with psycopg.connect(dsn) as reader:
+        reader.execute("SELECT count(*) FROM pgworkers.job")
+        with pytest.raises(
+            DatabaseUnreachable, match=r"9001_additive did not get its locks.*it changed nothing"
+        ):
+            migrate.up(
+                db, "pgworkers", [*migrate.known(), SECOND, replace(ADDITIVE, version=9002)], max_lock_wait=0
+            )
+    assert "second" in tables(db), "the one before it stays"
+    assert migrate.status(db, "pgworkers", [*migrate.known(), SECOND])[-1].state == "applied"
+
+
+def test_who_holds_the_lock_is_said_once_and_again_when_it_is_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lock_wait, "RETRY_PAUSE_SECONDS", 0.0)
+    lines: list[str] = []
+    retry = lock_wait.Retry(lines.append, 600)
+    for pids in ([], [], [7], [7], [0, 8]):
+        retry.blockers = [lock_wait.Blocker(pid, "", "active", 61.0, holds=True) for pid in pids]
+        retry.pause("it", psycopg.errors.LockNotAvailable())
+    assert [line.partition("; ")[0] for line in lines] == [
+        "it waits for a lock of another session",
+        "it waits for a lock of pid 7 (active, query 1m01s old)",
+        "it waits for a lock of a prepared transaction (see pg_prepared_xacts) and pid 8 (active, query 1m01s old)",
+    ]
 
 
 def test_a_file_that_changed_after_it_was_applied_is_refused(db: psycopg.Connection[Any]) -> None:
@@ -176,12 +323,88 @@ def test_the_script_for_psql_does_what_up_does(empty_dsn: str) -> None:
         assert Desk(conn, "jobs").put()
 
 
+def shape(conn: psycopg.Connection[Any], schema: str) -> list[tuple[Any, ...]]:
+    """Every column, function and index of a schema, and what is recorded."""
+    with conn.transaction():
+        conn.execute("SET LOCAL search_path = pg_catalog")
+        return conn.execute(
+            "SELECT c.relname::text, a.attname::text, format_type(a.atttypid, a.atttypmod) FROM pg_class c"
+            "  JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 WHERE c.relnamespace = to_regnamespace(%(s)s)"
+            " UNION ALL SELECT p.proname, p.prosrc, array_to_string(p.proconfig, ' ') FROM pg_proc p"
+            "  WHERE p.pronamespace = to_regnamespace(%(s)s)"
+            " UNION ALL SELECT i.indexname, i.indexdef, '' FROM pg_indexes i WHERE i.schemaname = %(s)s"
+            f" UNION ALL SELECT version::text, name || serves, checksum FROM {schema}.migration ORDER BY 1, 2, 3",
+            {"s": schema},
+        ).fetchall()
+
+
+@pytest.mark.parametrize("count", [0, 1, len(migrate.known()) - 1])
+def test_the_pending_script_does_what_up_does(
+    server: Server, empty_dsn: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an empty database, and on one that lacks some: through a real psql, with settings that are not ours."""
+    other = server.create()
+    with (
+        psycopg.connect(empty_dsn, autocommit=True) as conn,
+        psycopg.connect(server.dsn(other), autocommit=True) as theirs,
+    ):
+        for one in (conn, theirs):
+            if count:
+                migrate.up(one, "jobs", migrate.known()[:count])
+        script = migrate.render_pending(theirs, "jobs")
+        executed = statements_of(monkeypatch, conn, lambda: migrate.up(conn, "jobs"))
+        assert [one for one in executed if one not in script] == [], "up runs what the script does not"
+        for setting in ("search_path = jobs", "DateStyle = SQL"):
+            theirs.execute(f"ALTER DATABASE {other} SET {setting}")
+        psql(server.dsn(other), script)
+        assert shape(theirs, "jobs") == shape(conn, "jobs")
+        migrate.check(theirs, "jobs")
+        assert migrate.up(theirs, "jobs") == []
+        before = shape(theirs, "jobs")
+        again = psql(server.dsn(other), script, code=3)
+        assert ("this script was made for another state" if count else "already exists") in again
+        assert shape(theirs, "jobs") == before, "a second time it changes nothing"
+        assert (
+            migrate.render_pending(theirs, "jobs") == "-- pgworkers: nothing is pending in the schema jobs.\n"
+        )
+    server.drop(other)
+
+
+def statements_of(
+    monkeypatch: pytest.MonkeyPatch, conn: psycopg.Connection[Any], work: Callable[[], object]
+) -> list[str]:
+    """Every statement that changes something or sets a timeout, as it was sent."""
+    seen: list[str] = []
+    execute = psycopg.Connection.execute
+
+    def noted(self: psycopg.Connection[Any], query: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(query, bytes):
+            seen.append(query.decode().strip().rstrip(";"))
+        return execute(self, query, *args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(psycopg.Connection, "execute", noted)
+        work()
+    assert any("CREATE" in one for one in seen)
+    return seen
+
+
+def psql(dsn: str, script: str, code: int = 0) -> str:
+    """What psql printed."""
+    done = subprocess.run(
+        ["psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", dsn],
+        input=script, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    return done.stderr
+
+
 def test_two_installations_in_one_database_know_nothing_of_each_other(db: psycopg.Connection[Any]) -> None:
     assert migrate.up(db, "order") == [migration.name for migration in migrate.known()]
     ours, theirs = Desk(db, "pgworkers"), Desk(db, "order")
     theirs.register()
     theirs.ask(asleep(theirs.host, ["a"]))
-    for channel in ("pgworkers", "pgworkers_done", '"order"', "order_done"):
+    for channel in ("pgworkers", "pgworkers_done", '"order"', "order_done", f'"{theirs.host}"'):
         db.execute(f"LISTEN {channel}")
     job_id = theirs.put(args='{"a": 1}', unique="k")
     assert ours.take() == []
@@ -192,7 +415,7 @@ def test_two_installations_in_one_database_know_nothing_of_each_other(db: psycop
     assert theirs.end(job, State.CANCELLED, verdict=Verdict.CANCELLED) == "written"
     assert theirs.see(job_id).state is State.CANCELLED
     assert theirs.notices() == [
-        ("order", "ready:a"),
+        (theirs.host, f"one:a:{theirs.host}"),
         ("order", "ready:a"),
         ("order", f"cancel:{job_id}"),
         ("order_done", str(job_id)),

@@ -154,7 +154,9 @@ def test_row_88_old_code_on_a_new_schema_is_refused_with_5_and_touches_nothing(
 ) -> None:
     """A host of yesterday, deployed late: `run` says that it must be upgraded."""
     (tmp_path / "app.py").write_text("from pgworkers import App\napp = App()\napp.queue('default')\n")
-    future = Migration(9001, "9001_future", "ALTER TABLE pgworkers.job ADD COLUMN future integer;")
+    future = Migration(
+        9001, "9001_future", "-- serves: 9001\nALTER TABLE pgworkers.job ADD COLUMN future integer;"
+    )
     with psycopg.connect(scratch, autocommit=True) as conn:
         migrate.up(conn, "pgworkers", [*known(), future])
         before = _shape(conn)

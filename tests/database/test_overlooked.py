@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from support.desk import Desk
 
-from pgworkers.job.claim import Claimed
+from pgworkers.job.claim import Fence
 from pgworkers.master import overlooked
 from pgworkers.master.overlooked import WARY, WHILE, Overlooked
 from pgworkers.postgres.statements import Query
@@ -35,18 +35,18 @@ class OnDesk:
 class Known:
     """What the host knows, and what it gives back."""
 
-    keys_: set[tuple[int, int]] = field(default_factory=set)
-    given: list[tuple[int, int]] = field(default_factory=list)
+    known: set[Fence] = field(default_factory=set)
+    given: list[Fence] = field(default_factory=list)
 
-    def held_keys(self) -> set[tuple[int, int]]:
-        return self.keys_
+    def held_fences(self) -> set[Fence]:
+        return self.known
 
-    def keys(self) -> set[tuple[int, int]]:
+    def fences(self) -> set[Fence]:
         return set()
 
-    def release(self, keys: list[tuple[int, int]], why: str) -> None:
+    def release(self, fences: list[Fence], why: str) -> None:
         assert why
-        self.given += keys
+        self.given += fences
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Looker:
     overlooked: Overlooked
     now: float = 1000.0
 
-    def look(self, **more: Any) -> list[tuple[int, int]]:
+    def look(self, **more: Any) -> list[Fence]:
         self.known.given.clear()
         found = asyncio.run(self.overlooked.give_back(0.0, **more))
         assert found == len(self.known.given)
@@ -82,16 +82,12 @@ def looker(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Looker:
     return looker
 
 
-def key(job: Claimed) -> tuple[int, int]:
-    return job.id, job.lease
-
-
 def test_what_nobody_knows_is_given_back_and_what_is_known_is_not(desk: Desk, looker: Looker) -> None:
     lost, held = desk.run_one(), desk.run_one()
-    looker.known.keys_.add(key(held))
-    assert looker.look() == [key(lost)]
+    looker.known.known.add(held.fence)
+    assert looker.look() == [lost.fence]
     another = desk.run_one()
-    assert looker.look() == [key(another)], "only what was claimed since"
+    assert looker.look() == [another.fence], "only what was claimed since"
     assert not looker.whole
     assert looker.look() == []
 
@@ -99,16 +95,16 @@ def test_what_nobody_knows_is_given_back_and_what_is_known_is_not(desk: Desk, lo
 def test_after_a_session_was_lost_everything_is_looked_at(desk: Desk, looker: Looker) -> None:
     """It may be another server, on which a job still runs that we have ended."""
     ours = desk.run_one()
-    looker.known.keys_.add(key(ours))
+    looker.known.known.add(ours.fence)
     assert looker.look() == []
-    looker.known.keys_.clear()  # ended, and the new primary does not know it
+    looker.known.known.clear()  # ended, and the new primary does not know it
     assert looker.look() == []
     for line in (looker.claim, looker.finish):
         line.session += 1
-        assert looker.look() == [key(ours)]
+        assert looker.look() == [ours.fence]
         assert looker.whole
         looker.now += (WARY - 1) * SETTINGS.lease
-        assert looker.look() == [key(ours)], (
+        assert looker.look() == [ours.fence], (
             "a claim may have been on its way to the disk for as long as that"
         )
         looker.now += SETTINGS.lease
@@ -137,7 +133,7 @@ def test_a_clock_that_was_set_back_hides_nothing(desk: Desk, looker: Looker) -> 
     )  # as if the database's clock had been a year ahead
     late = desk.run_one()
     assert looker.look() == [], "it was claimed before the time that was seen"
-    assert looker.look() == [key(late)]
+    assert looker.look() == [late.fence]
 
 
 def test_a_look_that_failed_is_made_again(
@@ -155,5 +151,5 @@ def test_a_look_that_failed_is_made_again(
     looker.now += WHILE
     assert looker.look() == [], "this one would have been at everything, and that was too much"
     monkeypatch.setattr(looker.finish, "ask", asking)
-    assert looker.look() == [key(lost)]
+    assert looker.look() == [lost.fence]
     assert not looker.whole, "so the next one goes on where the last one ended"

@@ -90,18 +90,20 @@ def beside(conn: psycopg.Connection[Any]) -> None:
 
 
 STATISTICS = [empty, fresh, stale, churned, vacant, deserted, beside]
-HELD = [(job_id, 1) for job_id in IDS]
+HELD = [claim.Fence(job_id, 1, 10**15) for job_id in IDS]
 QUERIES: dict[str, Query[Any]] = {
     "finish": finish.finish(
         "00000000-0000-0000-0000-000000000001",
-        [End(id=n, lease=1, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result="1") for n in IDS],
+        [End(**one._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result="1") for one in HELD],
     ),
     "retry": retry.retry(
         "00000000-0000-0000-0000-000000000001",
-        [Again(id=n, lease=1, verdict=Verdict.ERROR, after=1.0, error="x") for n in IDS],
+        [Again(**one._asdict(), verdict=Verdict.ERROR, after=1.0, error="x") for one in HELD],
     ),
     "release": release.release("00000000-0000-0000-0000-000000000001", HELD),
-    "progress": progress.save("00000000-0000-0000-0000-000000000001", [Saved(n, 1, "1", None) for n in IDS]),
+    "progress": progress.save(
+        "00000000-0000-0000-0000-000000000001", [Saved(*one, "1", None) for one in HELD]
+    ),
     "renew": renew.renew("00000000-0000-0000-0000-000000000001", HELD, "running", "[]"),
 }
 
@@ -188,6 +190,24 @@ def test_a_claim_walks_the_ready_index_in_order(
             )
             seen -= {("Index Only Scan", "job_ready")}  # the priorities of an aged claim
             assert seen == {("Index Scan", "job_ready"), probe, ("Tid Scan", None)}, (aged, places, generic)
+
+
+@pytest.mark.parametrize("statistics", STATISTICS)
+def test_slots_are_counted_by_the_index_of_their_limit(
+    own: psycopg.Connection[Any], statistics: Callable[[psycopg.Connection[Any]], None]
+) -> None:
+    statistics(own)
+    for call, index in (
+        ("room_of_task(%(task)s)", "job_of_task"),
+        ("room_of_key(%(task)s, %(key)s)", "job_of_key"),
+    ):
+        statement = Statement("room", f"SELECT * FROM pgworkers.{call}")
+        for generic in (False, True):
+            found = ways(plan(own, statement, {"task": "t", "key": "k"}, generic=generic))
+            found = {(way.replace("Only ", ""), name) for way, name in found}
+            assert found == {("Index Scan", index), ("Index Scan", "job_pkey")}, (
+                "those of the mark by their id"
+            )
 
 
 def test_jobs_without_a_limit_pay_one_probe_of_an_empty_index(own: psycopg.Connection[Any]) -> None:
@@ -312,9 +332,9 @@ def test_with_a_million_rows_each_statement_reads_what_it_changes(own: psycopg.C
     assert read["rows"] == 200, "each is found once and changed once"
     assert read["pages"] < 100 * 25
     jobs = desk.ask(claim.claim(host_id, wants, ["t"]))
-    held = [(job.id, job.lease) for job in jobs]
-    ends = [End(id=n, lease=lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for n, lease in held]
-    agains = [Again(id=n, lease=lease, verdict=Verdict.ERROR, after=1.0) for n, lease in held]
+    held = [job.fence for job in jobs]
+    ends = [End(**one._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for one in held]
+    agains = [Again(**one._asdict(), verdict=Verdict.ERROR, after=1.0) for one in held]
     queries: list[Query[Any]] = [
         finish.finish(host_id, ends), retry.retry(host_id, agains), release.release(host_id, held), promote.promote(100)
     ]  # fmt: skip
@@ -360,17 +380,19 @@ def test_a_finish_of_a_hundred_reads_a_hundred_rows_however_many_are_dead(
     desk = Desk(own, "pgworkers")
     desk.register()
     jobs = desk.take(100, queue="q1")
-    ends = [End(id=j.id, lease=j.lease, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs]
+    ends = [End(**j.fence._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs]
     query = finish.finish(desk.host, ends)
     with own.transaction(force_rollback=True):
         cursor = own.execute(
             b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query.statement.render("pgworkers"), query.params
         )
         (found,) = cursor.fetchone() or ([],)
-    (read,) = [node for node in scans(found[0]["Plan"]) if node["Node Type"] != "ModifyTable"]
-    assert read["Index Name"] == "job_pkey"
-    assert read["Actual Rows"] * read["Actual Loops"] == 100, "found and deleted at once"
-    assert read["Shared Hit Blocks"] + read["Shared Read Blocks"] < 100 * 12
+    reads = [node for node in scans(found[0]["Plan"]) if node["Node Type"] not in ("ModifyTable", "LockRows")]
+    assert len(reads) == 2, "found once to be locked, and once to be deleted"
+    for read in reads:
+        assert read["Index Name"] == "job_pkey"
+        assert read["Actual Rows"] * read["Actual Loops"] == 100
+        assert read["Shared Hit Blocks"] + read["Shared Read Blocks"] < 100 * 12
 
 
 def test_what_is_written_of_many_jobs_is_read_once(own: psycopg.Connection[Any]) -> None:
@@ -379,13 +401,13 @@ def test_what_is_written_of_many_jobs_is_read_once(own: psycopg.Connection[Any])
     desk = Desk(own, "pgworkers")
     desk.register()
     own.execute("INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, 500)")
-    held = [(job.id, job.lease) for job in desk.take(500)]
+    held = [job.fence for job in desk.take(500)]
     assert len(held) == 500
-    agains = [Again(id=n, lease=lease, verdict=Verdict.ERROR, after=1.0) for n, lease in held]
+    agains = [Again(**one._asdict(), verdict=Verdict.ERROR, after=1.0) for one in held]
     queries: list[Query[Any]] = [
         retry.retry(desk.host, agains),
         release.release(desk.host, held),
-        progress.save(desk.host, [Saved(n, lease, "1", None) for n, lease in held]),
+        progress.save(desk.host, [Saved(*one, "1", None) for one in held]),
         rescue.rescue("00000000-0000-0000-0000-000000000001", 500),
     ]
     for query in queries:

@@ -37,6 +37,7 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
     async def life() -> None:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
             host = object.__new__(Renewal)
+            host._host = "host"
             host._line = OneLine(conn)  # type: ignore[assignment]
             host._settings, host._facts, host._on_hint = Settings(), Facts(), happened.append
             host._on_heard = lambda: None
@@ -65,6 +66,7 @@ def test_notices_are_heard_while_it_waits_and_a_lost_session_ends_the_wait(
     async def life() -> None:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
             host = object.__new__(Renewal)
+            host._host = "host"
             host._settings, host._facts, host._due = Settings(), Facts(), monotonic() + 3600
             host._on_hint, host._on_heard = happened.append, lambda: None
             await host._listen(conn)

@@ -136,7 +136,11 @@ def test_jobs_go_in_and_come_out_as_they_are(spoiled: str) -> None:
         assert (views[1].run_at, views[1].meta) == (AT, {"why": "%s"})
         assert views[2].run_at - views[2].created_at == timedelta(seconds=60)
         assert views[2].unique_key == "NULL"
-        copied = [one for one in run(conn, "pgworkers", show.find(show.Filter())) if one.id not in ids]
+        copied = [
+            one
+            for one in show.find(lambda query: run(conn, "pgworkers", query), show.Filter()).jobs
+            if one.id not in ids
+        ]
         assert sorted(one.run_at == AT for one in copied) == [False, False, True]
         assert len(run(conn, "pgworkers", show.queues())) == 1
 
@@ -217,7 +221,7 @@ def test_users_connections_keep_their_settings_and_need_none_of_ours(dsn: str) -
         assert settings() == before
         conn.commit()
     with connect.connect(SETTINGS, dsn, "test") as ours:
-        views = run(ours, "pgworkers", show.find(show.Filter()))
+        views = show.find(lambda query: run(ours, "pgworkers", query), show.Filter()).jobs
         assert len(views) == 4
         assert [view.run_at for view in views].count(AT) == 2
         assert all(abs(view.created_at - datetime.now(UTC)) < timedelta(hours=1) for view in views)

@@ -1,7 +1,8 @@
-"""Who is notified of a new job: a host that sleeps, and in a longer transaction everybody. And where a claim looks."""
+"""Which hosts are notified of a new job: one that sleeps, or all of them. And where a claim looks."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 
 import psycopg
@@ -10,11 +11,13 @@ from msgspec.structs import replace
 from support.desk import Desk, until
 
 from pgworkers.job import cancel, claim, retry
-from pgworkers.job.asleep import asleep
+from pgworkers.job.asleep import asleep, notify_all, pass_on
 from pgworkers.job.claim import Range, Wants
 from pgworkers.job.copying import copy_in
 from pgworkers.job.enqueue import enqueue
+from pgworkers.job.host import register
 from pgworkers.job.new import NewJob
+from pgworkers.job.release import release
 from pgworkers.job.state import Verdict
 from pgworkers.master.positions import Positions
 from pgworkers.postgres.connect import STEADY
@@ -46,7 +49,7 @@ def test_only_who_sleeps_is_notified(desk: Desk) -> None:
     desk.ask(asleep(desk.host, ["b", "a"]))
     for way in (enqueue(PLAIN, alone=True), by_function):
         desk.ask(way)
-        assert told(desk) == ["ready:a"]
+        assert told(desk) == [f"one:a:{desk.host}"]
     desk.ask(enqueue(replace(PLAIN, queue="c"), alone=True))
     assert told(desk) == [], "of a queue that nobody asked about"
     desk.ask(asleep(desk.host, ["b"]))
@@ -54,8 +57,8 @@ def test_only_who_sleeps_is_notified(desk: Desk) -> None:
     assert told(desk) == []
 
 
-def test_in_a_longer_transaction_everybody_is_notified(desk: Desk) -> None:
-    """Who sleeps when it commits cannot be known while it runs."""
+def test_in_a_longer_transaction_all_hosts_are_notified_if_none_sleeps_yet(desk: Desk) -> None:
+    """Which hosts sleep when it commits cannot be known while it runs."""
     with desk.conn.transaction():
         desk.conn.execute("SELECT pg_sleep(0.05)")
         desk.ask(enqueue(NewJob("t", queue="a", meta_json="{}")))
@@ -69,6 +72,116 @@ def test_in_a_longer_transaction_everybody_is_notified(desk: Desk) -> None:
     assert "ready:a" in told(desk)
     copy_in(desk.conn, desk.schema, [PLAIN])
     assert told(desk) == ["ready:a"]
+
+
+def sleepers(desk: Desk, count: int, tasks: tuple[str, ...] = ("t",)) -> list[str]:
+    """The ids of so many more hosts that sleep for queue a."""
+    ids = [str(uuid.uuid4()) for _ in range(count)]
+    for host in ids:
+        desk.ask(register(host, "box", 4711, "", "app.py", "1", ["a"], tasks, 30.0))
+        desk.ask(asleep(host, ["a"]))
+        desk.conn.execute(f'LISTEN "{host}"')
+    return ids
+
+
+def test_one_of_the_sleeping_hosts_is_notified_of_a_job(desk: Desk) -> None:
+    hosts = sleepers(desk, 4)
+    chosen = set[str]()
+    for _ in range(200):  # the chance that one of four is never chosen is smaller than that of a broken disk
+        desk.ask(enqueue(PLAIN, alone=True))
+        [payload] = told(desk)
+        kind, queue, host = payload.split(":")
+        assert (kind, queue) == ("one", "a")
+        chosen.add(host)
+    assert chosen == set(hosts)
+
+
+def test_a_transaction_notifies_one_host_however_many_jobs_it_enqueues(desk: Desk) -> None:
+    hosts = sleepers(desk, 4)
+    with desk.conn.transaction():
+        for _ in range(5):
+            desk.ask(enqueue(PLAIN))
+    [payload] = told(desk)
+    assert payload in {f"ready:a:{host}" for host in hosts}, "the host is to pass it on when it is full"
+    desk.conn.execute("SELECT pgworkers.enqueue('t', queue => 'a') FROM generate_series(1, 5)")
+    assert len({payload.rpartition(":")[2] for payload in told(desk)}) == 1
+
+
+def test_all_hosts_are_notified_of_many_jobs(desk: Desk) -> None:
+    sleepers(desk, 2)
+    copy_in(desk.conn, desk.schema, [PLAIN] * 3)
+    assert told(desk) == ["ready:a"]
+    jobs = desk.take(3)
+    desk.ask(release(desk.host, [job.fence for job in jobs]))
+    assert told(desk) == ["ready:a"]
+
+
+def test_a_job_that_is_given_back_is_for_another_host(desk: Desk) -> None:
+    [other] = sleepers(desk, 1)
+    desk.ask(asleep(desk.host, ["a"]))
+    for _ in range(20):
+        desk.put()
+        [job] = desk.take()
+        told(desk)
+        desk.ask(release(desk.host, [job.fence]))
+        assert told(desk) == [f"one:a:{other}"]
+        desk.take()
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        "UPDATE pgworkers.host SET renewed_at = now() - lease / 3",
+        "UPDATE pgworkers.host SET tasks = '{other}'",
+    ],
+    ids=["has not renewed lately", "does not know the task"],
+)
+def test_a_host_that_may_not_come_is_not_chosen(desk: Desk, unfit: str) -> None:
+    sleepers(desk, 3)
+    desk.conn.execute(unfit)
+    desk.ask(enqueue(PLAIN, alone=True))
+    assert told(desk) == ["ready:a"], "no host fits: all are notified"
+    [fit] = sleepers(desk, 1)
+    for _ in range(20):
+        desk.ask(enqueue(PLAIN, alone=True))
+        assert told(desk) == [f"one:a:{fit}"]
+
+
+def test_a_full_host_passes_a_notification_on_and_is_not_chosen_again(desk: Desk) -> None:
+    """Each host that passes it on leaves the sleepers, so it ends with the last one."""
+    hosts = set(sleepers(desk, 3))
+    desk.ask(asleep(desk.host, ["a", "b"]))
+    passing = desk.host
+    while hosts:
+        desk.ask(pass_on(passing, ["a"], ["t"]))
+        [payload] = told(desk)
+        passing = payload.removeprefix("ready:a:")
+        hosts.remove(passing)
+    desk.ask(pass_on(passing, ["a"], ["t"]))
+    assert told(desk) == [], "all are full"
+    assert desk.conn.execute("SELECT queue FROM pgworkers.asleep").fetchall() == [("b",)]
+
+
+def test_a_host_that_found_a_missed_job_lets_all_be_notified_for_a_while(desk: Desk) -> None:
+    sleepers(desk, 3)
+    desk.ask(asleep(desk.host, ["a", "b"]))
+    desk.ask(notify_all(desk.host, ["a"]))
+    for _ in range(20):
+        desk.ask(enqueue(PLAIN, alone=True))
+        assert told(desk) == ["ready:a"]
+    desk.ask(enqueue(replace(PLAIN, queue="b"), alone=True))
+    assert told(desk) == [f"one:b:{desk.host}"], "another queue"
+    desk.conn.execute("UPDATE pgworkers.asleep SET notify_all_until = now() WHERE queue = 'a'")
+    desk.ask(enqueue(PLAIN, alone=True))
+    [payload] = told(desk)
+    assert payload.startswith("one:a:")
+
+
+def test_a_host_learns_for_which_queues_no_other_host_sleeps(desk: Desk) -> None:
+    assert desk.ask(asleep(desk.host, ["a", "b"])) == {"a", "b"}
+    [other] = sleepers(desk, 1)
+    assert desk.ask(asleep(desk.host, ["a", "b"])) == {"b"}
+    assert desk.ask(asleep(other, ["a", "b"])) == frozenset()
 
 
 def test_a_host_that_is_gone_is_not_asleep(desk: Desk) -> None:
@@ -160,7 +273,14 @@ def test_what_comes_up_before_the_place_is_found_from_the_head(looking: Looking,
         [job] = [job for job in [desk.put()] for job in desk.take()]
         desk.ask(
             retry.retry(
-                desk.host, [retry.Again(id=job.id, lease=job.lease, verdict=Verdict.ERROR, after=0.0)]
+                desk.host,
+                [
+                    retry.Again(
+                        **job.fence._asdict(),
+                        verdict=Verdict.ERROR,
+                        after=0.0,
+                    )
+                ],
             )
         )
         last = desk.put()

@@ -47,6 +47,25 @@ def test_row_33_a_transaction_without_an_answer_to_its_commit(proxy: Proxy, fore
     assert audit(forest.db, forest.ledger, [job]) == []
 
 
+def test_row_33_a_repeat_with_an_idempotency_key_is_the_same_job_also_after_its_end(
+    proxy: Proxy, forest: Forest
+) -> None:
+    """The client hears nothing of its commit, the job runs and ends, and only then does the client try again."""
+    enqueue = "SELECT (pgworkers.enqueue('work', queue => 'default', idempotency_key => 'invoice 7')).*"
+    lost = proxy.lose_reply("COMMIT")
+    with psycopg.connect(proxy.dsn) as conn:
+        conn.execute(enqueue)
+        with pytest.raises(psycopg.OperationalError):
+            conn.commit()
+    assert lost.hits == 1
+    forest.start(queues="default:1")
+    forest.until_all_ended(timeout=P + S + BUSY)
+    [(job, created)] = forest.db.execute(enqueue).fetchall()
+    assert not created, "the first one had been committed"
+    assert forest.counts() == {"succeeded": 1}
+    assert audit(forest.db, forest.ledger, [job]) == []
+
+
 def test_row_34_a_claim_without_an_answer_is_given_back_by_the_host_that_lives_on(
     proxy: Proxy, forest: Forest
 ) -> None:

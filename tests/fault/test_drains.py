@@ -16,6 +16,7 @@ from support.tree import UNHURRIED, Forest, wait_for
 
 from pgworkers.clock import boottime
 from pgworkers.facts import Facts
+from pgworkers.job.claim import Fence
 from pgworkers.job.host import register
 from pgworkers.master.line import Line
 from pgworkers.master.renewal import Renewal
@@ -85,7 +86,7 @@ def test_row_84_a_host_that_the_database_never_heard_of_leaves_when_it_is_told_t
 class NoJobs:
     """What the renewer asks a dispatcher that holds nothing."""
 
-    def held_keys(self) -> list[tuple[int, int]]:
+    def held_fences(self) -> list[Fence]:
         return []
 
     def held_deadlines(self) -> list[float | None]:

@@ -88,10 +88,11 @@ def test_row_51_a_full_queue_of_notifications_refuses_nothing_of_ours(little_roo
         lambda: _finding(forest, "notify")["level"] == "ok", what="room again, and a notification that comes"
     )
     with psycopg.connect(forest.dsn, autocommit=True) as ear:
-        ear.execute("LISTEN pgworkers")
         _somebody_sleeps(forest)
+        [(host,)] = forest.db.execute("SELECT host FROM pgworkers.asleep WHERE queue = 'default'").fetchall()
+        ear.execute(f'LISTEN "{host}"')
         jobs += forest.enqueue("work")
-        assert next(ear.notifies(timeout=BUSY)).payload == "ready:default"
+        assert next(ear.notifies(timeout=BUSY)).payload == f"one:default:{host}"
     forest.until(jobs[-1], "succeeded")
     assert audit(forest.db, forest.ledger, [*jobs, failing, never]) == []
 

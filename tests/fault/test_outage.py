@@ -103,7 +103,7 @@ def test_row_50_a_lost_notification_is_bounded_by_the_poll(proxy: Proxy, forest:
     listener = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
     [(pid,)] = forest.db.execute(listener, ["pgworkers listen"]).fetchall()
     _asleep(forest)
-    lost = proxy.lose_notice("ready:")
+    lost = proxy.lose_notice(":default")
     if how == "the listener is gone":
         proxy.refuse = True  # so that it cannot come back before the job is there
         forest.db.execute("SELECT pg_terminate_backend(%s, 10000)", [pid])

@@ -106,7 +106,7 @@ def test_no_room_is_a_drawer() -> None:
 def test_whatever_ends_jobs_tells_those_who_wait_for_them() -> None:
     for path in sorted(PACKAGE.rglob("*.sql")):
         for part in path.read_text().split("CREATE FUNCTION"):
-            if part.lstrip().startswith(("pgworkers.ended(", "pgworkers.drop_partition(")):
+            if part.lstrip().startswith(("pgworkers.ended(", "pgworkers.keep_rows(")):
                 continue  # who tells, and who only moves jobs that ended long ago
             if "INSERT INTO pgworkers.history" in part:
                 assert "pgworkers.ended(" in part, f"{path}: dependents and batches never hear of these ends"

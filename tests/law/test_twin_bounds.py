@@ -10,6 +10,8 @@ from pgworkers import bounds
 from pgworkers.postgres.migrate import known
 
 SQL = "\n".join(migration.text for migration in known())
+#: JSON of up to this many stored bytes is not printed to be checked. A number of 16 bytes prints 147,457 characters.
+UNPRINTED_BYTES = 256
 CONSTRAINTS = dict(re.findall(r"CONSTRAINT (\w+)\s+CHECK (.+)", SQL))
 
 
@@ -28,17 +30,19 @@ def test_texts() -> None:
     assert _numbers("queue_name_fits") == _numbers("bucket_scope_fits") == {1, bounds.NAME_BYTES}
     assert {bounds.NAME_BYTES, bounds.SCOPE_BYTES} <= _numbers("schedule_names_fit")
     assert _numbers("job_unique_fits") == _numbers("job_concurrency_key_fits") == {1, bounds.KEY_BYTES}
+    assert _numbers("idempotency_key_fits") == {1, bounds.KEY_BYTES}
 
 
 def test_json() -> None:
-    assert _numbers("job_args_fit") == {bounds.ARGS_PRINTED_BYTES}
+    assert _numbers("job_args_fit") == {UNPRINTED_BYTES, bounds.ARGS_PRINTED_BYTES}
     assert _numbers("job_meta_fits") == {bounds.META_PRINTED_BYTES}
-    assert _numbers("job_notes_fit") == {bounds.NOTES_PRINTED_BYTES}
-    assert _numbers("job_result_fits") == {bounds.RESULT_PRINTED_BYTES}
+    assert _numbers("job_notes_fit") == {UNPRINTED_BYTES, bounds.NOTES_PRINTED_BYTES}
+    assert _numbers("job_result_fits") == {UNPRINTED_BYTES, bounds.RESULT_PRINTED_BYTES}
     for name in ("job_args_fit", "job_meta_fits", "job_notes_fit", "job_result_fits"):
         assert "octet_length(VALUE::text)" in CONSTRAINTS[name], (
             f"{name} bounds what is stored, not what is printed"
         )
+    assert min(bounds.ARGS_PRINTED_BYTES, bounds.NOTES_PRINTED_BYTES) > UNPRINTED_BYTES // 16 * 147_457
     # A separator and what it separates are two characters, of which Postgres makes three.
     assert 3 * bounds.META_BYTES <= 2 * bounds.META_PRINTED_BYTES
     assert 3 * bounds.CHECKPOINT_BYTES <= 2 * bounds.NOTES_PRINTED_BYTES
@@ -54,6 +58,7 @@ def test_numbers_and_times() -> None:
     assert f"memory NOT BETWEEN {bounds.MEMORY_MIN_BYTES} AND {bounds.MEMORY_MAX_BYTES}" in SQL
     assert f"VALUE <= '{bounds.DURATION_MAX_DAYS} days'" in CONSTRAINTS["job_timeout_fits"]
     assert f"span > interval '{bounds.DURATION_MAX_DAYS} days'" in SQL
+    assert f"lasts > interval '{bounds.IDEMPOTENCY_WINDOW_MAX_DAYS} days'" in SQL
     assert _numbers("seconds_fit") == {0, int(bounds.DURATION_MAX_SECONDS)}
     moments = re.findall(r"'(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\+00'", CONSTRAINTS["job_moments_fit"])
     assert [datetime.fromisoformat(one).replace(tzinfo=UTC) for one in moments] == [

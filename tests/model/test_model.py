@@ -26,7 +26,6 @@ from pgworkers.job import (
     claim,
     discard,
     enqueue,
-    finish,
     host,
     link,
     mine,
@@ -36,7 +35,6 @@ from pgworkers.job import (
     renew,
     requeue,
     rescue,
-    retry,
 )
 from pgworkers.job.finish import End
 from pgworkers.job.progress import Saved
@@ -88,6 +86,7 @@ class Machine(RuleBasedStateMachine):
         self.model = Model()
         self.hosts = [self._new_host(), self._new_host()]
         self.keys: list[tuple[int, int, str]] = []
+        self.moments: dict[tuple[int, int], int] = {}  # when each lease was claimed
 
     def _new_host(self) -> str:
         made = str(uuid.uuid4())
@@ -103,6 +102,9 @@ class Machine(RuleBasedStateMachine):
         """A lease and who writes by it: its owner, or from 8 on another host (a lost commit gives a number again)."""
         id, lease, owner = self.keys[-1 - pick % len(self.keys)]
         return id, lease, owner if pick < 8 else next(one for one in self.hosts if one != owner)
+
+    def _fence(self, id: int, lease: int) -> claim.Fence:
+        return claim.Fence(id, lease, self.moments[id, lease])
 
     # -- the world ----------------------------------------------------------------------------------------------------
 
@@ -165,14 +167,15 @@ class Machine(RuleBasedStateMachine):
             self.model.claim(job, self.hosts[who])
             assert (got.lease, got.attempt) == (job.lease, job.attempt)
             self.keys.append((job.id, job.lease, self.hosts[who]))
+            self.moments[job.id, job.lease] = got.claimed_at
 
     @precondition(lambda self: self.keys)
     @rule(pick=st.integers(0, 9), how=st.sampled_from(sorted(ENDS)))
     def finish(self, pick: int, how: str) -> None:
         id, lease, owner = self._key(pick)
         state, verdict, crash = ENDS[how]
-        end = End(id=id, lease=lease, state=state, verdict=verdict, crash=crash)
-        answer = self.desk.ask(finish.finish(owner, [end]))[id, lease]
+        end = End(**self._fence(id, lease)._asdict(), state=state, verdict=verdict, crash=crash)
+        answer = self.desk.finish([end], owner)[end.fence]
         assert answer == self.model.finish(id, lease, owner, str(state), str(verdict), crash)
 
     @precondition(lambda self: self.keys)
@@ -180,33 +183,42 @@ class Machine(RuleBasedStateMachine):
     def retry(self, pick: int, how: str, when: str) -> None:
         id, lease, owner = self._key(pick)
         verdict, free, crash = AGAINS[how]
-        again = Again(id=id, lease=lease, verdict=verdict, after=DELAYS[when], free=free, crash=crash)
-        answer = self.desk.ask(retry.retry(owner, [again]))[id, lease]
+        again = Again(
+            **self._fence(id, lease)._asdict(), verdict=verdict, after=DELAYS[when], free=free, crash=crash
+        )
+        answer = self.desk.retry([again], owner)[again.fence]
         assert answer == self.model.retry(id, lease, owner, str(verdict), when, free, crash)
 
     @precondition(lambda self: self.keys)
     @rule(pick=st.integers(0, 9))
     def release(self, pick: int) -> None:
         id, lease, owner = self._key(pick)
-        assert self.desk.ask(release.release(owner, [(id, lease)])) == self.model.release(id, lease, owner)
+        released = self.desk.ask(release.release(owner, [self._fence(id, lease)]))
+        assert released.jobs == self.model.release(id, lease, owner)
 
     @precondition(lambda self: self.keys)
     @rule(pick=st.integers(0, 9))
     def progress(self, pick: int) -> None:
         id, lease, owner = self._key(pick)
-        saved = self.desk.ask(progress.save(owner, [Saved(id, lease, "1", '{"n": 1}')]))
+        saved = self.desk.ask(progress.save(owner, [Saved(*self._fence(id, lease), "1", '{"n": 1}')]))
         assert bool(saved) == (self.model.held(id, lease, owner) is not None)
 
     @rule(who=st.integers(0, 1))
     def renew(self, who: int) -> None:
-        own = [(id, lease) for id, lease, _ in self.keys]  # also those of others: to this host they are lost
+        own = [
+            self._fence(id, lease) for id, lease, _ in self.keys
+        ]  # also those of others: to this host they are lost
         renewed = self.desk.ask(renew.renew(self.hosts[who], own, "running", "[]"))
         assert renewed.known
-        held = {key: job for key in own if (job := self.model.held(*key, self.hosts[who])) is not None}
+        held = {
+            key: job
+            for key in own
+            if (job := self.model.held(key.id, key.lease, self.hosts[who])) is not None
+        }
         assert set(renewed.lost) == set(own) - set(held)
         assert set(renewed.cancels) == {key for key, job in held.items() if job.wished}
         mine_now = {
-            (j.id, j.lease)
+            self._fence(j.id, j.lease)
             for j in self.model.jobs.values()
             if j.host == self.hosts[who] and j.state == "running"
         }

@@ -8,6 +8,8 @@ verb only tells what it saw (a snapshot older than the lock it waited for) and d
 
 from __future__ import annotations
 
+import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,7 @@ from pgworkers.job import (
     enqueue,
     finish,
     host,
+    mine,
     progress,
     promote,
     queue,
@@ -41,11 +44,12 @@ from pgworkers.job.state import State, Verdict
 from pgworkers.postgres.statements import Query
 
 OWNER, OTHER = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
-KEY = (1, 1)
+#: The claim of job 1 by its owner, as `arrange` made it last.
+CLAIMED = [claim.Fence(1, 1, 0)]
 
 
 def _end(state: State, verdict: Verdict) -> Query[Any]:
-    return finish.finish(OWNER, [End(id=1, lease=1, state=state, verdict=verdict)])
+    return finish.finish(OWNER, [End(**CLAIMED[0]._asdict(), state=state, verdict=verdict)])
 
 
 def _new(**more: Any) -> Query[Any]:
@@ -57,20 +61,20 @@ VERBS: dict[str, Callable[[], Query[Any]]] = {
     "claim": lambda: claim.claim(OTHER, [claim.Wants("a", 5)], ["t"]),
     "finish": lambda: _end(State.SUCCEEDED, Verdict.SUCCEEDED),
     "finish dead": lambda: _end(State.DEAD, Verdict.ERROR),
-    "retry": lambda: retry.retry(OWNER, [Again(id=1, lease=1, verdict=Verdict.ERROR, after=3600.0)]),
+    "retry": lambda: retry.retry(OWNER, [Again(**CLAIMED[0]._asdict(), verdict=Verdict.ERROR, after=3600.0)]),
     "retry now": lambda: retry.retry(
-        OWNER, [Again(id=1, lease=1, verdict=Verdict.CRASH, after=0.0, crash=True)]
+        OWNER, [Again(**CLAIMED[0]._asdict(), verdict=Verdict.CRASH, after=0.0, crash=True)]
     ),
-    "release": lambda: release.release(OWNER, [KEY]),
-    "progress": lambda: progress.save(OWNER, [Saved(*KEY, "1", None)]),
-    "renew": lambda: renew.renew(OWNER, [KEY], "running", "[]"),
+    "release": lambda: release.release(OWNER, CLAIMED),
+    "progress": lambda: progress.save(OWNER, [Saved(*CLAIMED[0], "1", None)]),
+    "renew": lambda: renew.renew(OWNER, CLAIMED, "running", "[]"),
     "cancel": lambda: cancel.cancel(1),
     "discard many": lambda: discard.discard_many([1]),  # one and many are the same SQL function
     "requeue": lambda: requeue.requeue([1]),
     "rescue": lambda: rescue.rescue(OTHER, 10),
     "promote": lambda: promote.promote(10),
     "expire": lambda: promote.expire(10),
-    "prune": lambda: archive.prune(0.0, 0.0, 10),
+    "prune": lambda: archive.prune(3600.0, 0.0, 10),
     "enqueue unique": lambda: _new(unique="k"),
     "enqueue after": lambda: _new(after=(1,)),
     "pause": lambda: queue.pause("a"),
@@ -86,7 +90,8 @@ DELETE FROM pgworkers.dependency; DELETE FROM pgworkers.job; DELETE FROM pgworke
 DELETE FROM pgworkers.host; ALTER TABLE pgworkers.job ALTER COLUMN id RESTART;
 INSERT INTO pgworkers.host (id, name, pid, app, version, queues, lease)
 SELECT id::uuid, 'box', 1, 'app.py', '1', '{{a}}', '10 min' FROM (VALUES ('{OWNER}'), ('{OTHER}')) AS v (id);
-INSERT INTO pgworkers.queue (name) VALUES ('a') ON CONFLICT (name) DO UPDATE SET paused = false
+INSERT INTO pgworkers.queue (name, retention) VALUES ('a', '0')
+    ON CONFLICT (name) DO UPDATE SET paused = false, retention = '0'
 """
 
 
@@ -98,7 +103,8 @@ def arrange(desk: Desk, state: str) -> None:
     if state in ("scheduled", "ready", "expired"):
         return
     [claimed] = desk.ask(claim.claim(OWNER, [claim.Wants("a", 1)], ["t"]))
-    assert (claimed.id, claimed.lease) == KEY
+    assert (claimed.id, claimed.lease) == (1, 1)
+    CLAIMED[:] = [claimed.fence]
     if state == "lost":
         desk.ask(host.remove(OWNER))
     elif state == "dead":
@@ -131,17 +137,22 @@ def world(desk: Desk) -> Any:
     ]
 
 
-def answer(desk: Desk, verb: str) -> Any:
-    """What it says, without times; an error by its name."""
+def answer(desk: Desk, verb: str, skipped: threading.Event | None = None) -> Any:
+    """What it says, without times; an error by its name. A host's write of a row that is locked is sent again, as hosts do:
+    `skipped` says that it was."""
     try:
         if verb == "requeue":
             return requeue.settled(desk.ask, [1])[1]  # as the command asks
         said = desk.ask(VERBS[verb]())
-        if said == {KEY: "again"}:  # it changed under the statement: the master sends such an end once more
+        while skipped is not None and _locked(desk, verb, said):
+            skipped.set()
+            time.sleep(0.005)
             said = desk.ask(VERBS[verb]())
     except psycopg.Error as error:
         return type(error).__name__
     match verb:
+        case "prune":
+            return said.count
         case "claim":
             return [(job.id, job.lease) for job in said]
         case "promote":
@@ -149,9 +160,22 @@ def answer(desk: Desk, verb: str) -> Any:
         case "enqueue unique" | "enqueue after":
             return number(said.id), said.created
         case "renew":
-            return said.known, said.alone, said.cancels, said.lost  # not when it was
+            return said.known, said.alone, len(said.cancels), len(said.lost)  # not when it was
         case _:
-            return next(iter(said.values())) if isinstance(said, dict) else said
+            return next(iter(said.values()), "written") if isinstance(said, dict) else said
+
+
+def _locked(desk: Desk, verb: str, said: Any) -> bool:
+    """Was the row skipped because another session has it?"""
+    if verb == "release":
+        return bool(said.locked)
+    if verb == "progress":
+        return said == 0 and _is_held(desk)
+    return verb.startswith(("finish", "retry")) and bool(said) and _is_held(desk)
+
+
+def _is_held(desk: Desk) -> bool:
+    return CLAIMED[0] in desk.ask(mine.mine(OWNER, 0.0)).jobs
 
 
 class Pairs:
@@ -172,8 +196,9 @@ class Pairs:
         arrange(self.one, state)
         self.one.conn.execute("BEGIN")
         said = answer(self.one, first)
-        later = self.pool.submit(answer, self.two, second)
-        until(lambda: later.done() or blocked(self.watcher, self.two.conn))
+        skipped = threading.Event()
+        later = self.pool.submit(answer, self.two, second, skipped)
+        until(lambda: later.done() or skipped.is_set() or blocked(self.watcher, self.two.conn))
         self.waited += not later.done()
         self.one.conn.execute("COMMIT" if commit else "ROLLBACK")
         return [said, later.result(timeout=60)], world(self.one)

@@ -64,8 +64,8 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/schema/0001_spine.sql",
-                r"CHECK \(pg_column_size\(VALUE\) <= 4194304 AND octet_length\(VALUE::text\) <= 4194304\)",
-                "CHECK (pg_column_size(VALUE) <= 4194304)",
+                r"pg_column_size\(VALUE\) <= 4194304 AND octet_length\(VALUE::text\) <= 4194304\)",
+                "pg_column_size(VALUE) <= 4194304)",
                 2,
             ),
         ),

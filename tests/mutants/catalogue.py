@@ -1,15 +1,22 @@
-"""Every mutant: those of FAULTS.md section 4, in its order, those for rules of our own, those of the rows of issue 18."""
+"""Every mutant: those of FAULTS.md section 4, in its order, those for rules of our own, those of issues 18 and 19."""
 
 from __future__ import annotations
 
 from mutants.boundary import BOUNDARY
+from mutants.clients import CLIENTS
 from mutants.daily_use import DAILY_USE
 from mutants.deaths import DEATHS
+from mutants.limits import LIMITS
 from mutants.mutant import Edit, Mutant
+from mutants.reads import READS
+from mutants.upgrades import UPGRADES
+from mutants.upkeep import UPKEEP
+from mutants.waking import WAKING
 
 GUARDS = "tests/database/test_lease_guard.py"
 PAIRS = "tests/model/test_pairs.py"
 FAULT = "tests/fault"
+CLAIM = r"\bj\.claimed_at = \(%\(claims\)s::timestamptz\[\]\)\[[^]]+\[\]\)\]"
 
 MUTANTS = (
     Mutant(
@@ -35,6 +42,7 @@ MUTANTS = (
                 "true",
             ),
             Edit("pgworkers/job/finish.sql", r"\bj\.host IS NOT DISTINCT FROM %\(host\)s::uuid", "true"),
+            Edit("pgworkers/job/finish.sql", CLAIM, "true"),
         ),
         (
             f"{FAULT}/test_workers.py::test_row_10_a_host_stopped_for_more_than_its_lease_writes_nothing",
@@ -42,7 +50,7 @@ MUTANTS = (
             "::test_a_host_that_was_stopped_longer_than_its_lease_cannot_finish_what_it_lost",
         ),
         "a stale end was written",
-        note="between two hosts either of them refuses a stale end, so row 10 sees only the loss of both",
+        note="between two hosts each of them refuses a stale end, and so does the moment: row 10 sees only the loss of all",
     ),
     Mutant(
         "finish-without-state",
@@ -53,10 +61,11 @@ MUTANTS = (
                 r"\bj\.host IS NOT DISTINCT FROM %\(host\)s::uuid AND j\.state = 'running'",
                 "true",
             ),
+            Edit("pgworkers/job/finish.sql", CLAIM, "true"),
         ),
         (f"{GUARDS}::test_a_job_that_waits_is_not_written_by_its_last_lease[finish]",),
         r"where False = .*survives.*\(None\)",
-        note="a row that waits has no host, so the guard's host says the same: both are taken away",
+        note="a row that waits has no host and no claim, so both say the same: all are taken away",
     ),
     Mutant(
         "finish-without-host",
@@ -64,6 +73,29 @@ MUTANTS = (
         (Edit("pgworkers/job/finish.sql", r"\bj\.host IS NOT DISTINCT FROM %\(host\)s::uuid", "true"),),
         (f"{GUARDS}::test_a_lease_of_another_host_writes_nothing_even_with_the_same_number[finish]",),
         r"where False = untouched_by_another\(",
+    ),
+    Mutant(
+        "finish-without-claimed-at",
+        "an id and a lease that a failover gave again are another job's, though the host is the same",
+        (Edit("pgworkers/job/finish.sql", CLAIM, "true"),),
+        (f"{GUARDS}::test_a_claim_of_a_lost_timeline_writes_nothing_even_by_the_same_host[finish]",),
+        r"where False = untouched_by_the_same_host\(",
+    ),
+    Mutant(
+        "number-given-twice",
+        "a claim whose number this host knows from a lost timeline is given back",
+        (
+            Edit(
+                "pgworkers/master/dispatch.py",
+                r"if \(known is not None and known\.key == job\[:2\]\) or job\[:2\] in self\._taken_back:",
+                "if False:",
+            ),
+        ),
+        (
+            "tests/unit/test_dispatch.py::test_the_number_of_a_lost_claim_that_is_given_again_is_another_job",
+            "tests/unit/test_dispatch.py::test_an_order_that_a_worker_has_not_read_is_not_confused_with_a_later_one",
+        ),
+        r"assert \(\(?\[?(Held|Fence)\(",
     ),
     Mutant(
         "rescue-by-id-only",
@@ -190,7 +222,7 @@ MUTANTS = (
             Edit(
                 "pgworkers/master/drain.py",
                 r'(    for worker in host\.dispatch\.busy\(\):\n        host\.dispatch\.wish\(worker, "drain"\))',
-                '    host.ends.release([w.held.key for w in host.dispatch.busy() if w.held], "mutant")\n\\1',
+                '    host.ends.release([w.held.fence for w in host.dispatch.busy() if w.held], "mutant")\n\\1',
             ),
         ),
         (f"{FAULT}/test_drains.py::test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead",),
@@ -372,11 +404,27 @@ MUTANTS = (
         "a locked row delays no other end (row 53)",
         (
             Edit(
-                "pgworkers/master/aside.py", r"return isinstance\(error\.__cause__, _WAITED\)", "return False"
+                "pgworkers/job/finish.sql",
+                r"FOR UPDATE SKIP LOCKED",
+                "FOR UPDATE",
             ),
         ),
-        (f"{FAULT}/test_server.py::test_row_53_a_row_that_an_operator_holds_delays_no_other_job",),
-        r"not within [\d.]+ s: job \d+ succeeded",
+        ("tests/database/test_ends_slow.py::test_a_row_that_is_locked_holds_up_no_other",),
+        r"no statement waited for it",
+    ),
+    Mutant(
+        "ends-are-not-halved",
+        "a batch of ends that takes too long is halved, not sent again as it was",
+        (
+            Edit(
+                "pgworkers/master/batch_size.py", r"self\.now = max\(1, count // 2\)", "self.now = self._most"
+            ),
+        ),
+        (
+            "tests/database/test_ends_slow.py"
+            "::test_a_slow_trigger_makes_batches_smaller_and_one_hopeless_row_holds_up_no_other",
+        ),
+        r"40 statements took too long",
     ),
     Mutant(
         "falling-through-who-began",
@@ -397,7 +445,7 @@ MUTANTS = (
     Mutant(
         "resend-is-lost",
         "an end that was sent twice is one (row 35)",
-        (Edit("pgworkers/job/finish.sql", r"THEN 'already'", "THEN 'lost'"),),
+        (Edit("pgworkers/job/unwritten_ends.sql", r"AND h\.lease = e\.lease", "AND false"),),
         (
             "tests/database/test_job_finish.py::test_a_send_whose_acknowledgement_was_lost_is_answered_already",
         ),
@@ -417,7 +465,26 @@ MUTANTS = (
         ("tests/database/test_job_children.py::test_an_end_that_is_sent_again_has_no_second_children",),
         r"assert \[1, 2, 1, 2\] == \[1, 2\]",
     ),
+    Mutant(
+        "args-dropped-of-every-end",
+        "only a success leaves no arguments in history",
+        (
+            Edit(
+                "pgworkers/job/finish.py",
+                r"not end\.keep_args and end\.state is _SUCCEEDED",
+                "not end.keep_args",
+            ),
+        ),
+        ("tests/database/test_job_finish.py::test_only_a_success_drops_its_arguments",),
+        r"\{'page': 7\}, \{\}, \{\}",
+    ),
     *DEATHS,
     *BOUNDARY,
     *DAILY_USE,
+    *CLIENTS,
+    *UPGRADES,
+    *UPKEEP,
+    *READS,
+    *LIMITS,
+    *WAKING,
 )

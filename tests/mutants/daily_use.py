@@ -150,8 +150,8 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/job/archive_prune.sql",
-                r"now\(\) - coalesce\(q\.retention, q\.declared_retention,",
-                "now() - least(q.retention, q.declared_retention,",
+                r"now\(\) - coalesce\(t\.term, e\.retention\)",
+                "now() - least(t.term, e.retention)",
             ),
         ),
         (
@@ -175,10 +175,7 @@ DAILY_USE = (
     Mutant(
         "C7-app-cannot-say-it",
         "a retention that an app declares reaches its queue",
-        (
-            Edit("pgworkers/job/archive_prune.sql", r"q\.declared_retention", "NULL"),
-            Edit("pgworkers/job/archive_prune.sql", r"\bdeclared_retention", "NULL"),
-        ),
+        (Edit("pgworkers/job/archive_prune.sql", r"q\.declared_retention", "NULL"),),
         (
             "tests/database/test_job_archive.py::test_a_queue_keeps_its_jobs_longer_or_shorter_than_the_setting[app]",
         ),
@@ -304,12 +301,12 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/job/renew.py",
-                r"frozenset\(\(row\[0\], row\[1\]\) for row in jobs if row\[8\]\)",
+                r"frozenset\(row\[0\] for row in jobs if row\[7\]\)",
                 "frozenset()",
             ),
         ),
         ("tests/database/test_job_renew.py::test_it_learns_that_a_job_was_rescued",),
-        r"frozenset\(\) == \{\(1, 1\)\}",
+        r"frozenset\(\) == \{Fence\(id=1",
     ),
     Mutant(
         "C10-duties-by-hand-are-some",

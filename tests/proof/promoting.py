@@ -30,8 +30,10 @@ from proof.stage import PACKAGE, Finding, boottime
 PORT = 5432
 LOAD = 6.0  # seconds before the crash
 AFTER = 4.0  # and after the promotion
-LAG = 0.7  # seconds that the standby's receiver stands still before an asynchronous crash: a window worth the name
+LAG = 1.5  # seconds that the standby's receiver stands still before an asynchronous crash: a window worth the name
+OUTAGE = 2.0  # seconds without a primary: handlers end meanwhile, and the sessions of a host come back one after the other
 MASTERS = 2
+WORKERS = 10  # of each: a third of the jobs takes two seconds, and is running when their ids are given again
 OPTIONS = {
     "listen_addresses": "",
     "wal_level": "replica",
@@ -117,7 +119,8 @@ class Node:
 class Enqueuer:
     """Enqueues one by one and notes what was acknowledged, with the time of the answer.
 
-    Each job carries a token of ours: an id whose commit was lost is given again by the new primary, to another job.
+    Each job carries a token of ours, which its handler returns: an id whose commit was lost is given again by the new
+    primary, to another job, and that one must end with its own token.
     """
 
     dsn: str
@@ -144,9 +147,11 @@ class Enqueuer:
                 conn = conn or psycopg.connect(self.dsn, autocommit=True, connect_timeout=2)
                 token = uuid.uuid4().hex
                 row = conn.execute(
-                    "SELECT id FROM pgworkers.enqueue('work', jsonb_build_object('seconds', 0.05 * random()),"
+                    "SELECT id FROM pgworkers.enqueue('work',"
+                    " jsonb_build_object('seconds', CASE WHEN random() < 0.3 THEN 2 ELSE 0.05 * random() END,"
+                    " 'value', %s::text),"
                     " max_attempts => 1000, max_crashes => 1000, meta => jsonb_build_object('token', %s::text))",
-                    [token],
+                    [token, token],
                 ).fetchone()
                 assert row is not None
                 self.acknowledged[token], self.ids[token] = boottime(), row[0]
@@ -211,10 +216,16 @@ def failover(home: Path, *, synchronous: bool) -> tuple[list[Finding], dict[str,
         )
         forest = Forest(primary.dsn("pgworkers"), home)
         try:
+            more = FAST | {"PYTHONPATH": str(PACKAGE.parent), "PGWORKERS_RECONNECT": "3s"}
             for _ in range(MASTERS):
-                forest.start(queues="default:2", dsn=both, wait=False, PYTHONPATH=str(PACKAGE.parent), **FAST)
+                forest.start(
+                    queues=f"default:{WORKERS}",
+                    dsn=both,
+                    wait=False,
+                    **more,
+                )
             wait_for(
-                lambda: all(len(master.worker_pids()) >= 2 for master in forest.masters),
+                lambda: all(len(master.worker_pids()) >= WORKERS for master in forest.masters),
                 timeout=120,
                 what="the workers of both hosts",
             )
@@ -229,6 +240,8 @@ def failover(home: Path, *, synchronous: bool) -> tuple[list[Finding], dict[str,
                 primary.crash()
                 if not synchronous:  # what lies unread in its socket is lost with it
                     os.kill(receiver, signal.SIGKILL)
+                time.sleep(OUTAGE)
+                promoting = boottime()
                 standby.promote()
                 leads, promoted = boottime(), time.monotonic()
                 count = len(load.acknowledged)
@@ -242,6 +255,11 @@ def failover(home: Path, *, synchronous: bool) -> tuple[list[Finding], dict[str,
             forest.until_all_ended(timeout=90)
             there = dict(forest.db.execute("SELECT id, meta->>'token' FROM pgworkers.jobs").fetchall())
             lost = set(load.acknowledged) - set(there.values())
+            wrong_results = _wrong_results(forest.db)
+            ended = _succeeded(forest.db)
+            unfinished = [
+                token for token, at in load.acknowledged.items() if at > leads and token not in ended
+            ]
             entries = read(forest.ledger)
             starts: dict[int, int] = {}
             for one in entries:
@@ -255,8 +273,9 @@ def failover(home: Path, *, synchronous: bool) -> tuple[list[Finding], dict[str,
                 "outcomes unknown": load.unknown,
                 "lost": len(lost),
                 "ids of lost jobs that were given again": sum(load.ids[token] in there for token in lost),
+                "ended with the result of another job": len(wrong_results),
                 "run more than once": sum(count > 1 for count in starts.values()),
-                "promotion took (s)": round((leads - crashed) / 1e9, 2),
+                "promotion took (s)": round((leads - promoting) / 1e9, 2),
                 "first start after the promotion (s)": round((first - leads) / 1e9, 2),
                 "enqueues again after the promotion (s)": round(enqueued_after, 2),
                 "audit": wrong[:20],
@@ -267,8 +286,24 @@ def failover(home: Path, *, synchronous: bool) -> tuple[list[Finding], dict[str,
                 redirect_stdout(quiet),
             ):  # the logs of hosts are for failed tests
                 forest.close()
+    own = [
+        Finding(
+            f"{name} failover: jobs that ended with the result of another job",
+            "0",
+            str(len(wrong_results)),
+            not wrong_results,
+            "; ".join(wrong_results[:3]),
+        ),
+        Finding(
+            f"{name} failover: jobs that the new primary acknowledged and that did not succeed",
+            "0",
+            str(len(unfinished)),
+            not unfinished,
+        ),
+    ]
     if synchronous:
         return [
+            *own,
             Finding(
                 f"{name} failover: acknowledged jobs that are lost",
                 "0",
@@ -289,6 +324,7 @@ def failover(home: Path, *, synchronous: bool) -> tuple[list[Finding], dict[str,
     figures["window (s)"] = round(window, 2)
     wrong = [text for text in wrong if not _of_lost_commits(text)]
     return [
+        *own,
         Finding(
             f"{name} failover, the standby {window:.1f} s behind: acknowledged jobs lost outside of that window",
             "0",
@@ -310,6 +346,21 @@ def failover(home: Path, *, synchronous: bool) -> tuple[list[Finding], dict[str,
             "; ".join(wrong[:3]),
         ),
     ], figures
+
+
+def _wrong_results(db: psycopg.Connection[Any]) -> list[str]:
+    """Jobs in whose row the result of another one stands."""
+    found = db.execute(
+        "SELECT id, lease, meta->>'token', result FROM pgworkers.history"
+        " WHERE state = 'succeeded' AND result IS DISTINCT FROM meta->'token' ORDER BY id"
+    ).fetchall()
+    return [f"job {id} (lease {lease}) of {token} returned {result}" for id, lease, token, result in found]
+
+
+def _succeeded(db: psycopg.Connection[Any]) -> set[str]:
+    """The tokens of the jobs that did."""
+    found = db.execute("SELECT meta->>'token' FROM pgworkers.history WHERE state = 'succeeded'").fetchall()
+    return {token for (token,) in found}
 
 
 def _of_lost_commits(text: str) -> bool:

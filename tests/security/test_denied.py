@@ -135,7 +135,7 @@ def test_a_refused_migration_says_what_was_tried_and_the_missing_grant(
     assert f"GRANT CREATE ON DATABASE {database.name} TO stranger" in said.err
     said = command(login_dsn("stranger"), tmp_path, "jobs", "list")
     assert "the schema pgworkers is there, but the login stranger may not use it" in said.err
-    more = migrate.Migration(9999, "9999_more", "CREATE TABLE pgworkers.more (a integer)")
+    more = migrate.Migration(9999, "9999_more", "-- serves: 9999\nCREATE TABLE pgworkers.more (a integer)")
     with (
         psycopg.connect(login_dsn("viewer"), autocommit=True) as conn,
         pytest.raises(PermissionDenied) as caught,

@@ -15,7 +15,7 @@ from pgworkers import App
 from pgworkers.errors import PgworkersError
 
 CHANNELS = ("pgworkers", "pgworkers_done", "pgworkers_doctor", "PGWORKERS", "pgworkers_request")
-#: {} is the id of a running job.
+#: {} is the id of a running job, {host} that of the host.
 PAYLOADS = (
     "cancel:²",
     "cancel:²{}",
@@ -40,6 +40,12 @@ PAYLOADS = (
     "ready:default",
     "ready:",
     "ready:nowhere",
+    "ready:default:{host}",
+    "one:default:{host}",
+    "one:nowhere:{host}",
+    "one:default:{host}\n",
+    "one:default:00000000-0000-0000-0000-000000000000",
+    "one:default:",
     "ready:\u202e\x1b[2J",
     "{}",
     "*",
@@ -63,9 +69,10 @@ def test_s01_s02_no_notification_of_any_login_ends_a_host_or_stops_a_job(
     operator: psycopg.Connection[Any],
 ) -> None:
     job = begins(forest)
+    [(host,)] = forest.db.execute("SELECT id FROM pgworkers.host").fetchall()
     for login in (stranger, web, viewer):
-        for channel in CHANNELS:
-            texts = [payload.format(*[job] * payload.count("{}")) for payload in PAYLOADS]
+        for channel in (*CHANNELS, str(host)):
+            texts = [payload.format(*[job] * payload.count("{}"), host=host) for payload in PAYLOADS]
             login.execute(
                 "SELECT pg_catalog.pg_notify(%s, text) FROM unnest(%s::text[]) AS text", [channel, texts]
             )

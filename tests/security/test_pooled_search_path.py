@@ -72,12 +72,12 @@ def test_what_we_say_reaches_nothing_in_public(
         seat = Blocking(conn, "pgworkers")
         made = seat.ask(enqueue(NewJob("t", "{}", "q", delay=60.0)))
         other = run(conn, "pgworkers", enqueue(NewJob("t", "{}", "q")))
-        run(conn, "pgworkers", show.find(show.Filter()))
+        show.find(lambda query: run(conn, "pgworkers", query), show.Filter())
         run(conn, "pgworkers", show.queues())
         run(conn, "pgworkers", depth.depth(10))
         run(conn, "pgworkers", queues.pause("q"))
         with conn.transaction():
-            run(conn, "pgworkers", show.count(show.Filter()))
+            show.count(lambda query: run(conn, "pgworkers", query), show.Filter())
         assert seat.ask(cancel.cancel(made.id)) == "cancelled"
         assert seat.ask(cancel.cancel(other.id)) == "cancelled"
     assert admin.execute("SELECT what, by FROM public.reached").fetchall() == []

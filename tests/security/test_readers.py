@@ -42,7 +42,7 @@ def strange(admin: psycopg.Connection[Any]) -> None:
 @DIRECT_ONLY
 def test_lists_counts_and_duties(way: str, database: LoginDatabase) -> None:
     with connect.connect(Settings(), database.dsn("worker", way), "test") as conn:
-        listed = run(conn, "pgworkers", show.find(show.Filter(limit=50)))
+        listed = show.find(lambda query: run(conn, "pgworkers", query), show.Filter(limit=50)).jobs
         assert len(listed) == 3 * len(TIMES)
         assert all(run(conn, "pgworkers", show.get(one.id)) is not None for one in listed)
         found = {one.name: one for one in run(conn, "pgworkers", show.queues())}

@@ -113,6 +113,15 @@ def test_s13_nothing_of_others_is_touched(bare: psycopg.Connection[Any]) -> None
         bare.execute(drop)
 
 
+def test_roles_of_an_older_version_are_not_put_on_a_newer_schema(bare: psycopg.Connection[Any]) -> None:
+    """It would take all rights on the newer tables away."""
+    bare.execute(f"INSERT INTO {SCHEMA}.migration VALUES (9999, '9999_future', 'x', 1)")
+    with pytest.raises(psycopg.errors.RaiseException, match=f"the schema {SCHEMA} is newer than this script"):
+        bare.execute(migrate.render_roles(SCHEMA).encode())
+    bare.execute("ROLLBACK")
+    bare.execute(f"DELETE FROM {SCHEMA}.migration WHERE version = 9999")
+
+
 @pytest.mark.parametrize("name", ["public", "information_schema", "pg_catalog", "pg_temp", "pg_jobs"])
 def test_s13_schemas_of_others_are_refused_wherever_one_can_be_named(name: str, tmp_path: Path) -> None:
     """Before any database is asked."""

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 
-from pgworkers.job import claim, enqueue, finish, host, link, retry, show
+from pgworkers.job import claim, enqueue, finish, host, link, retry, show, unwritten
 from pgworkers.job.state import State, Verdict
 from pgworkers.postgres.connect import is_pooled
 from pgworkers.postgres.statements import Query, run
@@ -66,15 +66,29 @@ class Desk:
 
     def end(self, job: claim.Claimed, state: State = State.SUCCEEDED, **more: Any) -> str:
         verdict = more.pop("verdict", Verdict.SUCCEEDED if state is State.SUCCEEDED else Verdict.ERROR)
-        one = finish.End(id=job.id, lease=job.lease, state=state, verdict=verdict, **more)
-        while (said := self.ask(finish.finish(self.host, [one]))[job.id, job.lease]) == "again":
-            pass  # it changed under the statement: as the master does, send it once more
-        return said
+        one = finish.End(**job.fence._asdict(), state=state, verdict=verdict, **more)
+        return self.finish([one])[job.fence]
+
+    def finish(self, ends: list[finish.End], host: str | None = None) -> dict[claim.Fence, str]:
+        """Write these ends as the master does: "written", "already", "lost" or "again" for each."""
+        host = host or self.host
+        answers = self.ask(finish.finish(host, ends))
+        missing = [end for end in ends if answers.get(end.fence) == "missing"]
+        answers |= self.ask(unwritten.unwritten_ends(host, missing)) if missing else {}
+        return {end.fence: answers.get(end.fence, "written") for end in ends}
 
     def again(self, job: claim.Claimed, after: float = 60.0, **more: Any) -> str:
         verdict = more.pop("verdict", Verdict.ERROR)
-        one = retry.Again(id=job.id, lease=job.lease, verdict=verdict, after=after, **more)
-        return self.ask(retry.retry(self.host, [one]))[job.id, job.lease]
+        one = retry.Again(**job.fence._asdict(), verdict=verdict, after=after, **more)
+        return self.retry([one])[job.fence]
+
+    def retry(self, agains: list[retry.Again], host: str | None = None) -> dict[claim.Fence, str]:
+        """Write these attempts as the master does: "written", "already" or "lost" for each."""
+        host = host or self.host
+        answers = self.ask(retry.retry(host, agains))
+        missing = [again for again in agains if again.fence in answers]
+        answers |= self.ask(unwritten.unwritten_attempts(host, missing)) if missing else {}
+        return {again.fence: answers.get(again.fence, "written") for again in agains}
 
     def see(self, job_id: int) -> show.JobView:
         found = self.ask(show.get(job_id))
@@ -97,6 +111,7 @@ class Desk:
             )
         self.conn.execute("LISTEN pgworkers")
         self.conn.execute("LISTEN pgworkers_done")
+        self.conn.execute(f'LISTEN "{self.host}"')
 
     def in_thread(self, query: Query[T]) -> Future[T]:
         """Run a query meanwhile, and wait until it is blocked by a lock (or done)."""

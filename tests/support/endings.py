@@ -33,7 +33,7 @@ def _wished_then_retried(desk: Desk, job: int) -> None:
 def _wished_then_released(desk: Desk, job: int) -> None:
     (claimed,) = desk.take()
     desk.ask(cancel.cancel(job))
-    desk.ask(release.release(desk.host, [(job, claimed.lease)]))
+    desk.ask(release.release(desk.host, [claimed.fence]))
 
 
 def _rescued_dead(desk: Desk, job: int) -> None:

@@ -10,6 +10,7 @@ from pgworkers.events import Fact
 from pgworkers.facts import Facts
 from pgworkers.master import ticks
 from pgworkers.master.line import Line
+from pgworkers.schedule import fire
 from pgworkers.settings import Settings
 from pgworkers.specs import ScheduleSpec
 
@@ -35,7 +36,11 @@ class Leader:
         return self._runner.run(ticks.fire(self.line, self._facts))
 
     def prune(self, retention: float) -> int:
-        return self._runner.run(ticks.prune(self.line, retention))
+        total, step = 0, self.ask(fire.prune(retention, 1000))
+        while step.next is not None:
+            total += step.count
+            step = self.ask(fire.prune(retention, 1000, step.next))
+        return int(total + step.count)
 
     def ask(self, query: Any) -> Any:
         return self._runner.run(self.line.ask(query))

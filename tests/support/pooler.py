@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
 import shutil
 import signal
 import socket
@@ -24,9 +25,14 @@ MISSING = "NOT TESTED: pgbouncer is not installed (apt-get install pgbouncer)"
 
 
 class Pooler:
-    """One PgBouncer; each database has `size` sessions at the server, of the server's superuser, or of each of `logins`."""
+    """One PgBouncer; each database has `size` sessions at the server, of the server's superuser, or of each of `logins`.
 
-    def __init__(self, dsn: str, home: Path, size: int = 2, logins: Sequence[str] = ()) -> None:
+    `extra`: more lines of its configuration.
+    """
+
+    def __init__(
+        self, dsn: str, home: Path, size: int = 2, logins: Sequence[str] = (), extra: Sequence[str] = ()
+    ) -> None:
         parts = conninfo_to_dict(dsn)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -41,7 +47,7 @@ class Pooler:
             f"[databases]\n* = host={parts['host']}{forced}\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n{auth}\n"
             f"admin_users = {parts['user']}\npool_mode = transaction\ndefault_pool_size = {size}\n"
-            "server_idle_timeout = 5\nmax_client_conn = 500\n"
+            "server_idle_timeout = 5\nmax_client_conn = 500\n" + "".join(f"{line}\n" for line in extra)
         )
         self._process: subprocess.Popen[bytes] | None = None
         self.address = make_conninfo(host="127.0.0.1", port=port, user=parts["user"], dbname=parts["dbname"])
@@ -89,9 +95,9 @@ class Pooler:
 
 
 @contextmanager
-def pooling(dsn: str, home: Path, size: int = 2) -> Iterator[str]:
+def pooling(dsn: str, home: Path, size: int = 2, extra: Sequence[str] = ()) -> Iterator[str]:
     """The same address through a pooler of its own."""
-    pooler = Pooler(dsn, home, size)
+    pooler = Pooler(dsn, home, size, extra=extra)
     try:
         pooler.start()
         yield pooler.address
@@ -103,6 +109,16 @@ def require_bouncer() -> None:
     """Skip a test that needs PgBouncer where there is none."""
     if BOUNCER is None:
         pytest.skip(MISSING)
+
+
+def bouncer_version() -> tuple[int, int]:
+    """Version of the installed PgBouncer; (0, 0): none is installed."""
+    if BOUNCER is None:
+        return 0, 0
+    said = subprocess.run([BOUNCER, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"PgBouncer (\d+)\.(\d+)", said)
+    assert found is not None, said
+    return int(found[1]), int(found[2])
 
 
 def _account(home: Path) -> str | None:

@@ -25,6 +25,14 @@ def steps(ctx: Ctx) -> None:
     note(ctx, "END")
 """
 
+FORGETFUL = """
+@app.task(keep_args=False)
+def forgetful(ctx: Ctx, secret: str, progress: bool = False) -> None:
+    if progress:
+        ctx.progress(1)
+    assert secret
+"""
+
 
 def alive(pid: int) -> bool:
     try:
@@ -43,6 +51,18 @@ def test_a_job_is_enqueued_run_and_finished_with_its_result(forest: Forest) -> N
     assert row["peak_rss"] > 1_000_000
     assert row["cpu_seconds"] >= 0
     assert audit(forest.db, forest.ledger, [job]) == []
+
+
+def test_a_task_may_keep_no_arguments_of_its_successes(forest: Forest) -> None:
+    """Both ways in which a worker reports an end: the short one of a plain success, and the long one."""
+    forest.declare(FORGETFUL)
+    forest.start()
+    [plain] = forest.enqueue("forgetful", args={"secret": "abc"})
+    [talkative] = forest.enqueue("forgetful", args={"secret": "abc", "progress": True})
+    [failed] = forest.enqueue("forgetful", args={"secret": ""}, max_attempts=1)
+    assert forest.until(plain, "succeeded")["args"] == {}
+    assert forest.until(talkative, "succeeded")["args"] == {}
+    assert forest.until(failed, "dead")["args"] == {"secret": ""}
 
 
 def test_a_failing_job_is_retried_until_its_attempts_are_spent(forest: Forest) -> None:

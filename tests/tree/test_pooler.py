@@ -16,12 +16,18 @@ pytestmark = pytest.mark.skipif(BOUNCER is None, reason=MISSING)
 
 
 @pytest.fixture
-def pooled(dsn: str, tmp_path: Path) -> Iterator[str]:
-    """The test's database through a pooler of its own."""
-    with pooling(dsn, tmp_path / "bouncer") as address:
+def pooled(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator[str]:
+    """The test's database through a pooler of its own. A parameter is one more line of its configuration."""
+    with pooling(dsn, tmp_path / "bouncer", extra=[getattr(request, "param", "")]) as address:
         yield address
 
 
+@pytest.mark.parametrize(
+    "pooled",
+    ["", "ignore_startup_parameters = options"],
+    ids=["options-refused", "options-ignored"],
+    indirect=True,
+)
 def test_a_master_behind_a_pooler_is_refused_and_told_what_to_do(forest: Forest, pooled: str) -> None:
     master = forest.start(wait=False, dsn=pooled)
     assert master.wait() == 2, master.log()

@@ -1,60 +1,44 @@
-"""Ends that are set aside stay ours while somebody looks whether their rows are free."""
+"""Ends that the database does not take now: what is locked is tried again soon, what is refused less and less often."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import pytest
 
-from pgworkers.master.aside import Aside
-from pgworkers.master.line import LineDown
+from pgworkers.job.claim import Fence
+from pgworkers.master import aside
+from pgworkers.master.aside import FIRST, LOCKED_FIRST, LOCKED_MOST, MOST, Aside
 
 
 @dataclass(frozen=True)
 class One:
-    key: tuple[int, int]
+    fence: Fence
 
 
-@dataclass
-class Watched:
-    """Answers that `locked` are; `seen` is what was aside while it was asked."""
-
-    locked: set[int]
-    down: bool = False
-    aside: Any = None
-    seen: list[list[tuple[int, int]]] = field(default_factory=list)
-
-    async def ask(self, query: Any) -> Any:
-        self.seen.append([one.key for one, _ in self.aside.waiting])
-        if self.down:
-            raise LineDown("no answer")
-        return self.locked
-
-
-def finish(coroutine: Any) -> Any:
-    """Run what waits for nothing."""
-    with pytest.raises(StopIteration) as end:
-        coroutine.send(None)
-    return end.value.value
-
-
-def test_what_is_looked_at_is_still_aside_and_only_what_is_free_comes_back(
+def test_what_is_locked_comes_back_soon_and_what_is_refused_after_ever_longer_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    line = Watched(locked={1, 2})
-    aside: Aside[One, str] = Aside(line)
-    line.aside = aside
-    monkeypatch.setattr("pgworkers.master.aside.AGAIN", 0.0)
-    pairs = [(One((number, 1)), "end") for number in (1, 2, 3)]
-    assert finish(aside.sort(pairs)) == pairs[2:]
-    line.locked = {2}
-    assert finish(aside.back()) == pairs[:1]
-    assert line.seen[-1] == [(1, 1), (2, 1)], (
-        "a look for what nobody knows must not find them without an owner"
-    )
-    assert aside.waiting == pairs[1:2]
-    line.down = True
-    with pytest.raises(LineDown):
-        aside.back().send(None)
-    assert aside.waiting == pairs[1:2], "the next look finds them"
+    now = 100.0
+    monkeypatch.setattr(aside, "monotonic", lambda: now)
+    waiting: Aside[One, str] = Aside()
+    locked, refused = One(Fence(1, 1, 7)), One(Fence(1, 1, 8))
+    assert waiting.due_in() is None
+    assert waiting.put_locked(locked, "end") == LOCKED_FIRST
+    assert waiting.due_in() == pytest.approx(LOCKED_FIRST)
+    assert waiting.put_refused(refused, "end") == FIRST
+    assert (waiting.fences(), len(waiting)) == ([locked.fence, refused.fence], 2), "they are still ours"
+    assert waiting.back() == []
+    now += LOCKED_FIRST
+    assert waiting.back() == [(locked, "end")]
+    assert [waiting.put_locked(locked, "end") for _ in range(7)][-2:] == [LOCKED_MOST, LOCKED_MOST]
+    waiting.forget(locked.fence)
+    now += LOCKED_MOST
+    assert waiting.back() == [(locked, "end")]
+    now += FIRST
+    assert waiting.back() == [(refused, "end")]
+    pauses = [waiting.put_refused(refused, "end") for _ in range(8)]
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, MOST, MOST, MOST]
+    assert waiting.knows
+    waiting.forget(refused.fence)
+    assert not waiting.knows

@@ -161,14 +161,14 @@ class Stage:
         return [end for _, end in self.ends._pending]
 
     def released(self) -> list[int]:
-        return [job for job, _ in self.ends._releases]
+        return [fence.id for fence in self.ends._releases]
 
     def began(self) -> list[int]:
         return [fact.job for fact in self.told if isinstance(fact, JobStarted)]
 
     def at_rest(self) -> bool:
         """Nobody has anything, and nothing is owed."""
-        return (self.desk.running, self.desk.occupied, self.dispatch.held_keys()) == (0, 0, [])
+        return (self.desk.running, self.desk.occupied, self.dispatch.held_fences()) == (0, 0, [])
 
     def close(self) -> None:
         for born in self.crew:

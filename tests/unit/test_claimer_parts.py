@@ -6,14 +6,16 @@ import asyncio
 import time
 from typing import Any, cast
 
-from support.claimer import Quiet, claimer
+import pytest
+from support.claimer import Quiet, Roomy, claimer
 
 from pgworkers.facts import Facts
-from pgworkers.job.claim import EVERYWHERE, HIGHEST, LOWEST, Claimed, Range
+from pgworkers.job.claim import EVERYWHERE, HIGHEST, LOWEST, Claimed, Range, Wants
 from pgworkers.master.before import HASTE, LEAST, SHARE
-from pgworkers.master.claims import PIECE, TURN, Claims
+from pgworkers.master.claims import MISSED_AFTER_SECONDS, PIECE, TURN, Claims
 from pgworkers.master.positions import LEVELS, Positions
-from pgworkers.master.wakes import BUSY, LOOKS, QUIET, STEP, Wakes
+from pgworkers.master.wakes import BUSY, LOOKS, MAX_SHARE, QUIET, STEP, Wakes
+from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
 LAST = EVERYWHERE[0].last
@@ -142,6 +144,182 @@ def test_while_it_falls_asleep_nothing_stays_dry() -> None:
         assert not wakes.dry("q", 2.1 + look)
 
 
+def test_hosts_that_share_a_queue_share_the_looks() -> None:
+    for hosts, share in ((1, 1), (4, 4), (1000, MAX_SHARE)):
+        wakes = asleep("q")
+        wakes.hosts = hosts
+        for _ in range(BUSY + 1):
+            wakes.heard("q", 10.0)
+        assert wakes.pause(10.0, 5.0, True) == STEP * share
+        wakes.looked({"q": 1}, {}, 10.0 + 0.9 * QUIET * share, 20.0)
+        assert wakes.awake("q")
+        wakes.looked({"q": 1}, {}, 10.0 + 1.1 * QUIET * share, 20.0)
+        assert not wakes.awake("q")
+
+
+def test_a_full_queue_is_not_asked_about_until_a_claim_finds_less_than_there_was_room_for() -> None:
+    wakes = asleep("q", "r")
+    wakes.full({"q"})
+    assert wakes.to_tell(["q", "r"]) is None, "the database knows"
+    wakes.sent()
+    wakes.looked({"q": 2}, {"q": 2}, 2.0, 4.0)
+    assert wakes.to_tell(["q", "r"]) is None
+    assert not wakes.dry("q", 2.0)
+    wakes.sent()
+    wakes.looked({"q": 2}, {"q": 1}, 3.0, 5.0)
+    assert wakes.to_tell(["q", "r"]) == {"q", "r"}
+    assert not wakes.dry("q", 3.0), "no host is notified of it yet"
+
+
+def test_a_host_that_falls_asleep_beside_others_does_not_look_again() -> None:
+    wakes = Wakes()
+    wakes.told(frozenset({"q"}), 1.0, frozenset())
+    assert wakes.pause(1.0, 5.0, True) == 5.0
+    wakes.told(frozenset({"q", "r"}), 1.0, frozenset({"r"}))
+    assert 0 < wakes.pause(1.0, 5.0, True) <= LOOKS[0]
+
+
+def test_a_queue_is_polled_when_nothing_was_heard_of_it() -> None:
+    wakes = asleep("q", "r")
+    for noticed in (True, False):  # that the time is over, before it looks
+        wakes.looked({"q": 1, "r": 1}, {}, 2.0, 4.0)
+        if noticed:
+            assert wakes.pause(4.0, 9.0, True) == 0.0
+        wakes.heard("r", 4.0)
+        wakes.sent()
+        wakes.looked({"q": 1, "r": 1}, {"q": 1, "r": 1}, 4.0, 6.0)
+        assert (wakes.polled("q"), wakes.polled("r")) == (True, False)
+        wakes.looked({"q": 1}, {}, 4.0, 6.0)
+        assert not wakes.polled("q"), "that was the claim before"
+        wakes.stir()
+        wakes.sent()
+
+
+class Sharing(Quiet):
+    """A database in which other hosts sleep. `sent` are the statements, `claims` what the next claims find."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[str] = []
+        self.found: list[list[Claimed]] = []
+
+    async def ask(self, query: Query[Any], **how: Any) -> Any:
+        self.sent.append(query.statement.name.partition("_aged")[0].partition("_placed")[0])
+        if query.statement.name.startswith("claim") and self.found:
+            found = self.found.pop(0)
+            how["then"](found)
+            return found
+        return await super().ask(query, **how)
+
+
+class Crowded(Roomy):
+    """Desks with room for as many jobs as `room` says, on a host that shares its queues with others."""
+
+    sharing_hosts = 3
+
+    def __init__(self, queues: str, room: int) -> None:
+        super().__init__(queues)
+        self.room = room
+
+    def wants(self) -> list[Wants]:
+        return [Wants(queue, self.room) for queue in self.desks] if self.room else []
+
+    def take(self, claimed: list[Claimed]) -> None:
+        self.room -= len(claimed)
+
+
+def chosen_host(
+    room: int, hints: list[bool], found: list[list[Claimed]], *, sharing: int = 3, rounds: int = 1
+) -> list[str]:
+    """The statements of a sleeping host that is chosen for jobs: True stands for one job, False for any number."""
+
+    async def story() -> list[str]:
+        line, desk = Sharing(), Crowded("q", 1)
+        desk.sharing_hosts = sharing
+        settings = Settings(poll=3600.0, ageing=0)
+        claims = Claims("host", cast("Any", line), cast("Any", desk), Facts(), settings, lambda: True)
+        running = asyncio.ensure_future(claims.run())
+        claims.forgotten()
+        await asyncio.sleep(2 * LOOKS[-1])  # it has fallen asleep
+        line.sent.clear()
+        line.found, desk.room = found, room
+        for _ in range(rounds):
+            for is_one_job in hints:
+                claims.chosen("q", is_one_job=is_one_job)
+            claims.all_heard()
+            for _ in range(10):
+                await asyncio.sleep(0)
+        assert not running.done()
+        running.cancel()
+        return line.sent
+
+    return asyncio.run(asyncio.wait_for(story(), 60))
+
+
+@pytest.mark.parametrize(
+    ("room", "hints", "found", "sent"),
+    [
+        (0, [True], [], ["pass_on"]),
+        (1, [True], [[job(1)]], ["claim"]),
+        (1, [True, True], [[job(1)]], ["claim", "pass_on"]),
+        (1, [False], [[job(1)]], ["claim", "pass_on"]),
+        (2, [True, True, True], [[job(1)]], ["claim"]),
+        (2, [False], [[job(1)]], ["claim"]),
+        (1, [True], [], ["claim"]),
+    ],
+    ids=[
+        "no room",
+        "room for one",
+        "room for one of two",
+        "room for one of many",
+        "others were faster",
+        "all of many",
+        "nothing there",
+    ],
+)
+def test_a_chosen_host_passes_on_what_it_has_no_room_for(
+    room: int, hints: list[bool], found: list[list[Claimed]], sent: list[str]
+) -> None:
+    assert chosen_host(room, hints, found) == sent
+
+
+def test_a_full_host_without_others_passes_nothing_on() -> None:
+    assert chosen_host(0, [True], [], sharing=0) == []
+
+
+def test_however_many_hints_come_a_full_host_sends_few_statements() -> None:
+    """Any login can send them."""
+    assert chosen_host(0, [True, False] * 50, [], rounds=20).count("pass_on") <= 2
+
+
+def missed(waited: float, sharing: int) -> list[str]:
+    """The statements after the poll of a sleeping host has found a job that had waited for so long."""
+
+    async def story() -> list[str]:
+        line, desk = Sharing(), Crowded("q", 2)
+        desk.sharing_hosts = sharing
+        settings = Settings(poll=3 * LOOKS[-1], ageing=0)
+        claims = Claims("host", cast("Any", line), cast("Any", desk), Facts(), settings, lambda: True)
+        running = asyncio.ensure_future(claims.run())
+        claims.forgotten()
+        await asyncio.sleep(2 * LOOKS[-1])  # it has fallen asleep
+        line.sent.clear()
+        line.found = [[job(1)._replace(waited=waited)], [job(2)._replace(waited=waited)]]
+        while line.found:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+        running.cancel()
+        return line.sent
+
+    return asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_host_that_finds_a_missed_job_says_so_once() -> None:
+    assert missed(5.0, 3).count("notify_all") == 1
+    assert "notify_all" not in missed(MISSED_AFTER_SECONDS / 2, 3), "its host is on its way"
+    assert "notify_all" not in missed(5.0, 0), "there is no other host"
+
+
 def test_room_in_a_dry_queue_is_no_reason_to_look() -> None:
     async def story() -> list[int]:
         line = Quiet()
@@ -256,6 +434,18 @@ def steps(positions: Positions, queue: str = "q") -> list[tuple[int, int]]:
         for place in positions.places([queue], head=True)[queue]
         if place.last < LAST
     ]
+
+
+def test_a_look_behind_limits_that_brings_many_jobs_is_not_slow() -> None:
+    positions = Positions(5.0)
+    positions.took(0.03, 10.0, head=False, gates=True, jobs=100, limited=100)
+    assert positions.gates_are_due(10.0)
+    positions.took(0.1303, 10.0, head=False, gates=True, jobs=0, limited=1)
+    assert [positions.gates_are_due(10.0 + after) for after in (0.12, 0.14)] == [False, True], (
+        "half of the time"
+    )
+    positions.took(0.13, 10.0, head=False, gates=True, jobs=0)
+    assert [positions.gates_are_due(10.0 + after) for after in (2.5, 2.7)] == [False, True], "a look in vain"
 
 
 def test_a_look_from_the_head_that_became_slow_is_made_in_steps() -> None:

@@ -171,6 +171,7 @@ def test_what_is_enqueued_with_the_end_is_checked_at_once_and_all_or_none() -> N
     for wrong, why in (
         (mail, "PlainTask is no prepared job"),
         (mail.using(unique="k").prepare(1), "with unique= cannot be enqueued with the end"),
+        (mail.using(idempotency_key="k").prepare(1), "with idempotency_key= cannot be enqueued with the end"),
         (mail.using(after=[1]).prepare(1), "with after= cannot be enqueued with the end"),
     ):
         with pytest.raises(UsageError, match=why):

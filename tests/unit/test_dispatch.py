@@ -12,7 +12,7 @@ import pytest
 from pgworkers.clock import boottime, monotonic
 from pgworkers.events import Fact, JobsReleased
 from pgworkers.facts import Facts
-from pgworkers.job.claim import Claimed
+from pgworkers.job.claim import Claimed, Fence
 from pgworkers.job.renew import Deadline
 from pgworkers.job.state import Verdict
 from pgworkers.lives import WorkerBurned
@@ -85,14 +85,12 @@ class Stage:
         for job in ids:
             assert self.shelf.lay(done(job))
 
-    def claims(self, *ids: int) -> None:
-        self.dispatch.take(
-            Claimed(i, 1, "default", "work", "{}", 1, 0, 10, 3, None, None, None, None, None, [], 0.0, False)
-            for i in ids
-        )
+    def claims(self, *ids: int, lease: int = 1, at: int = 0) -> None:
+        rest = ("default", "work", "{}", 1, 0, 10, 3, None, None, None, None, None, [], 0.0, False)
+        self.dispatch.take(Claimed(i, lease, *rest, claimed_at=at) for i in ids)
 
     def released(self) -> list[int]:
-        return sorted(job for job, _ in self.ends._releases)
+        return sorted(fence.id for fence in self.ends._releases)
 
     def close(self) -> None:
         for worker, theirs in self.crew:
@@ -163,7 +161,7 @@ def test_a_worker_that_had_begun_leaves_after_its_job(go: Callable[[Stage], None
 def test_a_cancelled_order_leaves_its_worker_free() -> None:
     def scene(stage: Stage) -> None:
         stage.claims(1)
-        assert stage.dispatch.cancel(1)
+        assert stage.dispatch.cancel(Fence(1, 1, 0))
         assert stage.worker.state == "idle"
         stage.claims(2)
         assert tickets.wait(stage.takes) == ((2, 1), False), "the ticket of the first was taken back"
@@ -171,16 +169,46 @@ def test_a_cancelled_order_leaves_its_worker_free() -> None:
     play(scene)
 
 
-def test_a_lease_that_is_given_again_to_this_host_is_not_begun_twice() -> None:
-    """After an asynchronous failover: the claim was lost with the old primary, the handler goes on."""
+def test_the_number_of_a_lost_claim_that_is_given_again_is_another_job() -> None:
+    """After an asynchronous failover id and lease may be those of another job: the old handler is stopped, unwritten."""
 
     def scene(stage: Stage) -> None:
         stage.claims(1)
-        first = stage.dispatch.held[1]
+        assert tickets.wait(stage.takes) == ((1, 1), False)
+        old = stage.dispatch.held[1]
+        stage.claims(1, at=7)
+        assert (stage.dispatch.held[1], old.wish) == (old, "lease")
+        assert stage.ends.fences() == [(1, 1, 7)], "given back: the next claim of it has another number"
+        stage.theirs.sendall(done(1))
+        stage.worker.catch_up()
+        assert stage.ends.fences() == [(1, 1, 7)], "what the old handler returned is nobody's result"
+        stage.claims(1, lease=2, at=8)
+        assert stage.dispatch.held_fences() == [(1, 2, 8)]
+
+    play(scene)
+
+
+def test_an_order_that_a_worker_has_not_read_is_not_confused_with_a_later_one() -> None:
+    """The order of the lost claim may still lie in its socket, under the same number."""
+
+    def scene(stage: Stage) -> None:
         stage.claims(1)
-        assert stage.dispatch.held[1] is first
-        assert (list(stage.desk.buffer), stage.desk.running) == ([], 1)
-        assert stage.released() == [], "it is held: giving it back would take it from the one who runs it"
+        stage.dispatch.lost(Fence(1, 1, 0))
+        assert stage.dispatch.held_fences() == []
+        stage.claims(1, at=7)
+        assert (stage.dispatch.held_fences(), stage.ends.fences()) == ([], [(1, 1, 7)])
+
+    play(scene)
+
+
+def test_a_new_claim_of_a_job_that_runs_here_stops_the_handler_of_the_old_one() -> None:
+    def scene(stage: Stage) -> None:
+        stage.claims(1)
+        assert tickets.wait(stage.takes) == ((1, 1), False)
+        old = stage.dispatch.held[1]
+        stage.claims(1, lease=2, at=7)
+        assert old.wish == "lease"
+        assert (stage.dispatch.held_fences(), stage.ends.fences()) == ([(1, 2, 7)], [])
 
     play(scene)
 
@@ -364,9 +392,9 @@ def test_of_ends_that_come_together_only_those_of_its_orders_count() -> None:
         stage.theirs.sendall(done(1) + other_lease + done(1) + done(2) + done(9))
         stage.worker.catch_up()
         assert stage.worker.jobs == 2
-        assert stage.ends.keys() == [(1, 1), (2, 1)]
+        assert stage.ends.fences() == [(1, 1, 0), (2, 1, 0)]
         assert [held.claimed.id for held in stage.worker.orders] == [3, 4]
-        assert stage.dispatch.held_keys() == [(3, 1), (4, 1)]
+        assert stage.dispatch.held_fences() == [(3, 1, 0), (4, 1, 0)]
         assert (stage.desk.running, stage.desk.occupied) == (2, 1)
 
     play(scene)
@@ -443,7 +471,7 @@ def test_a_claim_that_comes_back_after_its_task_is_gone_is_given_back() -> None:
         stage.dispatch.adopt({}, {"default": QueueSpec("default")})
         stage.claims(1)
         assert stage.released() == [1]
-        assert stage.dispatch.held_keys() == []
+        assert stage.dispatch.held_fences() == []
 
     play(scene)
 
@@ -505,7 +533,9 @@ def with_deadline(remaining: float | None, epoch: float | None) -> Held:
 def test_a_deadline_that_is_read_late_was_not_moved() -> None:
     held = with_deadline(60.0, 1000.0)
     held.began = monotonic()
-    assert not held.read_deadline(Deadline(1, 1, 1000.0, 30.0)), "the answer to the claim took half a minute"
+    assert not held.read_deadline(Deadline(Fence(1, 1, 0), 1000.0, 30.0)), (
+        "the answer to the claim took half a minute"
+    )
     left = held.left(monotonic())
     assert left is not None
     assert left <= 5.0, "the timeout of the attempt counts"
@@ -514,11 +544,11 @@ def test_a_deadline_that_is_read_late_was_not_moved() -> None:
 def test_without_its_deadline_the_timeout_of_the_attempt_counts() -> None:
     held = with_deadline(60.0, 1000.0)
     held.began = monotonic()
-    assert held.read_deadline(Deadline(1, 1, 2000.0, 600.0))
+    assert held.read_deadline(Deadline(Fence(1, 1, 0), 2000.0, 600.0))
     left = held.left(monotonic())
     assert left is not None
     assert left > 500.0
-    assert held.read_deadline(Deadline(1, 1, None, None))
+    assert held.read_deadline(Deadline(Fence(1, 1, 0), None, None))
     left = held.left(monotonic())
     assert left is not None
     assert left <= 5.0
@@ -530,7 +560,7 @@ def test_the_deadline_of_one_waiting_job_is_not_sent_with_the_next() -> None:
     spec = TaskSpec("work", "default")
     moved, plain = with_deadline(None, None), with_deadline(None, None)
     moved.spec = plain.spec = spec
-    assert moved.read_deadline(Deadline(1, 1, 1000.0, 10.0))
+    assert moved.read_deadline(Deadline(Fence(1, 1, 0), 1000.0, 10.0))
 
     def deadline(held: Held) -> int:
         body = frames.Reader().feed(orders.frame(held))[0].body

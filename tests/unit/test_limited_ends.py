@@ -27,6 +27,8 @@ FOREVER = 3600.0
 class Writing(Quiet):
     """It also writes whatever end it is sent."""
 
+    time_limit = 5.0
+
     def __init__(self) -> None:
         super().__init__()
         self.answers = asyncio.Event()  # claims
@@ -34,7 +36,12 @@ class Writing(Quiet):
         self.lost = 0  # so many ends are not answered
 
     async def ask(
-        self, query: Query[Any], *, refusable: bool = False, then: Callable[[Any], None] | None = None
+        self,
+        query: Query[Any],
+        *,
+        refusable: bool = False,
+        timeouts: bool = False,
+        then: Callable[[Any], None] | None = None,
     ) -> Any:
         if query.statement.name in ("finish", "retry"):
             for _ in range(5):  # it takes a while: others have their turn
@@ -42,13 +49,16 @@ class Writing(Quiet):
             if self.lost:
                 self.lost -= 1
                 raise LineDown("the session is gone")
-            return query.read([])  # of those that it was asked to write, none is an exception
+            if query.statement.name == "finish":
+                return query.read([(None, 1)])  # all are written
+            return query.read([(nth, 1) for nth in range(1, len(query.params["ids"]) + 1)])
         if query.statement.name.startswith("claim"):
             self.asked.append(query)
             await self.answers.wait()
             assert then is not None
             then([])
-        return []
+            return []
+        return await super().ask(query)
 
 
 class Host:
@@ -77,9 +87,11 @@ class Host:
                 *(self._ended, 1, "q", "t", "{}", 1, 0, 3, 3, None, None, None, None, None, [], 0.0, False),
                 limited=behind,
             )
-            end: End | Again = End(id=job.id, lease=1, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED)
+            end: End | Again = End(
+                id=job.id, lease=1, claimed_at=0, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED
+            )
             if again:
-                end = Again(id=job.id, lease=1, verdict=Verdict.ERROR, after=60.0)
+                end = Again(id=job.id, lease=1, claimed_at=0, verdict=Verdict.ERROR, after=60.0)
             self.ends.put(Held(job, TaskSpec("t", "q")), end)
 
 
@@ -166,3 +178,21 @@ def test_an_end_that_is_written_while_a_claim_is_on_its_way_makes_it_look_once_m
             assert await host.looks() == looks
 
     play(scene)
+
+
+def test_no_job_is_claimed_while_too_many_ends_wait_and_the_claimer_hears_when_they_are_written() -> None:
+    async def story() -> None:
+        host = Host()
+        host.ends = Ends("host", cast("Any", host.line), Facts(), 2)
+        told: list[bool] = []
+        host.ends.on_written = lambda: told.append(host.ends.may_claim())
+        host.ends_together(*[False] * 4)
+        assert host.ends.may_claim()
+        host.ends_together(False)
+        assert not host.ends.may_claim(), "more than two batches wait"
+        running = asyncio.ensure_future(host.ends.run())
+        await host.ends.idle.wait()
+        running.cancel()
+        assert told == [True], "once, as soon as it is so"
+
+    asyncio.run(story())

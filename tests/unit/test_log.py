@@ -80,6 +80,8 @@ def of_no_job(text: str) -> list[events.Fact]:
         events.DutyFailed("rescue", text),
         events.ScheduleFailed(text, text, text),
         events.ReloadRefused(text),
+        events.ClaimTooSlow((text,), 5.0),
+        events.JobsParked("reports", text, 1, done=False),
         events.TaskUnknown("reports", text, 1),
         events.HostChanged("running", text),
         events.LeaderChanged(False, text),

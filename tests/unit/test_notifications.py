@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -22,13 +24,15 @@ from pgworkers.job.notifications import (
     parse_host_hint,
 )
 
-KINDS = ["ready", "cancel", "deadline", "batch", "queue", "request", "due", "watch", "reconnected", ""]
+HOST = "0f9d6c1e-7a3b-4c7e-9a55-2b1f6f0c4d12"
+KINDS = ["ready", "one", "cancel", "deadline", "batch", "queue", "request", "due", "watch", "reconnected", ""]
 #: Digits of every script: str.isdigit() is true of them, and int() refuses some and accepts others.
 DIGITS = st.text(st.characters(categories=["Nd", "No", "Nl"]), max_size=25)
 PAYLOADS = st.one_of(
     st.text(max_size=300),
     st.binary(max_size=300),
     st.builds("{}:{}".format, st.sampled_from(KINDS), st.one_of(st.text(max_size=300), DIGITS)),
+    st.builds("{}:{}:{}".format, st.sampled_from(KINDS), st.text(max_size=10), st.uuids()),
     st.lists(DIGITS, max_size=20).map(" ".join),
 )
 
@@ -46,8 +50,12 @@ PAYLOADS = st.one_of(
 def test_any_payload_becomes_a_bounded_hint_or_none(payload: str | bytes) -> None:
     for hint in (parse_host_hint(payload), parse_done_hint(payload)):
         match hint:
-            case Ready(queue) | QueueChanged(queue):
+            case Ready(queue, "", False) | QueueChanged(queue):
                 assert len(queue) <= 200
+            case Ready(queue, host, _):
+                assert 0 < len(queue) <= 200
+                assert ":" not in queue
+                assert str(uuid.UUID(host)) == host
             case JobChanged(number) | BatchChanged(number) | BatchEnded(number) | RequestAnswered(number):
                 assert 0 < number < 2**63
             case JobsEnded(frozenset() as jobs):
@@ -65,7 +73,8 @@ def test_any_payload_becomes_a_bounded_hint_or_none(payload: str | bytes) -> Non
     [
         ("ready:", Ready("")),
         ("ready:mail", Ready("mail")),
-        ("ready:a:b", Ready("a:b")),
+        (f"ready:mail:{HOST}", Ready("mail", HOST)),
+        (f"one:mail:{HOST}", Ready("mail", HOST, is_one_job=True)),
         ("queue:mail", QueueChanged("mail")),
         ("cancel:17", JobChanged(17)),
         ("deadline:17", JobChanged(17)),
@@ -77,6 +86,30 @@ def test_any_payload_becomes_a_bounded_hint_or_none(payload: str | bytes) -> Non
 )
 def test_what_our_own_statements_send_to_hosts_is_understood(payload: str, hint: object) -> None:
     assert parse_host_hint(payload) == parse_host_hint(payload.encode()) == hint
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "ready:a:b",
+        "one:",
+        "one:mail",
+        "one:mail:",
+        f"one::{HOST}",
+        f"ready::{HOST}",
+        f"one:a:b:{HOST}",
+        f"one:mail:{HOST} ",
+        f"one:mail:{HOST}\n",
+        f"one:mail:{HOST}:{HOST}",
+        f"one:mail:{HOST.upper()}",
+        f"one:mail:{{{HOST}}}",
+        f"one:mail:{HOST.replace('-', '')}",
+        f"one:mail:{HOST.replace('0', chr(0x660))}",
+        f"one:{'x' * 201}:{HOST}",
+    ],
+)
+def test_a_host_is_named_by_its_id_as_postgres_prints_it_or_not_at_all(payload: str) -> None:
+    assert parse_host_hint(payload) is None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """pgworkers itself, as a peer of the harness. One master, --procs workers of one queue.
 
-Settings: history kept, lease guard on, durable commits, /metrics and statistics on, everything at its default; -q, because
+Settings: history kept (with the partitions of as many days as that is), lease guard on, durable commits, /metrics and statistics on, everything at its default; -q, because
 the peers log no line per job either.
 variants: default | maxjobs1 (a fresh process for each job) | numpy (the app imports numpy)
 """
@@ -10,6 +10,9 @@ import importlib.metadata as md
 import psycopg
 from harness import *
 from pgworkers.postgres.migrate import up
+
+sys.path.append(os.path.dirname(os.path.dirname(HERE)))
+from support.days import keep_days
 
 DB = "bench_pgworkers"
 APP = os.path.join(HERE, "pgworkers_app.py")
@@ -35,6 +38,7 @@ class P(Peer):
         recreate_db(DB)
         with psycopg.connect(dsn(DB), autocommit=True) as conn:
             up(conn, "pgworkers")
+            keep_days(conn)
 
     def open(self):
         import pgworkers_app as module

@@ -103,6 +103,8 @@ async def waiting() -> None:
     assert_type(job, Job[bytes])
     assert_type(await job.aresult(), bytes)
     assert_type(await render.using(on_conflict="replace", unique="x").aenqueue(1), Job[dict[str, str]])
+    once = render.using(idempotency_key="mail:81", idempotency_window="2h")
+    assert_type(await once.aenqueue(1), Job[dict[str, str]])
     await app.aenqueue_many(fetch.prepare(str(i)) for i in range(3))
 
 

@@ -1,0 +1,281 @@
+"""Every duty of the leader reads a bounded number of pages in one statement, however much it has to pass by."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg import sql
+from support.leader import PATIENT
+
+from pgworkers.clock import monotonic
+from pgworkers.events import DutyDone
+from pgworkers.facts import Facts
+from pgworkers.flow import batch
+from pgworkers.job import archive, host, operation, promote, request, strangers
+from pgworkers.job.look import look
+from pgworkers.master.duties import BATCH, SWEEP_BATCHES, Duties
+from pgworkers.master.leadership import Leadership
+from pgworkers.master.line import Line
+from pgworkers.observe import statistics
+from pgworkers.postgres.connect import STEADY
+from pgworkers.postgres.statements import Query
+from pgworkers.schedule import fire
+
+Db = psycopg.Connection[Any]
+DAY = 86400.0
+HISTORY = """
+    INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,
+                                   max_attempts, max_crashes, created_at, run_at, finished_at, errors, kept)
+    SELECT n, {state}, 'error', 0, 'a', 't', '{{{{}}}}', 1, 1, 0, 1, 1, now(), now(), now() - interval '20 days',
+           '{{{{}}}}', {kept}
+      FROM generate_series({first}, {last}) n
+"""
+#: A duty's statement, and rows that it must pass by, or of which it may change no more than a portion.
+MANY_ROWS: dict[str, tuple[Callable[[], Query[Any]], str]] = {
+    "batches": (
+        lambda: batch.sweep(SWEEP_BATCHES),
+        """WITH made AS (INSERT INTO pgworkers.batch (total) SELECT 1 FROM generate_series({first}, {last}) RETURNING id)
+           INSERT INTO pgworkers.job (queue, task, batch_id) SELECT 'a', 't', id FROM made""",
+    ),
+    "finished jobs": (
+        lambda: archive.prune(30 * DAY, 90 * DAY, BATCH),
+        "INSERT INTO pgworkers.queue (name, retention) VALUES ('short', '1 h') ON CONFLICT DO NOTHING;"
+        + HISTORY.format(state="'succeeded'", kept="false", first="{first}", last="{last}"),
+    ),
+    "finished jobs that were kept": (
+        lambda: archive.prune(14 * DAY, 90 * DAY, BATCH, kept=True),
+        HISTORY.format(state="'dead'", kept="true", first="{first}", last="{last}"),
+    ),
+    "attempts": (
+        lambda: archive.prune_attempts(14 * DAY, BATCH),
+        HISTORY.format(state="'dead'", kept="true", first="{first}", last="{last}")
+        + """;INSERT INTO pgworkers.attempt (job_id, attempt, lease, queue, task, verdict, finished_at, kept)
+              SELECT id, 1, 1, 'a', 't', 'error', finished_at, true FROM pgworkers.history WHERE id >= {first}""",
+    ),
+    "rows to keep": (
+        lambda: archive.keep_rows("history_19990101", 90 * DAY, BATCH),
+        "CREATE TABLE IF NOT EXISTS pgworkers.history_19990101 (LIKE pgworkers.history INCLUDING ALL);"
+        + HISTORY.format(state="'succeeded'", kept="false", first="{first}", last="{last}").replace(
+            ".history ", ".history_19990101 "
+        ),
+    ),
+    "attempts to keep": (
+        lambda: archive.keep_rows("attempt_19990101", 90 * DAY, BATCH),
+        "CREATE TABLE IF NOT EXISTS pgworkers.attempt_19990101 (LIKE pgworkers.attempt INCLUDING ALL);"
+        + HISTORY.format(state="'dead'", kept="false", first="{first}", last="{last}")
+        + """;INSERT INTO pgworkers.attempt_19990101 (job_id, attempt, lease, queue, task, verdict, finished_at)
+              SELECT id, 1, 1, 'a', 't', 'error', finished_at FROM pgworkers.history WHERE id >= {first}""",
+    ),
+    "ticks": (
+        lambda: fire.prune(14 * DAY, BATCH),
+        """INSERT INTO pgworkers.tick (schedule, scope, at)
+           SELECT 's' || n, '', now() - interval '20 days' FROM generate_series({first}, {last}) n""",
+    ),
+    "requests": (
+        lambda: request.forget(BATCH),
+        "INSERT INTO pgworkers.request (host, kind) SELECT gen_random_uuid(), 'stack' FROM generate_series({first}, {last})",
+    ),
+    "operations": (
+        lambda: operation.prune(90 * DAY, BATCH),
+        "INSERT INTO pgworkers.operation (verb, job_id) SELECT 'cancel', n FROM generate_series({first}, {last}) n",
+    ),
+    "finished batches": (
+        lambda: batch.prune(14 * DAY, BATCH),
+        "INSERT INTO pgworkers.batch (total, finished_at) SELECT 1, now() FROM generate_series({first}, {last})",
+    ),
+    "statistics": (
+        lambda: statistics.prune(statistics.KEEP, BATCH),
+        """INSERT INTO pgworkers.stat SELECT now(), 'a', 't' || n, 'started', 1, 0, 0, '{{1}}'
+             FROM generate_series({first}, {last}) n""",
+    ),
+    "hosts": (
+        lambda: host.sweep(BATCH),
+        """WITH made AS (INSERT INTO pgworkers.host (id, name, pid, app, version, queues, lease, renewed_at)
+                         SELECT gen_random_uuid(), 'box', 1, 'app.py', '1', '{{}}', '1 s', now() - interval '1 day'
+                           FROM generate_series({first}, {last}) RETURNING id)
+           INSERT INTO pgworkers.job (queue, task, state, host, lease) SELECT 'a', 't', 'running', id, 1 FROM made""",
+    ),
+    "strangers": (
+        lambda: strangers.strangers(["a"]),
+        "INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' || n FROM generate_series({first}, {last}) n",
+    ),
+    "promote": (
+        lambda: promote.promote(BATCH),
+        """INSERT INTO pgworkers.job (queue, task, state, run_at)
+           SELECT 'a', 't', 'scheduled', now() + interval '1 day' FROM generate_series({first}, {last})""",
+    ),
+    "expire": (
+        lambda: promote.expire(BATCH),
+        """INSERT INTO pgworkers.job (queue, task, expires_at)
+           SELECT 'a', 't', now() + interval '1 day' FROM generate_series({first}, {last})""",
+    ),
+    "look": (
+        look,
+        """WITH made AS (INSERT INTO pgworkers.batch (total) SELECT 1 FROM generate_series({first}, {last}) RETURNING id)
+           INSERT INTO pgworkers.job (queue, task, state, run_at, expires_at)
+           SELECT 'a', 't', 'scheduled', now() + interval '1 day', now() + interval '1 day' FROM made""",
+    ),
+}
+
+
+@pytest.fixture
+def db(dsn: str) -> Any:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute("SET TimeZone = 'UTC'")
+        yield conn
+
+
+@pytest.fixture
+def leading(dsn: str) -> Any:
+    """A session that plans as the leader's does."""
+    options = " ".join(f"-c {name}={value}" for name, value in STEADY.items())
+    with psycopg.connect(dsn, autocommit=True, options=options) as conn:
+        yield conn
+
+
+def blocks(db: Db, query: Query[Any], *, generic: bool) -> int:
+    """How many pages a statement touches, its functions included, planned for its values or for any."""
+    with db.transaction(force_rollback=True):
+        if generic:
+            text, names = query.statement.numbered("pgworkers")
+            db.execute(b"PREPARE planned AS " + text)
+            values = [sql.Literal(cast("dict[str, Any]", query.params)[name]) for name in names]
+            given = sql.SQL("({})").format(sql.SQL(", ").join(values)) if values else sql.SQL("")
+            found = db.execute(
+                sql.SQL("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE planned {}").format(given)
+            )
+        else:
+            text = b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query.statement.render("pgworkers")
+            found = db.execute(text, query.params)
+        (plan,) = found.fetchone() or ([],)
+        if generic:
+            db.execute("DEALLOCATE planned")
+    root = plan[0]["Plan"]
+    return int(root["Shared Hit Blocks"] + root["Shared Read Blocks"])
+
+
+def reads(db: Db, leading: Db, what: str, first: int, last: int) -> list[int]:
+    """What a statement reads after so many more rows came: as the planner knew the table before them, and after a vacuum.
+
+    Each in an operator's session, and as the leading session plans it.
+    """
+    make, rows = MANY_ROWS[what]
+    for statement in rows.format(first=first, last=last).split(";"):
+        db.execute(cast("Any", statement))
+    read = [blocks(db, make(), generic=False), blocks(leading, make(), generic=True)]
+    db.execute("VACUUM ANALYZE")
+    return [*read, blocks(db, make(), generic=False), blocks(leading, make(), generic=True)]
+
+
+def compare(db: Db, leading: Db, what: str, many: int, deeper: int) -> None:
+    """More rows cost deeper indexes, and no more than that: a small factor."""
+    db.execute("VACUUM ANALYZE")
+    few = max(reads(db, leading, what, 1, 2000))
+    assert max(reads(db, leading, what, 2001, many)) < deeper * few + 100, (
+        "it reads more where there is more to pass by"
+    )
+
+
+@pytest.mark.parametrize("what", MANY_ROWS)
+def test_a_statement_of_a_duty_reads_no_more_with_many_rows(db: Db, leading: Db, what: str) -> None:
+    compare(db, leading, what, 20_000, 4)
+
+
+def test_the_leader_links_a_portion_of_new_followers_without_reading_all_of_them(db: Db, leading: Db) -> None:
+    followers = 20 * BATCH
+    db.execute("INSERT INTO pgworkers.job (id, queue, task) VALUES (0, 'a', 't')")
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task, state, run_at)"
+        f" SELECT 'a', 't', 'scheduled', pgworkers.never() FROM generate_series(1, {followers})".encode()
+    )
+    db.execute(
+        "INSERT INTO pgworkers.dependency (parent_id, job_id, on_failed)"
+        " SELECT 0, id, 'wait' FROM pgworkers.job WHERE state = 'scheduled'"
+    )
+    db.execute("VACUUM ANALYZE pgworkers.dependency")
+    read = (
+        "SELECT seq_tup_read + idx_tup_fetch + pg_stat_get_xact_tuples_returned('pgworkers.dependency_new'::regclass)"
+        " FROM pg_stat_xact_all_tables WHERE relname = 'dependency'"
+    )
+    with leading.transaction():
+        (before,) = leading.execute(read).fetchone() or (0,)
+        assert leading.execute(f"SELECT pgworkers.link_parents({BATCH})".encode()).fetchone() == (BATCH,)
+        (after,) = leading.execute(read).fetchone() or (0,)
+    assert after - before < followers, "it read all that wait"
+    while leading.execute(f"SELECT pgworkers.link_parents({BATCH})".encode()).fetchone() != (0,):
+        pass
+    assert db.execute("SELECT count(*) FROM pgworkers.dependency WHERE NOT linked").fetchone() == (0,)
+
+
+class Leading:
+    """A leadership that is never lost."""
+
+    leads, since = True, monotonic()
+
+    async def until_leading(self) -> None:
+        pass
+
+
+@pytest.fixture
+def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every slice is over after its first statement."""
+    monkeypatch.setattr("pgworkers.master.duties.SLICE_SECONDS", 0.0)
+
+
+def test_a_duty_that_is_not_finished_lets_the_others_come_in_between(db: Db, dsn: str, no_time: None) -> None:
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task, state, run_at)"
+        f" SELECT 'a', 't', 'scheduled', now() FROM generate_series(1, {3 * BATCH})".encode()
+    )
+    done: list[DutyDone] = []
+
+    async def story() -> None:
+        facts = Facts()
+        facts.listen(done.append, DutyDone)
+        line = Line("duty", dsn, PATIENT, facts)
+        duties = Duties(str(uuid4()), line, facts, PATIENT, lambda: True, lambda: None)
+        running = asyncio.ensure_future(duties.run(cast("Leadership", Leading())))
+        try:
+            while sum(one.count for one in done if one.duty == "promote") < 3 * BATCH:
+                assert not running.done()
+                await asyncio.sleep(0.01)
+        finally:
+            running.cancel()
+            await line.close()
+
+    asyncio.run(story())
+    promoted = [number for number, one in enumerate(done) if one.duty == "promote" and one.count]
+    assert [done[number].count for number in promoted[:3]] == [BATCH] * 3, "one statement a slice"
+    assert set(range(promoted[0], promoted[2])) - set(promoted), "another duty came in between"
+
+
+def test_a_walk_goes_on_where_its_last_slice_ended(db: Db, dsn: str, no_time: None) -> None:
+    """The batches that are complete come last; those before them live."""
+    for statement in MANY_ROWS["batches"][1].format(first=1, last=2 * SWEEP_BATCHES).split(";"):
+        db.execute(cast("Any", statement))
+    db.execute("INSERT INTO pgworkers.batch (total) SELECT 1 FROM generate_series(1, 10)")
+
+    async def story() -> int:
+        line = Line("duty", dsn, PATIENT, Facts())
+        duties = Duties(str(uuid4()), line, Facts(), PATIENT, lambda: True, lambda: None)
+        duty = duties.all["batches"]
+        try:
+            slices = [(await duties.perform("batches"), duty.unfinished) for _ in range(3)]
+            assert slices == [(0, True), (0, True), (10, False)]
+            db.execute("UPDATE pgworkers.batch SET finished_at = NULL WHERE finished_at IS NOT NULL")
+            return await duties.perform_whole("batches")
+        finally:
+            await line.close()
+
+    assert asyncio.run(story()) == 10, "performed by hand it goes to its end"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", MANY_ROWS)
+def test_a_statement_of_a_duty_reads_no_more_with_half_a_million_rows(db: Db, leading: Db, what: str) -> None:
+    compare(db, leading, what, 500_000, 6)

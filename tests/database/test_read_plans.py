@@ -1,0 +1,216 @@
+"""Every list, count and show is bounded, whatever the tables hold: what people ask reads a few pages of millions of rows.
+
+Rows and pages are counted, not seconds. The sessions are ordinary ones: people plan with the server's own settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+
+from pgworkers.doctor import work
+from pgworkers.flow import batch
+from pgworkers.job import depth, operation, show, standing, watch
+from pgworkers.job.show import Filter
+from pgworkers.job.state import State
+from pgworkers.postgres.statements import Query
+
+HISTORY_DAYS = 5
+HOST = "00000000-0000-0000-0000-00000000000a"
+PARTITION = """
+DO $$
+DECLARE
+    today timestamptz := (now() AT TIME ZONE 'UTC')::date::timestamp AT TIME ZONE 'UTC';
+    day integer := current_setting('tests.day')::integer;
+BEGIN
+    EXECUTE format('CREATE TABLE pgworkers.history_old%s PARTITION OF pgworkers.history'
+                   ' FOR VALUES FROM (false, %L) TO (false, %L)',
+                   day, today - make_interval(days => day), today - make_interval(days => day - 1));
+END $$
+"""
+HISTORY = """
+INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes, max_attempts,
+                               max_crashes, created_at, run_at, finished_at, errors)
+SELECT n, CASE WHEN n % 10000 = 0 THEN 'dead' WHEN n % 10000 = 1 THEN 'cancelled' ELSE 'succeeded' END::pgworkers.job_state,
+       'succeeded', 0, 'q' || n % 4, 't' || n % 50, '{}', 1, 1, 0, 3, 3, now(), now(),
+       now() - make_interval(days => %(days)s) * (1 - n::float8 / %(rows)s), '{}'
+  FROM generate_series(1, %(rows)s) n
+"""
+LIVE = """
+INSERT INTO pgworkers.job (queue, task, state, run_at, host, lease, claimed_at)
+SELECT 'q' || n % 4, 't' || n % 50,
+       CASE WHEN n <= 50 THEN 'running' WHEN n % 100 = 0 THEN 'scheduled' ELSE 'ready' END::pgworkers.job_state, now(),
+       CASE WHEN n <= 50 THEN %(host)s::uuid END, 1, CASE WHEN n <= 50 THEN now() END
+  FROM generate_series(1, %(rows)s) n
+"""
+
+
+def fill(conn: psycopg.Connection[Any], rows: int) -> None:
+    """So many finished jobs over several partitions, half as many live ones, one of them in a queue of its own."""
+    for day in range(1, HISTORY_DAYS + 1):
+        conn.execute("SELECT set_config('tests.day', %s, false)", [str(day)])
+        conn.execute(PARTITION)
+    values = {"rows": rows, "days": HISTORY_DAYS, "host": HOST}
+    conn.execute(HISTORY.replace(" % ", " %% "), values)
+    conn.execute("SELECT setval('pgworkers.job_id_seq', %s)", [rows + 1])
+    conn.execute("INSERT INTO pgworkers.job (queue, task) VALUES ('rare', 'rare')")
+    conn.execute(LIVE.replace(" % ", " %% "), values | {"rows": rows // 2})
+
+
+class Read(NamedTuple):
+    """What one statement read of the tables: pages in all, and by whole scans of a table of jobs."""
+
+    pages: int
+    whole: list[str]
+
+
+def reading(conn: psycopg.Connection[Any], query: Query[Any], *, generic: bool = False) -> Read:
+    params = query.named("pgworkers")
+    if generic:
+        text, names = query.statement.numbered("pgworkers")
+        with conn.transaction(force_rollback=True):
+            conn.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+            conn.execute(b"PREPARE reading AS " + text)
+            try:
+                values = ", ".join(_literal(conn, params[name]) for name in names)
+                call = f"reading({values})" if names else "reading"
+                plan = _explained(
+                    conn, f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE {call}".encode()
+                )
+            finally:
+                conn.execute("DEALLOCATE reading")
+    else:
+        text = b"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) " + query.statement.render("pgworkers")
+        plan = _explained(conn, text, params)
+    return Read(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"], sorted(_whole(plan)))
+
+
+def _explained(conn: psycopg.Connection[Any], text: bytes, params: Any = None) -> dict[str, Any]:
+    (found,) = conn.execute(text, params).fetchone() or ([],)
+    return dict(found[0]["Plan"])
+
+
+def _literal(conn: psycopg.Connection[Any], value: Any) -> str:
+    return psycopg.sql.Literal(value).as_string(conn)
+
+
+def _whole(node: dict[str, Any]) -> Iterator[str]:
+    """Scans of whole tables of jobs that were executed and gave many rows."""
+    table = node.get("Relation Name", "")
+    rows = node["Actual Rows"] * node["Actual Loops"] + node.get("Rows Removed by Filter", 0)
+    if (
+        node["Node Type"].endswith("Seq Scan")
+        and table.startswith(("job", "history", "attempt"))
+        and rows > 20_000
+    ):
+        yield table
+    for child in node.get("Plans", []):
+        yield from _whole(child)
+
+
+def filters() -> dict[str, Filter]:
+    return {
+        "all": Filter(limit=21),
+        "dead": Filter(states=[State.DEAD], limit=21),
+        "failed of a queue": Filter(states=[State.DEAD, State.CANCELLED], queues=["q0"], limit=21),
+        "succeeded": Filter(states=[State.SUCCEEDED], limit=21),
+        "ready": Filter(states=[State.READY], limit=21),
+        "scheduled": Filter(states=[State.SCHEDULED], limit=21),
+        "running": Filter(states=[State.RUNNING], limit=21),
+        "claimed": Filter(states=[State.CLAIMED, State.RUNNING], limit=21),
+        "a rare task": Filter(tasks=["rare"], limit=21),
+        "no such queue": Filter(queues=["none"], limit=21),
+    }
+
+
+def queries(job: int) -> dict[str, tuple[Query[Any], int]]:
+    """Every other statement that people send, and how many pages it may read. Searches are tested by themselves."""
+    return {
+        "get, finished": (show.get(job), 100),
+        "get, live": (show.get(job * 2), 100),
+        "many": (show.many([job, job + 1, job + 2]), 200),
+        "attempts": (show.attempts(job), 50),
+        "standing": (standing.standing(job), 300),
+        "operations": (operation.operations(job), 10),
+        "hosts": (show.hosts(), 100),
+        "workers": (show.workers(), 50),
+        "others": (show.others("00000000-0000-0000-0000-000000000001", ["q0"]), 100),
+        "watch": (watch.watch(2000, tell=False), 50),
+        "queues": (show.queues(), 5 * 2 * show.MAX_COUNT),
+        "depth": (depth.depth(1000), 5 * 3 * 1000),
+        "doctor running": (work.running(), 100),
+        "doctor pace": (work.paces(), 20_000),
+        "batch": (batch.counts(1), 20),
+    }
+
+
+#: A step of a search may look into two tables, by an index each. A step begins in every partition.
+PAGES_PER_ROW = 4
+PAGES_TO_START = 200
+
+
+def check(conn: psycopg.Connection[Any], rows: int) -> None:
+    for name, where in filters().items():
+        for look in (21, show.FIRST_LOOK):
+            for generic in (False, True):
+                read = reading(conn, show.search(where, look), generic=generic)
+                assert read.pages <= PAGES_PER_ROW * look + PAGES_TO_START, (name, look, generic, read)
+    for name, (query, most) in queries(rows // 2).items():
+        for generic in (False, True):
+            read = reading(conn, query, generic=generic)
+            # The doctor looks at 10,000 live jobs: of a small table that may well be all.
+            assert read.whole == [] or name == "doctor pace", (name, generic)
+            assert read.pages <= most, (name, generic, read.pages)
+
+
+def untouched(conn: psycopg.Connection[Any]) -> None:
+    """Never analysed."""
+
+
+def analysed(conn: psycopg.Connection[Any]) -> None:
+    conn.execute("VACUUM ANALYZE")
+
+
+@pytest.fixture
+def own(dsn: str) -> Iterator[psycopg.Connection[Any]]:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        yield conn
+
+
+#: What people write themselves, in psql or in a dashboard.
+PLAIN = {
+    "list": "SELECT * FROM pgworkers.jobs ORDER BY id DESC LIMIT 20",
+    "one": "SELECT * FROM pgworkers.jobs WHERE id = 4711",
+    "page": "SELECT id, state, queue FROM pgworkers.jobs WHERE id < 30000 ORDER BY id DESC LIMIT 20",
+}
+
+
+@pytest.mark.parametrize("statistics", [untouched, analysed])
+def test_the_view_is_read_by_its_indexes(
+    own: psycopg.Connection[Any], statistics: Callable[[psycopg.Connection[Any]], None]
+) -> None:
+    fill(own, 50_000)
+    statistics(own)
+    for name, text in PLAIN.items():
+        plan = _explained(own, f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {text}".encode())
+        pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+        assert pages < PAGES_TO_START, name
+
+
+@pytest.mark.parametrize("statistics", [untouched, analysed])
+def test_every_reader_is_bounded(
+    own: psycopg.Connection[Any], statistics: Callable[[psycopg.Connection[Any]], None]
+) -> None:
+    fill(own, 50_000)
+    statistics(own)
+    check(own, 50_000)
+
+
+@pytest.mark.long
+def test_every_reader_is_bounded_with_five_million_rows(own: psycopg.Connection[Any]) -> None:
+    fill(own, 5_000_000)
+    own.execute("VACUUM ANALYZE")
+    check(own, 5_000_000)

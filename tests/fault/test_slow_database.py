@@ -1,0 +1,47 @@
+"""A database that takes longer for the ends of jobs than they take: nothing that was executed is executed again."""
+
+from __future__ import annotations
+
+import pytest
+from support.bounds import BUSY, D, S
+from support.ledger import audit, read
+from support.tree import Forest, wait_for
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+
+JOBS = 1500
+#: Fifty in the time that a statement may take, and the host sends up to a hundred at once.
+TRIGGER = """
+CREATE FUNCTION public.dawdle() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.02); RETURN NEW; END $$;
+CREATE TRIGGER of_the_user BEFORE INSERT ON pgworkers.history FOR EACH ROW EXECUTE FUNCTION public.dawdle();
+"""
+
+
+def test_ends_that_take_longer_than_a_statement_may_are_all_written_once(forest: Forest) -> None:
+    forest.db.execute(TRIGGER)
+    master = forest.start(queues="default:2", PGWORKERS_FINISH_BATCH="100", PGWORKERS_CLAIM_BATCH="100")
+    jobs = forest.enqueue("work", JOBS)
+    wait_for(lambda: _ended(forest) >= 100, timeout=60, what="the first ends")
+    wait_for(
+        lambda: len(_ran(forest)) - _ended(forest) < 100, timeout=120, what="the host to wait for its ends"
+    )
+    assert master.log().count("could not be written within") == 1, "it is said once"
+    master.terminate(timeout=2 * D + 4 * S + BUSY)
+    ran = _ran(forest)
+    assert len(ran) < JOBS, "not all was claimed: the host waits for its ends"
+    assert _ended(forest) == len(ran), "all that ran is written before the host leaves"
+    forest.db.execute("DROP TRIGGER of_the_user ON pgworkers.history")
+    forest.start(queues="default:2")
+    forest.until_all_ended()
+    assert forest.counts() == {"succeeded": JOBS}
+    starts = sorted(entry.job for entry in read(forest.ledger) if entry.kind == "START")
+    assert starts == sorted(jobs), "none ran twice"
+    assert audit(forest.db, forest.ledger, jobs) == []
+
+
+def _ran(forest: Forest) -> set[int]:
+    return {entry.job for entry in read(forest.ledger)}
+
+
+def _ended(forest: Forest) -> int:
+    return forest.counts().get("succeeded", 0)

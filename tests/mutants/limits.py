@@ -1,0 +1,132 @@
+"""Mutants of issue 19, rows 1, 2, 3 and 8: what a claim reads where jobs stand behind limits."""
+
+from __future__ import annotations
+
+from mutants.mutant import Edit, Mutant
+
+FLAT = "tests/database/test_limits_flat.py"
+PARKED = "tests/database/test_parked.py"
+
+LIMITS = (
+    Mutant(
+        "D1-wrapped-walk-without-a-bound",
+        "the walk over lanes that began in the middle ends where it began by a bound of the index",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"AND pgworkers\.lane\(j\.concurrency_key\) >= CASE WHEN l\.wrapped THEN start ELSE '-\d+' END",
+                "AND (NOT l.wrapped OR pgworkers.lane(j.concurrency_key) >= start)",
+            ),
+        ),
+        (f"{FLAT}::test_a_claim_of_jobs_with_few_keys_reads_the_same_beside_ten_times_as_many[7]",),
+        r"assert \d+ < \(\(1\.5 \* \d+\)",
+    ),
+    Mutant(
+        "D8-full-task-is-walked",
+        "a task without room is passed whole, however many keys wait for it",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"w\.task = ANY \(admit\.tasks\) AND \(r\.room IS NULL OR r\.room > 0\)",
+                "w.task = ANY (admit.tasks)",
+            ),
+        ),
+        (f"{FLAT}::test_a_full_task_is_passed_whole_however_many_tenants_it_has",),
+        r"assert \d+ < \(\d+ \+ 50\)",
+    ),
+    Mutant(
+        "D8-blocked-keys-end-the-walk",
+        "a key with room is found behind many keys without",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"CASE WHEN r\.room <= 0 THEN 0 ELSE 1 END",
+                "1",
+            ),
+        ),
+        (f"{FLAT}::test_a_key_with_room_is_found_behind_many_without",),
+        r"assert \[\] == \[\d+\]",
+    ),
+    Mutant(
+        "D3-slots-counted-from-the-beginning",
+        "a count of slots passes by the jobs that ran while a snapshot was held",
+        (Edit("pgworkers/schema/0004_limits.sql", r"slots_read\(\) > 500 THEN", "slots_read() < 0 THEN"),),
+        (f"{FLAT}::test_slots_are_counted_without_reading_all_that_ran_while_a_snapshot_is_held",),
+        r"assert \d+ < \(\d+ \+ 60\)",
+    ),
+    Mutant(
+        "D3-mark-forgets-what-runs",
+        "what ran before a mark is counted until it ends",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"VALUES \(one\.kind, one\.name, now\(\), living\)",
+                "VALUES (one.kind, one.name, now(), '{}')",
+            ),
+        ),
+        (f"{FLAT}::test_what_ran_before_a_mark_is_counted_until_it_ends",),
+        r"\('key', 'x', 0\)",
+    ),
+    Mutant(
+        "D3-claims-behind-a-mark-are-not-counted",
+        "a claim that began before a mark was made takes nothing behind that limit",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"coalesce\(r\.since > now\(\), false\) AS late",
+                "false AS late",
+            ),
+        ),
+        (f"{FLAT}::test_a_claim_that_began_before_a_mark_leaves_its_limit_to_the_next",),
+        r"assert \[Claimed\(",
+    ),
+    Mutant(
+        "D2-unknown-tasks-stay",
+        "jobs of unknown tasks are moved out of the way of claims",
+        (Edit("pgworkers/job/park.sql", r"WHERE s\.task <> ALL \(%\(tasks\)s::text\[\]\)", "WHERE false"),),
+        (f"{PARKED}::test_a_claim_passes_unknown_tasks_in_one_probe",),
+        r"assert 0 == \(5 \* 2000\)",
+    ),
+    Mutant(
+        "D2-unknown-names-are-walked",
+        "unknown tasks are passed in one probe, however many names they have",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"AND j\.task <= w\.next",
+                "AND j.task < coalesce(w.task, 'zzz')",
+            ),
+        ),
+        (f"{PARKED}::test_a_claim_passes_unknown_tasks_in_one_probe[many tasks]",),
+        r"assert \d+ < \(\d+ \+ 60\)",
+    ),
+    Mutant(
+        "D2-crowded-queue-without-an-end",
+        "a claim of a crowded queue ends where the last portion ended",
+        (Edit("pgworkers/master/claims.py", r" \| self\._crowds\.ranges\(room\)", ""),),
+        (
+            "tests/unit/test_crowds.py::test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task",
+        ),
+        r"both are claimed after the first portion",
+    ),
+    Mutant(
+        "D2-slow-claim-blames-the-database",
+        "a claim that timed out is not a lost database",
+        (Edit("pgworkers/master/line.py", r"slow = \(timeouts or refusable\) and ", "slow = False and "),),
+        (
+            "tests/database/test_line_then.py::test_of_a_statement_that_failed_nobody_has_an_answer[slow by itself]",
+        ),
+        r"LineDown",
+    ),
+    Mutant(
+        "D8-best-lane-is-cut",
+        "a lane whose first jobs are all among the best is read further",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql", r"WHERE l\.nth_of_lane = l\.first AND", "WHERE false AND"
+            ),
+        ),
+        (f"{FLAT}::test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first",),
+        r"At index \d+ diff",
+    ),
+)

@@ -1,0 +1,71 @@
+"""Mutants of issue 19, row 9: readers are bounded, and the checks of JSON are cheap and sound."""
+
+from __future__ import annotations
+
+from mutants.mutant import Edit, Mutant
+
+READ_PLANS = "tests/database/test_read_plans.py"
+SHOW = "tests/database/test_job_show.py"
+LIMITS = "tests/database/test_limits_of_rows.py"
+
+READS = (
+    Mutant(
+        "reads-view-with-domains",
+        "both halves of the view `jobs` have the same types",
+        (
+            Edit(
+                "pgworkers/schema/0001_spine.sql",
+                r"queue::text AS queue, task::text AS task,",
+                "queue, task,",
+            ),
+        ),
+        (f"{READ_PLANS}::test_the_view_is_read_by_its_indexes",),
+        r"AssertionError: list",
+    ),
+    Mutant(
+        "reads-search-without-a-bound",
+        "a step of a search looks at a bounded number of jobs",
+        (
+            Edit(
+                "pgworkers/job/show.py",
+                r"\{\*\*_params\(where\), \"look\": look\}",
+                '{**_params(where), "look": 1 << 40}',
+            ),
+        ),
+        (f"{SHOW}::test_a_search_goes_on_in_steps_and_says_where_it_ended",),
+        r"assert 41 == 8",
+    ),
+    Mutant(
+        "reads-held-by-null-test",
+        "what hosts hold is found by job_running, also without statistics",
+        (
+            Edit(
+                "pgworkers/job/show_search.sql",
+                r"j\.host BETWEEN '0[0-9a-f-]+' AND 'f[0-9a-f-]+'",
+                "j.host IS NOT NULL",
+            ),
+        ),
+        (f"{READ_PLANS}::test_every_reader_is_bounded[untouched]",),
+        r"\('running', 21, ",
+    ),
+    Mutant(
+        "reads-queues-without-a-cap",
+        "a count of a queue ends at its cap",
+        (Edit("pgworkers/job/show.py", r'\{"most": MAX_COUNT\}', '{"most": 1 << 40}'),),
+        (f"{SHOW}::test_counts_of_queues_end_at_their_cap",),
+        r"assert \(3, 3, \[\]\) == \(2, 2, ",
+    ),
+    Mutant(
+        "json-size-of-the-compressed-value",
+        "a compressed value is checked as it will be read",
+        (
+            Edit(
+                "pgworkers/schema/0001_spine.sql",
+                r"job_args_fit CHECK \(pg_column_size\(VALUE #> '\{\}'\)",
+                "job_args_fit CHECK (pg_column_size(VALUE)",
+            ),
+        ),
+        (f"{LIMITS}::test_a_compressed_value_is_checked_as_it_will_be_read[numbers]",),
+        r"DID NOT RAISE",
+    ),
+)

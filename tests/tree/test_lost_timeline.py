@@ -1,0 +1,26 @@
+"""What an asynchronous failover does to a host: its claim is gone, and id and lease are given again, to another job."""
+
+from __future__ import annotations
+
+import pytest
+from support.ledger import read
+from support.tree import Forest, wait_for
+
+
+@pytest.mark.excused("I5", "the row of the first execution is lost with its timeline")
+@pytest.mark.excused("I6", "the handler of the lost claim is still being stopped when the new job begins")
+def test_a_job_that_has_the_number_of_a_lost_one_ends_with_its_own_result(forest: Forest) -> None:
+    forest.start(queues="default:2")
+    [old] = forest.enqueue("gate", args={"value": "old"})
+    wait_for(lambda: len(read(forest.ledger)) == 1, what="the first job runs")
+    with forest.db.transaction():  # the new primary never heard of it
+        forest.db.execute("DELETE FROM pgworkers.job WHERE id = %s", [old])
+        forest.db.execute("SELECT setval(pg_get_serial_sequence('pgworkers.job', 'id'), %s, false)", [old])
+        assert forest.enqueue("gate", args={"value": "new"}) == [old]
+        assert forest.db.execute("SELECT lease FROM pgworkers.job").fetchone() == (0,)
+    claimed = "SELECT lease FROM pgworkers.job WHERE state = 'running'"
+    wait_for(lambda: forest.db.execute(claimed).fetchone(), what="the second job is claimed")
+    forest.open_gate()
+    assert forest.until(old, "succeeded")["result"] == "new"
+    starts = [entry.lease for entry in read(forest.ledger) if entry.kind == "START"]
+    assert starts == [1, 2], "the number of the lost claim is given to no second execution"

@@ -1,0 +1,107 @@
+"""Row 88: hosts of two versions on one database. An upgrade host by host, and the way back.
+
+The next version is a copy of the package with one more migration: one that still serves the version before it, or one that
+does not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.tree import Forest, wait_for
+
+from pgworkers.postgres import migrate
+
+PACKAGE = Path(migrate.__file__).parents[1]
+NEWEST = migrate.known()[-1].version
+
+#: Columns in every table that hosts write, an index and a trigger: what a later version may add.
+ADDITIVE = f"""\
+-- serves: {NEWEST:04d}
+ALTER TABLE pgworkers.job ADD COLUMN colour text NOT NULL DEFAULT 'red';
+ALTER TABLE pgworkers.history ADD COLUMN colour text NOT NULL DEFAULT 'red';
+ALTER TABLE pgworkers.attempt ADD COLUMN colour text NOT NULL DEFAULT 'red';
+ALTER TABLE pgworkers.host ADD COLUMN colour text NOT NULL DEFAULT 'red';
+ALTER TABLE pgworkers.queue ADD COLUMN colour text NOT NULL DEFAULT 'red';
+ALTER TABLE pgworkers.task ADD COLUMN colour text NOT NULL DEFAULT 'red';
+CREATE TABLE pgworkers.colour (name text PRIMARY KEY);
+CREATE INDEX job_colour ON pgworkers.job (colour);
+"""
+BREAKING = f"""\
+-- serves: {NEWEST + 2:04d}
+ALTER TABLE pgworkers.job DROP COLUMN colour;
+"""
+
+
+def later_version(directory: Path, **migrations: str) -> str:
+    """A copy of the package with these migrations on top, for PYTHONPATH."""
+    directory.mkdir()
+    shutil.copytree(PACKAGE, directory / "pgworkers")
+    for number, (name, text) in enumerate(migrations.items(), start=NEWEST + 1):
+        (directory / "pgworkers" / "schema" / f"{number:04d}_{name}.sql").write_text(text)
+    where = "import pgworkers; print(pgworkers.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-c", where],
+        env={"PYTHONPATH": str(directory)}, cwd=directory.parent, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert found.stdout.startswith(str(directory)), "not the later version: nothing would be tested"
+    return str(directory)
+
+
+@pytest.mark.timeout(240)
+def test_row_88_two_versions_side_by_side_and_the_way_back(forest: Forest, tmp_path: Path) -> None:
+    next_version = later_version(tmp_path / "next", additive=ADDITIVE)
+    additive = f"{NEWEST + 1:04d}_additive"
+    forest.start(queues="default:1,mail:1")
+    forest.enqueue("work", 100, args={"seconds": 0.01})
+    [held] = forest.enqueue("work", queue="mail", args={"gated": True})
+    forest.until(held, "running")
+    new = forest.start(queues="default:1,api:1", PYTHONPATH=next_version)  # migrates while the old host works
+    assert f"pgworkers, migrated ({additive})" in new.log()
+    forest.enqueue("work", 100)
+    forest.enqueue("work", 20, queue="mail")  # only the old host serves it
+    forest.enqueue("work", 20, queue="api")  # only the new one
+    forest.enqueue("fail", 5, args={"times": 1})
+    forest.open_gate()  # a job that began before the migration ends after it
+    assert forest.until_all_ended() == {"succeeded": 246}
+    served_by = forest.db.execute("SELECT count(DISTINCT host) FROM pgworkers.history").fetchone()
+    assert served_by == (2,)
+
+    # The way back: the host of the new version leaves under load, and one of the old version takes its place.
+    forest.enqueue("work", 100)
+    forest.enqueue("work", 20, queue="api")
+    assert new.terminate() == 0, new.log()
+    back = forest.start(queues="default:1,api:1")
+    assert f"schema    pgworkers, newer than this pgworkers ({additive}), which it still serves" in back.log()
+    forest.enqueue("work", 50)
+    assert forest.until_all_ended() == {"succeeded": 416}
+    assert back.process.poll() is None
+
+
+@pytest.mark.timeout(240)
+def test_row_88_a_version_that_the_schema_no_longer_serves_is_refused(forest: Forest, tmp_path: Path) -> None:
+    breaking_version = later_version(tmp_path / "breaking", additive=ADDITIVE, breaking=BREAKING)
+    breaking = f"{NEWEST + 2:04d}_breaking"
+    old = forest.start(queues="default:1")
+    early = forest.start(queues="default:1", wait=False, PYTHONPATH=breaking_version)
+    assert early.wait() == 5
+    assert f"migration {breaking} does not serve hosts that are running: " in early.log()
+    forest.enqueue("work", 20)
+    assert forest.until_all_ended() == {"succeeded": 20}, "the old host goes on"
+    assert old.terminate() == 0
+
+    forest.enqueue("work", 20)
+    forest.start(queues="default:1", PYTHONPATH=breaking_version)
+    late = forest.start(queues="default:1", wait=False)
+    assert late.wait() == 5
+    assert f"is newer than this pgworkers, which does not know {breaking}" in late.log()
+    assert (
+        f"serves code from migration {NEWEST + 2:04d} on, and the newest one here is {NEWEST:04d}"
+        in late.log()
+    )
+    wait_for(lambda: forest.db.execute("SELECT count(*) FROM pgworkers.host").fetchone() == (1,))
+    assert forest.until_all_ended() == {"succeeded": 40}

@@ -1,0 +1,118 @@
+"""Claims that take too long: jobs of unknown tasks are parked, in portions, and no queue waits for another one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from support.claimer import Quiet, claimer
+
+from pgworkers.events import ClaimTooSlow, Fact, JobsParked
+from pgworkers.facts import Facts
+from pgworkers.job.claim import EVERYWHERE, HIGHEST, Range, Wants
+from pgworkers.job.park import Parked
+from pgworkers.master.crowds import AGAIN, NEWEST, REST, Crowds
+from pgworkers.postgres.statements import Query
+from pgworkers.settings import Settings
+
+FIRST, LAST = EVERYWHERE[0].first, EVERYWHERE[0].last
+WANTS = [Wants("a", 2), Wants("b", 2), Wants("c", 2)]
+
+
+def test_a_crowded_queue_is_claimed_up_to_the_end_of_its_last_portion() -> None:
+    crowds = Crowds()
+    assert crowds.slow(["a", "b"], 100.0)
+    assert crowds.allowed(WANTS, 100.0) == WANTS[2:], "not before the first portion"
+    assert crowds.next() == "a"
+    assert crowds.parked("a", 2000, (3, 77), NEWEST + 900, 101.0)
+    assert crowds.next() == "b", "they take turns"
+    assert not crowds.parked("b", 0, (0, 5), 900, 101.0), "nothing to park"
+    assert crowds.allowed(WANTS, 101.0) == WANTS
+    bounded = [Range(4, HIGHEST, FIRST, LAST), Range(3, 3, FIRST, 77), Range(3, 3, 901, LAST)]
+    assert crowds.ranges(["a", "b", "c"]) == {"a": bounded}
+    assert not crowds.parked("a", 10, None, 950, 102.0), "the end of the queue"
+    assert not crowds.waiting
+    assert crowds.ranges(["a"]) == {}
+
+
+def test_a_queue_without_anything_to_park_is_not_looked_at_again_and_again() -> None:
+    crowds = Crowds()
+    crowds.slow(["a"], 100.0)
+    crowds.parked("a", 0, None, 0, 100.0)
+    assert not crowds.slow(["a"], 100.0 + AGAIN - 1)
+    assert not crowds.waiting
+    assert crowds.slow(["a"], 100.0 + AGAIN)
+
+
+def test_queues_that_time_out_for_another_reason_are_claimed_one_by_one_and_the_slow_one_rests() -> None:
+    crowds = Crowds()
+    crowds.apart(["a", "b", "c"], 5.0, 100.0)
+    assert crowds.allowed(WANTS, 100.0) == WANTS[:1]
+    crowds.apart(["a"], 5.0, 105.0)
+    assert crowds.waiting
+    assert [crowds.allowed(WANTS, 105.0), crowds.allowed(WANTS, 105.0)] == [WANTS[1:2], WANTS[2:]]
+    assert crowds.allowed(WANTS, 105.0) == WANTS[1:], "the others together, while it rests"
+    assert crowds.allowed(WANTS, 105.0 + REST * 5.0) == WANTS
+
+
+class Crowded(Quiet):
+    """In queue j so many jobs of unknown tasks wait that a claim without an end never comes back; m has none."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+        self.told: list[tuple[str, tuple[str, ...]]] = []
+
+    async def ask(
+        self,
+        query: Query[Any],
+        *,
+        refusable: bool = False,
+        timeouts: bool = False,
+        then: Callable[[Any], None] | None = None,
+    ) -> Any:
+        name, params = query.statement.name, query.params
+        if name == "park":
+            self.told.append((name, (params["queue"],)))
+            if params["queue"] != "j":
+                return Parked({}, None)
+            self.left -= 1
+            return Parked({"unknown": 2000}, (0, 1000) if self.left else None, 50_000)
+        if name.startswith("claim"):
+            queues = tuple(params["queues"])
+            self.told.append((name, queues))
+            if "j" in queues and self.left and (name == "claim" or LAST in params["lasts"][1:2]):
+                assert timeouts, "the database is not to blame"
+                raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+        return await super().ask(query, then=then)
+
+
+def test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task() -> None:
+    heard: list[Fact] = []
+
+    async def story() -> Crowded:
+        line = Crowded(5)
+        facts = Facts()
+        facts.listen(heard.append, ClaimTooSlow, JobsParked)
+        claims = claimer(line, Settings(poll=60.0, ageing=0), facts, queues="jm")
+        running = asyncio.ensure_future(claims.run())
+        claims.poke()
+        while line.left or not line.told or line.told[-1][0] != "claim":
+            await asyncio.sleep(0.001)
+        running.cancel()
+        return line
+
+    told = asyncio.run(story()).told
+    assert told[:3] == [("claim", ("j", "m")), ("park", ("j",)), ("park", ("m",))]
+    claims = [(name, queues) for name, queues in told[3:] if name != "park"]
+    assert claims[0] == ("claim_placed", ("j", "m")), (
+        "both are claimed after the first portion, up to its end"
+    )
+    assert [name for name, _ in told].count("park") == 6
+    assert [type(fact) for fact in heard] == [ClaimTooSlow, JobsParked, JobsParked]
+    assert heard[1:] == [
+        JobsParked("j", "unknown", 2000, done=False),
+        JobsParked("j", "unknown", 10_000, done=True),
+    ]
