@@ -26,6 +26,11 @@ _LEFT = Statement.beside(__file__, "show_left")
 #: Beyond so many jobs nobody counts what a burst leaves.
 MOST_LEFT = 10_000
 
+#: Jobs of each part that one statement of `unfinished` looks at.
+UNFINISHED_LOOK = 10_000
+#: Ended parents with many followers that one statement of `unfinished` looks at.
+MAX_ENDED_PARENTS = 100
+
 #: A question to the database: runs a query and returns its answer.
 Ask = Callable[[Query[Any]], Any]
 #: Jobs that one statement of a search looks at: few first, because the newest are what people look for.
@@ -164,6 +169,25 @@ class QueueView:
     throttled: float | None  # seconds it still cools down
     retention: float | None  # seconds that finished jobs are kept; None: as the setting says
     capped: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What a burst waits for, as one statement found it. `next`: where the next statement begins; None: that was all.
+
+    `crowded`: queues whose first ready jobs all belong to other tasks. `is_partial`: there may be more that this statement
+    did not look at, and the hosts or the leader will soon have dealt with what it looked at.
+    """
+
+    jobs: int
+    is_partial: bool
+    crowded: Sequence[str]
+    next: tuple[str, int] | None
+
+    @property
+    def is_nothing(self) -> bool:
+        """True if nothing is left that the burst could run."""
+        return not self.jobs and not self.is_partial and not self.crowded and self.next is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,10 +335,29 @@ def workers() -> Query[list[WorkerView]]:
     return Query(_WORKERS, {}, lambda rows: [WorkerView(*row) for row in rows])
 
 
-def unfinished(names: Sequence[str], tasks: Sequence[str]) -> Query[int]:
-    """How many jobs of these queues run, are due, or wait for a retry, and need nobody but a host that knows these tasks."""
-    params = {"queues": list(names), "tasks": list(tasks)}
-    return Query(_UNFINISHED, params, lambda rows: int(rows[0][0]))
+def unfinished(
+    names: Sequence[str], tasks: Sequence[str], after: tuple[str, int] | None = None
+) -> Query[Unfinished]:
+    """Jobs of these queues that run, are due, or wait for a retry, and need only a host that knows these tasks.
+
+    While `next` is not None and no job was found, ask again with it as `after`.
+    """
+    after_time, after_id = after or ("-infinity", 0)
+    params = {
+        "queues": list(names),
+        "tasks": list(tasks),
+        "after_time": after_time,
+        "after_id": after_id,
+        "look": UNFINISHED_LOOK,
+        "held": MAX_HELD,
+        "parents": MAX_ENDED_PARENTS,
+    }
+
+    def read(rows: list[tuple[Any, ...]]) -> Unfinished:
+        ((jobs, is_partial, crowded, time, job_id),) = rows
+        return Unfinished(int(jobs), is_partial, crowded, None if time is None else (time, job_id))
+
+    return Query(_UNFINISHED, params, read)
 
 
 def others(host: str, names: Sequence[str]) -> Query[list[Other]]:

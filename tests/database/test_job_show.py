@@ -8,7 +8,7 @@ import pytest
 from psycopg.types.json import Jsonb
 from support.desk import Desk
 
-from pgworkers.job import cancel, queue, show
+from pgworkers.job import cancel, park, queue, show
 from pgworkers.job.show import Filter, JobView
 from pgworkers.job.state import State
 
@@ -121,7 +121,7 @@ def test_queues_with_their_counts(desk: Desk) -> None:
 
 def test_a_burst_waits_for_what_is_ready_runs_or_is_to_be_retried(desk: Desk) -> None:
     def left() -> int:
-        return desk.ask(show.unfinished(["a"], ["t"]))
+        return desk.ask(show.unfinished(["a"], ["t"])).jobs
 
     assert left() == 0
     job = desk.run_one()
@@ -136,9 +136,53 @@ def test_a_burst_waits_for_what_is_ready_runs_or_is_to_be_retried(desk: Desk) ->
     assert left() == 2, "due, and not yet promoted"
 
 
+def test_a_burst_finds_one_retry_behind_many_jobs_for_later_in_portions(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(show, "UNFINISHED_LOOK", 3)
+    for _ in range(7):
+        desk.put(delay=60.0)
+    found = desk.ask(show.unfinished(["a"], ["t"]))
+    steps = 1
+    while found.next is not None:
+        found = desk.ask(show.unfinished(["a"], ["t"], found.next))
+        steps += 1
+    assert (steps, found.is_nothing) == (3, True)
+    desk.conn.execute("UPDATE pgworkers.job SET attempt = 1 WHERE id = (SELECT max(id) FROM pgworkers.job)")
+    found = desk.ask(show.unfinished(["a"], ["t"]))
+    while found.next is not None and not found.jobs:
+        assert not found.is_nothing
+        found = desk.ask(show.unfinished(["a"], ["t"], found.next))
+    assert found.jobs == 1
+
+
+def test_a_burst_does_not_end_before_it_has_passed_all_jobs_of_other_tasks(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(show, "UNFINISHED_LOOK", 3)
+    for _ in range(4):
+        desk.put(task="of_another_app")
+    desk.put()
+    found = desk.ask(show.unfinished(["a"], ["t"]))
+    assert (found.jobs, found.crowded, found.is_nothing) == (0, ["a"], False)
+    desk.ask(park.park("a", ["t"], show.UNFINISHED_LOOK))
+    assert desk.ask(show.unfinished(["a"], ["t"])).jobs == 1
+
+
+def test_a_burst_passes_by_keys_without_slots(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "UNFINISHED_LOOK", 3)
+    for key in ("x", "y"):
+        desk.ask(queue.limit("key", key, 0))
+        for _ in range(4):
+            desk.put(concurrency_key=key)
+    assert desk.ask(show.unfinished(["a"], ["t"])).is_nothing
+    desk.put(concurrency_key="open")
+    assert desk.ask(show.unfinished(["a"], ["t"])).jobs == 1
+
+
 def test_a_burst_does_not_wait_for_what_only_an_operator_can_set_going(desk: Desk) -> None:
     def awaited() -> int:
-        return desk.ask(show.unfinished(["a", "b"], ["t", "u"]))
+        return desk.ask(show.unfinished(["a", "b"], ["t", "u"])).jobs
 
     def left() -> list[tuple[str, str, str, int]]:
         return [(o.queue, o.task, o.reason, o.count) for o in desk.ask(show.left(["a", "b"], ["t", "u"]))]
