@@ -124,19 +124,27 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One step of a search. `ids`: the newest first. `before`: where the next step begins; None: there is nothing older."""
+    """One step of a search. `ids`: the newest first. `before`: where the next step begins; None: there is nothing older.
+
+    `is_partial`: hosts hold more than `MAX_HELD` jobs, and it did not look at all of them.
+    """
 
     ids: list[int]
     before: int | None
     looked: int
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search found. `before`: it looked at no job older than this, and there may be more; None: these are all."""
+    """What a search found. `before`: it looked at no job older than this, and there may be more; None: these are all.
+
+    `is_partial`: hosts hold more than `MAX_HELD` jobs, and it did not look at all of them.
+    """
 
     jobs: list[JobView]
     before: int | None
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +281,9 @@ def search(where: Filter, look: int) -> Query[Page]:
     """One step: the first `limit` of the jobs that a filter means, among the next `look` jobs."""
 
     def read(rows: list[tuple[Any, ...]]) -> Page:
-        ((ids, lowest, looked),) = rows
+        ((ids, lowest, looked, is_partial),) = rows
         before = ids[-1] if len(ids) >= where.limit else lowest if looked >= look else None
-        return Page(ids, before, looked)
+        return Page(ids, before, looked, is_partial)
 
     return Query(_SEARCH, {**_params(where), "look": look}, read)
 
@@ -300,15 +308,17 @@ def find(ask: Ask, where: Filter, max_looked: int = MAX_LOOKED) -> Found:
     """The first `limit` jobs that a filter means, the newest first."""
     ids: list[int] = []
     before = None
+    is_partial = False
     for page in pages(ask, where, max_looked):
         ids += page.ids
         before = page.before
+        is_partial |= page.is_partial
         if len(ids) >= where.limit:
             ids = ids[: where.limit]
             before = ids[-1]
             break
     jobs = {job.id: job for at in range(0, len(ids), 500) for job in reversed(ask(many(ids[at : at + 500])))}
-    return Found([jobs[one] for one in ids if one in jobs], before)
+    return Found([jobs[one] for one in ids if one in jobs], before, is_partial)
 
 
 def count(ask: Ask, where: Filter, max_looked: int = MAX_LOOKED) -> Count:
@@ -319,7 +329,7 @@ def count(ask: Ask, where: Filter, max_looked: int = MAX_LOOKED) -> Count:
         if jobs > MAX_COUNT:
             return Count(MAX_COUNT, complete=False)
         if page.before is None:
-            return Count(jobs, complete=True)
+            return Count(jobs, complete=not page.is_partial)
     return Count(jobs, complete=False)
 
 

@@ -89,6 +89,21 @@ def test_a_search_for_what_hosts_hold_tells_claimed_from_running(desk: Desk) -> 
         assert {job.state for job in found} == set(states)
 
 
+def test_a_search_says_if_hosts_hold_more_jobs_than_it_looked_at(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = show.Filter(states=[State.CLAIMED, State.RUNNING])
+    for _ in range(3):
+        desk.run_one()
+    assert not show.find(desk.ask, held).is_partial
+    assert show.count(desk.ask, held) == show.Count(3, complete=True)
+    monkeypatch.setattr(show, "MAX_HELD", 2)
+    found = show.find(desk.ask, held)
+    assert (len(found.jobs), found.is_partial) == (2, True)
+    assert show.count(desk.ask, held) == show.Count(2, complete=False)
+    assert not show.find(desk.ask, show.Filter()).is_partial
+
+
 def test_counts_of_queues_end_at_their_cap(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(show, "MAX_COUNT", 2)
     for _ in range(3):

@@ -82,6 +82,19 @@ READS = (
         r"assert not True|\(0, \['a'\], True\)",
     ),
     Mutant(
+        "reads-held-silently-incomplete",
+        "a search that did not look at all that hosts hold says so",
+        (
+            Edit(
+                "pgworkers/job/show_search.sql",
+                r"\(SELECT count\(\*\) FROM held\) >= %\(held\)s::bigint",
+                "false",
+            ),
+        ),
+        (f"{SHOW}::test_a_search_says_if_hosts_hold_more_jobs_than_it_looked_at",),
+        r"\(2, False\) == \(2, True\)",
+    ),
+    Mutant(
         "json-size-of-the-compressed-value",
         "a compressed value is checked as it will be read",
         (
