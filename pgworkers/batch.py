@@ -31,16 +31,25 @@ class Batch:
         self._client = client
 
     def counts(self) -> Counts:
-        """Counted now, from the jobs themselves: `total`, `live`, `succeeded`, `failed` (dead or cancelled)."""
+        """Counted now, from the jobs themselves: `total`, `live`, `succeeded`, `failed` (dead or cancelled).
+
+        A large batch is counted in several short statements. Jobs that end meanwhile are counted as live or as ended.
+        """
         from pgworkers.flow import batch
 
-        return self._found(self._client.run(batch.counts(self.id)))
+        step = self._found(self._client.run(batch.counts(self.id)))
+        while step.next is not None:
+            step = self._found(self._client.run(batch.counts(self.id, step)))
+        return step.counts
 
     async def acounts(self) -> Counts:
         """`counts` for asyncio."""
         from pgworkers.flow import batch
 
-        return self._found(await self._client.arun(batch.counts(self.id)))
+        step = self._found(await self._client.arun(batch.counts(self.id)))
+        while step.next is not None:
+            step = self._found(await self._client.arun(batch.counts(self.id, step)))
+        return step.counts
 
     def wait(self, timeout: Duration | None = None) -> Counts:
         """Wait until none of its jobs lives; the counts then. ResultTimeout when that takes longer."""

@@ -81,6 +81,11 @@ def list_(
             invocation,
             f"looked at the newest {show.MAX_LOOKED:,} jobs: --before {searched.before} continues there",
         )
+    if searched.is_partial:
+        output.note(
+            invocation,
+            f"hosts hold {show.MAX_HELD:,} jobs or more, and this search did not look at all of them",
+        )
 
 
 @jobs.command("show")

@@ -25,6 +25,9 @@ _CANCEL = Statement.beside(__file__, "batch_cancel")
 _CANCEL_JOBS = Statement.beside(__file__, "batch_cancel_jobs")
 _PRUNE = Statement.beside(__file__, "batch_prune")
 
+#: Ids that one statement of a count looks at, from the first job that was not counted yet.
+COUNT_PORTION = 20_000
+
 Settled = Literal["live", "busy", "waiting", "finished"]
 
 
@@ -52,6 +55,14 @@ class Counts:
     @property
     def succeeded(self) -> int:
         return max(0, self.total - self.live - self.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class CountStep:
+    """One portion of a count. `next`: the id to go on from; None: that was all."""
+
+    counts: Counts
+    next: int | None
 
 
 def open_batch(on_failed: OnFailed) -> Query[int]:
@@ -82,8 +93,17 @@ def get(batch_id: int) -> Query[BatchView | None]:
     return Query(_GET, {"id": batch_id}, lambda rows: BatchView(*rows[0]) if rows else None)
 
 
-def counts(batch_id: int) -> Query[Counts | None]:
-    return Query(_COUNTS, {"id": batch_id}, lambda rows: Counts(*rows[0]) if rows else None)
+def counts(batch_id: int, before: CountStep | None = None) -> Query[CountStep | None]:
+    """One portion of a count, added to the portions `before` it. None: there is no such batch."""
+    live, failed, after = (before.counts.live, before.counts.failed, before.next) if before else (0, 0, 0)
+
+    def read(rows: list[tuple[Any, ...]]) -> CountStep | None:
+        if not rows:
+            return None
+        ((total, more_live, more_failed, reached),) = rows
+        return CountStep(Counts(total, live + more_live, failed + more_failed), reached)
+
+    return Query(_COUNTS, {"id": batch_id, "after": after, "portion": COUNT_PORTION}, read)
 
 
 def cancel(batch_id: int) -> Query[bool]:

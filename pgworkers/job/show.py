@@ -26,6 +26,11 @@ _LEFT = Statement.beside(__file__, "show_left")
 #: Beyond so many jobs nobody counts what a burst leaves.
 MOST_LEFT = 10_000
 
+#: Jobs of each part that one statement of `unfinished` looks at.
+UNFINISHED_LOOK = 10_000
+#: Ended parents with many followers that one statement of `unfinished` looks at.
+MAX_ENDED_PARENTS = 100
+
 #: A question to the database: runs a query and returns its answer.
 Ask = Callable[[Query[Any]], Any]
 #: Jobs that one statement of a search looks at: few first, because the newest are what people look for.
@@ -119,19 +124,27 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One step of a search. `ids`: the newest first. `before`: where the next step begins; None: there is nothing older."""
+    """One step of a search. `ids`: the newest first. `before`: where the next step begins; None: there is nothing older.
+
+    `is_partial`: hosts hold more than `MAX_HELD` jobs, and it did not look at all of them.
+    """
 
     ids: list[int]
     before: int | None
     looked: int
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search found. `before`: it looked at no job older than this, and there may be more; None: these are all."""
+    """What a search found. `before`: it looked at no job older than this, and there may be more; None: these are all.
+
+    `is_partial`: hosts hold more than `MAX_HELD` jobs, and it did not look at all of them.
+    """
 
     jobs: list[JobView]
     before: int | None
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +177,25 @@ class QueueView:
     throttled: float | None  # seconds it still cools down
     retention: float | None  # seconds that finished jobs are kept; None: as the setting says
     capped: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """What a burst waits for, as one statement found it. `next`: where the next statement begins; None: that was all.
+
+    `crowded`: queues whose first ready jobs all belong to other tasks. `is_partial`: there may be more that this statement
+    did not look at, and the hosts or the leader will soon have dealt with what it looked at.
+    """
+
+    jobs: int
+    is_partial: bool
+    crowded: Sequence[str]
+    next: tuple[str, int] | None
+
+    @property
+    def is_nothing(self) -> bool:
+        """True if nothing is left that the burst could run."""
+        return not self.jobs and not self.is_partial and not self.crowded and self.next is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +281,9 @@ def search(where: Filter, look: int) -> Query[Page]:
     """One step: the first `limit` of the jobs that a filter means, among the next `look` jobs."""
 
     def read(rows: list[tuple[Any, ...]]) -> Page:
-        ((ids, lowest, looked),) = rows
+        ((ids, lowest, looked, is_partial),) = rows
         before = ids[-1] if len(ids) >= where.limit else lowest if looked >= look else None
-        return Page(ids, before, looked)
+        return Page(ids, before, looked, is_partial)
 
     return Query(_SEARCH, {**_params(where), "look": look}, read)
 
@@ -276,15 +308,17 @@ def find(ask: Ask, where: Filter, max_looked: int = MAX_LOOKED) -> Found:
     """The first `limit` jobs that a filter means, the newest first."""
     ids: list[int] = []
     before = None
+    is_partial = False
     for page in pages(ask, where, max_looked):
         ids += page.ids
         before = page.before
+        is_partial |= page.is_partial
         if len(ids) >= where.limit:
             ids = ids[: where.limit]
             before = ids[-1]
             break
     jobs = {job.id: job for at in range(0, len(ids), 500) for job in reversed(ask(many(ids[at : at + 500])))}
-    return Found([jobs[one] for one in ids if one in jobs], before)
+    return Found([jobs[one] for one in ids if one in jobs], before, is_partial)
 
 
 def count(ask: Ask, where: Filter, max_looked: int = MAX_LOOKED) -> Count:
@@ -295,7 +329,7 @@ def count(ask: Ask, where: Filter, max_looked: int = MAX_LOOKED) -> Count:
         if jobs > MAX_COUNT:
             return Count(MAX_COUNT, complete=False)
         if page.before is None:
-            return Count(jobs, complete=True)
+            return Count(jobs, complete=not page.is_partial)
     return Count(jobs, complete=False)
 
 
@@ -311,10 +345,29 @@ def workers() -> Query[list[WorkerView]]:
     return Query(_WORKERS, {}, lambda rows: [WorkerView(*row) for row in rows])
 
 
-def unfinished(names: Sequence[str], tasks: Sequence[str]) -> Query[int]:
-    """How many jobs of these queues run, are due, or wait for a retry, and need nobody but a host that knows these tasks."""
-    params = {"queues": list(names), "tasks": list(tasks)}
-    return Query(_UNFINISHED, params, lambda rows: int(rows[0][0]))
+def unfinished(
+    names: Sequence[str], tasks: Sequence[str], after: tuple[str, int] | None = None
+) -> Query[Unfinished]:
+    """Jobs of these queues that run, are due, or wait for a retry, and need only a host that knows these tasks.
+
+    While `next` is not None and no job was found, ask again with it as `after`.
+    """
+    after_time, after_id = after or ("-infinity", 0)
+    params = {
+        "queues": list(names),
+        "tasks": list(tasks),
+        "after_time": after_time,
+        "after_id": after_id,
+        "look": UNFINISHED_LOOK,
+        "held": MAX_HELD,
+        "parents": MAX_ENDED_PARENTS,
+    }
+
+    def read(rows: list[tuple[Any, ...]]) -> Unfinished:
+        ((jobs, is_partial, crowded, time, job_id),) = rows
+        return Unfinished(int(jobs), is_partial, crowded, None if time is None else (time, job_id))
+
+    return Query(_UNFINISHED, params, read)
 
 
 def others(host: str, names: Sequence[str]) -> Query[list[Other]]:

@@ -1,5 +1,5 @@
 -- One step of a search, the newest jobs first: of the next `look` jobs with ids below `before`, the first `most` that the filter means,
--- the lowest id that was looked at, and how many were. Bounded by `look`, whatever the tables hold and however few match. Jobs that
+-- the lowest id that was looked at, how many were, and whether hosts may hold more jobs than were looked at. Bounded by `look`, whatever the tables hold and however few match. Jobs that
 -- hosts hold are few, so a search for them alone takes the first `held` of them.
 -- `live`, `only_held`, `ended` and `failed` say in which tables and by which index the wanted states are.
 -- A range of hosts and not `IS NOT NULL`: without statistics the planner takes nearly all jobs for held and reads the table.
@@ -54,4 +54,5 @@ SELECT ARRAY(SELECT l.id
               ORDER BY l.id DESC
               LIMIT %(most)s::bigint),
        (SELECT min(l.id) FROM looked l),
-       (SELECT count(*) FROM looked l)
+       (SELECT count(*) FROM looked l),
+       (SELECT count(*) FROM held) >= %(held)s::bigint

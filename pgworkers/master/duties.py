@@ -25,7 +25,7 @@ from pgworkers.errors import NotFound
 from pgworkers.events import DutyDone, DutyFailed, Purged
 from pgworkers.facts import Facts
 from pgworkers.flow import batch
-from pgworkers.job import archive, depth, host, idempotency, link, operation, promote, request
+from pgworkers.job import archive, depth, host, idempotency, limit_mark, link, operation, promote, request
 from pgworkers.job.look import look
 from pgworkers.job.walk import Step
 from pgworkers.master import ticks
@@ -328,6 +328,7 @@ class Duties:
         bounded: dict[str, Callable[[], Query[int]]] = {
             "operations": lambda: operation.prune(max(keep, dead), BATCH),
             "idempotency keys": lambda: idempotency.prune(BATCH),
+            "marks of limits": lambda: limit_mark.prune(limit_mark.MARK_AGE_SECONDS, BATCH),
             "requests of operators": lambda: request.forget(BATCH),
             "batches": lambda: batch.prune(keep, BATCH),
             "rows of statistics": lambda: statistics.prune(statistics.KEEP, BATCH),

@@ -11,7 +11,7 @@ import psycopg
 from pgworkers.clock import monotonic
 from pgworkers.errors import PgworkersError
 from pgworkers.events import HostChanged
-from pgworkers.job import show
+from pgworkers.job import park, show
 from pgworkers.master import burst, view
 from pgworkers.master.line import LineDown
 from pgworkers.postgres.embedded import EmbeddedServer
@@ -73,9 +73,14 @@ class Errands:
             return
         ask, mine = host.lines["leadership"].ask, (list(host.plan.queues), list(host.dispatch.tasks))
         try:
-            awaited = await ask(show.unfinished(*mine))
-            if awaited or host.dispatch.busy():
-                await self._say_what_is_awaited(awaited)
+            found = await ask(show.unfinished(*mine))
+            while found.next is not None and not found.jobs:
+                found = await ask(show.unfinished(*mine, found.next))
+            if not found.jobs:
+                for queue in found.crowded:
+                    await ask(park.park(queue, mine[1], show.UNFINISHED_LOOK))
+            if not found.is_nothing or host.dispatch.busy():
+                await self._say_what_is_awaited(found.jobs)
                 return
             why, *rest = burst.told(await ask(show.left(*mine)))
         except (LineDown, psycopg.Error):
@@ -98,7 +103,8 @@ class Errands:
                 host.facts.tell(HostChanged(host.state, burst.waiting(other, own, host.settings.rescue)))
         if self._busy_until is not None and monotonic() - self._busy_until > BURST_SILENCE:
             self._busy_until = None
-            what = f"{jobs} jobs" if jobs > 1 else "a job"
+            more = " or more" if jobs >= show.UNFINISHED_LOOK else ""
+            what = f"{jobs}{more} jobs" if jobs > 1 else "a job"
             why = (
                 f"burst: waiting for {what}: to be retried, behind a throttle or a limit, or on another host"
             )

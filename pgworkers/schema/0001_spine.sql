@@ -150,7 +150,7 @@ CREATE TABLE pgworkers.history_kept PARTITION OF pgworkers.history FOR VALUES FR
 CREATE TABLE pgworkers.history_default PARTITION OF pgworkers.history DEFAULT;
 -- For lists of dead and cancelled jobs, the newest first. Not the successes, which are nearly all: the primary key lists them.
 CREATE INDEX history_state ON pgworkers.history (state, id) WHERE state <> 'succeeded';
-CREATE INDEX history_batch ON pgworkers.history (batch_id) WHERE batch_id IS NOT NULL AND state <> 'succeeded';
+CREATE INDEX history_batch ON pgworkers.history (batch_id, id) WHERE batch_id IS NOT NULL AND state <> 'succeeded';
 
 -- Post-mortems: one row for each attempt that did not succeed.
 CREATE TABLE pgworkers.attempt (

@@ -47,6 +47,7 @@ CREATE TABLE pgworkers.limit_mark (
     older bigint[]    NOT NULL,
     PRIMARY KEY (kind, name, nth)
 );
+CREATE INDEX limit_mark_since ON pgworkers.limit_mark (since);  -- the duty `prune` deletes old ones
 
 -- How many more jobs of a task, or of a key, may run, NULL: no limit; how many of them run; and the mark that was counted from. A key without
 -- any limit stands for one at a time. They have no search_path of their own and return a set, so that they become part of the statement

@@ -70,6 +70,14 @@ def _outlast(ctx: Ctx, seconds: float) -> None:
             time.sleep(0.02)
 
 
+@app.task(retries=5000, max_crashes=5000, backoff="0.2s", concurrency=3, concurrency_per_key=2)
+def limited(ctx: Ctx, seconds: float = 0.0) -> int:
+    """No more than three at once in the whole cluster, and two of one key."""
+    with noted(ctx):
+        time.sleep(seconds)
+    return ctx.lease
+
+
 @app.schedule("* * * * * *", name="beat", missed="all")
 @app.task(retries=5000, max_crashes=5000, backoff="0.2s")
 def beat(ctx: Ctx) -> None:

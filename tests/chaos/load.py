@@ -23,6 +23,8 @@ from pgworkers.settings import Settings
 MOST_ALIVE = 90  # jobs that wait or run, before the load holds back
 OUTLASTING = {"outlast", "outlast_alone"}  # sorts, and their tasks
 MOST_OUTLASTING = 4  # of each; their queues have six workers
+UNKNOWN = "of_another_app"  # a task that no host has
+MOST_UNKNOWN = 300
 BEAT = 0.02
 #: What may become of a job that nobody cancelled.
 FINE = {
@@ -30,13 +32,14 @@ FINE = {
     "alone": {"succeeded"},
     "outlast": {"succeeded"},
     "outlast_alone": {"succeeded"},
+    "limited": {"succeeded"},
     "gather": {"succeeded"},
     "beat": {"succeeded"},
     "stuck": {"dead"},
 }
 #: Those that write how they were left, however that was; and those that return their lease.
-NOTED = {"sturdy", "alone", "outlast", "outlast_alone", "gather", "beat"}
-TELLING = {"sturdy", "alone", "outlast", "outlast_alone"}
+NOTED = {"sturdy", "alone", "outlast", "outlast_alone", "limited", "gather", "beat"}
+TELLING = {"sturdy", "alone", "outlast", "outlast_alone", "limited"}
 EXCLUSIVE = {"alone", "outlast_alone"}
 
 
@@ -47,6 +50,7 @@ class Told:
     acknowledged: dict[str, int] = field(default_factory=dict)  # token -> job
     unknown: set[str] = field(default_factory=set)  # the connection broke: at most one job each
     batches: dict[str, tuple[int, int]] = field(default_factory=dict)  # token -> (batch, jobs)
+    idempotent: dict[str, list[str]] = field(default_factory=dict)  # key -> tokens of its enqueues
     errors: Counter[str] = field(default_factory=Counter)
     sorts: Counter[str] = field(default_factory=Counter)
 
@@ -65,6 +69,10 @@ class Load:
         self._end = threading.Event()
         os.environ["ZOO_QUEUES"] = world.queues
         self._app: App = load(str(world.forest.app))
+
+        @self._app.task(name=UNKNOWN)  # here only: the hosts do not have it
+        def unknown() -> None: ...
+
         self._app.bind(world.client.dsn, Settings())  # an enqueuer has the patience of production
         self._thread = threading.Thread(target=self._run, name="load")
         self._thread.start()
@@ -103,7 +111,7 @@ class Load:
                 )
             except psycopg.Error:
                 continue
-            room = MOST_ALIVE - self._alive.total()
+            room = MOST_ALIVE - self._alive.total() + self._alive[UNKNOWN]
             for _ in range(min(room, 12)):
                 self._one()
             time.sleep(BEAT if room > 0 else 0.2)
@@ -114,6 +122,9 @@ class Load:
         if sort in OUTLASTING:
             self._alive[sort] += 1
             sort = sort if self._alive[sort] <= MOST_OUTLASTING else "short"
+        if sort == "unknown":
+            self._alive[UNKNOWN] += 1
+            sort = sort if self._alive[UNKNOWN] <= MOST_UNKNOWN else "short"
         self.told.sorts[sort] += 1
         SORTS[sort][1](self, token, draw)
 
@@ -151,6 +162,12 @@ class Load:
             self.told.batches[token] = (made.id, size)
         except (PgworkersError, psycopg.Error):
             self.told.unknown.add(f"{token}.then")
+
+    def idempotent(self, token: str, draw: random.Random) -> None:
+        """Enqueued with a key that was used before, perhaps, by a job that has ended or whose answer was lost."""
+        key = f"i{draw.randint(1, 40)}"
+        self.told.idempotent.setdefault(key, []).append(token)
+        self.simple(token, "sturdy", 0.0, idempotency_key=key)
 
     def chain(self, token: str, draw: random.Random) -> None:
         self.simple(token, "sturdy", draw.uniform(0, 0.2))
@@ -206,6 +223,14 @@ SORTS: dict[str, tuple[int, Maker]] = {
             token, "tenant", draw.uniform(0, 0.2), concurrency_key=f"c{draw.randint(1, 3)}", retries=1000
         ),
     ),
+    "limited": (
+        8,
+        lambda load, token, draw: load.simple(
+            token, "limited", draw.uniform(0, 0.4), concurrency_key=f"l{draw.randint(1, 4)}"
+        ),
+    ),
+    "unknown": (6, _plain(UNKNOWN, queue="fast")),
+    "idempotent": (5, Load.idempotent),
     "fail": (3, _plain("fail", "on purpose", 1)),
     "die": (
         3,

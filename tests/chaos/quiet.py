@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 from support.bounds import BUSY
 
-from chaos.load import Load
+from chaos.load import UNKNOWN, Load
 from chaos.memory import Memory
 from chaos.world import QUEUES, World, boottime
 from pgworkers.settings import Settings
@@ -50,9 +50,8 @@ def hold(world: World, load: Load, began: float, memory: Memory) -> Phase:
     world.forest.open_gate()
     started = time.monotonic()
     probes = [load.probe(queue) for queue in QUEUES for _ in range(PROBES)]
-    live = {row[0] for row in world.rows("SELECT id FROM pgworkers.job WHERE task <> 'beat'")}
-    # `beat` goes on for ever; its jobs must end too, those that are here now.
-    live |= {row[0] for row in world.rows("SELECT id FROM pgworkers.job WHERE task = 'beat'")}
+    # `beat` goes on for ever; its jobs must end too, those that are here now. Jobs of an unknown task stay.
+    live = {row[0] for row in world.rows("SELECT id FROM pgworkers.job WHERE task <> %s", UNKNOWN)}
     live |= {job for job in probes if job is not None}
     workers = sum(QUEUES.values()) * len(world.hosts)
     phase = Phase(

@@ -11,7 +11,7 @@ from typing import Any
 from support.bounds import BUSY
 from support.ledger import Entry, audit
 
-from chaos.load import EXCLUSIVE, FINE, NOTED, TELLING, Load
+from chaos.load import EXCLUSIVE, FINE, NOTED, TELLING, UNKNOWN, Load
 from chaos.nemesis import Nemesis
 from chaos.world import World
 from pgworkers.settings import Settings
@@ -22,6 +22,8 @@ ENQUEUER = Settings().statement_timeout
 #: Kinds after which jobs run elsewhere while their host goes on; and how many of them make a run in which that must be seen.
 LOSING = ("network.hole", "master.freeze", "leader.freeze")
 MANY = 40
+#: Of the task `limited`, see chaos/app.py.
+TASK_SLOTS, KEY_SLOTS = 3, 2
 
 
 @dataclass
@@ -48,6 +50,9 @@ def judge(world: World, load: Load, nemesis: Nemesis, least: int) -> Judgement:
     _poison(world, found)
     _deadlines(world, found)
     _cancels(world, entries, found)
+    _limits(world, entries, tables, found)
+    _unknown(entries, tables, found)
+    _idempotency_keys(load, tables, found)
     _batches(world, load, entries, found)
     _ticks(world, found)
     _vacuity(nemesis, entries, load, least, found)
@@ -136,7 +141,7 @@ def _overlaps(world: World, entries: list[Entry], tables: _Tables, found: Judgem
 def _ends(world: World, load: Load, tables: _Tables, found: Judgement) -> None:
     """Every job ended as its sort must, unless somebody cancelled it."""
     for job, task, _token, state, *_ in tables.live.values():
-        if task != "beat":
+        if task not in ("beat", UNKNOWN):
             found.wrong.append(f"I16 job {job} ({task}) is {state} at the end")
     for job, task, _token, state, verdict, lease, errors, result in tables.ended.values():
         fine = FINE.get(task)
@@ -191,6 +196,62 @@ def _cancels(world: World, entries: list[Entry], found: Judgement) -> None:
                 f"I18 job {one.job} was cancelled ({answer}, lease {lease}) and began under {one.lease}"
             )
     found.figures["cancels acknowledged"] = len(world.cancelled)
+
+
+def _limits(world: World, entries: list[Entry], tables: _Tables, found: Judgement) -> None:
+    """Never more than its slots run at once, of the task `limited` and of each of its keys.
+
+    Without executions whose host was lost: their slot is free when their lease is over.
+    """
+    ends = world.lives.ends(entries)
+    keys = dict(world.rows("SELECT id, concurrency_key FROM pgworkers.history WHERE task = 'limited'"))
+    moments: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for one in entries:
+        run = (one.job, one.lease)
+        if (
+            one.kind != "START"
+            or one.job not in keys
+            or run not in ends
+            or tables.attempts.get(run) in EXPLAINED
+        ):
+            continue
+        for limit in ("task", f"key {keys[one.job]}"):
+            moments[limit] += [(one.at, 1), (ends[run], -1)]
+    for limit, changes in moments.items():
+        running = most = 0
+        for _, change in sorted(changes):
+            running += change
+            most = max(most, running)
+        slots = TASK_SLOTS if limit == "task" else KEY_SLOTS
+        if most > slots:
+            found.wrong.append(f"I7 {most} jobs of the {limit} ran at once, allowed {slots}")
+        if limit == "task":
+            found.figures["most limited jobs at once"] = f"{most} of {slots}"
+    if not moments:
+        found.wrong.append("vacuous: no limited job ran")
+
+
+def _unknown(entries: list[Entry], tables: _Tables, found: Judgement) -> None:
+    """Jobs of a task that no host has wait, and nothing happens to them."""
+    jobs = {job: row[3] for job, row in (tables.live | tables.ended).items() if row[1] == UNKNOWN}
+    found.wrong += [
+        f"job {job} of an unknown task is {state}" for job, state in jobs.items() if state != "ready"
+    ]
+    found.wrong += [f"job {one.job} of an unknown task ran" for one in entries if one.job in jobs]
+    if not jobs:
+        found.wrong.append("vacuous: no job of an unknown task")
+
+
+def _idempotency_keys(load: Load, tables: _Tables, found: Judgement) -> None:
+    """All enqueues with one idempotency key made one job, and all answers name it."""
+    made = {row[2]: job for job, row in (tables.live | tables.ended).items()}
+    for key, tokens in load.told.idempotent.items():
+        jobs = {made[token] for token in tokens if token in made}
+        jobs |= {load.told.acknowledged[token] for token in tokens if token in load.told.acknowledged}
+        if len(jobs) > 1:
+            found.wrong.append(f"I8 the idempotency key {key} has the jobs {sorted(jobs)}")
+    if not any(len(tokens) > 1 for tokens in load.told.idempotent.values()):
+        found.wrong.append("vacuous: no idempotency key was used twice")
 
 
 def _batches(world: World, load: Load, entries: list[Entry], found: Judgement) -> None:

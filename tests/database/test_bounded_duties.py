@@ -16,7 +16,7 @@ from pgworkers.clock import monotonic
 from pgworkers.events import DutyDone
 from pgworkers.facts import Facts
 from pgworkers.flow import batch
-from pgworkers.job import archive, host, operation, promote, request, strangers
+from pgworkers.job import archive, host, limit_mark, operation, promote, request, strangers
 from pgworkers.job.look import look
 from pgworkers.master.duties import BATCH, SWEEP_BATCHES, Duties
 from pgworkers.master.leadership import Leadership
@@ -83,6 +83,11 @@ MANY_ROWS: dict[str, tuple[Callable[[], Query[Any]], str]] = {
     "operations": (
         lambda: operation.prune(90 * DAY, BATCH),
         "INSERT INTO pgworkers.operation (verb, job_id) SELECT 'cancel', n FROM generate_series({first}, {last}) n",
+    ),
+    "marks of limits": (
+        lambda: limit_mark.prune(DAY, BATCH),
+        """INSERT INTO pgworkers.limit_mark (kind, name, since, older)
+           SELECT 'key', 'k' || n, now() - interval '2 days' * mod(n, 2), '{{}}' FROM generate_series({first}, {last}) n""",
     ),
     "finished batches": (
         lambda: batch.prune(14 * DAY, BATCH),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from chaos import quiet, verdict
+from chaos.load import UNKNOWN, Told
 from chaos.memory import SPARE, Memory
 from chaos.world import QUEUES, boottime, settings
 from support.desk import Desk
@@ -130,3 +131,37 @@ def test_a_soak_without_a_deadline_is_vacuous(place: Any) -> None:
     found = verdict.Judgement()
     verdict._deadlines(place, found)
     assert found.wrong == ["vacuous: no job met its deadline"]
+
+
+@pytest.mark.parametrize(("key", "apart", "wrong"), [("x", False, 2), ("x", True, 0), (None, False, 1)])
+def test_more_limited_jobs_at_once_than_slots_are_seen(
+    place: Any, desk: Desk, key: str | None, apart: bool, wrong: int
+) -> None:
+    entries: list[Entry] = []
+    for nth in range(verdict.TASK_SLOTS + 1):
+        desk.put("limited", concurrency_key=key or f"key {nth}")
+        [job] = desk.take(tasks=("limited",))
+        desk.end(job)
+        desk.conn.execute("UPDATE pgworkers.history SET concurrency_key = coalesce(%s, id::text)", [key])
+        began = nth * 100 if apart else nth
+        entries += [Entry("START", job.id, 1, 1, nth, began), Entry("END", job.id, 1, 1, nth, began + 50)]
+    ends = {(one.job, one.lease): one.at for one in entries if one.kind == "END"}
+    place.lives = SimpleNamespace(ends=lambda entries: ends)
+    found = verdict.Judgement()
+    verdict._limits(place, entries, verdict._Tables(place), found)
+    assert [text.split()[0] for text in found.wrong] == ["I7"] * wrong
+
+
+def test_a_job_of_an_unknown_task_that_ran_and_a_key_with_two_jobs_are_seen(place: Any, desk: Desk) -> None:
+    unknown = desk.put(UNKNOWN)
+    first, second = desk.put("sturdy", meta_json='{"t": "t1"}'), desk.put("sturdy", meta_json='{"t": "t2"}')
+    told = Told(acknowledged={"t1": first}, idempotent={"k": ["t1", "t2"]})
+    found, tables = verdict.Judgement(), verdict._Tables(place)
+    verdict._unknown([], tables, found)
+    assert found.wrong == []
+    verdict._unknown([Entry("START", unknown, 1, 1, 4711, 0)], tables, found)
+    verdict._idempotency_keys(SimpleNamespace(told=told), tables, found)  # type: ignore[arg-type]
+    assert found.wrong == [
+        f"job {unknown} of an unknown task ran",
+        f"I8 the idempotency key k has the jobs [{first}, {second}]",
+    ]

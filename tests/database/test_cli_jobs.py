@@ -89,6 +89,18 @@ def test_list_goes_on_before_the_last_one(cli: Command, db: Db) -> None:
     assert cli("jobs", "list", "--limit", "1", "--before", str(second), "-q").lines() == [str(first)]
 
 
+def test_a_list_of_what_hosts_hold_says_if_it_is_not_complete(cli: Command, db: Db) -> None:
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task, state, host, lease, claimed_at)"
+        " SELECT 'a', 't', 'running', gen_random_uuid(), 1, now() FROM generate_series(1, %s)",
+        [show.MAX_HELD],
+    )
+    incomplete = "hosts hold 100,000 jobs or more"
+    for words in (["--state", "claimed"], ["--state", "claimed", "-o", "json"]):
+        assert incomplete in cli("jobs", "list", *words).err, words
+    assert incomplete not in cli("jobs", "list").err
+
+
 def test_what_is_not_counted_to_the_end_is_said_to_be_more(cli: Command, db: Db) -> None:
     db.execute("INSERT INTO pgworkers.job (queue, task) SELECT 'many', 't' FROM generate_series(1, 10001)")
     assert "cancel more than 10,000 jobs (ready, queue many)? There is no terminal" in cli.fails(

@@ -320,3 +320,13 @@ def test_an_item_that_fails_does_not_stop_the_other_items_of_its_duty(db: Db, ds
         "rows of statistics",
         "partition attempt_20200101",
     }
+
+
+def test_old_marks_of_limits_are_deleted_and_young_ones_kept(db: Db, dsn: str) -> None:
+    db.execute(
+        "INSERT INTO pgworkers.limit_mark (kind, name, since, older)"
+        " SELECT 'key', 'quiet ' || n, now() - interval '2 days', '{1}'::bigint[] FROM generate_series(1, 5) n"
+        " UNION ALL SELECT 'key', 'busy', now(), '{}'"
+    )
+    assert perform(dsn, "prune", may_rescue=True) == 5
+    assert db.execute("SELECT name FROM pgworkers.limit_mark").fetchall() == [("busy",)]

@@ -409,7 +409,7 @@ def test_the_leader_is_told_of_followers_that_are_left(desk: Desk) -> None:
         )
     )
     assert desk.ask(look())["link"] == 0
-    assert desk.ask(show.unfinished(["a"], ["child"])) == 1001
+    assert desk.ask(show.unfinished(["a"], ["child"])).jobs == 1001
 
 
 def test_a_burst_waits_for_the_followers_of_a_success_that_are_left(desk: Desk) -> None:
@@ -417,7 +417,7 @@ def test_a_burst_waits_for_the_followers_of_a_success_that_are_left(desk: Desk) 
     desk.conn.execute("UPDATE pgworkers.dependency SET on_failed = 'wait'")
     one = finish.End(**parent.fence._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED)
     desk.ask(finish.finish(desk.host, [one]))
-    assert desk.ask(show.unfinished(["a"], ["child"])) == 1101
+    assert desk.ask(show.unfinished(["a"], ["child"])).jobs == 1101
 
 
 def test_the_end_of_a_parent_does_not_wait_for_the_links_of_another(desk: Desk, other: Desk) -> None:

@@ -75,6 +75,35 @@ def test_counts_and_what_comes_after(app: App, desk: Desk) -> None:
     desk.end(last)
 
 
+def test_a_large_batch_is_counted_in_portions(app: App, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = batch(app, 20)
+    jobs = desk.take(13)
+    end_all(desk, jobs[:4])
+    end_all(desk, jobs[4:13:2], State.DEAD)
+    whole = made.counts()
+    assert (whole.live, whole.succeeded, whole.failed) == (11, 4, 5)
+    for portion in (1, 3, 20):
+        monkeypatch.setattr("pgworkers.flow.batch.COUNT_PORTION", portion)
+        step = desk.ask(verbs.counts(made.id))
+        assert step is not None
+        assert step.counts.live <= portion
+        assert step.counts.failed <= portion
+        assert made.counts() == whole == asyncio.run(made.acounts())
+
+
+def test_a_job_that_fails_between_two_portions_is_counted_once(
+    app: App, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = batch(app, 6)
+    jobs = desk.take(6)
+    monkeypatch.setattr("pgworkers.flow.batch.COUNT_PORTION", 3)
+    step = desk.ask(verbs.counts(made.id))
+    end_all(desk, [jobs[0], jobs[5]], State.DEAD)
+    step = desk.ask(verbs.counts(made.id, step))
+    assert step is not None
+    assert (step.counts.live, step.counts.failed, step.next) == (5, 1, None)
+
+
 def test_it_is_complete_before_the_last_statement_has_returned_and_waiters_are_told(
     app: App, desk: Desk
 ) -> None:

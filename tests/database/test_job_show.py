@@ -8,7 +8,7 @@ import pytest
 from psycopg.types.json import Jsonb
 from support.desk import Desk
 
-from pgworkers.job import cancel, queue, show
+from pgworkers.job import cancel, park, queue, show
 from pgworkers.job.show import Filter, JobView
 from pgworkers.job.state import State
 
@@ -89,6 +89,21 @@ def test_a_search_for_what_hosts_hold_tells_claimed_from_running(desk: Desk) -> 
         assert {job.state for job in found} == set(states)
 
 
+def test_a_search_says_if_hosts_hold_more_jobs_than_it_looked_at(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = show.Filter(states=[State.CLAIMED, State.RUNNING])
+    for _ in range(3):
+        desk.run_one()
+    assert not show.find(desk.ask, held).is_partial
+    assert show.count(desk.ask, held) == show.Count(3, complete=True)
+    monkeypatch.setattr(show, "MAX_HELD", 2)
+    found = show.find(desk.ask, held)
+    assert (len(found.jobs), found.is_partial) == (2, True)
+    assert show.count(desk.ask, held) == show.Count(2, complete=False)
+    assert not show.find(desk.ask, show.Filter()).is_partial
+
+
 def test_counts_of_queues_end_at_their_cap(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(show, "MAX_COUNT", 2)
     for _ in range(3):
@@ -121,7 +136,7 @@ def test_queues_with_their_counts(desk: Desk) -> None:
 
 def test_a_burst_waits_for_what_is_ready_runs_or_is_to_be_retried(desk: Desk) -> None:
     def left() -> int:
-        return desk.ask(show.unfinished(["a"], ["t"]))
+        return desk.ask(show.unfinished(["a"], ["t"])).jobs
 
     assert left() == 0
     job = desk.run_one()
@@ -136,9 +151,53 @@ def test_a_burst_waits_for_what_is_ready_runs_or_is_to_be_retried(desk: Desk) ->
     assert left() == 2, "due, and not yet promoted"
 
 
+def test_a_burst_finds_one_retry_behind_many_jobs_for_later_in_portions(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(show, "UNFINISHED_LOOK", 3)
+    for _ in range(7):
+        desk.put(delay=60.0)
+    found = desk.ask(show.unfinished(["a"], ["t"]))
+    steps = 1
+    while found.next is not None:
+        found = desk.ask(show.unfinished(["a"], ["t"], found.next))
+        steps += 1
+    assert (steps, found.is_nothing) == (3, True)
+    desk.conn.execute("UPDATE pgworkers.job SET attempt = 1 WHERE id = (SELECT max(id) FROM pgworkers.job)")
+    found = desk.ask(show.unfinished(["a"], ["t"]))
+    while found.next is not None and not found.jobs:
+        assert not found.is_nothing
+        found = desk.ask(show.unfinished(["a"], ["t"], found.next))
+    assert found.jobs == 1
+
+
+def test_a_burst_does_not_end_before_it_has_passed_all_jobs_of_other_tasks(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(show, "UNFINISHED_LOOK", 3)
+    for _ in range(4):
+        desk.put(task="of_another_app")
+    desk.put()
+    found = desk.ask(show.unfinished(["a"], ["t"]))
+    assert (found.jobs, found.crowded, found.is_nothing) == (0, ["a"], False)
+    desk.ask(park.park("a", ["t"], show.UNFINISHED_LOOK))
+    assert desk.ask(show.unfinished(["a"], ["t"])).jobs == 1
+
+
+def test_a_burst_passes_by_keys_without_slots(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "UNFINISHED_LOOK", 3)
+    for key in ("x", "y"):
+        desk.ask(queue.limit("key", key, 0))
+        for _ in range(4):
+            desk.put(concurrency_key=key)
+    assert desk.ask(show.unfinished(["a"], ["t"])).is_nothing
+    desk.put(concurrency_key="open")
+    assert desk.ask(show.unfinished(["a"], ["t"])).jobs == 1
+
+
 def test_a_burst_does_not_wait_for_what_only_an_operator_can_set_going(desk: Desk) -> None:
     def awaited() -> int:
-        return desk.ask(show.unfinished(["a", "b"], ["t", "u"]))
+        return desk.ask(show.unfinished(["a", "b"], ["t", "u"])).jobs
 
     def left() -> list[tuple[str, str, str, int]]:
         return [(o.queue, o.task, o.reason, o.count) for o in desk.ask(show.left(["a", "b"], ["t", "u"]))]

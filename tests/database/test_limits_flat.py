@@ -10,7 +10,7 @@ import pytest
 from support.desk import Desk
 from test_plans import STATISTICS
 
-from pgworkers.job import claim, queue
+from pgworkers.job import claim, limit_mark, queue
 from pgworkers.postgres.connect import STEADY
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.specs import TaskSpec
@@ -205,6 +205,28 @@ def test_a_mark_of_a_clock_that_was_set_back_is_dropped(db: Db, desk: Desk, snap
         desk.put(concurrency_key="x")
     assert desk.take(5) == []
     assert marks(db) == set()
+    assert len(desk.take(5)) == 1
+
+
+def test_slots_are_counted_the_same_when_a_mark_is_pruned(
+    dsn: str, db: Db, desk: Desk, snapshot: None
+) -> None:
+    limited(desk, 3)
+    old = desk.run_one(concurrency_key="x")
+    ran(db)
+    for _ in range(5):
+        desk.put(concurrency_key="x")
+    assert len(desk.take()) == 1
+    assert marks(db) == {("task", "t", 1), ("key", "x", 1)}
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        claimer = Desk(conn, "pgworkers")
+        claimer.register()
+        with conn.transaction():
+            assert len(claimer.take()) == 1  # the last slot, and not committed
+            assert desk.ask(limit_mark.prune(0.0, 10)) == 2
+            assert desk.take(5) == [], "the limit is locked by the other claim"
+    assert desk.take(5) == []
+    desk.end(old)
     assert len(desk.take(5)) == 1
 
 

@@ -61,10 +61,11 @@ def fill(conn: psycopg.Connection[Any], rows: int) -> None:
 
 
 class Read(NamedTuple):
-    """What one statement read of the tables: pages in all, and by whole scans of a table of jobs."""
+    """What one statement read of the tables: pages in all, by whole scans of a table of jobs, and rows in all."""
 
     pages: int
     whole: list[str]
+    rows: float
 
 
 def reading(conn: psycopg.Connection[Any], query: Query[Any], *, generic: bool = False) -> Read:
@@ -85,7 +86,7 @@ def reading(conn: psycopg.Connection[Any], query: Query[Any], *, generic: bool =
     else:
         text = b"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) " + query.statement.render("pgworkers")
         plan = _explained(conn, text, params)
-    return Read(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"], sorted(_whole(plan)))
+    return Read(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"], sorted(_whole(plan)), _rows(plan))
 
 
 def _explained(conn: psycopg.Connection[Any], text: bytes, params: Any = None) -> dict[str, Any]:
@@ -109,6 +110,14 @@ def _whole(node: dict[str, Any]) -> Iterator[str]:
         yield table
     for child in node.get("Plans", []):
         yield from _whole(child)
+
+
+def _rows(node: dict[str, Any]) -> float:
+    """Rows that the scans of tables of jobs gave or passed by."""
+    rows = 0.0
+    if node.get("Relation Name", "").startswith(("job", "history")):
+        rows = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+    return rows + sum(_rows(child) for child in node.get("Plans", []))
 
 
 def filters() -> dict[str, Filter]:
@@ -207,6 +216,38 @@ def test_every_reader_is_bounded(
     fill(own, 50_000)
     statistics(own)
     check(own, 50_000)
+
+
+#: 30,000 jobs each that a burst must pass by, or that a batch has.
+MANY_JOBS = """
+INSERT INTO pgworkers.batch (total) VALUES (60000);
+INSERT INTO pgworkers.job (queue, task, batch_id) SELECT 'a', 'unknown', 1 FROM generate_series(1, 30000);
+INSERT INTO pgworkers.job (queue, task, state, run_at)
+SELECT 'a', 't', 'scheduled', now() + make_interval(secs => 60 + n) FROM generate_series(1, 30000) n;
+INSERT INTO pgworkers.job (queue, task, concurrency_key) SELECT 'a', 't', 'shut' FROM generate_series(1, 30000);
+INSERT INTO pgworkers.concurrency (kind, name, slots) VALUES ('key', 'shut', 0);
+INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes, max_attempts,
+                               max_crashes, created_at, run_at, errors, batch_id)
+SELECT 1000000 + n, 'dead', 'error', 0, 'a', 't', '{}', 1, 1, 0, 3, 3, now(), now(), '{}', 1
+  FROM generate_series(1, 30000) n;
+"""
+
+
+@pytest.mark.parametrize("statistics", [untouched, analysed])
+def test_a_batch_is_counted_and_the_end_of_a_burst_is_found_in_portions(
+    own: psycopg.Connection[Any],
+    statistics: Callable[[psycopg.Connection[Any]], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pgworkers.flow.batch.COUNT_PORTION", 500)
+    monkeypatch.setattr("pgworkers.job.show.UNFINISHED_LOOK", 500)
+    own.execute(MANY_JOBS)
+    statistics(own)
+    for generic in (False, True):
+        read = reading(own, batch.counts(1), generic=generic)
+        assert read.rows <= 2 * 500 + 100, ("batch", generic, read)
+        read = reading(own, show.unfinished(["a", "b"], ["t", "u"]), generic=generic)
+        assert read.rows <= 4 * 500 + 100, ("burst", generic, read)
 
 
 @pytest.mark.long

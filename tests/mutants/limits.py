@@ -129,4 +129,11 @@ LIMITS = (
         (f"{FLAT}::test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first",),
         r"At index \d+ diff",
     ),
+    Mutant(
+        "D3-old-marks-stay",
+        "marks of limits that went quiet are deleted",
+        (Edit("pgworkers/master/duties.py", r" +\"marks of limits\": lambda: [^\n]+\n", ""),),
+        ("tests/database/test_duties.py::test_old_marks_of_limits_are_deleted_and_young_ones_kept",),
+        r"assert 0 == 5",
+    ),
 )

@@ -56,6 +56,45 @@ READS = (
         r"assert \(3, 3, \[\]\) == \(2, 2, ",
     ),
     Mutant(
+        "reads-batch-counted-whole",
+        "one statement counts a portion of a batch",
+        (Edit("pgworkers/flow/batch_counts.sql", r" AND j\.id <= r\.id\)", ")"),),
+        (
+            f"{READ_PLANS}::test_a_batch_is_counted_and_the_end_of_a_burst_is_found_in_portions[analysed]",
+            "tests/database/test_flow_batch.py::test_a_large_batch_is_counted_in_portions",
+        ),
+        r"assert \d+(\.0)? <= ",
+    ),
+    Mutant(
+        "reads-burst-ends-after-a-portion",
+        "a burst does not end before it has looked at every job that waits for a retry",
+        (
+            Edit(
+                "pgworkers/job/show.py",
+                r" and not self\.crowded and self\.next is None",
+                "",
+            ),
+        ),
+        (
+            f"{SHOW}::test_a_burst_finds_one_retry_behind_many_jobs_for_later_in_portions",
+            f"{SHOW}::test_a_burst_does_not_end_before_it_has_passed_all_jobs_of_other_tasks",
+        ),
+        r"assert not True|\(0, \['a'\], True\)",
+    ),
+    Mutant(
+        "reads-held-silently-incomplete",
+        "a search that did not look at all that hosts hold says so",
+        (
+            Edit(
+                "pgworkers/job/show_search.sql",
+                r"\(SELECT count\(\*\) FROM held\) >= %\(held\)s::bigint",
+                "false",
+            ),
+        ),
+        (f"{SHOW}::test_a_search_says_if_hosts_hold_more_jobs_than_it_looked_at",),
+        r"\(2, False\) == \(2, True\)",
+    ),
+    Mutant(
         "json-size-of-the-compressed-value",
         "a compressed value is checked as it will be read",
         (
