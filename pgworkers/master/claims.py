@@ -29,7 +29,7 @@ from pgworkers.job.state import State, Verdict
 from pgworkers.master.bell import Bell
 from pgworkers.master.crowds import SLOW_CLAIM, Crowds
 from pgworkers.master.dispatch import Dispatch
-from pgworkers.master.line import Line, LineDown
+from pgworkers.master.line import Line, LineDown, timed_out
 from pgworkers.master.positions import OUT_OF_TURN, Positions
 from pgworkers.master.wakes import Wakes
 from pgworkers.postgres.statements import Query
@@ -201,7 +201,9 @@ class Claims:
         began = monotonic()
         try:
             found = await self._line.ask(park(queue, self._dispatch.tasks), timeouts=True)
-        except psycopg.errors.QueryCanceled:
+        except psycopg.Error as error:
+            if not timed_out(error):
+                raise
             now = monotonic()
             self._facts.tell(ClaimTooSlow((queue,), now - began))
             self._crowds.parked(queue, 0, None, 0, now)
@@ -287,11 +289,12 @@ class Claims:
         try:
             query = self._query(wants, aged, places, gates)
             claimed = await self._line.ask(query, timeouts=True, then=self._hand_first)
-        except psycopg.errors.QueryCanceled as error:
-            self._chosen_for = (
-                chosen_for | self._chosen_for
-            )  # the next claim of these queues answers for them
-            raise _Late(tuple(room), monotonic() - began) from error
+        except (psycopg.Error, LineDown) as error:
+            # The next claim of these queues answers for what this host was chosen for.
+            self._chosen_for = chosen_for | self._chosen_for
+            if isinstance(error, psycopg.Error) and timed_out(error):
+                raise _Late(tuple(room), monotonic() - began) from error
+            raise
         now = monotonic()
         if now - began > SLOW_CLAIM:
             self._crowds.slow(room, now)

@@ -70,8 +70,13 @@ class Crowds:
             self._alone = list(queues)
 
     def closed(self, now: float) -> set[str]:
-        """Queues that no claim may ask for now: those before their first portion, and those that rest."""
-        self._resting = {queue: until for queue, until in self._resting.items() if until > now}
+        """Queues that no claim may ask for now: those before their first portion, and those that rest.
+
+        A queue whose rest is over is claimed alone first, so that a timeout names it and no other queue is set apart.
+        """
+        for queue in [queue for queue, until in self._resting.items() if until <= now]:
+            del self._resting[queue]
+            self._alone.append(queue)
         return {queue for queue, place in self._places.items() if place is None} | self._resting.keys()
 
     def allowed(self, wants: list[Wants], now: float) -> list[Wants]:

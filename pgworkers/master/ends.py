@@ -65,7 +65,10 @@ class Ends:
         self._sending: list[Pending] = []
         self._writing = Writing(host, line, facts, self._pending.appendleft, log_args=log_args)
         self._releases: list[Fence] = []
-        self._locked: list[Fence] = []  # releases that wait until another session may have let go of the row
+        self._locked: list[
+            Fence
+        ] = []  # releases that the database did not take, because of a lock or a refusal
+        self._locked_due = 0.0  # when they are sent again
         self._saves: dict[Fence, Saved] = {}
         self._throttles: dict[str, float | None] = {}
         self._silences: list[tuple[int, int]] = []
@@ -155,11 +158,11 @@ class Ends:
                 await self._gather()
                 try:
                     await self._send()
-                    await asyncio.sleep(
-                        0
-                    )  # the answer was heard at once: who reported in the same turn goes with the next
+                    # The answer was handled at once: reports of the same turn go with the next batch.
+                    await asyncio.sleep(0)
                 except LineDown:
                     await self._line.rest()
+                self._take_back()
             if not self._writing.aside and not self._locked:
                 self.idle.set()
 
@@ -167,15 +170,22 @@ class Ends:
         """Wait until there is something to send, or to look at again."""
         due = self._writing.aside.due_in()
         if self._locked:
-            due = min(LOCKED_MOST, due) if due is not None else LOCKED_MOST
+            locked = max(0.0, self._locked_due - monotonic())
+            due = min(locked, due) if due is not None else locked
         try:
             async with asyncio.timeout(due):
                 await self._wake.wait()
         except TimeoutError:
             pass
         self._wake.clear()
-        self._pending.extend(self._writing.aside.back())
-        self._releases, self._locked = self._releases + self._locked, []
+        self._take_back()
+
+    def _take_back(self) -> None:
+        """Send what was set aside and is due with the next batch, also while a busy host has always something to send."""
+        if self._writing.aside:
+            self._pending.extend(self._writing.aside.back())
+        if self._locked and monotonic() >= self._locked_due:
+            self._releases, self._locked = self._releases + self._locked, []
 
     async def _gather(self) -> None:
         """When many ends came together, more are on their way: a few milliseconds later half as many statements do."""
@@ -257,15 +267,19 @@ class Ends:
             self._facts.tell(DatabaseSlow(len(batch), self._line.time_limit))
 
     async def _release(self) -> None:
+        """Give jobs back. What is refused or too slow is halved, until one stands alone and is sent again later."""
         releases = self._releases[: self._size.now]
         try:
-            released = await self._line.ask(release(self._host, releases))
-        except LineDown as down:
-            if isinstance(down.__cause__, psycopg.Error) and timed_out(down.__cause__):
-                self._size.failed(len(releases), slow=True)
-            raise
+            locked = (await self._line.ask(release(self._host, releases), refusable=True)).locked
+        except psycopg.Error as error:
+            self._size.failed(len(releases), slow=timed_out(error))
+            if len(releases) > 1:
+                return
+            locked = releases
         del self._releases[: len(releases)]
-        self._locked += released.locked
+        if locked:
+            self._locked += locked
+            self._locked_due = monotonic() + LOCKED_MOST
 
     async def _save(self) -> None:
         saves = dict(islice(self._saves.items(), self._size.now))

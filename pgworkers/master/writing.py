@@ -83,12 +83,16 @@ class Writing:
     async def _finished(self, ends: list[End]) -> dict[Fence, str]:
         answers = await self._line.ask(finish(self._host, ends), refusable=True)
         missing = [end for end in ends if answers.get(end.fence) == "missing"] if answers else []
-        return answers | await self._line.ask(unwritten_ends(self._host, missing)) if missing else answers
+        if not missing:
+            return answers
+        return answers | await self._line.ask(unwritten_ends(self._host, missing), timeouts=True)
 
     async def _retried(self, agains: list[Again]) -> dict[Fence, str]:
         answers = await self._line.ask(retry(self._host, agains), refusable=True)
         missing = [end for end in agains if end.fence in answers] if answers else []
-        return await self._line.ask(unwritten_attempts(self._host, missing)) if missing else answers
+        if not missing:
+            return answers
+        return await self._line.ask(unwritten_attempts(self._host, missing), timeouts=True)
 
     def _written(self, batch: list[Pending], answers: dict[Fence, str]) -> None:
         if answers or self.aside.knows:

@@ -224,6 +224,7 @@ class Place:
         target = self.root / "scripts"
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(SCRIPTS, target, ignore=shutil.ignore_patterns("__pycache__", "ruff.toml"))
+        shutil.copy(SCRIPTS.parents[1] / "support" / "days.py", target)
         (target / "node_modules").symlink_to(self.environments / "node" / "node_modules")
 
 

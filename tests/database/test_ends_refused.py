@@ -92,3 +92,76 @@ def test_a_trigger_that_raises_holds_up_one_job_and_loses_nothing(
         assert (seen.state, seen.error) == (State.SCHEDULED, "boom")
     else:
         assert (seen.state, seen.result) == (State.SUCCEEDED, ids[1]), "with all that the handler left"
+
+
+def test_a_locked_end_is_sent_again_while_other_ends_never_stop(
+    dsn: str, db: psycopg.Connection[Any]
+) -> None:
+    """A busy host has always something to send; what it set aside must not wait until it has not."""
+    desk = Desk(db, "pgworkers")
+    desk.register()
+    locked = desk.run_one()
+    told: list[Fact] = []
+
+    def ended() -> int:
+        return sum(isinstance(fact, JobEnded) for fact in told)
+
+    async def story() -> None:
+        heard = Facts()
+        heard.listen(told.append)
+        line = Line("finish", dsn, Settings(statement_timeout=60.0), heard)
+        ends = Ends(desk.host, line, heard, batch=1)
+
+        def put_next() -> None:
+            """The moment at which one end is written puts the next one: there is always one more."""
+            held = Held(desk.run_one(), TaskSpec("t", "a"))
+            held.then = put_next
+            ends.put(held, End(**held.fence._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED))
+
+        with psycopg.connect(dsn) as operator:
+            operator.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [locked.id])
+            ends.put(
+                Held(locked, TaskSpec("t", "a")),
+                End(**locked.fence._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED),
+            )
+            put_next()
+            sending = asyncio.ensure_future(ends.run())
+            await until(lambda: ended() > 20)
+            assert desk.see(locked.id).state is State.CLAIMED
+        try:
+            await until(lambda: any(isinstance(fact, JobEnded) and fact.job == locked.id for fact in told))
+            assert not ends.idle.is_set(), "the others went on all the time"
+        finally:
+            sending.cancel()
+            await line.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("how", ["", "USING ERRCODE = 'check_violation'"], ids=["P0001", "23514"])
+def test_a_refused_release_holds_up_no_other_and_is_sent_again(
+    dsn: str, db: psycopg.Connection[Any], how: str
+) -> None:
+    desk = Desk(db, "pgworkers")
+    desk.register()
+    ids = [desk.put(priority=7 if n == 1 else 0) for n in range(4)]
+    jobs = {job.id: job for job in desk.take(4)}
+    db.execute(TRIGGER.format(how).encode())
+
+    async def story() -> None:
+        line = Line("finish", dsn, Settings(statement_timeout=60.0), Facts())
+        ends = Ends(desk.host, line, Facts(), batch=100)
+        ends.release([jobs[number].fence for number in ids], "a test")
+        sending = asyncio.ensure_future(ends.run())
+        try:
+            await until(lambda: [desk.see(number).state for number in ids].count(State.READY) == 3)
+            assert not sending.done()
+            assert ends.fences() == [jobs[ids[1]].fence], "it is still ours"
+            db.execute("DROP TRIGGER of_the_user ON pgworkers.job")
+            await until(ends.idle.is_set)
+        finally:
+            sending.cancel()
+            await line.close()
+
+    asyncio.run(story())
+    assert {desk.see(number).state for number in ids} == {State.READY}

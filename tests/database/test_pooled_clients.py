@@ -36,7 +36,9 @@ def pooled(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterator
     """The test's database through a PgBouncer that has two sessions for all clients."""
     extra = CONFIGURATIONS[request.param]
     if "prepares" in request.param and bouncer_version() < (1, 21):
-        pytest.skip("NOT TESTED: this PgBouncer knows no max_prepared_statements (1.21 does; Debian 12 has 1.18)")
+        pytest.skip(
+            "NOT TESTED: this PgBouncer knows no max_prepared_statements (1.21 does; Debian 12 has 1.18)"
+        )
     with pooling(dsn, tmp_path / "bouncer", extra=extra) as address:
         yield address
 

@@ -427,6 +427,19 @@ MUTANTS = (
         r"40 statements took too long",
     ),
     Mutant(
+        "ends-set-aside-wait-for-a-rest",
+        "an end that was set aside is sent again when it is due, also on a host that never rests",
+        (
+            Edit(
+                "pgworkers/master/ends.py",
+                r"(await self\._line\.rest\(\)\n)                self\._take_back\(\)\n",
+                r"\1",
+            ),
+        ),
+        ("tests/database/test_ends_refused.py::test_a_locked_end_is_sent_again_while_other_ends_never_stop",),
+        r"TimeoutError",
+    ),
+    Mutant(
         "falling-through-who-began",
         "who was let begin does not fall with its parent",
         (

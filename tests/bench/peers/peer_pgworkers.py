@@ -8,11 +8,9 @@ variants: default | maxjobs1 (a fresh process for each job) | numpy (the app imp
 import importlib.metadata as md
 
 import psycopg
+from days import keep_days
 from harness import *
 from pgworkers.postgres.migrate import up
-
-sys.path.append(os.path.dirname(os.path.dirname(HERE)))
-from support.days import keep_days
 
 DB = "bench_pgworkers"
 APP = os.path.join(HERE, "pgworkers_app.py")
