@@ -12,7 +12,7 @@ from test_plans import STATISTICS
 
 from pgworkers.job import claim, limit_mark, queue
 from pgworkers.postgres.connect import STEADY
-from pgworkers.postgres.statements import Query, Statement
+from pgworkers.postgres.statements import Query
 from pgworkers.specs import TaskSpec
 
 Db = psycopg.Connection[Any]
@@ -253,26 +253,72 @@ def test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first(db
     assert most_pages(db, query) < 4_000, "not fifty jobs of each lane"
 
 
-def test_what_was_claimed_of_a_lane_is_walked_over_once_while_a_snapshot_is_held(
+def claimed_of_a_lane(db: Db, desk: Desk, priority: int = 0) -> None:
+    """10,000 jobs of the lane of key x were claimed and ended."""
+    db.execute(
+        "INSERT INTO pgworkers.job (queue, task, concurrency_key, priority)"
+        " SELECT 'a', 't', 'x', %s FROM generate_series(1, 10000)",
+        [priority],
+    )
+    db.execute(
+        "UPDATE pgworkers.job SET state = 'running', host = %s, claimed_at = now() WHERE state = 'ready'",
+        [desk.host],
+    )
+    db.execute("DELETE FROM pgworkers.job WHERE host IS NOT NULL")
+
+
+def test_the_remains_of_what_was_claimed_of_a_lane_are_passed_by_while_a_snapshot_is_held(
     db: Db, desk: Desk, snapshot: None
 ) -> None:
-    """To find the oldest job of a lane. That there are a task and a lane is seen at their newest one."""
+    """That there are a task and a lane is seen at their newest job, and where its oldest one is says a mark."""
     limited(desk, 1)
-    wait_with_keys(db, 10_000, 1)
-    db.execute("UPDATE pgworkers.job SET state = 'running', host = %s, claimed_at = now()", [desk.host])
-    db.execute("DELETE FROM pgworkers.job")
-    for _ in range(3):
-        desk.put(concurrency_key="tenant 0")
-    walk = Query(
-        Statement(
-            "walk",
-            "SELECT FROM pgworkers.job WHERE queue = 'a' AND state = 'ready' AND (gated OR concurrency_key IS NOT NULL)"
-            " ORDER BY task LIMIT 1",
-        ),
-        {},
-        len,
-    )
-    once = most_pages(db, walk)
-    assert once > 200
-    desk.end(desk.take()[0])  # the mark of what ran is made
-    assert most_pages(db, claim.claim(desk.host, [claim.Wants("a", 1)], ["t"])) < 1.5 * once
+    desk.put(concurrency_key="x")
+    query = claim.claim(desk.host, [claim.Wants("a", 1)], ["t"])
+    before = most_pages(db, query)
+    desk.end(desk.take()[0])
+    for nth in (1, 2):
+        claimed_of_a_lane(db, desk)
+        for _ in range(3):
+            desk.put(concurrency_key="x")
+        db.execute("UPDATE pgworkers.lane_mark SET until = now()")
+        desk.end(desk.take()[0])  # it walks over them, once, and makes the marks
+        db.execute("UPDATE pgworkers.lane_mark SET until = 'infinity'")
+        assert db.execute("SELECT queue, task FROM pgworkers.lane_mark").fetchall() == [("a", "t")]
+        assert most_pages(db, query) < before + 60, nth
+        desk.end(desk.take()[0])
+        desk.end(desk.take()[0])
+
+
+def test_the_order_of_a_lane_is_strict_from_its_mark_on(db: Db, desk: Desk, snapshot: None) -> None:
+    limited(desk, 1)
+    claimed_of_a_lane(db, desk)
+    low = desk.put(concurrency_key="x", priority=-1)
+    first, second = (desk.put(concurrency_key="x") for _ in range(2))
+    last_claim = desk.take()[0]
+    assert last_claim.id == first
+    db.execute("UPDATE pgworkers.lane_mark SET until = 'infinity'")
+    high = [desk.put(concurrency_key="x", priority=priority) for priority in (1, 9)]
+    for expected in (*reversed(high), second, low):
+        desk.end(last_claim)
+        last_claim = desk.take()[0]
+        assert last_claim.id == expected
+
+
+def test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_mark_is_over(
+    db: Db, desk: Desk, snapshot: None
+) -> None:
+    limited(desk, 1)
+    claimed_of_a_lane(db, desk)
+    first, second = (desk.put(concurrency_key="x") for _ in range(2))
+    (job,) = desk.take()
+    assert job.id == first
+    desk.end(job)
+    (job,) = desk.take()
+    assert job.id == second
+    db.execute("UPDATE pgworkers.lane_mark SET id = %s, until = 'infinity'", [second + 1])
+    assert desk.again(job, after=0.0) == "written"
+    assert desk.take() == []
+    db.execute("UPDATE pgworkers.lane_mark SET until = now()")
+    assert [found.id for found in desk.take()] == [second]
+    (longest,) = db.execute("SELECT max(until) - now() FROM pgworkers.lane_mark").fetchone() or (None,)
+    assert longest is None or longest.total_seconds() < 6

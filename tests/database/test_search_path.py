@@ -128,8 +128,8 @@ def test_our_own_connections_set_their_path(dsn: str, trapped: psycopg.Connectio
 
 #: Words before a bracket that are grammar and no functions.
 GRAMMAR = {
-    "and", "any", "array", "as", "bit", "case", "coalesce", "exists", "from", "greatest", "if", "in", "job", "lateral",
-    "least", "not", "or", "over", "select", "then", "u", "values", "when", "where",
+    "all", "and", "any", "array", "as", "bit", "case", "coalesce", "exists", "from", "greatest", "if", "in", "job",
+    "lateral", "least", "not", "or", "over", "select", "then", "u", "values", "when", "where",
 }  # fmt: skip
 
 
@@ -159,6 +159,8 @@ def test_each_function_sets_its_path_or_says_of_every_name_where_it_is_from(
         "enqueue_now",
         "gaps",
         "lane",
+        "lane_jobs",
+        "limit_mutex",
         "never",
         "room_of_key",
         "room_of_task",

@@ -81,6 +81,37 @@ LIMITS = (
         r"assert \[Claimed\(",
     ),
     Mutant(
+        "D3-lane-without-a-mark",
+        "a walk over a lane passes by the jobs that were claimed while a snapshot was held",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql", r"lanes_read\(\) - walked > ", "lanes_read() < 0 AND 0 > "
+            ),
+        ),
+        (f"{FLAT}::test_the_remains_of_what_was_claimed_of_a_lane_are_passed_by_while_a_snapshot_is_held",),
+        r"assert \[\] == \[\('a', 't'\)\]",
+    ),
+    Mutant(
+        "D3-lane-mark-for-ever",
+        "a job that came back before the mark of its lane is found when the mark is over",
+        (Edit("pgworkers/schema/0004_limits.sql", r"m ON m\.until > clock_timestamp\(\)", "m ON true"),),
+        (f"{FLAT}::test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_mark_is_over",),
+        r"assert \[\] == \[\d+\]",
+    ),
+    Mutant(
+        "D3-lane-mark-hides-higher-priorities",
+        "from a mark on the order of a lane is strict: a new job of a higher priority goes first",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"AND j\.priority OPERATOR\(pg_catalog\.>\) \$4 AND",
+                "AND false AND",
+            ),
+        ),
+        (f"{FLAT}::test_the_order_of_a_lane_is_strict_from_its_mark_on",),
+        r"assert \d+ == \d+",
+    ),
+    Mutant(
         "D2-unknown-tasks-stay",
         "jobs of unknown tasks are moved out of the way of claims",
         (Edit("pgworkers/job/park.sql", r"WHERE s\.task <> ALL \(%\(tasks\)s::text\[\]\)", "WHERE false"),),
