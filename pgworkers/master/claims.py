@@ -130,12 +130,15 @@ class Claims:
             try:
                 await self._tell()
                 await self._park()
-                if self._crowds.waiting:
-                    self._bell.ring()
                 if wants := self._wants():
+                    if self._crowds.waiting:
+                        self._bell.ring()
                     await self._claim(wants)
                 else:
                     self._hungry = False
+                    if self._crowds.is_parking and self._may_begin():
+                        self._bell.ring()
+                    await asyncio.sleep(0)  # nothing here may keep the other tasks of the host from running
                 await self._pass_on()
             except LineDown as down:
                 if not await self._set_aside(down.__cause__):
@@ -289,10 +292,8 @@ class Claims:
         try:
             query = self._query(wants, aged, places, gates)
             claimed = await self._line.ask(query, timeouts=True, then=self._hand_first)
-        except (psycopg.Error, LineDown) as error:
-            # The next claim of these queues answers for what this host was chosen for.
-            self._chosen_for = chosen_for | self._chosen_for
-            if isinstance(error, psycopg.Error) and timed_out(error):
+        except psycopg.Error as error:
+            if timed_out(error):
                 raise _Late(tuple(room), monotonic() - began) from error
             raise
         now = monotonic()

@@ -37,8 +37,13 @@ class Crowds:
 
     @property
     def waiting(self) -> bool:
-        """Is there something to do, whatever is heard?"""
+        """True if the next claim is due, whatever is heard."""
         return bool(self._places or self._alone)
+
+    @property
+    def is_parking(self) -> bool:
+        """True if a portion is left to park."""
+        return bool(self._places)
 
     def slow(self, queues: Iterable[str], now: float) -> bool:
         """A claim of these queues took too long. True: some of them are crowded now."""

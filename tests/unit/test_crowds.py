@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 from support.claimer import Quiet, claimer
 
+from pgworkers.clock import monotonic
 from pgworkers.events import ClaimTooSlow, Fact, JobsParked
 from pgworkers.facts import Facts
 from pgworkers.job.claim import EVERYWHERE, HIGHEST, Range, Wants
@@ -118,3 +119,27 @@ def test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task()
         JobsParked("j", "unknown", 2000, done=False),
         JobsParked("j", "unknown", 10_000, done=True),
     ]
+
+
+def test_a_host_that_may_not_begin_jobs_rests_although_queues_are_to_be_claimed_one_by_one() -> None:
+    """It kept every other task of its host from running, so that a drain never ended."""
+    asked = 0
+
+    def may_begin() -> bool:
+        nonlocal asked
+        asked += 1
+        assert asked < 100, "it does not rest"
+        return False
+
+    async def story() -> None:
+        claims = claimer(Quiet(), Settings(poll=60.0, ageing=0), Facts(), queues="jm")
+        claims._may_begin = may_begin
+        claims._crowds.apart(("j", "m"), 5.0, monotonic())
+        running = asyncio.ensure_future(claims.run())
+        claims.poke()
+        await asyncio.sleep(0.05)
+        assert not running.done()
+        running.cancel()
+
+    asyncio.run(story())
+    assert asked > 0
