@@ -227,7 +227,6 @@ class Renewal:
             self._due = min(self._due, sent + HINT_PAUSE_SECONDS)
         self.unbroken.renewed(sent)
         self.reckoning.renewed(sent_boottime, renewed.at, max(renewed.longest, self._settings.lease))
-        self._on_renewed(sent_boottime)
         self._dispatch.alone = renewed.alone
         self._dispatch.sharing_hosts = renewed.sharing
         for fence in renewed.cancels:
@@ -236,6 +235,8 @@ class Renewal:
             self._dispatch.read_deadline(deadline)
         for fence in renewed.lost:
             self._dispatch.lost(fence, rescued=fence in renewed.rescued)
+        # Last: a worker that begins jobs again must not find one in its socket that is lost.
+        self._on_renewed(sent_boottime)
 
     async def _listen(self, conn: psycopg.AsyncConnection[Any]) -> None:
         conn.add_notify_handler(

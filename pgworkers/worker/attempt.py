@@ -73,7 +73,7 @@ class Attempt:
     """The run of one order. `begin`, then `run`; then it is plain, or `report` says how it ended. Each is called once."""
 
     __slots__ = (
-        *("_args", "_backends", "_birth", "_feed", "_slot", "_span", "_started"),
+        *("_args", "_backends", "_birth", "_feed", "_slot", "_span", "_started", "_until"),
         *("began", "ctx", "job", "lease", "plan", "raised", "result"),
     )
 
@@ -85,6 +85,8 @@ class Attempt:
         self.job = job
         self.lease = lease
         self.began = began  # on the scoreboard's clock
+        # The term as of the order. A master that comes to itself first may renew, and learn only then that the job is lost.
+        self._until = birth.term.until
         self.ctx: Ctx | None = None
         self._feed: Feed | None = None
         self._backends: Backends | None = None
@@ -132,7 +134,7 @@ class Attempt:
             return
         if self._slot.wished(self.job, self.lease):
             return
-        if scoreboard.now() >= self._birth.term.until:
+        if scoreboard.now() >= self._until:
             return
         self._started = True
         if tracing.wanted():

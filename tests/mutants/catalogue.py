@@ -205,7 +205,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/worker/attempt.py",
-                r"if scoreboard\.now\(\) >= self\._birth\.term\.until:",
+                r"if scoreboard\.now\(\) >= self\._until:",
                 "if False:",
             ),
         ),

@@ -193,6 +193,7 @@ def test_a_worker_that_is_told_to_stop_finishes_its_job_and_is_replaced(forest: 
     master = forest.start(queues="default:1")
     job = running(forest, "gate")
     [old] = master.worker_pids()
+    wait_for(lambda: "default/0" in pgworkers(forest, "workers", "list").stdout, what="its host has named it")
     assert pgworkers(forest, "workers", "stop", "nobody").returncode == 3
     done = pgworkers(forest, "workers", "stop", "default/0")
     assert (done.returncode, "leaves after its job" in done.stdout) == (0, True), done
