@@ -310,11 +310,7 @@ class Claims:
             now - began, now, head=head, gates=gates, jobs=len(claimed), limited=limited, aged=oldest
         )
         found = Counter([job.queue for job in claimed])
-        again = now + self._settings.poll
-        if oldest:
-            again = min(again, positions.whole_at())
-        elif not (whole and gates):
-            again = positions.whole_at()
+        again = min(now + self._settings.poll, positions.again_at(whole=whole, gates=gates))
         self._wakes.looked(room, found, now, again)
         if self._wakes.to_tell(self._dispatch.desks) is not None:
             self._bell.ring()  # it falls asleep, and until the database knows that nobody looks

@@ -16,6 +16,7 @@ it brings jobs, that is half of the time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 
 from pgworkers.job.claim import EVERYWHERE, HIGHEST, LOWEST, Claimed, Range
 from pgworkers.master.before import SHARE, Before
@@ -38,6 +39,7 @@ class Positions:
         self._heads = Before(most)
         self._ages = Before(most)
         self._plain = 0.0  # seconds that a claim takes which looks at the places only, without its jobs
+        self._per_limited_job = 0.0  # seconds that a job behind a limit adds to such a claim: an average
         self._gates_at = 0.0
 
     def head_is_due(self, now: float) -> bool:
@@ -49,9 +51,9 @@ class Positions:
     def gates_are_due(self, now: float) -> bool:
         return now >= self._gates_at
 
-    def whole_at(self) -> float:
-        """When a look may be a whole one again, or the next step of one."""
-        return max(self._heads.at, self._gates_at)
+    def again_at(self, *, whole: bool, gates: bool) -> float:
+        """When a look may go where one did not go that was, or was not, a whole one and one behind limits."""
+        return min(inf if whole else self._heads.at, inf if gates else self._gates_at)
 
     def places(
         self, queues: Iterable[str], *, head: bool = False, aged: bool = False
@@ -100,17 +102,21 @@ class Positions:
         aged: bool = False,
     ) -> None:
         """How long a claim took that has just come back with so many jobs, some of them from behind a limit."""
-        seconds = max(0.0, seconds - SLOW_PER_JOB * jobs - SLOW_PER_LIMITED_JOB * limited)
+        seconds = max(0.0, seconds - SLOW_PER_JOB * jobs)
         if head or aged:
+            seconds = max(0.0, seconds - self._per_limited_job * limited)
             slow = seconds > SLOW + 2 * self._plain
             before = self._ages if aged else self._heads
             before.took(max(0.0, seconds - self._plain), now, self._places, slow=slow)
             self._plain = min(seconds, self._plain)
-        else:
-            if gates:
-                share = 1 if limited else SHARE  # what brings jobs has half of the time
-                self._gates_at = now + min(share * seconds, self._most) if seconds > SLOW else 0.0
-            self._plain = seconds
+            return
+        if gates:
+            longer = max(0.0, seconds - SLOW_PER_LIMITED_JOB * limited)
+            share = 1 if limited else SHARE  # what brings jobs has half of the time
+            self._gates_at = now + min(share * longer, self._most) if longer > SLOW else 0.0
+        if limited:
+            self._per_limited_job += (seconds / limited - self._per_limited_job) / 4
+        self._plain = max(0.0, seconds - self._per_limited_job * limited)
 
 
 def _ranges(levels: dict[int, int], step: tuple[int, int] | None) -> list[Range]:

@@ -50,9 +50,10 @@ CREATE TABLE pgworkers.limit_mark (
 CREATE INDEX limit_mark_since ON pgworkers.limit_mark (since);  -- the duty `prune` deletes old ones
 
 -- Where the first jobs of a lane are: when the mark was made, nothing was ready before `id` in `level` (a priority), nor in higher priorities
--- among the ids up to `newest`. While a snapshot is held, the entries of all jobs that were claimed since then stay in job_lane; a walk that
--- begins here passes by them. What becomes ready before the mark later (a retry, a late commit) is found when the mark is over: from `until` on
--- a walk begins at the head again. Only mark_lanes() makes one. To delete a mark is safe at any time. The newest one counts, as above.
+-- among the ids up to `newest`. While a snapshot is held, the entries of all jobs that were claimed since then stay in job_lane. A walk that
+-- begins at the mark passes by them. A job that becomes ready before the mark later (a retry, a late commit) is found by the next look from
+-- the head of the lane: it is due at `until`, and at once when nothing is ready behind the mark. Only mark_lanes() makes a mark. To delete one is
+-- safe at any time. The newest one counts, as above.
 CREATE TABLE pgworkers.lane_mark (
     queue  text        NOT NULL,
     task   text        NOT NULL,
@@ -207,38 +208,61 @@ LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 SELECT pg_stat_get_xact_tuples_returned('pgworkers.job_lane'::regclass)
 $$;
 
--- Mark the lanes whose first job stands behind many that are gone. A mark is for forty times as long as the look from the head took, so
--- these looks take a small share of the time; at most for 5 s, so that a retry does not wait for longer.
-CREATE FUNCTION pgworkers.mark_lanes(queues text[], tasks text[], keys text[]) RETURNS void
+-- Let the marks of these lanes follow their first jobs, so that no claim passes many entries of jobs that are gone.
+-- A mark moves on to the first ready job behind it. When it is due, or when nothing is ready behind it, the lane is looked at from its head.
+-- That reads all entries that vacuum could not remove, so the next such look is due after forty times as long, at most after 5 s. A call
+-- begins no such look after it has spent 20 ms on them: claims must not wait for all lanes at once. The others have their turn in the next claims.
+-- Returns true if a lane has jobs that the caller could not see from its mark.
+CREATE FUNCTION pgworkers.mark_lanes(queues text[], tasks text[], lanes bigint[]) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    one    record;
-    head   record;
-    before bigint;
-    began  timestamptz;
-    newest bigint := coalesce(pg_sequence_last_value(pg_get_serial_sequence('pgworkers.job', 'id')::regclass), 0);
+    one      record;
+    head     record;
+    before   bigint;
+    began    timestamptz;
+    spent    interval := '0';
+    is_found boolean := false;
+    newest   bigint := coalesce(pg_sequence_last_value(pg_get_serial_sequence('pgworkers.job', 'id')::regclass), 0);
 BEGIN
     FOR one IN
-        SELECT l.queue, l.task, l.lane, m.nth
-          FROM (SELECT DISTINCT q.queue, c.task, pgworkers.lane(c.key) AS lane
-                  FROM unnest(mark_lanes.tasks, mark_lanes.keys) AS c (task, key)
-                 CROSS JOIN unnest(mark_lanes.queues) AS q (queue)) l
-          LEFT JOIN LATERAL (SELECT m.nth, m.until FROM pgworkers.lane_mark m
+        SELECT l.queue, l.task, l.lane, m.nth, m.level, m.id, m.newest AS known, m.until
+          FROM unnest(mark_lanes.queues, mark_lanes.tasks, mark_lanes.lanes) AS l (queue, task, lane)
+          LEFT JOIN LATERAL (SELECT * FROM pgworkers.lane_mark m
                               WHERE m.queue = l.queue AND m.task = l.task AND m.lane = l.lane ORDER BY m.nth DESC LIMIT 1) m ON true
-         WHERE m.until IS NULL OR m.until <= clock_timestamp()
+         ORDER BY m.until NULLS FIRST
     LOOP
+        IF one.nth IS NOT NULL THEN
+            before := pgworkers.lanes_read();
+            SELECT j.id, j.priority INTO head
+              FROM pgworkers.lane_jobs(one.queue, one.task, one.lane, one.level, one.id, one.known, 1) j;
+            IF FOUND AND (one.until > clock_timestamp() OR spent > interval '20 ms') THEN
+                CONTINUE WHEN pgworkers.lanes_read() - before <= 50;
+                INSERT INTO pgworkers.lane_mark (queue, task, lane, level, id, newest, until)
+                VALUES (one.queue, one.task, one.lane, head.priority, head.id, newest, one.until);
+                DELETE FROM pgworkers.lane_mark m
+                 WHERE m.queue = one.queue AND m.task = one.task AND m.lane = one.lane AND m.nth <= one.nth;
+                CONTINUE;
+            END IF;
+            IF NOT FOUND THEN
+                is_found := true;
+            END IF;
+        END IF;
+        CONTINUE WHEN spent > interval '20 ms';
         before := pgworkers.lanes_read();
         began := clock_timestamp();
         SELECT j.id, j.priority INTO head FROM pgworkers.lane_jobs(one.queue, one.task, one.lane, 1::bigint << 31, 0, 0, 1) j;
-        CONTINUE WHEN NOT FOUND OR pgworkers.lanes_read() - before <= 200;
-        INSERT INTO pgworkers.lane_mark (queue, task, lane, level, id, newest, until)
-        VALUES (one.queue, one.task, one.lane, head.priority, head.id, newest,
-                clock_timestamp() + least(40 * (clock_timestamp() - began), interval '5 s'));
+        spent := spent + (clock_timestamp() - began);
+        IF FOUND AND pgworkers.lanes_read() - before > 200 THEN
+            INSERT INTO pgworkers.lane_mark (queue, task, lane, level, id, newest, until)
+            VALUES (one.queue, one.task, one.lane, head.priority, head.id, newest,
+                    clock_timestamp() + least(40 * (clock_timestamp() - began), interval '5 s'));
+        END IF;
         DELETE FROM pgworkers.lane_mark m
          WHERE m.queue = one.queue AND m.task = one.task AND m.lane = one.lane AND m.nth <= one.nth;
     END LOOP;
+    RETURN is_found;
 END $$;
 
 -- Jobs of a task that run when a limit is set for it are counted from now on (index job_running). Those that another session is just ending
@@ -283,6 +307,10 @@ DECLARE
     fit    bigint[];
     mine   integer[];  -- rows of mutex
     walked bigint;     -- entries of waiting jobs that were read
+    lane_queues text[];    -- of the lanes with room: their queues,
+    lane_tasks  text[];    -- their tasks,
+    lanes       bigint[];  -- and their numbers
+    due    boolean;    -- a lane should be looked at from its head
     passed bigint;     -- entries that a count read, without those of jobs that run
     late   boolean;    -- a limit was marked after this transaction began
 BEGIN
@@ -337,11 +365,11 @@ BEGIN
     open_lanes AS MATERIALIZED (
         -- `first`: as many of its jobs as are read of each lane at first. With the same share of each there would be some to spare.
         SELECT l.queue, l.count, l.task, l.room, l.lane, l.free, least(l.free, 1 + 3 * l.count / count(*) OVER (PARTITION BY l.queue)) AS first,
-               coalesce(m.level, 1::bigint << 31) AS level, m.id AS begin, m.newest
+               coalesce(m.level, 1::bigint << 31) AS level, m.id AS begin, m.newest, m.until
           FROM (SELECT l.*, least(l.room, l.room_of_key, l.count) AS free FROM lanes l WHERE l.seen > 0) l
           LEFT JOIN LATERAL (SELECT m.level, m.id, m.newest, m.until FROM pgworkers.lane_mark m
                               WHERE m.queue = l.queue AND m.task = l.task AND m.lane = l.lane
-                              ORDER BY m.nth DESC LIMIT 1) m ON m.until > clock_timestamp()
+                              ORDER BY m.nth DESC LIMIT 1) m ON true
          WHERE l.free > 0
     ),
     heads AS MATERIALIZED (
@@ -369,14 +397,21 @@ BEGIN
         SELECT w.count, w.task, w.key, w.id, row_number() OVER (PARTITION BY w.queue ORDER BY w.rank, w.id) AS nth
           FROM waiting w WHERE w.room IS NULL OR w.nth_of_task <= w.room
     )
-    SELECT array_agg(c.task ORDER BY c.nth), array_agg(c.key ORDER BY c.nth), array_agg(c.id ORDER BY c.nth)
-      INTO names, keys, ids
+    SELECT array_agg(c.task ORDER BY c.nth), array_agg(c.key ORDER BY c.nth), array_agg(c.id ORDER BY c.nth),
+           (SELECT array_agg(l.queue) FROM open_lanes l), (SELECT array_agg(l.task) FROM open_lanes l),
+           (SELECT array_agg(l.lane) FROM open_lanes l),
+           (SELECT bool_or(l.until <= clock_timestamp()
+                           OR NOT EXISTS (SELECT FROM heads h WHERE h.queue = l.queue AND h.task = l.task AND h.lane = l.lane))
+              FROM open_lanes l WHERE l.until IS NOT NULL)
+      INTO names, keys, ids, lane_queues, lane_tasks, lanes, due
       FROM chosen c WHERE c.nth <= c.count;
+    IF due OR pgworkers.lanes_read() - walked > 1000 + 2 * coalesce(cardinality(ids), 0) THEN
+        IF pgworkers.mark_lanes(lane_queues, lane_tasks, lanes) THEN
+            PERFORM pgworkers.tell('ready:' || q.name) FROM unnest(admit.queues) AS q (name);
+        END IF;
+    END IF;
     IF ids IS NULL THEN
         RETURN;
-    END IF;
-    IF pgworkers.lanes_read() - walked > 2000 + 8 * cardinality(ids) THEN
-        PERFORM pgworkers.mark_lanes(admit.queues, names, keys);
     END IF;
 
     mine := ARRAY(

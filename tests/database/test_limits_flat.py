@@ -304,21 +304,60 @@ def test_the_order_of_a_lane_is_strict_from_its_mark_on(db: Db, desk: Desk, snap
         assert last_claim.id == expected
 
 
-def test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_mark_is_over(
+def test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_lane_is_looked_at_from_its_head(
     db: Db, desk: Desk, snapshot: None
 ) -> None:
     limited(desk, 1)
     claimed_of_a_lane(db, desk)
-    first, second = (desk.put(concurrency_key="x") for _ in range(2))
+    first, *others = (desk.put(concurrency_key="x") for _ in range(5))
     (job,) = desk.take()
     assert job.id == first
-    desk.end(job)
-    (job,) = desk.take()
-    assert job.id == second
-    db.execute("UPDATE pgworkers.lane_mark SET id = %s, until = 'infinity'", [second + 1])
+    db.execute("UPDATE pgworkers.lane_mark SET id = %s, until = 'infinity'", [first + 1])
     assert desk.again(job, after=0.0) == "written"
-    assert desk.take() == []
+    for other in others[:2]:
+        (job,) = desk.take()
+        assert job.id == other
+        desk.end(job)
     db.execute("UPDATE pgworkers.lane_mark SET until = now()")
-    assert [found.id for found in desk.take()] == [second]
+    (job,) = desk.take()
+    assert job.id == others[2], "this claim looks at the head, for the next one"
+    desk.end(job)
+    assert [found.id for found in desk.take()] == [first]
     (longest,) = db.execute("SELECT max(until) - now() FROM pgworkers.lane_mark").fetchone() or (None,)
     assert longest is None or longest.total_seconds() < 6
+
+
+def test_the_mark_of_a_lane_moves_on_with_its_jobs(db: Db, desk: Desk, snapshot: None) -> None:
+    """However many jobs were claimed since the lane was last looked at from its head."""
+    limited(desk, 1)
+    desk.put(concurrency_key="x")
+    query = claim.claim(desk.host, [claim.Wants("a", 1)], ["t"])
+    before = most_pages(db, query)
+    claimed_of_a_lane(db, desk)
+    desk.put(concurrency_key="x")
+    desk.end(desk.take()[0])  # it makes the mark
+    db.execute("UPDATE pgworkers.lane_mark SET until = 'infinity'")
+    for _ in range(2):
+        claimed_of_a_lane(db, desk)
+        for _ in range(2):
+            desk.put(concurrency_key="x")
+        desk.end(desk.take()[0])
+        assert most_pages(db, query) < before + 60
+    assert db.execute("SELECT until = 'infinity' FROM pgworkers.lane_mark").fetchall() == [(True,)]
+
+
+def test_a_job_before_the_mark_is_found_at_once_when_nothing_is_ready_behind_it(
+    db: Db, desk: Desk, snapshot: None
+) -> None:
+    limited(desk, 1)
+    claimed_of_a_lane(db, desk)
+    last = desk.put(concurrency_key="x")
+    (job,) = desk.take()
+    db.execute("UPDATE pgworkers.lane_mark SET id = %s, until = 'infinity'", [last + 1])
+    db.execute("LISTEN pgworkers")
+    assert desk.again(job, after=0.0) == "written"
+    list(db.notifies(timeout=0))
+    assert desk.take() == [], "this claim begins at the mark, and moves it"
+    told = [notify.payload for notify in db.notifies(timeout=5, stop_after=1)]
+    assert told == ["ready:a"], "the host claims again, at once"
+    assert [found.id for found in desk.take()] == [last]

@@ -94,9 +94,61 @@ LIMITS = (
     Mutant(
         "D3-lane-mark-for-ever",
         "a job that came back before the mark of its lane is found when the mark is over",
-        (Edit("pgworkers/schema/0004_limits.sql", r"m ON m\.until > clock_timestamp\(\)", "m ON true"),),
-        (f"{FLAT}::test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_mark_is_over",),
-        r"assert \[\] == \[\d+\]",
+        (Edit("pgworkers/schema/0004_limits.sql", r"\(one\.until > clock_timestamp\(\) OR", "(true OR"),),
+        (
+            f"{FLAT}::test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_lane_is_looked_at_from_its_head",
+        ),
+        r"assert \[\d+\] == \[\d+\]",
+    ),
+    Mutant(
+        "D3-lane-mark-stands-still",
+        "a mark moves on with the jobs of its lane: a claim does not pass all that was claimed since it was made",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"CONTINUE WHEN pgworkers\.lanes_read\(\) - before <= 50;",
+                "CONTINUE;",
+            ),
+        ),
+        (f"{FLAT}::test_the_mark_of_a_lane_moves_on_with_its_jobs",),
+        r"assert \d+ < \(\d+ \+ 60\)",
+    ),
+    Mutant(
+        "D3-empty-mark-waits",
+        "a job before the mark is found at once when nothing is ready behind it",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"OR NOT EXISTS \(SELECT FROM heads h",
+                "OR false AND NOT EXISTS (SELECT FROM heads h",
+            ),
+        ),
+        (f"{FLAT}::test_a_job_before_the_mark_is_found_at_once_when_nothing_is_ready_behind_it",),
+        r"assert \[\] == \['ready:a'\]",
+    ),
+    Mutant(
+        "D3-limits-wait-for-the-head",
+        "a host looks behind limits again as soon as it may, also while a look from the head is not due",
+        (
+            Edit(
+                "pgworkers/master/positions.py",
+                r"return min\(inf if whole",
+                "return max(inf if whole",
+            ),
+        ),
+        (
+            "tests/unit/test_claimer_parts.py::test_a_host_looks_again_as_soon_as_it_may_look_where_it_did_not",
+        ),
+        r"assert 15\.0 == ",
+    ),
+    Mutant(
+        "D3-limited-jobs-hide-a-slow-head",
+        "what a look from the head takes longer is noticed however many limited jobs it brings",
+        (Edit("pgworkers/master/positions.py", r"self\._per_limited_job \* limited", "0.0003 * limited"),),
+        (
+            "tests/unit/test_claimer_parts.py::test_a_slow_head_is_noticed_however_many_limited_jobs_it_brings",
+        ),
+        r"assert \[True, True\] == \[False, True\]",
     ),
     Mutant(
         "D3-lane-mark-hides-higher-priorities",

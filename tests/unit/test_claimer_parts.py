@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from math import inf
 from typing import Any, cast
 
 import pytest
@@ -425,6 +426,29 @@ def test_heads_take_a_twentieth_of_the_time() -> None:
     positions.took(0.1, 12.0, head=False, gates=True, jobs=1)
     assert not positions.gates_are_due(13.9)
     assert positions.gates_are_due(14.0)
+
+
+def test_a_slow_head_is_noticed_however_many_limited_jobs_it_brings() -> None:
+    positions = Positions(5.0)
+    for _ in range(20):
+        positions.took(0.025, 1.0, head=False, gates=True, jobs=500, limited=500)
+    positions.took(0.025, 2.0, head=True, gates=True, jobs=500, limited=500)
+    assert positions.head_is_due(2.0), "it took no longer than a look at the places only"
+    positions.took(0.065, 3.0, head=True, gates=True, jobs=500, limited=500)
+    assert [positions.head_is_due(3.0 + after) for after in (0.7, 0.9)] == [False, True]
+
+
+def test_a_host_looks_again_as_soon_as_it_may_look_where_it_did_not() -> None:
+    positions = Positions(5.0)
+    positions.took(1.0, 10.0, head=True, gates=True, jobs=0)
+    positions.took(0.15, 10.0, head=False, gates=True, jobs=1, limited=1)
+    head_at, gates_at = 15.0, pytest.approx(10.15, abs=0.01)
+    assert positions.again_at(whole=False, gates=False) == gates_at, (
+        "jobs behind limits do not wait for the head"
+    )
+    assert positions.again_at(whole=True, gates=False) == gates_at
+    assert positions.again_at(whole=False, gates=True) == head_at
+    assert positions.again_at(whole=True, gates=True) == inf
 
 
 def steps(positions: Positions, queue: str = "q") -> list[tuple[int, int]]:

@@ -3,6 +3,9 @@
 from harness import handle
 from pgworkers import App
 
+#: More than a host holds at once: with fewer, the number of slots is measured, not the store.
+SLOTS = 1000
+
 app = App(version="bench")
 app.queue("bench", workers=2)
 app.queue("mail", workers=1)
@@ -14,7 +17,7 @@ def free(i: int) -> None:
     handle("noop", i)
 
 
-@app.task(queue="bench", retries=0, concurrency_per_key=100)
+@app.task(queue="bench", retries=0, concurrency_per_key=SLOTS)
 def keyed(i: int) -> None:
     handle("noop", i)
 
@@ -24,7 +27,7 @@ def tenant(i: int) -> None:
     handle("noop", i)
 
 
-@app.task(queue="bench", retries=0, concurrency=100)
+@app.task(queue="bench", retries=0, concurrency=SLOTS)
 def limited(i: int) -> None:
     handle("noop", i)
 
