@@ -6,6 +6,7 @@ from mutants.mutant import Edit, Mutant
 
 FLAT = "tests/database/test_limits_flat.py"
 PARKED = "tests/database/test_parked.py"
+LIMITED = "tests/database/test_limits_concurrency.py"
 
 LIMITS = (
     Mutant(
@@ -166,5 +167,57 @@ LIMITS = (
         (Edit("pgworkers/master/duties.py", r" +\"marks of limits\": lambda: [^\n]+\n", ""),),
         ("tests/database/test_duties.py::test_old_marks_of_limits_are_deleted_and_young_ones_kept",),
         r"assert 0 == 5",
+    ),
+    Mutant(
+        "L1-new-limit-misses-claims-in-flight",
+        "what a claim in flight takes counts when a limit is set",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"array_agg\(pgworkers\.missed_jobs\(n\.task\)\)",
+                "array_agg(0::bigint)",
+            ),
+        ),
+        (f"{LIMITED}::test_what_a_claim_in_flight_takes_counts_when_a_limit_is_set",),
+        r"nobody knows what the claim in flight takes",
+    ),
+    Mutant(
+        "L1-locked-job-has-no-slot",
+        "a running job that is locked when a limit is set has its slot",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"interval '1 s' THEN missed END",
+                "interval '1 s' THEN 0 END",
+            ),
+        ),
+        (f"{LIMITED}::test_a_running_job_that_is_locked_counts_when_a_limit_is_set",),
+        r"a slot is taken by the one that could not be marked",
+    ),
+    Mutant(
+        "L1-mark-hides-late-jobs",
+        "a mark that is younger than a claim in flight hides none of its jobs",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"DELETE FROM pgworkers\.limit_mark m WHERE m\.kind = 'task' AND m\.name = gate_running\.task;",
+                "NULL;",
+            ),
+        ),
+        (f"{LIMITED}::test_a_mark_that_is_younger_than_a_claim_in_flight_hides_none_of_its_jobs",),
+        r"assert \[Claimed\(",
+    ),
+    Mutant(
+        "L2-limits-locked-by-name",
+        "limits of several tasks are locked in one order",
+        (
+            Edit(
+                "pgworkers/job/queue_tasks.sql",
+                r"ORDER BY pgworkers\.limit_mutex\('task', name\), name",
+                "ORDER BY name",
+            ),
+        ),
+        (f"{LIMITED}::test_limits_of_several_tasks_are_locked_in_one_order[True]",),
+        r"deadlock detected",
     ),
 )
