@@ -220,4 +220,41 @@ LIMITS = (
         (f"{LIMITED}::test_limits_of_several_tasks_are_locked_in_one_order[True]",),
         r"deadlock detected",
     ),
+    Mutant(
+        "L3-ends-aside-do-not-count",
+        "ends that are set aside count as ends that wait",
+        (
+            Edit(
+                "pgworkers/master/ends.py",
+                r"unwritten = len\(self\._pending\) \+ len\(self\._writing\.aside\)",
+                "unwritten = len(self._pending)",
+            ),
+        ),
+        ("tests/unit/test_limited_ends.py::test_ends_that_are_set_aside_count_as_ends_that_wait",),
+        r"assert not True",
+    ),
+    Mutant(
+        "L4-portion-is-repeated-whole",
+        "a portion that timed out is halved",
+        (
+            Edit(
+                "pgworkers/master/crowds.py",
+                r"self\._sizes\[queue\]\.failed\(portion, slow=True\)\n",
+                "pass\n",
+            ),
+        ),
+        (
+            "tests/unit/test_crowds.py::test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile",
+        ),
+        r"\('a', 2000\) == \('a',",
+    ),
+    Mutant(
+        "L4-late-portion-closes-its-queue",
+        "a queue is claimed while its portions time out",
+        (Edit("pgworkers/master/crowds.py", r"self\._open\.add\(queue\)", "pass"),),
+        (
+            "tests/unit/test_crowds.py::test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile",
+        ),
+        r"it does not rest",
+    ),
 )
