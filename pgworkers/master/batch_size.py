@@ -13,7 +13,7 @@ FAST_SHARE = 0.25
 class BatchSize:
     def __init__(self, most: int, limit: float) -> None:
         """`most`: ends in one statement. `limit`: seconds that it may take."""
-        self._most = most
+        self.most = most
         self._fast = FAST_SHARE * limit
         self.now = most
         self.is_slow = False  # it was halved for its time, and has not grown to the full size since
@@ -21,8 +21,8 @@ class BatchSize:
     def written(self, count: int, seconds: float) -> None:
         """A batch of `count` was written. Only a full one says that more would be fast, too."""
         if count >= self.now and seconds < self._fast:
-            self.now = min(self._most, 2 * self.now)
-        if self.now == self._most:
+            self.now = min(self.most, 2 * self.now)
+        if self.now == self.most:
             self.is_slow = False
 
     def failed(self, count: int, *, slow: bool) -> bool:

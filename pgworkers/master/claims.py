@@ -73,7 +73,7 @@ class Claims:
         self._bell = Bell()
         self._wakes = Wakes()
         self._positions = Positions(settings.statement_timeout)
-        self._crowds = Crowds()
+        self._crowds = Crowds(settings.statement_timeout)
         self._parked: Counter[tuple[str, str]] = Counter()  # jobs of each crowded queue and task
         self._in_turn = OUT_OF_TURN - 1  # claims since the last one out of turn
         self._handing = 0.0  # since when jobs are handed over
@@ -131,12 +131,12 @@ class Claims:
                 await self._tell()
                 await self._park()
                 if wants := self._wants():
-                    if self._crowds.waiting:
+                    if self._crowds.waiting(monotonic()):
                         self._bell.ring()
                     await self._claim(wants)
                 else:
                     self._hungry = False
-                    if self._crowds.is_parking and self._may_begin():
+                    if self._crowds.is_parking(monotonic()) and self._may_begin():
                         self._bell.ring()
                     await asyncio.sleep(0)  # nothing here may keep the other tasks of the host from running
                 await self._pass_on()
@@ -188,6 +188,7 @@ class Claims:
         """A claim timed out: what it should pass by is parked. False: there is nothing to park, or it failed, too."""
         now = monotonic()
         self._facts.tell(ClaimTooSlow(late.queues, late.seconds))
+        self._crowds.close(late.queues)
         if not self._crowds.slow(late.queues, now):
             self._crowds.apart(late.queues, late.seconds, now)
             return False
@@ -198,26 +199,27 @@ class Claims:
 
     async def _park(self) -> int:
         """One portion of one crowded queue; how many jobs it moved."""
-        queue = self._crowds.next()
+        began = monotonic()
+        queue = self._crowds.next(began)
         if queue is None:
             return 0
-        began = monotonic()
         try:
-            found = await self._line.ask(park(queue, self._dispatch.tasks), timeouts=True)
+            portion = park(queue, self._dispatch.tasks, self._crowds.portion(queue))
+            found = await self._line.ask(portion, timeouts=True)
         except psycopg.Error as error:
             if not timed_out(error):
                 raise
             now = monotonic()
             self._facts.tell(ClaimTooSlow((queue,), now - began))
-            self._crowds.parked(queue, 0, None, 0, now)
-            self._crowds.apart((queue,), now - began, now)
+            self._crowds.not_parked(queue, now - began, now)
             return 0
         for task, jobs in found.tasks.items():
             if not self._parked[queue, task]:
                 self._facts.tell(JobsParked(queue, task, jobs, done=False))
             self._parked[queue, task] += jobs
         jobs = sum(found.tasks.values())
-        if not self._crowds.parked(queue, jobs, found.place, found.newest, monotonic()):
+        now = monotonic()
+        if not self._crowds.parked(queue, jobs, found.place, found.newest, now, now - began):
             for key in [key for key in self._parked if key[0] == queue]:
                 self._facts.tell(JobsParked(*key, self._parked.pop(key), done=True))
         return jobs

@@ -38,7 +38,8 @@ MANY = 16
 GATHER = 0.004
 #: Of jobs that have a process each: a batch begins no sooner than so many seconds after the one before it.
 STEP = 0.02
-#: No jobs are claimed while more batches than these wait; or while more than one does, and a write takes this long.
+#: No jobs are claimed while more batches than these wait or are set aside; or while more than one waits, and a write takes
+#: this long.
 MAX_BATCHES_PENDING = 2
 SLOW_WRITE_SECONDS = 0.25
 #: So many characters of jobs that begin with an end go into one batch, and the end that reaches it: thousands of rows.
@@ -95,11 +96,13 @@ class Ends:
         """False while jobs end faster than the database takes their ends; `on_written` says when that has changed.
 
         What has run and is not written runs again if this host is lost. A database that keeps up is allowed some batches:
-        ends come in bursts.
+        ends come in bursts. What was set aside counts, too, but by the full size of a batch: a few ends that are refused
+        make batches small, and nothing but other ends makes them large again.
         """
         is_slow = self._size.is_slow or (self._sending and monotonic() - self._began > SLOW_WRITE_SECONDS)
         most = self._size.now if is_slow else MAX_BATCHES_PENDING * self._size.now
-        self._holds_claims = len(self._pending) > most
+        unwritten = len(self._pending) + len(self._writing.aside)
+        self._holds_claims = len(self._pending) > most or unwritten > MAX_BATCHES_PENDING * self._size.most
         return not self._holds_claims
 
     def fences(self) -> list[Fence]:
@@ -248,9 +251,7 @@ class Ends:
             return
         self._sending = []
         self._size.written(len(batch), monotonic() - began)
-        limited = any(held.claimed.limited for held, _ in batch)
-        if limited or (self._holds_claims and self.may_claim()):
-            self.on_written()
+        self._tell_claimer(batch)
 
     async def _not_written(self, batch: list[Pending], error: psycopg.Error) -> None:
         """What is refused or too slow is halved, until one end stands alone."""
@@ -259,6 +260,12 @@ class Ends:
             return
         await self._writing.write_alone(*batch[0], error)
         self._sending = []
+        self._tell_claimer(batch)
+
+    def _tell_claimer(self, batch: list[Pending]) -> None:
+        limited = any(held.claimed.limited for held, _ in batch)
+        if limited or (self._holds_claims and self.may_claim()):
+            self.on_written()
 
     def _halve(self, batch: list[Pending], *, slow: bool) -> None:
         self._pending.extendleft(reversed(batch))

@@ -25,6 +25,11 @@ def of_stop(reason: str, held: Held | None, peak: int, error: str | None, limit:
     return sentence
 
 
+def of_dump(status: str) -> str:
+    """Of a worker that did not live to be killed, or that only its stacks were wanted of. The fault is not the job's."""
+    return f"; its interpreter crashed ({status}) while its stacks were written"
+
+
 def of_forged(error: str) -> str:
     """Of a worker whose channel carried what no worker sends."""
     return (

@@ -117,6 +117,8 @@ def of_death(died: Died, held: Held | None = None, *, broken: str = "") -> Endin
             error += " (nobody here sent it: possibly out of memory, or an operator)"
     else:
         verdict, error = Verdict.EXIT, f"the worker left with {died.status} in the middle of the job"
+    if died.dumping:
+        error += sentences.of_dump(died.status)
     if died.stuck:
         error += (
             f"; SIGKILL did not end all of its processes, they hang in the kernel: {', '.join(died.stuck)}"

@@ -265,17 +265,75 @@ BEGIN
     RETURN is_found;
 END $$;
 
--- Jobs of a task that run when a limit is set for it are counted from now on (index job_running). Those that another session is just ending
--- are skipped. Claims behind this limit wait: none may count, or make a mark, without them.
-CREATE FUNCTION pgworkers.limit_running(task text) RETURNS void
+-- Tasks whose limit was set a moment ago. A claim that began before that does not know of the limit: what it takes becomes a running job that is
+-- not counted, after limit_running() has looked. `before`: the transactions that may be such claims (virtual ids, as in pg_locks); NULL: the
+-- first claim behind the limit finds out which. Written only with the limit locked.
+CREATE TABLE pgworkers.limit_new (
+    task   text        PRIMARY KEY,
+    since  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    before text[]
+);
+
+-- Count the jobs of a task that run and are not counted yet (index job_running); rows that another session has locked are skipped. A mark of
+-- the limit may be younger than their claims, so it is deleted.
+CREATE FUNCTION pgworkers.gate_running(task text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
-    PERFORM FROM pgworkers.mutex m WHERE m.id = pgworkers.limit_mutex('task', limit_running.task) FOR UPDATE;
     UPDATE pgworkers.job j SET gated = true
      WHERE j.ctid = ANY (ARRAY(SELECT j.ctid FROM pgworkers.job j
-                                WHERE j.host IS NOT NULL AND j.task = limit_running.task AND NOT j.gated FOR UPDATE SKIP LOCKED));
+                                WHERE j.host IS NOT NULL AND j.task = gate_running.task AND NOT j.gated FOR UPDATE SKIP LOCKED));
+    IF FOUND THEN
+        DELETE FROM pgworkers.limit_mark m WHERE m.kind = 'task' AND m.name = gate_running.task;
+    END IF;
+END $$;
+
+-- Jobs of a task that run when a limit is set for it are counted from now on. Claims behind this limit are left to later ones: none may count,
+-- or make a mark, without them. What is missed here, because another session has it locked or claims it just now, is found by missed_jobs().
+CREATE FUNCTION pgworkers.limit_running(task text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    PERFORM FROM pgworkers.mutex m WHERE m.id = pgworkers.limit_mutex('task', limit_running.task) FOR UPDATE;
+    PERFORM pgworkers.gate_running(limit_running.task);
     DELETE FROM pgworkers.limit_mark m WHERE m.kind = 'task' AND m.name = limit_running.task;
+    INSERT INTO pgworkers.limit_new AS n (task) VALUES (limit_running.task)
+    ON CONFLICT (task) DO UPDATE SET since = excluded.since, before = NULL;
+END $$;
+
+-- How many jobs of a task with a new limit run and are not counted, because another session has them locked; NULL: claims that began before the
+-- limit was set may not be over, so nobody knows. Such a claim is waited for by no lock: the jobs behind the limit are left to the next claim, for a
+-- second at most. Then they no longer wait, but what the old claim takes is counted as soon as it has committed. A claim is over
+-- after a minute (statement_timeout). Called with the limit locked.
+-- Whoever claims has the lock RowExclusiveLock on `job` before its snapshot is made, and until what it wrote is seen by all. So every claim that
+-- cannot see the limit has it when the first one that can looks here. (Other writers of `job` have it, too.)
+CREATE FUNCTION pgworkers.missed_jobs(task text) RETURNS bigint
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
+SET enable_seqscan = off SET enable_bitmapscan = off AS $$
+#variable_conflict use_column
+DECLARE
+    new    pgworkers.limit_new;
+    open   text[];
+    missed bigint;
+BEGIN
+    SELECT n.* INTO new FROM pgworkers.limit_new n WHERE n.task = missed_jobs.task;
+    IF NOT FOUND THEN
+        RETURN 0;
+    END IF;
+    open := ARRAY(SELECT DISTINCT l.virtualtransaction FROM pg_locks l
+                   WHERE l.locktype = 'relation' AND l.relation = 'pgworkers.job'::regclass AND l.mode = 'RowExclusiveLock'
+                     AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+                     AND l.pid IS DISTINCT FROM pg_backend_pid()
+                     AND (new.before IS NULL OR l.virtualtransaction = ANY (new.before)));
+    -- After the locks: who has let go of his lock is seen by these statements.
+    PERFORM pgworkers.gate_running(missed_jobs.task);
+    SELECT count(*) INTO missed FROM pgworkers.job j WHERE j.host IS NOT NULL AND j.task = missed_jobs.task AND NOT j.gated;
+    IF missed = 0 AND (open = '{}' OR new.since < clock_timestamp() - interval '1 minute') THEN
+        DELETE FROM pgworkers.limit_new n WHERE n.task = missed_jobs.task;
+    ELSIF new.before IS DISTINCT FROM open THEN
+        UPDATE pgworkers.limit_new n SET before = open WHERE n.task = missed_jobs.task;
+    END IF;
+    RETURN CASE WHEN open = '{}' OR new.since < clock_timestamp() - interval '1 s' THEN missed END;
 END $$;
 
 -- The row that stands for a limit when it is locked; others may share it. A claim calls it for each job: it becomes part of the statement.
@@ -313,6 +371,8 @@ DECLARE
     due    boolean;    -- a lane should be looked at from its head
     passed bigint;     -- entries that a count read, without those of jobs that run
     late   boolean;    -- a limit was marked after this transaction began
+    young  text[];     -- tasks whose limit is new,
+    missed bigint[];   -- and how many jobs of each run and are not counted; NULL: nobody knows
 BEGIN
     walked := pgworkers.lanes_read();
     WITH RECURSIVE waits AS (
@@ -421,6 +481,11 @@ BEGIN
                                         WHERE c.key IS NOT NULL))
          ORDER BY m.id FOR UPDATE SKIP LOCKED);
 
+    IF EXISTS (SELECT FROM pgworkers.limit_new n WHERE n.task = ANY (names)) THEN
+        SELECT array_agg(n.task), array_agg(pgworkers.missed_jobs(n.task)) INTO young, missed
+          FROM pgworkers.limit_new n WHERE n.task = ANY (names) AND pgworkers.limit_mutex('task', n.task) = ANY (mine);
+    END IF;
+
     passed := -pgworkers.slots_read();
     WITH chosen AS MATERIALIZED (
         SELECT c.task, c.key, c.id, c.nth FROM unnest(names, keys, ids) WITH ORDINALITY AS c (task, key, id, nth)
@@ -428,9 +493,11 @@ BEGIN
            AND (c.key IS NULL OR pgworkers.limit_mutex('key', c.key) = ANY (mine))
     ),
     of_task AS MATERIALIZED (
-        SELECT t.task, r.room, r.used, coalesce(r.since > now(), false) AS late
+        SELECT t.task, r.room - CASE WHEN n.task IS NULL THEN 0 ELSE coalesce(n.missed, r.room) END AS room, r.used,
+               coalesce(r.since > now(), false) AS late
           FROM (SELECT DISTINCT c.task FROM chosen c) t
          CROSS JOIN LATERAL pgworkers.room_of_task(t.task) r
+          LEFT JOIN unnest(young, missed) AS n (task, missed) ON n.task = t.task
     ),
     of_key AS MATERIALIZED (
         SELECT k.task, k.key, r.room, r.used, coalesce(r.since > now(), false) AS late
@@ -458,8 +525,9 @@ BEGIN
         DELETE FROM pgworkers.limit_mark m
          WHERE m.since > clock_timestamp() AND (m.kind = 'task' AND m.name = ANY (names) OR m.kind = 'key' AND m.name = ANY (keys));
     END IF;
-    IF cardinality(fit) IS DISTINCT FROM cardinality(ids) THEN
-        -- Others were faster or hold a limit, or two lanes share one: what stands behind them is found by another claim, at once.
+    IF cardinality(fit) IS DISTINCT FROM cardinality(ids) AND array_position(missed, NULL) IS NULL THEN
+        -- Others were faster or hold a limit, or two lanes share one: what stands behind them is found by another claim, at once. What waits
+        -- for the end of older claims is found by the poll: they may take a while.
         PERFORM pgworkers.tell('ready:' || q.name) FROM unnest(admit.queues) AS q (name);
     END IF;
     RETURN QUERY

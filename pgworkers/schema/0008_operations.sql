@@ -107,31 +107,43 @@ END $$;
 
 -- Forget dead jobs for good, with their post-mortems. Index: the primary keys. Guard: still dead under the row lock, so a job
 -- that an operator has just put back is never deleted; rows are locked in id order. One that another job waits for is kept: its
--- follower needs it for the reason, and perhaps for a retry.
+-- follower needs it for the reason, and perhaps for a retry. Retention moves a row by deleting it and inserting it again (keep_rows), once: who has
+-- waited for that finds nothing, and finds it in the second round, which sees the new row.
 CREATE FUNCTION pgworkers.forget(ids bigint[], reason text DEFAULT NULL, os_user text DEFAULT NULL) RETURNS SETOF bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    wanted    bigint[] := forget.ids;
+    found     bigint[];
+    forgotten bigint[] := '{}';
 BEGIN
-    RETURN QUERY
-    WITH dead AS MATERIALIZED (
-        SELECT h.id, h.finished_at
-          FROM pgworkers.history h
-         WHERE h.id = ANY (forget.ids) AND h.state = 'dead'
-           AND NOT EXISTS (SELECT FROM pgworkers.dependency d WHERE d.parent_id = h.id)
-         ORDER BY h.id
-           FOR UPDATE
-    ),
-    gone AS (
-        DELETE FROM pgworkers.history h
-         USING dead d
-         WHERE h.id = d.id AND h.finished_at = d.finished_at AND h.state = 'dead'
-        RETURNING h.id, h.finished_at
-    ),
-    forgotten AS (
-        DELETE FROM pgworkers.attempt a WHERE a.job_id IN (SELECT g.id FROM gone g)
-    ),
-    traced AS (
-        INSERT INTO pgworkers.operation (verb, job_id, reason, os_user, state, finished_at)
-        SELECT 'forget', g.id, forget.reason, forget.os_user, 'dead', g.finished_at FROM gone g
-    )
-    SELECT g.id FROM gone g ORDER BY g.id;
+    FOR round IN 1 .. 2 LOOP
+        EXIT WHEN coalesce(cardinality(wanted), 0) = 0;
+        WITH dead AS MATERIALIZED (
+            SELECT h.id, h.finished_at
+              FROM pgworkers.history h
+             WHERE h.id = ANY (wanted) AND h.state = 'dead'
+               AND NOT EXISTS (SELECT FROM pgworkers.dependency d WHERE d.parent_id = h.id)
+             ORDER BY h.id
+               FOR UPDATE
+        ),
+        gone AS (
+            DELETE FROM pgworkers.history h
+             USING dead d
+             WHERE h.id = d.id AND h.finished_at = d.finished_at AND h.state = 'dead'
+            RETURNING h.id, h.finished_at
+        ),
+        traced AS (
+            INSERT INTO pgworkers.operation (verb, job_id, reason, os_user, state, finished_at)
+            SELECT 'forget', g.id, forget.reason, forget.os_user, 'dead', g.finished_at FROM gone g
+        )
+        SELECT coalesce(array_agg(g.id), '{}') INTO found FROM gone g;
+        forgotten := forgotten || found;
+        wanted := ARRAY(SELECT w.id FROM unnest(wanted) AS w (id) WHERE w.id <> ALL (found));
+    END LOOP;
+    IF cardinality(forgotten) > 0 THEN
+        FOR round IN 1 .. 2 LOOP
+            DELETE FROM pgworkers.attempt a WHERE a.job_id = ANY (forgotten);
+        END LOOP;
+    END IF;
+    RETURN QUERY SELECT f.id FROM unnest(forgotten) AS f (id) ORDER BY f.id;
 END $$;

@@ -108,6 +108,7 @@ class Died(msgspec.Struct, tag="died", tag_field="is"):
     reason: str | None = None  # the wish whose ladder ended it: cancel, deadline, memory, drain, lease, kill
     rungs: list[tuple[str, float]] = []
     oom: bool = False
+    dumping: bool = False  # it crashed while its stacks were written
     stack: str | None = None
     output: str | None = None
     duration: float = 0.0

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pgworkers.process import scoreboard, signals, tree
 from pgworkers.process.oom import Witness
 from pgworkers.process.sweep import Sweep
+from pgworkers.supervisor.ladder import Climb, Rung
 from pgworkers.supervisor.member import Worker
 from pgworkers.supervisor.messages import Died
 
@@ -23,6 +24,8 @@ SWEEP_GIVE_UP_SECONDS = 10.0
 #: A death takes a moment. A longer sweep must not keep the loop from its deadlines: it goes on at the next tick.
 SWEEP_SLICE_SECONDS = 0.02
 _STEP = 0.0005
+#: How an interpreter ends that reads memory which is not there.
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
 
 
 @dataclass(slots=True)
@@ -61,6 +64,7 @@ def bury(worker: Worker, witness: Witness, output_limit: int, now: float) -> Dea
         reason=reason,
         rungs=climb.record(struck=worker.slot.struck >= worker.slot.asked) if climb is not None else [],
         stopped=max(0.0, now - climb.wished) if climb is not None else 0.0,
+        dumping=ended_by in _CRASHES and _was_dumping(worker, climb),
         oom=ended_by == signal.SIGKILL and worker.killed is None and witness.saw_kill(),
         stack=capture.stack(capture.dump_from) or None,
         output=capture.tail(running.output_from if running.job else 0, output_limit) or None,
@@ -74,6 +78,13 @@ def bury(worker: Worker, witness: Witness, output_limit: int, now: float) -> Dea
         fact.peak_rss = usage.ru_maxrss * 1024
     worker.slot.clear()
     return Death(fact, now)
+
+
+def _was_dumping(worker: Worker, climb: Climb | None) -> bool:
+    """Stacks were asked for and not seen whole. CPython reads the frames of running threads for them, without a lock."""
+    if climb is not None and Rung.DUMP in climb.times and Rung.KILL not in climb.times:
+        return True
+    return bool(worker.dumps)
 
 
 def _wait(pid: int) -> tuple[int, resource.struct_rusage]:

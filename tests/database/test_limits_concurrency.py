@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.desk import Desk
+from support.desk import Desk, blocked, until
 from support.stranger import stranger_session
 
 from pgworkers.flow import slots
@@ -132,6 +132,99 @@ def test_what_runs_already_counts_when_a_limit_is_set(desk: Desk) -> None:
     assert take(desk) == []
     desk.end(running[0])
     assert len(take(desk)) == 1
+
+
+def test_what_a_claim_in_flight_takes_counts_when_a_limit_is_set(desk: Desk, other: Desk) -> None:
+    """The claim began before the limit was set and does not know of it. It commits later than limit_running() has looked."""
+    for _ in range(15):
+        desk.put()
+    with desk.conn.transaction():
+        running = desk.take(10)
+        other.ask(queue.limit("task", "t", 3))
+        assert take(other) == [], "nobody knows what the claim in flight takes"
+    assert len(running) == 10
+    assert take(other) == []
+    for job in running[:7]:
+        desk.end(job)
+    assert take(other) == [], "three still run"
+    desk.end(running[7])
+    assert len(take(other)) == 1
+    assert other.conn.execute("SELECT FROM pgworkers.limit_new").fetchall() == []
+
+
+def test_a_mark_that_is_younger_than_a_claim_in_flight_hides_none_of_its_jobs(
+    desk: Desk, other: Desk
+) -> None:
+    for _ in range(15):
+        desk.put()
+    with desk.conn.transaction():
+        running = desk.take(10)
+        other.ask(queue.limit("task", "t", 3))
+        other.conn.execute("UPDATE pgworkers.limit_new SET since = since - interval '2 s', before = NULL")
+        first = take(other)
+        assert len(first) == 3, "it has waited long enough"
+        other.conn.execute(
+            "INSERT INTO pgworkers.limit_mark (kind, name, since, older) VALUES ('task', 't', now(), %s)",
+            [ids(first)],
+        )
+    for job in first:
+        other.end(job)
+    assert take(other) == []
+    for job in running[:8]:
+        desk.end(job)
+    assert len(take(other)) == 1
+
+
+def test_a_running_job_that_is_locked_counts_when_a_limit_is_set(desk: Desk, other: Desk) -> None:
+    running = desk.run_one()
+    desk.put()
+    desk.put()
+    with desk.conn.transaction():
+        desk.conn.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [running.id])
+        other.ask(queue.limit("task", "t", 2))
+        assert len(take(other)) == 1, "a slot is taken by the one that could not be marked"
+    assert take(other) == []
+
+
+def test_a_writer_that_is_not_over_holds_up_a_new_limit_for_a_second_only(desk: Desk, other: Desk) -> None:
+    with desk.conn.transaction():
+        desk.put(task="u")
+        other.put()
+        other.ask(queue.limit("task", "t", 1))
+        assert take(other) == []
+        other.conn.execute("UPDATE pgworkers.limit_new SET since = since - interval '1 s'")
+        assert len(take(other)) == 1
+        other.conn.execute("UPDATE pgworkers.limit_new SET since = since - interval '1 minute'")
+        other.put()
+        assert take(other) == []
+    # Claims of a full task end before its limit is looked at.
+    other.conn.execute("UPDATE pgworkers.concurrency SET slots = 2")
+    assert len(take(other)) == 1
+    assert other.conn.execute("SELECT FROM pgworkers.limit_new").fetchall() == []
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_limits_of_several_tasks_are_locked_in_one_order(desk: Desk, other: Desk, turned: bool) -> None:
+    """By their rows in `mutex`. Who holds the first of them and wants the second is in no deadlock, whatever their names."""
+    names = [f"t{n}" for n in range(20)]
+    rows = dict(
+        desk.conn.execute("SELECT n, pgworkers.limit_mutex('task', n) FROM unnest(%s::text[]) AS n", [names])
+    )
+    one, two = next(
+        (one, two)
+        for one in names
+        for two in names
+        if one < two and (rows[one] > rows[two] if turned else rows[one] < rows[two])
+    )
+    low, high = sorted((rows[one], rows[two]))
+    lock = "SELECT FROM pgworkers.mutex WHERE id = %s FOR UPDATE"
+    specs = [TaskSpec(name, "a", concurrency=1) for name in (one, two)]
+    with desk.conn.transaction():
+        desk.conn.execute(lock, [low])
+        deploy = other.in_thread(queue.declare_tasks(specs))
+        until(lambda: blocked(desk.conn, other.conn))
+        desk.conn.execute(lock, [high])
+    deploy.result(60)
 
 
 @pytest.mark.parametrize("aged", [None, 60.0], ids=["in turn", "the oldest first"])

@@ -8,12 +8,12 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from support.desk import Desk
+from support.desk import Desk, blocked, until
 from support.leader import PATIENT
 
 from pgworkers.events import DutyFailed, Fact, StatementRun
 from pgworkers.facts import Facts
-from pgworkers.job import archive, requeue
+from pgworkers.job import archive, purge, requeue
 from pgworkers.job.state import State
 from pgworkers.master.duties import Duties
 from pgworkers.master.line import Line
@@ -262,6 +262,26 @@ def test_a_job_that_is_requeued_while_it_is_moved_is_there_once(db: Db, dsn: str
     assert [one.outcome for one in asked.result(60)] == ["changing"]
     assert [one.outcome for one in desk.ask(requeue.requeue([job]))] == ["requeued"]
     assert desk.states() == [(job, "ready")]
+
+
+@pytest.mark.parametrize("moved", ["history", "attempt"])
+def test_a_job_that_is_forgotten_while_it_is_moved_leaves_nothing_behind(
+    db: Db, dsn: str, schema: str, moved: str
+) -> None:
+    day = make_day(db, 20)
+    fill(db, day, dead=2)
+    jobs = [job for (job,) in db.execute("SELECT id FROM pgworkers.history ORDER BY id")]
+    assert count(db, "attempt") == 2
+    desk = Desk(db, schema)
+    with psycopg.connect(dsn) as mover, psycopg.connect(dsn, autocommit=True) as watcher:
+        mover.execute(f"SELECT pgworkers.keep_rows('{moved}_{day}', '90 days', 0, 1)".encode())
+        asked = desk.in_thread(purge.purge(jobs))
+        until(lambda: asked.done() or blocked(watcher, db))
+        mover.commit()
+    assert asked.result(60) == jobs
+    assert (count(db, "history"), count(db, "attempt")) == (0, 0)
+    traces = db.execute("SELECT verb, job_id FROM pgworkers.operation ORDER BY job_id").fetchall()
+    assert traces == [("forget", job) for job in jobs]
 
 
 @pytest.mark.parametrize("zone", ["Asia/Kolkata", "Pacific/Chatham"])

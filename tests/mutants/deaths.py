@@ -194,4 +194,17 @@ DEATHS = (
         ),
         r"\[<Level.OK: 'ok'>\] == \[<Level.WARN",
     ),
+    Mutant(
+        "L6-dump-that-crashes-is-not-told",
+        "a stop says that its dump crashed the interpreter",
+        (
+            Edit(
+                "pgworkers/supervisor/reap.py",
+                r"Rung\.DUMP in climb\.times and Rung\.KILL not in climb\.times",
+                "Rung.DUMP not in climb.times and Rung.KILL in climb.times",
+            ),
+        ),
+        ("tests/process/test_dump_crash.py::test_a_stop_keeps_its_reason_and_says_that_the_dump_crashed",),
+        r"'SIGABRT', False\)|GABRT', False\)",
+    ),
 )

@@ -6,6 +6,7 @@ from mutants.mutant import Edit, Mutant
 
 FLAT = "tests/database/test_limits_flat.py"
 PARKED = "tests/database/test_parked.py"
+LIMITED = "tests/database/test_limits_concurrency.py"
 
 LIMITS = (
     Mutant(
@@ -218,5 +219,94 @@ LIMITS = (
         (Edit("pgworkers/master/duties.py", r" +\"marks of limits\": lambda: [^\n]+\n", ""),),
         ("tests/database/test_duties.py::test_old_marks_of_limits_are_deleted_and_young_ones_kept",),
         r"assert 0 == 5",
+    ),
+    Mutant(
+        "L1-new-limit-misses-claims-in-flight",
+        "what a claim in flight takes counts when a limit is set",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"array_agg\(pgworkers\.missed_jobs\(n\.task\)\)",
+                "array_agg(0::bigint)",
+            ),
+        ),
+        (f"{LIMITED}::test_what_a_claim_in_flight_takes_counts_when_a_limit_is_set",),
+        r"nobody knows what the claim in flight takes",
+    ),
+    Mutant(
+        "L1-locked-job-has-no-slot",
+        "a running job that is locked when a limit is set has its slot",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"interval '1 s' THEN missed END",
+                "interval '1 s' THEN 0 END",
+            ),
+        ),
+        (f"{LIMITED}::test_a_running_job_that_is_locked_counts_when_a_limit_is_set",),
+        r"a slot is taken by the one that could not be marked",
+    ),
+    Mutant(
+        "L1-mark-hides-late-jobs",
+        "a mark that is younger than a claim in flight hides none of its jobs",
+        (
+            Edit(
+                "pgworkers/schema/0004_limits.sql",
+                r"DELETE FROM pgworkers\.limit_mark m WHERE m\.kind = 'task' AND m\.name = gate_running\.task;",
+                "NULL;",
+            ),
+        ),
+        (f"{LIMITED}::test_a_mark_that_is_younger_than_a_claim_in_flight_hides_none_of_its_jobs",),
+        r"assert \[Claimed\(",
+    ),
+    Mutant(
+        "L2-limits-locked-by-name",
+        "limits of several tasks are locked in one order",
+        (
+            Edit(
+                "pgworkers/job/queue_tasks.sql",
+                r"ORDER BY pgworkers\.limit_mutex\('task', name\), name",
+                "ORDER BY name",
+            ),
+        ),
+        (f"{LIMITED}::test_limits_of_several_tasks_are_locked_in_one_order[True]",),
+        r"deadlock detected",
+    ),
+    Mutant(
+        "L3-ends-aside-do-not-count",
+        "ends that are set aside count as ends that wait",
+        (
+            Edit(
+                "pgworkers/master/ends.py",
+                r"unwritten = len\(self\._pending\) \+ len\(self\._writing\.aside\)",
+                "unwritten = len(self._pending)",
+            ),
+        ),
+        ("tests/unit/test_limited_ends.py::test_ends_that_are_set_aside_count_as_ends_that_wait",),
+        r"assert not True",
+    ),
+    Mutant(
+        "L4-portion-is-repeated-whole",
+        "a portion that timed out is halved",
+        (
+            Edit(
+                "pgworkers/master/crowds.py",
+                r"self\._sizes\[queue\]\.failed\(portion, slow=True\)\n",
+                "pass\n",
+            ),
+        ),
+        (
+            "tests/unit/test_crowds.py::test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile",
+        ),
+        r"\('a', 2000\) == \('a',",
+    ),
+    Mutant(
+        "L4-late-portion-closes-its-queue",
+        "a queue is claimed while its portions time out",
+        (Edit("pgworkers/master/crowds.py", r"self\._open\.add\(queue\)", "pass"),),
+        (
+            "tests/unit/test_crowds.py::test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile",
+        ),
+        r"it does not rest",
     ),
 )

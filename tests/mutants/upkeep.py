@@ -130,4 +130,20 @@ UPKEEP = (
         ),
         r"AssertionError: FOR VALUES FROM|would overlap partition|assert \d+ == 9",
     ),
+    Mutant(
+        "L5-forget-looks-once",
+        "a job that is forgotten while retention moves it leaves nothing behind",
+        (
+            Edit(
+                "pgworkers/schema/0008_operations.sql",
+                r"FOR round IN 1 \.\. 2 LOOP",
+                "FOR round IN 1 .. 1 LOOP",
+                2,
+            ),
+        ),
+        (
+            "tests/database/test_retention.py::test_a_job_that_is_forgotten_while_it_is_moved_leaves_nothing_behind",
+        ),
+        r"assert \[2\] == \[1, 2\]|assert \(0, 1\) == \(0, 0\)",
+    ),
 )

@@ -13,7 +13,7 @@ from pgworkers.clock import monotonic
 from pgworkers.events import ClaimTooSlow, Fact, JobsParked
 from pgworkers.facts import Facts
 from pgworkers.job.claim import EVERYWHERE, HIGHEST, Range, Wants
-from pgworkers.job.park import Parked
+from pgworkers.job.park import PORTION, Parked
 from pgworkers.master.crowds import AGAIN, NEWEST, REST, Crowds
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
@@ -23,41 +23,68 @@ WANTS = [Wants("a", 2), Wants("b", 2), Wants("c", 2)]
 
 
 def test_a_crowded_queue_is_claimed_up_to_the_end_of_its_last_portion() -> None:
-    crowds = Crowds()
+    crowds = Crowds(5.0)
     assert crowds.slow(["a", "b"], 100.0)
     assert crowds.allowed(WANTS, 100.0) == WANTS[2:], "not before the first portion"
-    assert crowds.next() == "a"
+    assert crowds.next(101.0) == "a"
     assert crowds.parked("a", 2000, (3, 77), NEWEST + 900, 101.0)
-    assert crowds.next() == "b", "they take turns"
+    assert crowds.next(101.0) == "b", "they take turns"
     assert not crowds.parked("b", 0, (0, 5), 900, 101.0), "nothing to park"
     assert crowds.allowed(WANTS, 101.0) == WANTS
     bounded = [Range(4, HIGHEST, FIRST, LAST), Range(3, 3, FIRST, 77), Range(3, 3, 901, LAST)]
     assert crowds.ranges(["a", "b", "c"]) == {"a": bounded}
     assert not crowds.parked("a", 10, None, 950, 102.0), "the end of the queue"
-    assert not crowds.waiting
+    assert not crowds.waiting(102.0)
     assert crowds.ranges(["a"]) == {}
 
 
 def test_a_queue_without_anything_to_park_is_not_looked_at_again_and_again() -> None:
-    crowds = Crowds()
+    crowds = Crowds(5.0)
     crowds.slow(["a"], 100.0)
     crowds.parked("a", 0, None, 0, 100.0)
     assert not crowds.slow(["a"], 100.0 + AGAIN - 1)
-    assert not crowds.waiting
+    assert not crowds.waiting(102.0)
     assert crowds.slow(["a"], 100.0 + AGAIN)
 
 
 def test_queues_that_time_out_for_another_reason_are_claimed_one_by_one_and_the_slow_one_rests() -> None:
-    crowds = Crowds()
+    crowds = Crowds(5.0)
     crowds.apart(["a", "b", "c"], 5.0, 100.0)
     assert crowds.allowed(WANTS, 100.0) == WANTS[:1]
     crowds.apart(["a"], 5.0, 105.0)
-    assert crowds.waiting
+    assert crowds.waiting(105.0)
     assert [crowds.allowed(WANTS, 105.0), crowds.allowed(WANTS, 105.0)] == [WANTS[1:2], WANTS[2:]]
     assert crowds.allowed(WANTS, 105.0) == WANTS[1:], "the others together, while it rests"
     over = 105.0 + REST * 5.0
     assert crowds.allowed(WANTS, over) == WANTS[:1], "alone first: it may still be slow"
     assert crowds.allowed(WANTS, over) == WANTS
+
+
+def test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile() -> None:
+    crowds = Crowds(5.0)
+    crowds.slow(["a"], 100.0)
+    assert (crowds.next(100.0), crowds.portion("a")) == ("a", PORTION)
+    crowds.not_parked("a", 5.0, 105.0)
+    assert crowds.allowed(WANTS, 105.0) == WANTS, "it does not rest"
+    assert (crowds.next(109.0), crowds.waiting(109.0)) == (None, False), "claims have half of the time"
+    assert (crowds.next(110.0), crowds.portion("a")) == ("a", PORTION // 2)
+    crowds.close(["a", "b"])
+    assert crowds.allowed(WANTS, 109.0) == WANTS[1:], "a claim of it timed out, too"
+    assert crowds.parked("a", 900, (0, 77), 900, 111.0, 0.1)
+    assert crowds.allowed(WANTS, 111.0) == WANTS
+    assert crowds.portion("a") == PORTION, "it was fast"
+
+
+def test_a_queue_of_which_no_portion_is_small_enough_is_left_alone_and_claimed() -> None:
+    crowds = Crowds(5.0)
+    crowds.slow(["a"], 0.0)
+    now, tries = 0.0, 0
+    while (queue := crowds.next(now)) is not None:
+        crowds.not_parked(queue, 5.0, now + 5.0)
+        now, tries = now + 10.0, tries + 1
+    assert tries == 11
+    assert crowds.allowed(WANTS, now) == WANTS
+    assert not crowds.slow(["a"], now)
 
 
 class Crowded(Quiet):
@@ -143,3 +170,47 @@ def test_a_host_that_may_not_begin_jobs_rests_although_queues_are_to_be_claimed_
 
     asyncio.run(story())
     assert asked > 0
+
+
+class SlowToWrite(Quiet):
+    """A statement that writes to more than 300 jobs of queue j takes too long, and its claims are slow but pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, int]] = []
+
+    async def ask(
+        self,
+        query: Query[Any],
+        *,
+        refusable: bool = False,
+        timeouts: bool = False,
+        then: Callable[[Any], None] | None = None,
+    ) -> Any:
+        if query.statement.name == "park":
+            look = query.params["look"]
+            self.told.append(("park", look))
+            if look > 300:
+                raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+            return Parked({}, None)
+        if query.statement.name.startswith("claim") and "j" in tuple(query.params["queues"]):
+            self.told.append(("claim", 0))
+        return await super().ask(query, then=then)
+
+
+def test_a_park_that_times_out_closes_no_queue() -> None:
+    async def story() -> SlowToWrite:
+        line = SlowToWrite()
+        claims = claimer(line, Settings(poll=0.01, ageing=0), Facts(), queues="j")
+        claims._crowds.slow(["j"], monotonic())
+        running = asyncio.ensure_future(claims.run())
+        claims.poke()
+        async with asyncio.timeout(20):
+            while line.told[-2:] != [("park", 250), ("claim", 0)]:
+                await asyncio.sleep(0.001)
+        running.cancel()
+        return line
+
+    told = asyncio.run(story()).told
+    assert [look for name, look in told if name == "park"] == [2000, 1000, 500, 250]
+    assert told[1] == ("claim", 0), "it is claimed after the first timeout"

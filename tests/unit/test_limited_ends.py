@@ -196,3 +196,41 @@ def test_no_job_is_claimed_while_too_many_ends_wait_and_the_claimer_hears_when_t
         assert told == [True], "once, as soon as it is so"
 
     asyncio.run(story())
+
+
+def test_ends_that_are_set_aside_count_as_ends_that_wait() -> None:
+    """They have run and are not written: this host would repeat them all if it were lost."""
+    host = Host()
+    host.ends = Ends("host", cast("Any", host.line), Facts(), 2)
+    host.ends_together(*[False] * 5)
+    pending, aside = host.ends._pending, host.ends._writing.aside
+    ends = [pending.popleft() for _ in range(4)]
+    pending.clear()
+    for held, end in ends:
+        aside.put_refused(held, end)
+    assert host.ends.may_claim()
+    host.ends._size.failed(2, slow=False)
+    assert host.ends.may_claim(), "a few that are refused make batches small and hold up nothing"
+    host.ends_together(False)
+    assert not host.ends.may_claim()
+
+
+def test_the_claimer_hears_when_an_end_that_was_set_aside_is_written() -> None:
+    async def story() -> None:
+        host = Host()
+        host.ends = Ends("host", cast("Any", host.line), Facts(), 2)
+        told: list[bool] = []
+        host.ends.on_written = lambda: told.append(host.ends.may_claim())
+        host.ends_together(*[False] * 5)
+        pending, aside = host.ends._pending, host.ends._writing.aside
+        while pending:
+            aside.put_locked(*pending.popleft())
+        assert not host.ends.may_claim()
+        running = asyncio.ensure_future(host.ends.run())
+        async with asyncio.timeout(20):
+            while not told:
+                await asyncio.sleep(0.001)
+        running.cancel()
+        assert told == [True]
+
+    asyncio.run(story())

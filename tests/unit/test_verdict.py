@@ -115,6 +115,23 @@ def test_a_death_has_a_verdict_and_a_sentence(death: Died, verdict: Verdict) -> 
     assert ending.error
 
 
+@pytest.mark.parametrize(
+    ("reason", "verdict", "began"),
+    [
+        ("cancel", Verdict.CANCELLED, "cancelled"),
+        ("deadline", Verdict.TIMEOUT, "stopped at its deadline"),
+        (None, Verdict.CRASH, "the worker was ended by SIGSEGV"),
+    ],
+)
+def test_a_dump_that_crashes_the_interpreter_changes_no_verdict_and_is_told(
+    reason: str | None, verdict: Verdict, began: str
+) -> None:
+    ending = of_death(died("SIGSEGV", 11, reason=reason, dumping=True))
+    assert (ending.verdict, ending.exit_status) == (verdict, "SIGSEGV")
+    assert (ending.error or "").startswith(began)
+    assert (ending.error or "").endswith("; its interpreter crashed (SIGSEGV) while its stacks were written")
+
+
 def test_a_crash_counts_and_the_last_allowed_one_is_the_end() -> None:
     first = settle(held(crashes=0), of_death(died()), 0.5, "", "")
     assert isinstance(first, Again)
