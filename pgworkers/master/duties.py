@@ -329,6 +329,7 @@ class Duties:
             "operations": lambda: operation.prune(max(keep, dead), BATCH),
             "idempotency keys": lambda: idempotency.prune(BATCH),
             "marks of limits": lambda: limit_mark.prune(limit_mark.MARK_AGE_SECONDS, BATCH),
+            "marks of lanes": lambda: limit_mark.prune_lanes(limit_mark.MARK_AGE_SECONDS, BATCH),
             "requests of operators": lambda: request.forget(BATCH),
             "batches": lambda: batch.prune(keep, BATCH),
             "rows of statistics": lambda: statistics.prune(statistics.KEEP, BATCH),

@@ -65,6 +65,7 @@ CREATE TABLE pgworkers.lane_mark (
     until  timestamptz NOT NULL,
     PRIMARY KEY (queue, task, lane, nth)
 );
+CREATE INDEX lane_mark_until ON pgworkers.lane_mark (until);  -- the duty `prune` deletes old ones
 
 -- The first `most` ready jobs of a lane, in order, from its mark on. Without a mark `level` is higher than any priority, and all are in the last
 -- part. BETWEEN, not =: behind an equals sign the primary key would do for the order. The order does not name the lane: it is one lane, and to compute
