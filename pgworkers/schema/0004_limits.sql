@@ -466,7 +466,8 @@ BEGIN
               FROM open_lanes l WHERE l.until IS NOT NULL)
       INTO names, keys, ids, lane_queues, lane_tasks, lanes, due
       FROM chosen c WHERE c.nth <= c.count;
-    IF due OR pgworkers.lanes_read() - walked > 1000 + 2 * coalesce(cardinality(ids), 0) THEN
+    -- A mark is of use where a lane has some hundred entries of jobs that are gone.
+    IF due OR pgworkers.lanes_read() - walked > 1000 + 2 * coalesce(cardinality(ids), 0) + 100 * coalesce(cardinality(lanes), 0) THEN
         IF pgworkers.mark_lanes(lane_queues, lane_tasks, lanes) THEN
             PERFORM pgworkers.tell('ready:' || q.name) FROM unnest(admit.queues) AS q (name);
         END IF;
