@@ -19,13 +19,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
 from pgworkers.job.claim import EVERYWHERE, HIGHEST, LOWEST, Claimed, Range
-from pgworkers.master.before import SHARE, Before
+from pgworkers.master.before import HASTE, SHARE, Before
 
 LEVELS = 16  # priorities of a queue that are remembered
 #: Seconds that a claim, and each of its jobs, may take longer than one at the places only: else it is slow.
 SLOW, SLOW_PER_JOB = 0.01, 0.00003
 #: Seconds that a job behind a limit may take more than that.
 SLOW_PER_LIMITED_JOB = 0.0003
+#: A slow look behind limits that was in vain is not repeated for this long, or `HASTE` times as long as it took if that is longer. The first
+#: look of a host is slow where a snapshot is held; it makes marks, and the next one is quick.
+GATES_PAUSE_SECONDS = 1.0
 #: At most one claim in so many takes the oldest jobs first.
 OUT_OF_TURN = 10
 
@@ -113,7 +116,8 @@ class Positions:
         if gates:
             longer = max(0.0, seconds - SLOW_PER_LIMITED_JOB * limited)
             share = 1 if limited else SHARE  # what brings jobs has half of the time
-            self._gates_at = now + min(share * longer, self._most) if longer > SLOW else 0.0
+            pause = min(share * longer, max(GATES_PAUSE_SECONDS, HASTE * longer), self._most)
+            self._gates_at = now + pause if longer > SLOW else 0.0
         if limited:
             self._per_limited_job += (seconds / limited - self._per_limited_job) / 4
         self._plain = max(0.0, seconds - self._per_limited_job * limited)

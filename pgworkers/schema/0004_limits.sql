@@ -572,6 +572,9 @@ BEGIN
          CROSS JOIN LATERAL pgworkers.admit(open.queues, open.counts, choose.tasks, false, choose.look) a
          WHERE open.queues IS NOT NULL;
     END IF;
+    IF cardinality(choose.free) = 0 THEN
+        RETURN coalesce(passed, '{}');  -- admit() takes no more than `counts` of each queue
+    END IF;
     RETURN ARRAY(
         SELECT c.at
           FROM (SELECT j.ctid AS at, j.queue, row_number() OVER (PARTITION BY j.queue ORDER BY j.priority DESC, j.id) AS nth

@@ -424,8 +424,8 @@ def test_heads_take_a_twentieth_of_the_time() -> None:
     positions.took(0.004, 11.0, head=False, gates=True, jobs=1)
     assert positions.gates_are_due(11.0)
     positions.took(0.1, 12.0, head=False, gates=True, jobs=1)
-    assert not positions.gates_are_due(13.9)
-    assert positions.gates_are_due(14.0)
+    assert not positions.gates_are_due(12.9)
+    assert positions.gates_are_due(13.0)
 
 
 def test_a_slow_head_is_noticed_however_many_limited_jobs_it_brings() -> None:
@@ -469,7 +469,9 @@ def test_a_look_behind_limits_that_brings_many_jobs_is_not_slow() -> None:
         "half of the time"
     )
     positions.took(0.13, 10.0, head=False, gates=True, jobs=0)
-    assert [positions.gates_are_due(10.0 + after) for after in (2.5, 2.7)] == [False, True], "a look in vain"
+    assert [positions.gates_are_due(10.0 + after) for after in (0.9, 1.1)] == [False, True], "a look in vain"
+    positions.took(1.0, 20.0, head=False, gates=True, jobs=0)
+    assert [positions.gates_are_due(20.0 + after) for after in (2.9, 3.1)] == [False, True], "a very slow one"
 
 
 def test_a_look_from_the_head_that_became_slow_is_made_in_steps() -> None:
