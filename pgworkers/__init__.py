@@ -14,74 +14,32 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pgworkers.app import App as App
-    from pgworkers.batch import Batch as Batch
     from pgworkers.context import Ctx as Ctx
-    from pgworkers.declare.backoff import Exponential as Exponential
-    from pgworkers.errors import (
-        AppNotLoaded as AppNotLoaded,
-    )
-    from pgworkers.errors import (
-        ArgumentError as ArgumentError,
-    )
-    from pgworkers.errors import (
-        DatabaseRefused as DatabaseRefused,
-    )
-    from pgworkers.errors import (
-        DatabaseUnreachable as DatabaseUnreachable,
-    )
-    from pgworkers.errors import (
-        Discard as Discard,
-    )
-    from pgworkers.errors import (
-        DuplicateJob as DuplicateJob,
-    )
-    from pgworkers.errors import (
-        JobFailed as JobFailed,
-    )
-    from pgworkers.errors import (
-        JobStopped as JobStopped,
-    )
-    from pgworkers.errors import (
-        NotFound as NotFound,
-    )
-    from pgworkers.errors import (
-        OutcomeUnknown as OutcomeUnknown,
-    )
-    from pgworkers.errors import (
-        PermissionDenied as PermissionDenied,
-    )
-    from pgworkers.errors import (
-        PgworkersError as PgworkersError,
-    )
-    from pgworkers.errors import (
-        QuotaExceeded as QuotaExceeded,
-    )
-    from pgworkers.errors import (
-        RateTimeout as RateTimeout,
-    )
-    from pgworkers.errors import (
-        ResultError as ResultError,
-    )
-    from pgworkers.errors import (
-        ResultTimeout as ResultTimeout,
-    )
-    from pgworkers.errors import (
-        Retry as Retry,
-    )
-    from pgworkers.errors import (
-        SchemaOutOfDate as SchemaOutOfDate,
-    )
-    from pgworkers.errors import (
-        Snooze as Snooze,
-    )
-    from pgworkers.errors import (
-        Throttled as Throttled,
-    )
-    from pgworkers.errors import (
-        UsageError as UsageError,
-    )
-    from pgworkers.handle import Job as Job
-    from pgworkers.job.new import Prepared as Prepared
+    from pgworkers.errors import AppNotLoaded as AppNotLoaded
+    from pgworkers.errors import ArgumentError as ArgumentError
+    from pgworkers.errors import DatabaseRefused as DatabaseRefused
+    from pgworkers.errors import DatabaseUnreachable as DatabaseUnreachable
+    from pgworkers.errors import Discard as Discard
+    from pgworkers.errors import DuplicateJob as DuplicateJob
+    from pgworkers.errors import JobFailed as JobFailed
+    from pgworkers.errors import JobStopped as JobStopped
+    from pgworkers.errors import NotFound as NotFound
+    from pgworkers.errors import OutcomeUnknown as OutcomeUnknown
+    from pgworkers.errors import PermissionDenied as PermissionDenied
+    from pgworkers.errors import PgworkersError as PgworkersError
+    from pgworkers.errors import QuotaExceeded as QuotaExceeded
+    from pgworkers.errors import RateTimeout as RateTimeout
+    from pgworkers.errors import ResultError as ResultError
+    from pgworkers.errors import ResultTimeout as ResultTimeout
+    from pgworkers.errors import Retry as Retry
+    from pgworkers.errors import SchemaOutOfDate as SchemaOutOfDate
+    from pgworkers.errors import Snooze as Snooze
+    from pgworkers.errors import Throttled as Throttled
+    from pgworkers.errors import UsageError as UsageError
+    from pgworkers.handles import Batch as Batch
+    from pgworkers.handles import Job as Job
+    from pgworkers.job.model import Prepared as Prepared
+    from pgworkers.options.retries import ExponentialBackoff as ExponentialBackoff
     from pgworkers.task import Task as Task
 
 _ERRORS = (
@@ -91,11 +49,11 @@ _ERRORS = (
 )
 _PLACES = {
     "App": "pgworkers.app",
-    "Batch": "pgworkers.batch",
+    "Batch": "pgworkers.handles",
     "Ctx": "pgworkers.context",
-    "Exponential": "pgworkers.declare.backoff",
-    "Job": "pgworkers.handle",
-    "Prepared": "pgworkers.job.new",
+    "Exponential": "pgworkers.options.retries",
+    "Job": "pgworkers.handles",
+    "Prepared": "pgworkers.job.model",
     "Task": "pgworkers.task",
     **dict.fromkeys(_ERRORS.split(), "pgworkers.errors"),
 }

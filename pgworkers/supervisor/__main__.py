@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from pgworkers.process import interpreter
+from pgworkers.linux import process_exit
 from pgworkers.supervisor import hooks
 
 if __name__ == "__main__":
-    interpreter.begin()
+    process_exit.raise_gc_threshold()
     hooks.begin()  # before main imports what registers something
     from pgworkers.supervisor.main import main
 
@@ -18,4 +18,4 @@ if __name__ == "__main__":
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--room", help="ignored: makes the command line long enough for titles")
     given = parser.parse_args()
-    interpreter.end(main(given.fd, given.term, given.parent))
+    process_exit.exit_process(main(given.fd, given.term, given.parent))

@@ -9,9 +9,13 @@ from typing import Any, cast
 import pytest
 from support.desk import Desk
 
-from pgworkers.job.claim import Fence
-from pgworkers.master import overlooked
-from pgworkers.master.overlooked import WARY, WHILE, Overlooked
+from pgworkers.job.model import Fence
+from pgworkers.master import lost_claims
+from pgworkers.master.lost_claims import (
+    FULL_SCAN_INTERVAL_SECONDS,
+    FULL_SCAN_LEASES_AFTER_RECONNECT,
+    LostClaims,
+)
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -54,12 +58,12 @@ class Looker:
     claim: OnDesk
     finish: OnDesk
     known: Known
-    overlooked: Overlooked
+    overlooked: LostClaims
     now: float = 1000.0
 
     def look(self, **more: Any) -> list[Fence]:
         self.known.given.clear()
-        found = asyncio.run(self.overlooked.give_back(0.0, **more))
+        found = asyncio.run(self.overlooked.release_lost(0.0, **more))
         assert found == len(self.known.given)
         return self.known.given[:]
 
@@ -75,10 +79,10 @@ def looker(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Looker:
     claim, finish, known = OnDesk(desk), OnDesk(desk), Known()
     lines = cast("Any", {"claim": claim, "finish": finish})
     held = cast("Any", known)
-    looker = Looker(claim, finish, known, Overlooked(desk.host, lines, held, held, SETTINGS, lambda: None))
-    monkeypatch.setattr(overlooked, "monotonic", lambda: looker.now)
+    looker = Looker(claim, finish, known, LostClaims(desk.host, lines, held, held, SETTINGS, lambda: None))
+    monkeypatch.setattr(lost_claims, "monotonic", lambda: looker.now)
     looker.look()
-    looker.now += WARY * SETTINGS.lease
+    looker.now += FULL_SCAN_LEASES_AFTER_RECONNECT * SETTINGS.lease
     return looker
 
 
@@ -103,7 +107,7 @@ def test_after_a_session_was_lost_everything_is_looked_at(desk: Desk, looker: Lo
         line.session += 1
         assert looker.look() == [ours.fence]
         assert looker.whole
-        looker.now += (WARY - 1) * SETTINGS.lease
+        looker.now += (FULL_SCAN_LEASES_AFTER_RECONNECT - 1) * SETTINGS.lease
         assert looker.look() == [ours.fence], (
             "a claim may have been on its way to the disk for as long as that"
         )
@@ -117,7 +121,7 @@ def test_after_a_while_and_before_it_leaves_a_host_looks_at_everything(looker: L
     assert not looker.whole
     looker.look(whole=True)
     assert looker.whole
-    looker.now += WHILE
+    looker.now += FULL_SCAN_INTERVAL_SECONDS
     looker.look()
     assert looker.whole
     looker.look()
@@ -126,9 +130,9 @@ def test_after_a_while_and_before_it_leaves_a_host_looks_at_everything(looker: L
 
 def test_a_clock_that_was_set_back_hides_nothing(desk: Desk, looker: Looker) -> None:
     looker.look()
-    seen = looker.overlooked._seen
+    seen = looker.overlooked._scanned_until
     assert seen is not None
-    looker.overlooked._seen = seen.replace(
+    looker.overlooked._scanned_until = seen.replace(
         year=seen.year + 1
     )  # as if the database's clock had been a year ahead
     late = desk.run_one()
@@ -144,11 +148,11 @@ def test_a_look_that_failed_is_made_again(
     asking = looker.finish.ask
 
     async def down(query: Query[Any]) -> Any:
-        raise overlooked.LineDown("no answer")
+        raise lost_claims.LineDown("no answer")
 
     monkeypatch.setattr(looker.finish, "ask", down)
     assert looker.look() == []
-    looker.now += WHILE
+    looker.now += FULL_SCAN_INTERVAL_SECONDS
     assert looker.look() == [], "this one would have been at everything, and that was too much"
     monkeypatch.setattr(looker.finish, "ask", asking)
     assert looker.look() == [lost.fence]

@@ -64,8 +64,8 @@ def test_the_master_never_imports_what_imports_the_users_code() -> None:
     for module in (PACKAGE / "master").glob("*.py"):
         assert not imports(module) & {
             "pgworkers.app",
-            "pgworkers.loading",
-            "pgworkers.declare.loading",
+            "pgworkers.app_import",
+            "pgworkers.app_import",
             "importlib",
         }, module
 

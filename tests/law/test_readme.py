@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pgworkers import Ctx, settings
-from pgworkers.cli.reference import commands
+from pgworkers.cli.root import walk_commands
 from pgworkers.master import boot
 from pgworkers.postgres import migrate
 
@@ -43,22 +43,22 @@ def test_its_tasks_can_be_called_and_their_results_kept() -> None:
 
 def test_its_start_is_the_start_of_a_host() -> None:
     app = msgspec.structs.replace(code()["app"].describe(), name="app.py", version="files-483ea18783")
-    plan = boot.Plan(
+    plan = boot.BootPlan(
         app=app,
-        loaded=settings.load(environ={}),
+        loaded_settings=settings.load_settings(environ={}),
         dsn="",
         queues={queue.name: queue for queue in app.queues if queue.name == "default"},
-        database="Postgres 18, embedded server in /home/you/hello/.pgworkers/data",
-        schema=f"pgworkers, migrated ({', '.join(migration.name for migration in migrate.known())})",
-        server=None,
+        database_text="Postgres 18, embedded server in /home/you/hello/.pgworkers/data",
+        schema_text=f"pgworkers, migrated ({', '.join(migration.name for migration in migrate.known_migrations())})",
+        embedded_server=None,
     )
-    lines = boot.banner(plan, "http://127.0.0.1:9911/metrics")
-    lines[0] = lines[0].replace(boot.VERSION, "0.1.0")
+    lines = boot.start_lines(plan, "http://127.0.0.1:9911/metrics")
+    lines[0] = lines[0].replace(boot.PACKAGE_VERSION, "0.1.0")
     assert "\n".join(lines).replace(f"-TERM {os.getpid()}:", "-TERM 31230:") in README
 
 
 def test_its_commands_exist() -> None:
-    known = {name for name, _, _ in commands()}
+    known = {name for name, _, _ in walk_commands()}
     for line in re.findall(r"^\$ (pgworkers [^\n#]*)", README, re.MULTILINE):
         words = line.split()
         assert " ".join(words[:2]) in known, line

@@ -10,7 +10,7 @@ BOUNDARY = (
         "a payload is parsed strictly and never raises",
         (
             Edit(
-                "pgworkers/job/notifications.py",
+                "pgworkers/job/notification_payloads.py",
                 r"if _ID\.fullmatch\(text\) is None:",
                 "if not text.isdigit():",
             ),
@@ -77,7 +77,7 @@ BOUNDARY = (
         "a failing claim is split until the bad row is found and set aside",
         (
             Edit(
-                "pgworkers/master/claims.py",
+                "pgworkers/master/claimer.py",
                 r"(?<=    async def _set_aside\(self, error: BaseException \| None\) -> bool:\n)",
                 "        return False\n",
             ),
@@ -91,7 +91,7 @@ BOUNDARY = (
     Mutant(
         "S-06-children-look-here",
         "no child of ours imports a module from the current directory",
-        (Edit("pgworkers/supervisor/ask.py", r'                    "-P",\n', ""),),
+        (Edit("pgworkers/supervisor/describe.py", r'                    "-P",\n', ""),),
         ("tests/security/test_foreign_modules.py::test_s06_nothing_is_imported_from_the_current_directory",),
         r"'msgspec\b",
     ),
@@ -107,7 +107,7 @@ BOUNDARY = (
         "a term in a row decides who leads, not a lock that any login can hold",
         (
             Edit(
-                "pgworkers/job/lead_try.sql",
+                "pgworkers/job/leader_try.sql",
                 r"     WHERE coalesce\(\(SELECT h\.free OR",
                 "     WHERE lock.mine AND coalesce((SELECT h.free OR",
             ),
@@ -151,12 +151,12 @@ BOUNDARY = (
         "notifications of unknown queues are ignored, and memory is bounded",
         (
             Edit(
-                "pgworkers/master/claims.py",
+                "pgworkers/master/claimer.py",
                 r"            if name in self\._dispatch\.desks:\n",
                 "            if True:\n",
             ),
             Edit(
-                "pgworkers/job/notifications.py",
+                "pgworkers/job/notification_payloads.py",
                 r"return 1 <= len\(text\.encode\([^)]*\)\) <= MAX_QUEUE_NAME_BYTES",
                 "return bool(text)",
             ),
@@ -341,7 +341,7 @@ BOUNDARY = (
         "through a pooler our statements reach no operator in public",
         (
             Edit(
-                "pgworkers/postgres/session.py",
+                "pgworkers/postgres/session_settings.py",
                 r"for name, value in \(MEANING \| timeouts\(settings\)\)\.items\(\):",
                 'for name, value in {**MEANING, **timeouts(settings), "search_path": "public,pg_catalog"}.items():',
             ),
@@ -431,7 +431,7 @@ BOUNDARY = (
     Mutant(
         "S-16-password-in-ps",
         "every command takes the address out of ps",
-        (Edit("pgworkers/cli/hiding.py", r"    if shown != list\(argv\):\n", "    if False:\n"),),
+        (Edit("pgworkers/cli/main.py", r"    if shown != list\(argv\):\n", "    if False:\n"),),
         (
             "tests/security/test_password_in_ps.py::test_s16_no_command_shows_the_password_of_its_command_line",
         ),
@@ -453,7 +453,7 @@ BOUNDARY = (
     Mutant(
         "S-17-arguments-in-the-log",
         "log_args=false keeps arguments out of the log",
-        (Edit("pgworkers/master/writing.py", r'job\.args if log_args else ""', "job.args"),),
+        (Edit("pgworkers/master/finisher.py", r'job\.args if log_args else ""', "job.args"),),
         ("tests/security/test_payload.py::test_a_host_logs_arguments_only_if_it_may[false-text-newest]",),
         r"'canary-of-payload' in .*canary-of-payload",
     ),
@@ -462,7 +462,7 @@ BOUNDARY = (
         "an app.py of another user that was not named is refused",
         (
             Edit(
-                "pgworkers/cli/place.py",
+                "pgworkers/cli/database.py",
                 r"why = None if said\.config or found is None else reason_to_distrust\(Path\(found\)\.absolute\(\)\)",
                 "why = None",
             ),
@@ -495,7 +495,7 @@ BOUNDARY = (
         "a bad frame is the death of that worker only",
         (
             Edit(
-                "pgworkers/master/crew.py",
+                "pgworkers/master/worker_channel.py",
                 r"            self\.broken = self\.broken or str\(error\)\n",
                 "            raise\n",
             ),
@@ -555,14 +555,14 @@ BOUNDARY = (
     Mutant(
         "S-low-root-without-a-word",
         "doctor warns of jobs that run as root",
-        (Edit("pgworkers/doctor/local.py", r"if not machine\.root:", "if True:"),),
+        (Edit("pgworkers/doctor/machine.py", r"if not machine\.root:", "if True:"),),
         ("tests/unit/test_doctor_judgements.py::test_jobs_that_run_as_root_are_a_warning",),
         r"'ok' != 'warn'",
     ),
     Mutant(
         "S-low-core-limit-unseen",
         "doctor warns of core dumps",
-        (Edit("pgworkers/doctor/local.py", r"if machine\.cores in \(0, 1\):", "if True:"),),
+        (Edit("pgworkers/doctor/machine.py", r"if machine\.cores in \(0, 1\):", "if True:"),),
         ("tests/unit/test_doctor_judgements.py::test_core_dumps_are_a_warning",),
         r"'ok'> == 'warn'",
     ),
@@ -571,7 +571,7 @@ BOUNDARY = (
         "doctor reports grants of roles that do not exist",
         (
             Edit(
-                "pgworkers/doctor/examine.py",
+                "pgworkers/doctor/checks.py",
                 r"cluster\.grants\(p\.ask\(cluster\.stray_grants\(\)\)\)",
                 "cluster.grants([])",
             ),
@@ -584,7 +584,7 @@ BOUNDARY = (
         "doctor reports missing rows of the mutex",
         (
             Edit(
-                "pgworkers/doctor/examine.py",
+                "pgworkers/doctor/checks.py",
                 r"cluster\.mutexes\(p\.ask\(cluster\.missing_mutexes\(\)\)\)",
                 "cluster.mutexes(0)",
             ),

@@ -86,7 +86,7 @@ MUTANTS = (
         "a claim whose number this host knows from a lost timeline is given back",
         (
             Edit(
-                "pgworkers/master/dispatch.py",
+                "pgworkers/master/dispatcher.py",
                 r"if \(known is not None and known\.key == job\[:2\]\) or job\[:2\] in self\._taken_back:",
                 "if False:",
             ),
@@ -112,7 +112,7 @@ MUTANTS = (
         "sweep in one batch statement without per-row fallback",
         (
             Edit(
-                "pgworkers/master/rescuing.py",
+                "pgworkers/master/duties.py",
                 r"rescued = await _one_by_one\(asker, host, reckoned\)",
                 "raise",
             ),
@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         "prune-waits",
         "cleanup without FOR UPDATE SKIP LOCKED",
-        (Edit("pgworkers/job/archive_prune.sql", r"FOR UPDATE OF h SKIP LOCKED", ""),),
+        (Edit("pgworkers/job/history_prune.sql", r"FOR UPDATE OF h SKIP LOCKED", ""),),
         (f"{PAIRS}::test_duties_wait_for_nobody[prune]",),
         "it waited, or did not see the lock",
         note="live jobs are in another table, so cleanup cannot delete one; without the lock it waits for an operator's",
@@ -136,7 +136,7 @@ MUTANTS = (
         "heartbeat stops before finalise commits",
         (
             Edit(
-                "pgworkers/master/renewal.py",
+                "pgworkers/master/lease_keeper.py",
                 r"if monotonic\(\) >= self\._due:",
                 'if monotonic() >= self._due and self._view()[0] != "draining":',
             ),
@@ -150,7 +150,7 @@ MUTANTS = (
         "heartbeat thread logs through logging",
         (
             Edit(
-                "pgworkers/observe/writer.py",
+                "pgworkers/observe/log_writer.py",
                 r"(def put\(self, line: str\) -> None:\n)",
                 r'\1        self._write((line + "\\n").encode())\n        return\n',
             ),
@@ -191,7 +191,7 @@ MUTANTS = (
         "fence measured from reply instead of send",
         (
             Edit(
-                "pgworkers/master/renewal.py",
+                "pgworkers/master/lease_keeper.py",
                 r"self\._on_renewed\(sent_boottime\)",
                 "self._on_renewed(boottime())",
             ),
@@ -281,7 +281,11 @@ MUTANTS = (
     Mutant(
         "kill-whatever-runs",
         "os.kill(pid) instead of pidfd",
-        (Edit("pgworkers/supervisor/climb.py", r"if not ladder\.concerns\(climb, now_seen\):", "if False:"),),
+        (
+            Edit(
+                "pgworkers/supervisor/stopper.py", r"if not ladder\.concerns\(climb, now_seen\):", "if False:"
+            ),
+        ),
         ("tests/process/test_kill.py::test_a_worker_that_went_on_meanwhile_is_not_killed[GoesOn]",),
         "assert 'cancel' is None|it lives, and goes on",
         note="the supervisor is the parent, so a zombie pins the pid; what can be hit by mistake is the worker's next job",
@@ -289,7 +293,7 @@ MUTANTS = (
     Mutant(
         "no-sweep",
         "no subreaper sweep",
-        (Edit("pgworkers/supervisor/reap.py", r"    total = 0\n", "    return 0, []\n    total = 0\n"),),
+        (Edit("pgworkers/supervisor/reaper.py", r"    total = 0\n", "    return 0, []\n    total = 0\n"),),
         (
             "tests/process/test_worker_death.py::test_nothing_survives_the_death_of_a_worker[own session]",
             "tests/process/test_worker_death.py::test_nothing_survives_the_death_of_a_worker[daemon]",
@@ -302,12 +306,12 @@ MUTANTS = (
         "a slot is filled while its last occupant is dying",
         (
             Edit(
-                "pgworkers/supervisor/crew.py",
+                "pgworkers/supervisor/worker_pool.py",
                 r"len\(self\._workers\) \+ len\(self\._dying\) < self\.wanted",
                 "len(self._workers) < self.wanted",
             ),
             Edit(
-                "pgworkers/supervisor/crew.py",
+                "pgworkers/supervisor/worker_pool.py",
                 r"self\._workers\.keys\(\) \| self\._dying\.keys\(\)",
                 "self._workers",
             ),
@@ -323,7 +327,7 @@ MUTANTS = (
         "worker identity = hostname",
         (
             Edit(
-                "pgworkers/master/joining.py",
+                "pgworkers/master/lease_keeper.py",
                 r"return str\(uuid\.uuid4\(\)\)",
                 "return str(uuid.uuid5(uuid.NAMESPACE_DNS, socket.gethostname()))",
             ),
@@ -336,7 +340,7 @@ MUTANTS = (
     Mutant(
         "texts-as-they-come",
         "error text not cleaned",
-        (Edit("pgworkers/job/clean.py", r"return _UNFIT\.sub\(REPLACEMENT, value\)", "return value"),),
+        (Edit("pgworkers/job/sanitize.py", r"return _UNFIT\.sub\(REPLACEMENT, value\)", "return value"),),
         (
             "tests/database/test_job_finish.py"
             "::test_nothing_a_handler_leaves_behind_stops_its_job_or_its_neighbours[dead-0]",
@@ -348,12 +352,12 @@ MUTANTS = (
         "wall clock used for lease",
         (
             Edit(
-                "pgworkers/job/renew.sql",
+                "pgworkers/job/host_renew.sql",
                 r"renewed_at = now\(\)",
                 "renewed_at = to_timestamp(%(wall)s::float8)",
             ),
             Edit(
-                "pgworkers/job/renew.py", r'"host": host,', '"host": host, "wall": __import__("time").time(),'
+                "pgworkers/job/hosts.py", r'"host": host,', '"host": host, "wall": __import__("time").time(),'
             ),
         ),
         (f"{FAULT}/test_clocks.py::test_row_70_the_wall_clock_of_a_host_decides_nothing[-1d]",),
@@ -365,7 +369,7 @@ MUTANTS = (
         "a database clock that jumps forward is believed at once",
         (
             Edit(
-                "pgworkers/master/reckoning.py",
+                "pgworkers/master/lease_keeper.py",
                 r"if not self\._seen:\n            return None",
                 "if True:\n            return None",
             ),
@@ -392,7 +396,7 @@ MUTANTS = (
     Mutant(
         "lost-claims-stay",
         "a claim whose answer was lost is given back (row 34)",
-        (Edit("pgworkers/master/overlooked.py", r"        if unknown:\n", "        if False:\n"),),
+        (Edit("pgworkers/master/lost_claims.py", r"        if unknown:\n", "        if False:\n"),),
         (
             f"{FAULT}/test_acknowledgement.py"
             "::test_row_34_a_drained_host_leaves_no_claim_behind_that_it_never_heard_of",
@@ -415,11 +419,7 @@ MUTANTS = (
     Mutant(
         "ends-are-not-halved",
         "a batch of ends that takes too long is halved, not sent again as it was",
-        (
-            Edit(
-                "pgworkers/master/batch_size.py", r"self\.now = max\(1, count // 2\)", "self.now = self._most"
-            ),
-        ),
+        (Edit("pgworkers/master/finisher.py", r"self\.now = max\(1, count // 2\)", "self.now = self._most"),),
         (
             "tests/database/test_ends_slow.py"
             "::test_a_slow_trigger_makes_batches_smaller_and_one_hopeless_row_holds_up_no_other",
@@ -431,7 +431,7 @@ MUTANTS = (
         "an end that was set aside is sent again when it is due, also on a host that never rests",
         (
             Edit(
-                "pgworkers/master/ends.py",
+                "pgworkers/master/finisher.py",
                 r"(await self\._line\.rest\(\)\n)                self\._take_back\(\)\n",
                 r"\1",
             ),
@@ -458,7 +458,7 @@ MUTANTS = (
     Mutant(
         "resend-is-lost",
         "an end that was sent twice is one (row 35)",
-        (Edit("pgworkers/job/unwritten_ends.sql", r"AND h\.lease = e\.lease", "AND false"),),
+        (Edit("pgworkers/job/finish_check.sql", r"AND h\.lease = e\.lease", "AND false"),),
         (
             "tests/database/test_job_finish.py::test_a_send_whose_acknowledgement_was_lost_is_answered_already",
         ),

@@ -14,7 +14,7 @@ CLIENTS = (
         "a client finds out that a pooler is in between when its session begins",
         (
             Edit(
-                "pgworkers/postgres/session.py",
+                "pgworkers/postgres/session_settings.py",
                 r"return bool\(pid == conn\.info\.backend_pid and path[^\n]*\)",
                 "return True",
             ),
@@ -27,7 +27,7 @@ CLIENTS = (
         "a statement that was prepared in another session is sent again without preparing it",
         (
             Edit(
-                "pgworkers/client/seats.py",
+                "pgworkers/client/connections.py",
                 r"return isinstance\(exc, \(DuplicatePreparedStatement, InvalidSqlStatementName\)\)",
                 "return False",
             ),

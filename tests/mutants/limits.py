@@ -132,7 +132,7 @@ LIMITS = (
         "a host looks behind limits again as soon as it may, also while a look from the head is not due",
         (
             Edit(
-                "pgworkers/master/positions.py",
+                "pgworkers/master/claim_positions.py",
                 r"return min\(inf if whole",
                 "return max(inf if whole",
             ),
@@ -145,7 +145,13 @@ LIMITS = (
     Mutant(
         "D3-limited-jobs-hide-a-slow-head",
         "what a look from the head takes longer is noticed however many limited jobs it brings",
-        (Edit("pgworkers/master/positions.py", r"self\._per_limited_job \* limited", "0.0003 * limited"),),
+        (
+            Edit(
+                "pgworkers/master/claim_positions.py",
+                r"self\._per_limited_job \* limited",
+                "0.0003 * limited",
+            ),
+        ),
         (
             "tests/unit/test_claimer_parts.py::test_a_slow_head_is_noticed_however_many_limited_jobs_it_brings",
         ),
@@ -167,7 +173,13 @@ LIMITS = (
     Mutant(
         "D2-unknown-tasks-stay",
         "jobs of unknown tasks are moved out of the way of claims",
-        (Edit("pgworkers/job/park.sql", r"WHERE s\.task <> ALL \(%\(tasks\)s::text\[\]\)", "WHERE false"),),
+        (
+            Edit(
+                "pgworkers/job/claim_park.sql",
+                r"WHERE s\.task <> ALL \(%\(tasks\)s::text\[\]\)",
+                "WHERE false",
+            ),
+        ),
         (f"{PARKED}::test_a_claim_passes_unknown_tasks_in_one_probe",),
         r"assert 0 == \(5 \* 2000\)",
     ),
@@ -187,7 +199,7 @@ LIMITS = (
     Mutant(
         "D2-crowded-queue-without-an-end",
         "a claim of a crowded queue ends where the last portion ended",
-        (Edit("pgworkers/master/claims.py", r" \| self\._crowds\.ranges\(room\)", ""),),
+        (Edit("pgworkers/master/claimer.py", r" \| self\._crowds\.ranges\(room\)", ""),),
         (
             "tests/unit/test_crowds.py::test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task",
         ),
@@ -196,7 +208,13 @@ LIMITS = (
     Mutant(
         "D2-slow-claim-blames-the-database",
         "a claim that timed out is not a lost database",
-        (Edit("pgworkers/master/line.py", r"slow = \(timeouts or refusable\) and ", "slow = False and "),),
+        (
+            Edit(
+                "pgworkers/master/connection.py",
+                r"slow = \(timeouts or refusable\) and ",
+                "slow = False and ",
+            ),
+        ),
         (
             "tests/database/test_line_then.py::test_of_a_statement_that_failed_nobody_has_an_answer[slow by itself]",
         ),
@@ -264,7 +282,7 @@ LIMITS = (
         "limits of several tasks are locked in one order",
         (
             Edit(
-                "pgworkers/job/queue_tasks.sql",
+                "pgworkers/job/task_declare.sql",
                 r"ORDER BY pgworkers\.limit_mutex\('task', name\), name",
                 "ORDER BY name",
             ),
@@ -277,7 +295,7 @@ LIMITS = (
         "ends that are set aside count as ends that wait",
         (
             Edit(
-                "pgworkers/master/ends.py",
+                "pgworkers/master/finisher.py",
                 r"unwritten = len\(self\._pending\) \+ len\(self\._writing\.aside\)",
                 "unwritten = len(self._pending)",
             ),
@@ -290,7 +308,7 @@ LIMITS = (
         "a portion that timed out is halved",
         (
             Edit(
-                "pgworkers/master/crowds.py",
+                "pgworkers/master/claim_policy.py",
                 r"self\._sizes\[queue\]\.failed\(portion, slow=True\)\n",
                 "pass\n",
             ),
@@ -303,7 +321,7 @@ LIMITS = (
     Mutant(
         "L4-late-portion-closes-its-queue",
         "a queue is claimed while its portions time out",
-        (Edit("pgworkers/master/crowds.py", r"self\._open\.add\(queue\)", "pass"),),
+        (Edit("pgworkers/master/claim_policy.py", r"self\._open\.add\(queue\)", "pass"),),
         (
             "tests/unit/test_crowds.py::test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile",
         ),

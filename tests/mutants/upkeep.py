@@ -58,7 +58,7 @@ UPKEEP = (
         "a statement of a duty reads a portion, however much it has to pass by",
         (
             Edit(
-                "pgworkers/flow/batch_sweep.sql",
+                "pgworkers/job/batch_settle_open.sql",
                 r"b\.finished_at IS NULL AND",
                 "b.finished_at IS NULL AND pgworkers.newest(b.id) IS NULL AND",
             ),
@@ -71,7 +71,7 @@ UPKEEP = (
         "pruning history reads a portion, however much it has to pass by",
         (
             Edit(
-                "pgworkers/job/archive_prune.sql",
+                "pgworkers/job/history_prune.sql",
                 r"     ORDER BY h\.id\n     LIMIT %\(portion\)s::bigint\n",
                 "     ORDER BY h.id\n",
             ),

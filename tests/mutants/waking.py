@@ -20,12 +20,12 @@ WAKING = (
         "a host without room passes a notification on",
         (
             Edit(
-                "pgworkers/master/claims.py",
+                "pgworkers/master/claimer.py",
                 r"elif self\._dispatch\.sharing_hosts == 0:",
                 "else:",
             ),
             Edit(
-                "pgworkers/master/claims.py",
+                "pgworkers/master/claimer.py",
                 r"elif monotonic\(\) >= self\._may_pass_on_at:",
                 "if False:",
             ),
@@ -41,7 +41,7 @@ WAKING = (
         "a host that finds a missed job lets all be notified",
         (
             Edit(
-                "pgworkers/master/claims.py",
+                "pgworkers/master/claimer.py",
                 r"if missed and self\._dispatch\.sharing_hosts > 0 and now >= self\._notifies_all_until:",
                 "if False:",
             ),
@@ -70,7 +70,7 @@ WAKING = (
         "the host in a notification is named by its id or not at all",
         (
             Edit(
-                "pgworkers/job/notifications.py",
+                "pgworkers/job/notification_payloads.py",
                 r"_HOST_ID\.fullmatch\(host\) is None",
                 "not host",
             ),

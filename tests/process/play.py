@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pgworkers.process import frames, shelf, tickets, tree
-from pgworkers.process.packets import Packets
-from pgworkers.process.term import OwnTerm
-from pgworkers.process.titles import ROOM
+from pgworkers.ipc import frames, report_page, tickets
+from pgworkers.ipc.lease_deadline import LeaseDeadlineWriter
+from pgworkers.ipc.packets import PacketSocket
+from pgworkers.linux import proc
+from pgworkers.linux.titles import TITLE_PADDING_ARGUMENT
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
 from pgworkers.supervisor.messages import (
@@ -28,17 +29,15 @@ from pgworkers.supervisor.messages import (
     Booted,
     BootFailed,
     Died,
-    Dump,
+    DumpStacks,
     Exit,
-    Fact,
     Forked,
-    Resting,
     Scale,
-    Stack,
-    Stalled,
-    Stop,
+    StackDumped,
+    StopJob,
+    SupervisorFact,
 )
-from pgworkers.worker.messages import Kind, Order, Progress, Report, head, read_done
+from pgworkers.worker.messages import FrameKind, Order, Progress, Report, decode_success, encode_order_header
 
 T = TypeVar("T")
 STEP = 0.005
@@ -67,23 +66,23 @@ def until(
 
 
 def is_alive(pid: int) -> bool:
-    found = tree.stat(pid)
+    found = proc.read_stat(pid)
     return found is not None and found.state not in "ZX"
 
 
 def stands(pid: int) -> bool:
     """Is it stopped (SIGSTOP)?"""
-    found = tree.stat(pid)
+    found = proc.read_stat(pid)
     return found is not None and found.state in "Tt"
 
 
 def as_report(frame: frames.Frame) -> frames.Frame:
     """A report, whichever of its two forms it has."""
-    if frame.kind != Kind.DONE:
+    if frame.kind != FrameKind.SUCCESS:
         return frame
-    duration, cpu, peak, result = read_done(frame.body)
+    duration, cpu, peak, result = decode_success(frame.body)
     report = Report("done", duration, cpu, peak, result=msgspec.Raw(result))
-    return frame._replace(kind=Kind.REPORT, body=msgspec.json.encode(report))
+    return frame._replace(kind=FrameKind.REPORT, body=msgspec.json.encode(report))
 
 
 class Crewman:
@@ -97,7 +96,7 @@ class Crewman:
         self.shelf = page[0] if page else -1  # a worker of one job has none
         self.sock = socket.socket(fileno=fd)
         self.sock.setblocking(False)
-        self._reader = frames.Reader()
+        self._reader = frames.FrameReader()
         self._frames: list[frames.Frame] = []
         self._early: set[tuple[int, int]] = set()  # ends that were read from the shelf and will come again
         self._sent: set[tuple[int, int]] = set()  # that have come, though they may lie there a moment longer
@@ -105,9 +104,9 @@ class Crewman:
         self.ready = False
 
     def pump(self) -> None:
-        lying = shelf.read(self.shelf) if self.shelf >= 0 else b""
+        lying = report_page.read(self.shelf) if self.shelf >= 0 else b""
         self._receive()
-        for frame in frames.Reader().feed(lying):
+        for frame in frames.FrameReader().feed(lying):
             key = frame.job, frame.lease
             if key not in self._early | self._sent:
                 self._early.add(key)
@@ -132,7 +131,7 @@ class Crewman:
                 else:
                     self._frames.append(as_report(frame))
 
-    def take(self, kind: Kind, job: int = 0) -> frames.Frame | None:
+    def take(self, kind: FrameKind, job: int = 0) -> frames.Frame | None:
         self.pump()
         for frame in self._frames:
             if frame.kind == kind and job in (0, frame.job):
@@ -140,7 +139,7 @@ class Crewman:
                 return frame
         return None
 
-    def has(self, kind: Kind) -> bool:
+    def has(self, kind: FrameKind) -> bool:
         """Has a frame come? It is not taken."""
         self.pump()
         return any(frame.kind == kind for frame in self._frames)
@@ -172,21 +171,21 @@ class Crewman:
             stall_timeout=stall_timeout,
         )
         # arguments travel as one JSON object by parameter name
-        body = head(order) + msgspec.json.encode(kwargs)
+        body = encode_order_header(order) + msgspec.json.encode(kwargs)
         self.sock.setblocking(True)
         if len(body) > 100_000:  # more than a socket takes: the worker reads it when it has the ticket
-            tickets.write(self.writes, [(job, lease)])
-        self.sock.sendall(frames.encode(Kind.ORDER, job, lease, body))
+            tickets.write_tickets(self.writes, [(job, lease)])
+        self.sock.sendall(frames.encode(FrameKind.ORDER, job, lease, body))
         self.sock.setblocking(False)
         if len(body) <= 100_000:
-            tickets.write(self.writes, [(job, lease)])
+            tickets.write_tickets(self.writes, [(job, lease)])
 
     def report(self, job: int) -> Report:
-        frame = until(f"the report of job {job}", lambda: self.take(Kind.REPORT, job))
+        frame = until(f"the report of job {job}", lambda: self.take(FrameKind.REPORT, job))
         return msgspec.json.decode(frame.body, type=Report)
 
     def progress(self, job: int) -> Progress:
-        frame = until(f"progress of job {job}", lambda: self.take(Kind.PROGRESS, job))
+        frame = until(f"progress of job {job}", lambda: self.take(FrameKind.PROGRESS, job))
         return msgspec.json.decode(frame.body, type=Progress)
 
     def close(self) -> None:
@@ -222,14 +221,14 @@ class Play:
         values = {"heartbeat": 0.05, "ask_grace": 600.0, "raise_grace": 600.0, **settings}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = directory / "stderr"
-        self.term = OwnTerm()
-        self.term.move(time.clock_gettime(time.CLOCK_BOOTTIME) + term)
+        self.term = LeaseDeadlineWriter()
+        self.term.extend_to(time.clock_gettime(time.CLOCK_BOOTTIME) + term)
         with theirs, self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "pgworkers.supervisor"),
                     *("--fd", str(theirs.fileno()), "--term", str(self.term.fd)),
-                    *("--parent", str(os.getpid()), ROOM),
+                    *("--parent", str(os.getpid()), TITLE_PADDING_ARGUMENT),
                 ],
                 pass_fds=[theirs.fileno(), self.term.fd],
                 start_new_session=True,
@@ -238,8 +237,8 @@ class Play:
                 cwd=directory,
                 env={**os.environ, **(environ or {})},
             )
-        self.control = Packets(ours)
-        self.facts: list[Fact] = []
+        self.control = PacketSocket(ours)
+        self.facts: list[SupervisorFact] = []
         self.crew: dict[int, Crewman] = {}
         self.everyone: list[Crewman] = []
         self.gone = False
@@ -259,7 +258,7 @@ class Play:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def send(self, command: Boot | Scale | Stop | Dump | Exit) -> None:
+    def send(self, command: Boot | Scale | StopJob | DumpStacks | Exit) -> None:
         self.control.send(msgspec.json.encode(command))
 
     def pump(self) -> None:
@@ -271,10 +270,10 @@ class Play:
             self.gone = True
             return
         for data, fds in packets:
-            fact: Fact = msgspec.json.decode(data, type=Fact)
+            fact: SupervisorFact = msgspec.json.decode(data, type=SupervisorFact)
             if isinstance(fact, Forked):
                 self.crew[fact.slot] = Crewman(fact.slot, fact.pid, fact.incarnation, fds)
-                self.crew[fact.slot].ready = fact.ready
+                self.crew[fact.slot].ready = fact.is_ready
                 self.everyone.append(self.crew[fact.slot])
             self.facts.append(fact)
 
@@ -300,7 +299,7 @@ class Play:
                 if isinstance(fact, Died):
                     self.facts.remove(fact)
                     return fact
-            frame = worker.take(Kind.REPORT, job)
+            frame = worker.take(FrameKind.REPORT, job)
             return msgspec.json.decode(frame.body, type=Report) if frame is not None else None
 
         return until(f"the end of job {job}", look)
@@ -313,7 +312,7 @@ class Play:
             found = self.crew.get(slot)
             if found is None or found.pid == other_than:
                 return None
-            return found if found.ready or found.take(Kind.READY) else None
+            return found if found.ready or found.take(FrameKind.READY) else None
 
         found = until(f"a ready worker in slot {slot}; facts: {self.facts}", look)
         found.ready = True
@@ -323,16 +322,16 @@ class Play:
         """Wait until a stack of the worker has a word in it: a dump may find it a moment too early, or asleep."""
 
         def look() -> str | None:
-            self.send(Dump(worker.slot, worker.incarnation, 1))
-            text = self.fact(Stack).text
+            self.send(DumpStacks(worker.slot, worker.incarnation, 1))
+            text = self.fact(StackDumped).text
             return text if word in text else None
 
         return until(f"{word!r} in a stack", look)
 
     def obeyed(self) -> None:
         """Wait until the supervisor has obeyed all that was sent to it: it answers in order."""
-        self.send(Dump(NOBODY, 0, 2))
-        self.fact(Stack, lambda stack: stack.slot == NOBODY)
+        self.send(DumpStacks(NOBODY, 0, 2))
+        self.fact(StackDumped, lambda stack: stack.slot == NOBODY)
 
     def stop(
         self,
@@ -344,7 +343,7 @@ class Play:
         ask: float,
         rais: float = 600.0,
     ) -> None:
-        self.send(Stop(worker.slot, worker.incarnation, job, lease, reason, ask, rais))
+        self.send(StopJob(worker.slot, worker.incarnation, job, lease, reason, ask, rais))
 
     def close(self) -> None:
         if self.process.poll() is None and not self.gone:
@@ -366,15 +365,15 @@ __all__ = [
     "Booted",
     "Crewman",
     "Died",
-    "Dump",
+    "DumpStacks",
     "Exit",
     "Forked",
     "Play",
-    "Resting",
+    "StartDelayed",
     "Scale",
-    "Stack",
-    "Stalled",
-    "Stop",
+    "StackDumped",
+    "StallChanged",
+    "StopJob",
     "is_alive",
     "stands",
     "until",

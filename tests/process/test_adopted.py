@@ -7,14 +7,14 @@ import sys
 
 from play import until
 
-from pgworkers.process import tree
-from pgworkers.process.adopted import Adopted
+from pgworkers.linux import proc
+from pgworkers.linux.sweep import AdoptedChildReaper
 
 #: A chain of orphans in a session of their own, two own children (one in a session of its own), an orphan of our session.
 PARENT = """
 import os, subprocess, sys, time
-from pgworkers.process import prctl, tree
-from pgworkers.process.adopted import Adopted
+from pgworkers.linux import prctl, tree
+from pgworkers.linux.sweep import Adopted
 
 prctl.inherit_orphans()
 adopted = Adopted()
@@ -45,8 +45,8 @@ def test_orphans_are_reaped_and_own_children_keep_their_status() -> None:
 
 OWN_SESSION = """
 import os, subprocess, time
-from pgworkers.process import prctl, tree
-from pgworkers.process.adopted import Adopted
+from pgworkers.linux import prctl, tree
+from pgworkers.linux.sweep import Adopted
 
 prctl.inherit_orphans()
 adopted = Adopted()
@@ -71,15 +71,15 @@ def test_own_children_keep_their_status_after_the_handler_made_a_session() -> No
 
 def test_the_heartbeat_does_not_go_on_at_once_if_there_was_nothing_to_reap() -> None:
     with subprocess.Popen(["true"]) as own:
-        until("it has ended", lambda: (one := tree.stat(own.pid)) is not None and one.state == "Z")
-        assert not Adopted().reap(-1.0)
+        until("it has ended", lambda: (one := proc.read_stat(own.pid)) is not None and one.state == "Z")
+        assert not AdoptedChildReaper().reap(-1.0)
 
 
 #: An orphan ends after the sweep has looked at it, and the heartbeat beats before the sweep signals it.
 SWEEPER = """
 import os, signal, time
-from pgworkers.process import prctl, sweep, tree
-from pgworkers.process.adopted import Adopted
+from pgworkers.linux import prctl, sweep, tree
+from pgworkers.linux.sweep import Adopted
 from pgworkers.worker import tidy
 
 prctl.inherit_orphans()

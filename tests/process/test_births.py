@@ -166,7 +166,7 @@ def brief_lives(play: Play) -> Crewman:
         worker = play.worker(other_than=before)
         before = worker.pid
         assert worker.run(job, "nothing").outcome == "done"
-        if any(fact.ready for fact in play.facts if isinstance(fact, Forked)):
+        if any(fact.is_ready for fact in play.facts if isinstance(fact, Forked)):
             break
     return play.worker(other_than=before)
 

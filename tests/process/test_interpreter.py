@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pgworkers.process import interpreter
+from pgworkers.linux import process_exit
 
 
 def run(code: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -116,11 +116,11 @@ def test_a_profile_is_written() -> None:
 def test_an_app_finds_what_it_is_used_to_unless_it_said_otherwise(said: tuple[int, int, int] | None) -> None:
     usual = gc.get_threshold()
     try:
-        interpreter.begin()
-        assert gc.get_threshold()[0] == interpreter.YOUNG
+        process_exit.raise_gc_threshold()
+        assert gc.get_threshold()[0] == process_exit.RAISED_GC_THRESHOLD
         if said:
             gc.set_threshold(*said)
-        interpreter.settle()
+        process_exit.restore_gc_threshold()
         assert gc.get_threshold() == (said or usual)
     finally:
         gc.set_threshold(*usual)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from play import Crewman, Died, Exit, Forked, Play, Scale, is_alive, until
 
-from pgworkers.process import tree
-from pgworkers.worker.messages import Kind
+from pgworkers.linux import proc
+from pgworkers.worker.messages import FrameKind
 
 APP = """
 def child_of(how: str) -> int:
@@ -114,13 +114,13 @@ def test_the_cause_of_death(play: Play, how: str, status: str, number: int, has_
     worker.order(7, "crash", lease=2, how=how)
     died = play.fact(Died)
     assert (died.slot, died.pid, died.job, died.lease) == (0, worker.pid, 7, 2)
-    assert (died.status, died.signal, died.ready, died.oom) == (status, number, True, False)
+    assert (died.status, died.signal, died.was_ready, died.is_oom) == (status, number, True, False)
     assert (died.reason, died.rungs) == (None, [])
     assert ("guilty_crash" in (died.stack or "")) == has_stack
     assert died.output == "about to crash\n"
     assert died.peak_rss > 1 << 20
     assert died.cpu < 5
-    assert worker.take(Kind.REPORT) is None
+    assert worker.take(FrameKind.REPORT) is None
     assert play.worker(other_than=worker.pid).run(8, "pid").outcome == "done"
 
 
@@ -130,11 +130,11 @@ def test_a_handler_that_closes_every_descriptor_is_named(play: Play, then: str) 
     worker = play.worker()
     worker.order(7, "closes", lease=2, then=then)
     died = play.fact(Died)
-    assert (died.job, died.lease, died.closed) == (7, 2, True)
+    assert (died.job, died.lease, died.has_closed_channel) == (7, 2, True)
     other = play.worker(other_than=worker.pid)
     assert other.run(8, "pid").outcome == "done"
     other.order(9, "crash", how="exit")
-    assert not play.fact(Died).closed
+    assert not play.fact(Died).has_closed_channel
 
 
 def test_kill_9_of_an_idle_worker_has_no_job(play: Play) -> None:
@@ -142,7 +142,7 @@ def test_kill_9_of_an_idle_worker_has_no_job(play: Play) -> None:
     worker.run(1, "pid")
     os.kill(worker.pid, signal.SIGKILL)
     died = play.fact(Died)
-    assert (died.job, died.lease, died.status, died.ready) == (0, 0, "SIGKILL", True)
+    assert (died.job, died.lease, died.status, died.was_ready) == (0, 0, "SIGKILL", True)
     play.worker(other_than=worker.pid)
 
 
@@ -156,7 +156,9 @@ def test_deaths_at_once_are_all_told(tmp_path: Path) -> None:
         assert gone == {worker.pid for worker in first}
         for worker in first:
             play.worker(worker.slot, other_than=worker.pid)
-        zombies = [s for pid in tree.children(play.process.pid) if (s := tree.stat(pid)) and s.state == "Z"]
+        zombies = [
+            s for pid in proc.children(play.process.pid) if (s := proc.read_stat(pid)) and s.state == "Z"
+        ]
         assert not zombies
 
 
@@ -201,7 +203,7 @@ def test_the_children_of_a_neighbour_are_never_touched(tmp_path: Path) -> None:
             play.fact(Died)
             assert is_alive(child)
             victim = play.worker(1, other_than=victim.pid)
-        parent = tree.stat(child)
+        parent = proc.read_stat(child)
         assert parent is not None
         assert parent.ppid == neighbour.pid, "orphans of a living worker are its own"
         play.stop(neighbour, 1, ask=0, rais=0)
@@ -216,14 +218,14 @@ def test_a_forked_child_that_returns_from_the_handler_reports_nothing(play: Play
     assert child > 0
     assert not is_alive(child)
     assert int(bytes(worker.run(2, "pid").result)) == worker.pid
-    assert worker.take(Kind.REPORT) is None
+    assert worker.take(FrameKind.REPORT) is None
 
 
 def test_zombies_are_reaped(play: Play) -> None:
     worker = play.worker()
     zombie = int(bytes(worker.run(1, "leaves_a_zombie").result))
-    assert tree.stat(zombie) is None
-    assert tree.children(worker.pid) == []
+    assert proc.read_stat(zombie) is None
+    assert proc.children(worker.pid) == []
 
 
 def test_multiprocessing_works_in_a_handler(play: Play) -> None:
@@ -326,7 +328,7 @@ def test_fault_points(tmp_path: Path, point: str, job_told: int, report: bool) -
         worker.order(1, "pid")
         died = play.fact(Died)
         assert (died.job, died.status) == (job_told, "SIGKILL")
-        assert (worker.take(Kind.REPORT) is not None) == report
+        assert (worker.take(FrameKind.REPORT) is not None) == report
 
 
 def test_the_master_dies_between_fork_and_prctl(tmp_path: Path) -> None:

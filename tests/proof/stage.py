@@ -22,7 +22,7 @@ from support.server import Server, migrated
 from support.tree import Forest, Master, wait_for
 
 import pgworkers
-from pgworkers.postgres.embedded import EmbeddedServer
+from pgworkers.embedded.server import EmbeddedServer
 from pgworkers.postgres.statements import Statement
 
 PACKAGE = Path(pgworkers.__file__).parent
@@ -61,7 +61,7 @@ def boottime() -> int:
 def beginning(statement: str) -> str:
     """What the server sees of a statement before its first parameter."""
     room, name = statement.split("/")
-    rendered = Statement.beside(str(PACKAGE / room / "__init__.py"), name).render("pgworkers")
+    rendered = Statement.from_file(str(PACKAGE / room / "__init__.py"), name).render("pgworkers")
     return rendered.decode().split("%(")[0]
 
 

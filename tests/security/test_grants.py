@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from psycopg.errors import ConfigurationLimitExceeded, InsufficientPrivilege
 
-from pgworkers.job import enqueue, queue
-from pgworkers.job.copying import copy_in
-from pgworkers.job.new import NewJob
+from pgworkers.job import enqueue, queues
+from pgworkers.job.copy import copy_jobs
+from pgworkers.job.model import NewJob
 from pgworkers.postgres.statements import run
 from pgworkers.specs import TaskSpec
 
@@ -26,7 +26,7 @@ def deployed(admin: Session) -> None:
         TaskSpec(name, "a", max_attempts=2, max_crashes=1, timeout=30.0, memory=64 << 20)
         for name in ("t", "u")
     ]
-    run(admin, "pgworkers", queue.declare_tasks(tasks))
+    run(admin, "pgworkers", queues.declare_tasks(tasks))
 
 
 def put(conn: Session, task: str = "t", **more: Any) -> int:
@@ -80,14 +80,14 @@ def test_the_concurrency_keys_of_schedules_are_refused(web: Session, worker: Ses
 
 
 def test_a_task_without_limits_gives_no_memory_away(web: Session, admin: Session) -> None:
-    run(admin, "pgworkers", queue.declare_tasks([TaskSpec("free", "a")]))
+    run(admin, "pgworkers", queues.declare_tasks([TaskSpec("free", "a")]))
     job = put(web, "free", timeout=3600.0, memory=1 << 40)
     assert row(admin, job, "timeout", "memory") == (timedelta(hours=1), None), "a timeout only restricts"
 
 
 @pytest.mark.parametrize("more", [{}, {"meta_json": '{"a": 1}'}], ids=["enqueue_now", "enqueue"])
 def test_the_priority_of_the_task_is_the_highest(web: Session, admin: Session, more: dict[str, str]) -> None:
-    run(admin, "pgworkers", queue.declare_tasks([TaskSpec("low", "a", priority=-5)]))
+    run(admin, "pgworkers", queues.declare_tasks([TaskSpec("low", "a", priority=-5)]))
     found = [
         row(admin, put(web, task, priority=asked, **more), "priority")[0]
         for task, asked in (("low", 2_000_000_000), ("low", -7), ("t", 1), ("unheard", 1), ("unheard", -1))
@@ -111,7 +111,7 @@ def test_each_job_keeps_the_login_that_enqueued_it(
     web: Session, operator: Session, worker: Session, admin: Session
 ) -> None:
     made = {put(web): "web", put(web, unique="k"): "web", put(operator): "operator"}
-    copy_in(worker, "pgworkers", [NewJob("t", queue="copied")])
+    copy_jobs(worker, "pgworkers", [NewJob("t", queue="copied")])
     found = dict(
         admin.execute("SELECT id, enqueued_by FROM pgworkers.job WHERE queue <> 'copied'").fetchall()
     )
@@ -196,7 +196,7 @@ def test_operators_move_deadlines_and_others_do_not(
 
 def test_copy_is_no_side_door(web: Session, operator: Session) -> None:
     with pytest.raises(InsufficientPrivilege):
-        copy_in(web, "pgworkers", [NewJob("t", queue="a")])
+        copy_jobs(web, "pgworkers", [NewJob("t", queue="a")])
     for statement in (
         "INSERT INTO pgworkers.job (queue, task) VALUES ('a', 't')",
         "COPY pgworkers.job (queue, task) FROM STDIN",

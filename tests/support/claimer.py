@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-from pgworkers.facts import Facts
-from pgworkers.job.claim import Wants
-from pgworkers.master.claims import Claims
+from pgworkers.events import EventBus
+from pgworkers.job.claim import QueueCapacity
+from pgworkers.master.claimer import Claimer
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -52,11 +52,11 @@ class Roomy:
         self.desks: dict[str, Any] = dict.fromkeys(queues)
         self.tasks: dict[str, Any] = {}
 
-    def wants(self) -> list[Wants]:
-        return [Wants(queue, 2) for queue in self.desks]
+    def wants(self) -> list[QueueCapacity]:
+        return [QueueCapacity(queue, 2) for queue in self.desks]
 
 
-def claimer(line: Quiet, settings: Settings, facts: Facts | None = None, *, queues: str = "q") -> Claims:
+def claimer(line: Quiet, settings: Settings, facts: EventBus | None = None, *, queues: str = "q") -> Claimer:
     """Queues are called by one letter."""
     desk = cast("Any", Roomy(queues))
-    return Claims("host", cast("Any", line), desk, facts or Facts(), settings, lambda: True)
+    return Claimer("host", cast("Any", line), desk, facts or EventBus(), settings, lambda: True)

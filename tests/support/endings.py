@@ -7,8 +7,8 @@ from typing import Any
 
 from support.desk import Desk
 
-from pgworkers.job import cancel, discard, promote, release, rescue
-from pgworkers.job.state import State
+from pgworkers.job import cancel, finish, maintenance
+from pgworkers.job.model import JobState
 
 
 def waits(desk: Desk, job: int) -> bool:
@@ -21,7 +21,7 @@ def waits(desk: Desk, job: int) -> bool:
 def _finished(desk: Desk, job: int) -> None:
     (claimed,) = desk.take()
     assert claimed.id == job
-    desk.end(claimed, State.DEAD)
+    desk.end(claimed, JobState.DEAD)
 
 
 def _wished_then_retried(desk: Desk, job: int) -> None:
@@ -33,7 +33,7 @@ def _wished_then_retried(desk: Desk, job: int) -> None:
 def _wished_then_released(desk: Desk, job: int) -> None:
     (claimed,) = desk.take()
     desk.ask(cancel.cancel(job))
-    desk.ask(release.release(desk.host, [claimed.fence]))
+    desk.ask(finish.release(desk.host, [claimed.fence]))
 
 
 def _rescued_dead(desk: Desk, job: int) -> None:
@@ -41,12 +41,12 @@ def _rescued_dead(desk: Desk, job: int) -> None:
     desk.conn.execute(
         "UPDATE pgworkers.job SET attempt = max_attempts, host = gen_random_uuid() WHERE id = %s", [job]
     )
-    desk.ask(rescue.rescue(desk.host, 10))
+    desk.ask(maintenance.rescue_jobs(desk.host, 10))
 
 
 def _expired(desk: Desk, job: int) -> None:
     desk.conn.execute("UPDATE pgworkers.job SET expires_at = now() WHERE id = %s", [job])
-    desk.ask(promote.expire(10))
+    desk.ask(maintenance.expire_jobs(10))
 
 
 #: As functions of the desk and the id of a job that is ready.
@@ -58,6 +58,6 @@ BAD_ENDS: dict[str, Callable[[Desk, int], Any]] = {
     "expire": _expired,
     "cancel": lambda desk, job: desk.ask(cancel.cancel(job)),
     "cancel many": lambda desk, job: desk.ask(cancel.cancel_many([job])),
-    "discard": lambda desk, job: desk.ask(discard.discard(job)),
-    "discard many": lambda desk, job: desk.ask(discard.discard_many([job])),
+    "discard": lambda desk, job: desk.ask(cancel.discard(job)),
+    "discard many": lambda desk, job: desk.ask(cancel.discard_many([job])),
 }

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from pgworkers.events import Fact
-from pgworkers.facts import Facts
-from pgworkers.master import ticks
-from pgworkers.master.line import Line
+from pgworkers.events import Event, EventBus
+from pgworkers.master import scheduler
+from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.schedule import fire
 from pgworkers.settings import Settings
 from pgworkers.specs import ScheduleSpec
@@ -22,28 +21,28 @@ class Leader:
     """One line and what it told."""
 
     def __init__(self, dsn: str, settings: Settings | None = None) -> None:
-        self.told: list[Fact] = []
-        facts = Facts()
-        facts.listen(self.told.append)
+        self.told: list[Event] = []
+        facts = EventBus()
+        facts.subscribe(self.told.append)
         self._facts = facts
         self._runner = asyncio.Runner()
-        self.line = Line("duty", dsn, settings or PATIENT, facts)
+        self.line = ReconnectingConnection("duty", dsn, settings or PATIENT, facts)
 
     def sync(self, *specs: ScheduleSpec) -> list[str]:
-        return self._runner.run(ticks.sync(self.line, specs))
+        return self._runner.run(scheduler.sync(self.line, specs))
 
     def fire(self) -> int:
-        return self._runner.run(ticks.fire(self.line, self._facts))
+        return self._runner.run(scheduler.fire_due_schedules(self.line, self._facts))
 
     def prune(self, retention: float) -> int:
-        total, step = 0, self.ask(fire.prune(retention, 1000))
+        total, step = 0, self.ask(fire.prune_ticks(retention, 1000))
         while step.next is not None:
             total += step.count
-            step = self.ask(fire.prune(retention, 1000, step.next))
+            step = self.ask(fire.prune_ticks(retention, 1000, step.next))
         return int(total + step.count)
 
     def ask(self, query: Any) -> Any:
-        return self._runner.run(self.line.ask(query))
+        return self._runner.run(self.line.execute(query))
 
     def facts(self, kind: type[Any]) -> Sequence[Any]:
         return [fact for fact in self.told if isinstance(fact, kind)]

@@ -80,7 +80,7 @@ def _begun(message: bytes, fds: list[int]) -> Callable[[], None]:
     sys.path[0] = cwd
 
     def begin() -> None:
-        from pgworkers.cli import main
+        from pgworkers.cli.main import main
 
         main()
 

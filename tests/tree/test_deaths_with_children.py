@@ -16,7 +16,7 @@ import pytest
 from support import leftovers
 from support.tree import Forest, Master, wait_for
 
-from pgworkers.process import tree
+from pgworkers.linux import proc
 
 HANGS = Path(__file__).parents[1] / "support" / "hangs.py"
 #: The application drops the first report of a death: as if the packet were lost on its way to the master.
@@ -102,7 +102,7 @@ def test_orphans_that_end_while_a_job_runs_do_not_fill_the_table_of_processes(fo
     [worker] = master.worker_pids()
 
     def ended() -> set[int]:
-        found = (tree.stat(pid) for pid in tree.children(worker))
+        found = (proc.read_stat(pid) for pid in proc.children(worker))
         return {one.pid for one in found if one is not None and one.state == "Z"}
 
     before = wait_for(ended, what="some have ended")

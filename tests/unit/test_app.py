@@ -118,9 +118,9 @@ def test_a_backoff_function_is_asked_and_its_failures_are_not_the_jobs() -> None
     @app.task(backoff=lambda attempt: {1: "1m", 2: 5.5, 3: -1, 4: float("nan")}[attempt])
     def job() -> None: ...
 
-    said = [job.backoff_after(attempt, ValueError()) for attempt in range(1, 6)]
+    said = [job.backoff_delay(attempt, ValueError()) for attempt in range(1, 6)]
     assert said == [60.0, 5.5, None, None, None]
-    assert module_level.backoff_after(1, None) is None
+    assert module_level.backoff_delay(1, None) is None
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_async_handlers_give_a_coroutine() -> None:
 
     assert job.is_async
     assert not module_level.is_async
-    for coroutine in (job(3), job.call(None, b'{"n": 3}')):
+    for coroutine in (job(3), job.run_handler(None, b'{"n": 3}')):
         with pytest.raises(StopIteration) as caught:
             coroutine.send(None)
         assert caught.value.value == 3
@@ -364,10 +364,10 @@ def test_the_environment_comes_before_the_app(monkeypatch: pytest.MonkeyPatch) -
 
 def test_bind_takes_the_masters_settings() -> None:
     app = made("q")
-    app.bind("postgresql://there.invalid/y", Settings(schema="other"))
+    app.use_database("postgresql://there.invalid/y", Settings(schema="other"))
     assert app.client.settings.schema == "other"
-    assert app.client.address.dsn() == "postgresql://there.invalid/y"
-    app.bind("z", {"schema": "third"})
+    assert app.client.database.dsn() == "postgresql://there.invalid/y"
+    app.use_database("z", {"schema": "third"})
     assert app.client.settings.schema == "third"
 
 
@@ -405,7 +405,7 @@ def test_prepare_uses_the_options_and_the_tasks_own() -> None:
     @app.task(queue="a", priority=3, retries=2, expires="1h", deadline="2h")
     def job(n: int) -> None: ...
 
-    plain = job.prepare(1).new
+    plain = job.prepare(1).job
     assert (plain.queue, plain.priority, plain.max_attempts, plain.expires, plain.deadline) == (
         "a",
         3,
@@ -417,7 +417,7 @@ def test_prepare_uses_the_options_and_the_tasks_own() -> None:
     other = (
         job.using(queue="b", priority=0, retries=0, expires="1m", timeout="5s", delay="1m", meta={"why": "x"})
         .prepare(2)
-        .new
+        .job
     )
     assert (other.queue, other.priority, other.max_attempts, other.expires) == ("b", 0, 1, 60)
     assert (other.timeout, other.delay, other.meta_json) == (5, 60, '{"why":"x"}')

@@ -10,10 +10,9 @@ from typing import Any, cast
 import pytest
 from support.claimer import Quiet, claimer
 
-from pgworkers.events import Fact, Notified
-from pgworkers.facts import Facts
-from pgworkers.job.notifications import HostHint, Ready
-from pgworkers.master.renewal import Renewal
+from pgworkers.events import Event, EventBus, NotificationReceived
+from pgworkers.job.notification_payloads import HostHint, JobsReady
+from pgworkers.master.lease_keeper import LeaseKeeper
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -34,9 +33,11 @@ class Session:
         return self._here.pop(0) if self._here else None
 
 
-def renewal(facts: Facts, on_hint: Callable[[HostHint], None], on_heard: Callable[[], None]) -> Renewal:
+def renewal(
+    facts: EventBus, on_hint: Callable[[HostHint], None], on_heard: Callable[[], None]
+) -> LeaseKeeper:
     nobody = cast("Any", SimpleNamespace())
-    return Renewal(
+    return LeaseKeeper(
         *("host", nobody, nobody, facts, Settings()),
         *(nobody, nobody, on_hint, on_heard, nobody),
     )
@@ -50,15 +51,15 @@ def test_of_notices_that_came_together_the_claimer_is_told_once_when_all_were_he
 ) -> None:
     happened: list[str] = []
 
-    def counted(fact: Fact) -> None:
-        assert isinstance(fact, Notified)
+    def counted(fact: Event) -> None:
+        assert isinstance(fact, NotificationReceived)
         happened.append("counted")
 
-    facts = Facts()
-    facts.listen(counted)
+    facts = EventBus()
+    facts.subscribe(counted)
     host = renewal(facts, lambda hint: happened.append(str(hint)), lambda: happened.append("all heard"))
-    host._hear(cast("Any", Session(*said)))
-    hints = [str(Ready(text.removeprefix("ready:"))) for text in said if text.startswith("ready:")]
+    host.read_pending(cast("Any", Session(*said)))
+    hints = [str(JobsReady(text.removeprefix("ready:"))) for text in said if text.startswith("ready:")]
     assert happened == [*hints, "all heard", *["counted"] * len(said)]
 
 
@@ -67,9 +68,9 @@ def test_one_claim_is_for_all_queues_that_were_heard_of_together_and_is_sent_bef
 ) -> None:
     """The broken twin sends it at the first notice: what came with it waits for another claim."""
     monkeypatch.setattr(
-        "pgworkers.master.claims.monotonic", lambda: 1.0
+        "pgworkers.master.claimer.monotonic", lambda: 1.0
     )  # nothing is due because of the time
-    monkeypatch.setattr("pgworkers.master.wakes.LOOKS", ())
+    monkeypatch.setattr("pgworkers.master.claim_policy.RECHECK_DELAYS_SECONDS", ())
     happened: list[Any] = []
 
     class Told(Quiet):
@@ -79,21 +80,25 @@ def test_one_claim_is_for_all_queues_that_were_heard_of_together_and_is_sent_bef
             return await super().ask(query, **how)
 
     async def story() -> None:
-        facts = Facts()
+        facts = EventBus()
         claims = claimer(Told(), Settings(poll=FOREVER, ageing=0), facts, queues="abc")
         running = asyncio.ensure_future(claims.run())
-        claims.forgotten()
+        claims.on_reconnect()
         while not happened:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         happened.clear()  # all queues are dry
-        facts.listen(lambda fact: happened.append(fact.payload), Notified)
-        host = renewal(facts, lambda hint: claims.heard(cast("Ready", hint).queue), claims.all_heard)
+        facts.subscribe(lambda fact: happened.append(fact.payload), NotificationReceived)
+        host = renewal(
+            facts,
+            lambda hint: claims.on_notification(cast("JobsReady", hint).queue),
+            claims.on_notifications_read,
+        )
         heard = asyncio.get_running_loop().create_future()
 
         def came() -> None:
             """As the loop says that a socket can be read: in no task."""
-            host._hear(cast("Any", Session("ready:a", "ready:c")))
+            host.read_pending(cast("Any", Session("ready:a", "ready:c")))
             heard.set_result(happened[:])
 
         asyncio.get_running_loop().call_soon(came)

@@ -68,7 +68,7 @@ def test_everything_it_takes(app: App) -> None:
         start=NOW.replace(microsecond=0),
         end=NOW.replace(microsecond=0) + timedelta(days=9),
         missed="all",
-        window=7200.0,
+        missed_window=7200.0,
         overlap="replace",
         reentrant=False,
         paused=True,

@@ -180,10 +180,10 @@ def test_a_context_imported_for_type_checkers_only_is_recognised(app: App, tmp_p
         "app = App()\napp.queue('q')\n"
         "@app.task\ndef job(ctx: Ctx, n: int) -> int:\n    return ctx.attempt + n\n"
     )
-    from pgworkers.loading import load
+    from pgworkers.app_import import import_app
 
-    task = load(str(file)).tasks["job"]
-    assert task.call(None, b'{"n": 4}') == 5
+    task = import_app(str(file)).tasks["job"]
+    assert task.run_handler(None, b'{"n": 4}') == 5
 
 
 def test_a_class_defined_after_the_task_is_found_at_first_use(app: App, tmp_path: Path) -> None:
@@ -194,9 +194,9 @@ def test_a_class_defined_after_the_task_is_found_at_first_use(app: App, tmp_path
         "@app.task\ndef job(at: Later) -> int:\n    return at.n\n"
         "@dataclass\nclass Later:\n    n: int\n"
     )
-    from pgworkers.loading import load
+    from pgworkers.app_import import import_app
 
-    assert load(str(file)).tasks["job"].call(None, b'{"at": {"n": 4}}') == 4
+    assert import_app(str(file)).tasks["job"].run_handler(None, b'{"at": {"n": 4}}') == 4
 
 
 def test_a_name_that_is_never_defined_is_refused_by_describe(app: App) -> None:
@@ -277,7 +277,7 @@ def test_stored_arguments_that_do_not_fit_do_not_reach_the_handler(
     app: App, stored: bytes, said: str
 ) -> None:
     with pytest.raises(ArgumentError) as caught:
-        app.task(strict).call(None, stored)
+        app.task(strict).run_handler(None, stored)
     assert said in str(caught.value)
     assert "handler was not run" in str(caught.value)
 

@@ -17,10 +17,10 @@ GOOD = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 @pytest.mark.parametrize("text", [GOOD, GOOD[:-2] + "00", "cc" + GOOD[2:] + "-what-will-come"])
 def test_good_ones(text: str) -> None:
-    found = tracing.parts(text)
+    found = tracing.parse_traceparent(text)
     assert found is not None
     assert found[:2] == (0x4BF92F3577B34DA6A3CE929D0E0E4736, 0xF067AA0BA902B7)
-    assert tracing.of({"traceparent": text}) == text
+    assert tracing.traceparent_of({"traceparent": text}) == text
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def test_good_ones(text: str) -> None:
     ],
 )  # fmt: skip
 def test_bad_ones(text: Any) -> None:
-    assert tracing.parts(text) is None
-    assert tracing.of({"traceparent": text}) is None
+    assert tracing.parse_traceparent(text) is None
+    assert tracing.traceparent_of({"traceparent": text}) is None
     with pytest.raises(UsageError, match=r"traceparent: .* nothing was enqueued"):
-        tracing.read(text)
+        tracing.require_traceparent(text)
 
 
 def test_using_says_it_and_the_context_has_it() -> None:
@@ -45,13 +45,13 @@ def test_using_says_it_and_the_context_has_it() -> None:
     @app.task
     def work(ctx: Ctx) -> None: ...
 
-    new = work.using(traceparent=GOOD, meta={"why": "x"}).prepare().new
+    new = work.using(traceparent=GOOD, meta={"why": "x"}).prepare().job
     assert json.loads(new.meta_json or "") == {"why": "x", "traceparent": GOOD}
     with pytest.raises(UsageError, match="traceparent"):
         work.using(traceparent="nonsense")
     with pytest.raises(UsageError, match="meta"):
         work.using(traceparent=GOOD, meta=[1])  # type: ignore[arg-type]
-    assert work.prepare().new.meta_json is None
+    assert work.prepare().job.meta_json is None
     assert Ctx.for_test(meta={"traceparent": GOOD}).traceparent == GOOD
     assert Ctx.for_test(meta={"traceparent": "?"}).traceparent is None
 
@@ -59,7 +59,7 @@ def test_using_says_it_and_the_context_has_it() -> None:
 def test_nothing_is_imported_for_it() -> None:
     """Also where OpenTelemetry is installed: whoever wants spans has imported it."""
     code = (
-        "import sys, pgworkers, pgworkers.worker.main, pgworkers.master.main, pgworkers.cli.jobs\n"
+        "import sys, pgworkers, pgworkers.worker.main, pgworkers.master.main, pgworkers.cli.jobs.command\n"
         "app = pgworkers.App(); app.queue('default')\n"
         "@app.task\n"
         "def work() -> None: ...\n"
