@@ -8,9 +8,9 @@ from uuid import UUID
 from pgworkers.job.queries import MAX_HELD_JOBS
 from pgworkers.postgres.statements import Query, Statement
 
-_BURST_BUSY_HOSTS = Statement.from_file(__file__, "show_others")
-_BURST_UNFINISHED = Statement.from_file(__file__, "show_unfinished")
-_BURST_LEFT_BEHIND = Statement.from_file(__file__, "show_left")
+_BURST_BUSY_HOSTS = Statement.from_file(__file__, "burst_busy_hosts")
+_BURST_UNFINISHED = Statement.from_file(__file__, "burst_unfinished")
+_BURST_LEFT_BEHIND = Statement.from_file(__file__, "burst_left_behind")
 
 #: Beyond so many jobs nobody counts what a burst leaves.
 MAX_LEFT_BEHIND_ROWS = 10_000

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pgworkers.job.operations import NO_NOTE, OperationNote
 from pgworkers.postgres.statements import Query, Statement
 
-_CANCEL_ONE = Statement.from_file(__file__, "cancel")
-_CANCEL = Statement.from_file(__file__, "cancel_many")
+_CANCEL_ONE = Statement.from_file(__file__, "cancel_one")
+_CANCEL = Statement.from_file(__file__, "cancel")
 
 
 def cancel(job_id: int, note: OperationNote = NO_NOTE) -> Query[str | None]:
@@ -28,8 +28,8 @@ def cancel_many(ids: Sequence[int], note: OperationNote = NO_NOTE) -> Query[dict
     return Query(_CANCEL, {"ids": list(ids), **note.params()}, lambda rows: {row[0]: row[1] for row in rows})
 
 
-_DISCARD_ONE = Statement.from_file(__file__, "discard")
-_DISCARD = Statement.from_file(__file__, "discard_many")
+_DISCARD_ONE = Statement.from_file(__file__, "discard_one")
+_DISCARD = Statement.from_file(__file__, "discard")
 
 
 def discard(job_id: int, note: OperationNote = NO_NOTE) -> Query[str | None]:
@@ -42,7 +42,7 @@ def discard_many(ids: Sequence[int], note: OperationNote = NO_NOTE) -> Query[dic
     return Query(_DISCARD, {"ids": list(ids), **note.params()}, lambda rows: {row[0]: row[1] for row in rows})
 
 
-_PURGE_DEAD = Statement.from_file(__file__, "purge")
+_PURGE_DEAD = Statement.from_file(__file__, "purge_dead")
 _PURGE_WAITING = Statement.from_file(__file__, "purge_waiting")
 
 
@@ -58,7 +58,7 @@ def purge_waiting(ids: Sequence[int], note: OperationNote = NO_NOTE) -> Query[di
     )
 
 
-_SET_DEADLINE = Statement.from_file(__file__, "deadline")
+_SET_DEADLINE = Statement.from_file(__file__, "set_deadline")
 
 
 def set_deadline(job_id: int, seconds: float, note: OperationNote = NO_NOTE) -> Query[str | None]:

@@ -19,8 +19,8 @@ from pgworkers.postgres.arrays import Bigints, Integers, Texts, Timestamps
 from pgworkers.postgres.statements import Query, Statement
 
 _CLAIM = Statement.from_file(__file__, "claim")
-_CLAIM_RANGES = Statement.from_file(__file__, "claim_placed")
-_CLAIM_OLDEST = Statement.from_file(__file__, "claim_aged")
+_CLAIM_RANGES = Statement.from_file(__file__, "claim_ranges")
+_CLAIM_OLDEST = Statement.from_file(__file__, "claim_oldest")
 
 #: How many lanes (of jobs behind a limit) and priorities of a queue one claim compares.
 GROUPS_COMPARED_PER_QUEUE = 100
@@ -103,7 +103,7 @@ def _read_claimed(rows: list[tuple[Any, ...]]) -> list[ClaimedJob]:
     return claimed
 
 
-_CLAIM_PARK = Statement.from_file(__file__, "park")
+_CLAIM_PARK = Statement.from_file(__file__, "claim_park")
 
 #: How many jobs of a queue one portion looks at.
 PARK_PORTION_ROWS = 2000
@@ -133,8 +133,8 @@ def park(queue: str, tasks: Iterable[str], look: int = PARK_PORTION_ROWS) -> Que
     return Query(_CLAIM_PARK, {"queue": queue, "tasks": Texts(tasks), "look": look}, read)
 
 
-_CLAIM_END_UNCLAIMABLE = Statement.from_file(__file__, "set_aside")
-_CLAIM_END_OVERSIZED = Statement.from_file(__file__, "set_loud_aside")
+_CLAIM_END_UNCLAIMABLE = Statement.from_file(__file__, "claim_end_unclaimable")
+_CLAIM_END_OVERSIZED = Statement.from_file(__file__, "claim_end_oversized")
 
 #: The most rows of each queue that are tried: this many with a concurrency limit, and as many without.
 UNCLAIMABLE_SCAN_ROWS = 2000

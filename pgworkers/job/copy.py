@@ -21,8 +21,8 @@ from pgworkers.job.model import NewJob
 from pgworkers.postgres.statements import Statement
 
 _COPY_DEFAULTS = Statement.from_file(__file__, "copy_defaults")
-_COPY_PLAIN = Statement.from_file(__file__, "copy_now")
-_COPY_ALL_COLUMNS = Statement.from_file(__file__, "copy_in")
+_COPY_PLAIN = Statement.from_file(__file__, "copy_plain")
+_COPY_ALL_COLUMNS = Statement.from_file(__file__, "copy_all_columns")
 _COPY_NOTIFY = Statement.from_file(__file__, "copy_notify")
 
 #: A block ends after so many rows or characters: the first of them on the caller's connection, where each is a COPY of its

@@ -13,7 +13,7 @@ from pgworkers.postgres.driver_errors import first_line, translate_error
 from pgworkers.postgres.statements import Query, Statement
 
 _ENQUEUE = Statement.from_file(__file__, "enqueue")
-_ENQUEUE_PLAIN = Statement.from_file(__file__, "enqueue_now")
+_ENQUEUE_PLAIN = Statement.from_file(__file__, "enqueue_plain")
 
 
 _NO_PARAMS: dict[str, Any] = {}

@@ -11,9 +11,9 @@ from datetime import datetime
 
 from pgworkers.postgres.statements import Query, Statement
 
-_ENQUEUE_GRANT_LIST = Statement.from_file(__file__, "grant_list")
-_ENQUEUE_GRANT_ADD = Statement.from_file(__file__, "grant_add")
-_ENQUEUE_GRANT_REMOVE = Statement.from_file(__file__, "grant_remove")
+_ENQUEUE_GRANT_LIST = Statement.from_file(__file__, "enqueue_grant_list")
+_ENQUEUE_GRANT_ADD = Statement.from_file(__file__, "enqueue_grant_add")
+_ENQUEUE_GRANT_REMOVE = Statement.from_file(__file__, "enqueue_grant_remove")
 
 ANY_NAME = "*"  #: as a queue or a task: all of them
 

@@ -237,8 +237,8 @@ def _error_line(end: AttemptEnd) -> str | None:
     return sanitize.one_line(end.error or str(end.verdict), MAX_ERROR_LINE_CHARACTERS) or str(end.verdict)
 
 
-_FINISH_CHECK = Statement.from_file(__file__, "unwritten_ends")
-_RETRY_CHECK = Statement.from_file(__file__, "unwritten_attempts")
+_FINISH_CHECK = Statement.from_file(__file__, "finish_check")
+_RETRY_CHECK = Statement.from_file(__file__, "retry_check")
 
 
 def check_unwritten_finishes(host: str, ends: Sequence[JobFinish]) -> Query[dict[Fence, str]]:

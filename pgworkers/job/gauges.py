@@ -16,9 +16,9 @@ from typing import Any
 from pgworkers.events import QueueDepth
 from pgworkers.postgres.statements import Query, Statement
 
-_GAUGE_DEPTH = Statement.from_file(__file__, "depth")
-_GAUGE_DEPTH_READY = Statement.from_file(__file__, "depth_ready")
-_GAUGE_DEPTH_SCHEDULED = Statement.from_file(__file__, "depth_scheduled")
+_GAUGE_DEPTH = Statement.from_file(__file__, "gauge_depth")
+_GAUGE_DEPTH_READY = Statement.from_file(__file__, "gauge_depth_ready")
+_GAUGE_DEPTH_SCHEDULED = Statement.from_file(__file__, "gauge_depth_scheduled")
 
 #: No count goes beyond this: the gauge of a backlog of ten million says "at least so many", and costs no more.
 MAX_DEPTH = 100_000
@@ -107,7 +107,7 @@ def count_depth(most: int) -> Query[list[QueueDepth]]:
     return Query(_GAUGE_DEPTH, where, lambda rows: DepthCount(rows, most, most).queues)
 
 
-_GAUGE_UNKNOWN_TASKS = Statement.from_file(__file__, "strangers")
+_GAUGE_UNKNOWN_TASKS = Statement.from_file(__file__, "gauge_unknown_tasks")
 #: How many ready jobs of a queue are looked at.
 _SCAN_ROWS = 1000
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pgworkers.postgres.statements import Query, Statement
 
-_HANDLER_SESSION_END = Statement.from_file(__file__, "backend")
+_HANDLER_SESSION_END = Statement.from_file(__file__, "handler_session_end")
 #: What the server keeps of an application_name.
 MAX_APPLICATION_NAME_BYTES = 63
 

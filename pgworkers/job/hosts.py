@@ -30,7 +30,7 @@ from pgworkers.postgres.statements import Query, Statement
 
 _HOST_REGISTER = Statement.from_file(__file__, "host_register")
 _HOST_REMOVE = Statement.from_file(__file__, "host_remove")
-_HOST_PRUNE = Statement.from_file(__file__, "host_sweep")
+_HOST_PRUNE = Statement.from_file(__file__, "host_prune")
 #: No host has this id.
 NO_HOST_ID = "00000000-0000-0000-0000-000000000000"
 
@@ -80,7 +80,7 @@ def prune_hosts(
     return Query(_HOST_PRUNE, params, lambda rows: Portion(rows[0][0], rows[0][1]))
 
 
-_HOST_RENEW = Statement.from_file(__file__, "renew")
+_HOST_RENEW = Statement.from_file(__file__, "host_renew")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ def _read_renewal(held: Sequence[Fence], rows: list[tuple[Any, ...]]) -> Renewal
     return RenewalAnswer(known, alone, sharing, at, longest or 0.0, cancels, lost, deadlines, rescued)
 
 
-_HOST_JOBS = Statement.from_file(__file__, "mine")
+_HOST_JOBS = Statement.from_file(__file__, "host_jobs")
 
 
 class HeldJobs(NamedTuple):
@@ -170,9 +170,9 @@ def _read_held_jobs(rows: list[tuple[Any, ...]]) -> HeldJobs:
     return HeldJobs(sorted(Fence(*row[:3]) for row in rows if row[0] is not None), until)
 
 
-_HOST_SET_IDLE = Statement.from_file(__file__, "asleep")
-_HOST_PASS_ON = Statement.from_file(__file__, "pass_on")
-_HOST_NOTIFY_ALL = Statement.from_file(__file__, "notify_all")
+_HOST_SET_IDLE = Statement.from_file(__file__, "host_set_idle")
+_HOST_PASS_ON = Statement.from_file(__file__, "host_pass_on")
+_HOST_NOTIFY_ALL = Statement.from_file(__file__, "host_notify_all")
 
 
 def set_idle_queues(host: str, queues: Iterable[str]) -> Query[frozenset[str]]:
@@ -195,11 +195,11 @@ def _read_queue_names(rows: list[tuple[Any, ...]]) -> frozenset[str]:
     return frozenset(row[0] for row in rows)
 
 
-_LEADER_TRY = Statement.from_file(__file__, "lead_try")
-_LEADER_RENEW = Statement.from_file(__file__, "lead_renew")
-_LEADER_RESIGN = Statement.from_file(__file__, "lead_resign")
-_LEADER_DEPOSE = Statement.from_file(__file__, "lead_depose")
-_LEADER_LOCK_HOLDERS = Statement.from_file(__file__, "lead_holders")
+_LEADER_TRY = Statement.from_file(__file__, "leader_try")
+_LEADER_RENEW = Statement.from_file(__file__, "leader_renew")
+_LEADER_RESIGN = Statement.from_file(__file__, "leader_resign")
+_LEADER_DEPOSE = Statement.from_file(__file__, "leader_depose")
+_LEADER_LOCK_HOLDERS = Statement.from_file(__file__, "leader_lock_holders")
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Portion(Generic[P]):
     is_blocked: bool = False  #: another session holds a row of this portion, so nothing was changed
 
 
-_DUE_DUTIES = Statement.from_file(__file__, "look")
+_DUE_DUTIES = Statement.from_file(__file__, "due_duties")
 
 #: The duties that are performed when a look says so.
 DUTIES_WITH_DUE_TIME = ("promote", "ticks", "expire", "link", "batches", "split")
@@ -90,7 +90,7 @@ def expire_jobs(limit: int) -> Query[int]:
 
 
 _RESCUE = Statement.from_file(__file__, "rescue")
-_RESCUE_CANDIDATES = Statement.from_file(__file__, "rescue_lost")
+_RESCUE_CANDIDATES = Statement.from_file(__file__, "rescue_candidates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +143,7 @@ def _read_rescued(rows: list[tuple[Any, ...]]) -> list[RescuedJob]:
     return [RescuedJob(row[0], row[1], row[2], row[3], row[4], JobState(row[5])) for row in rows]
 
 
-_DEPENDENCY_LINK = Statement.from_file(__file__, "link")
+_DEPENDENCY_LINK = Statement.from_file(__file__, "dependency_link")
 
 
 def link_dependencies(limit: int) -> Query[int]:
@@ -151,12 +151,12 @@ def link_dependencies(limit: int) -> Query[int]:
     return Query(_DEPENDENCY_LINK, {"limit": limit}, lambda rows: int(rows[0][0]))
 
 
-_PARTITION_MAKE = Statement.from_file(__file__, "archive_make")
-_PARTITION_OLD = Statement.from_file(__file__, "archive_old")
-_PARTITION_MOVE_KEPT = Statement.from_file(__file__, "archive_keep")
-_PARTITION_DROP = Statement.from_file(__file__, "archive_drop")
-_HISTORY_PRUNE = Statement.from_file(__file__, "archive_prune")
-_ATTEMPT_PRUNE = Statement.from_file(__file__, "archive_prune_attempts")
+_PARTITION_MAKE = Statement.from_file(__file__, "partition_make")
+_PARTITION_OLD = Statement.from_file(__file__, "partition_old")
+_PARTITION_MOVE_KEPT = Statement.from_file(__file__, "partition_move_kept")
+_PARTITION_DROP = Statement.from_file(__file__, "partition_drop")
+_HISTORY_PRUNE = Statement.from_file(__file__, "history_prune")
+_ATTEMPT_PRUNE = Statement.from_file(__file__, "attempt_prune")
 
 #: Partitions that take the rows of days without a partition. `keep_rows` empties them.
 DEFAULT_PARTITIONS = ("history_default", "attempt_default")
@@ -231,7 +231,7 @@ def _read_portion(rows: list[tuple[Any, ...]]) -> Portion[int]:
     return Portion(rows[0][0], rows[0][1])
 
 
-_IDEMPOTENCY_KEY_PRUNE = Statement.from_file(__file__, "idempotency_prune")
+_IDEMPOTENCY_KEY_PRUNE = Statement.from_file(__file__, "idempotency_key_prune")
 
 
 def prune_idempotency_keys(limit: int) -> Query[int]:

@@ -69,13 +69,13 @@ def _too_deep(text: str) -> bool:
     return False
 
 
-_QUERY_JOB = Statement.from_file(__file__, "show_get")
-_QUERY_ATTEMPTS = Statement.from_file(__file__, "show_attempts")
-_QUERY_JOBS = Statement.from_file(__file__, "show_find")
-_QUERY_SEARCH = Statement.from_file(__file__, "show_search")
-_QUERY_QUEUES = Statement.from_file(__file__, "show_queues")
-_QUERY_HOSTS = Statement.from_file(__file__, "show_hosts")
-_QUERY_WORKERS = Statement.from_file(__file__, "show_workers")
+_QUERY_JOB = Statement.from_file(__file__, "query_job")
+_QUERY_ATTEMPTS = Statement.from_file(__file__, "query_attempts")
+_QUERY_JOBS = Statement.from_file(__file__, "query_jobs")
+_QUERY_SEARCH = Statement.from_file(__file__, "query_search")
+_QUERY_QUEUES = Statement.from_file(__file__, "query_queues")
+_QUERY_HOSTS = Statement.from_file(__file__, "query_hosts")
+_QUERY_WORKERS = Statement.from_file(__file__, "query_workers")
 
 #: A question to the database: runs a query and returns its answer.
 RunQuery = Callable[[Query[Any]], Any]
@@ -399,7 +399,7 @@ def _search_params(where: JobFilter) -> dict[str, Any]:
     }
 
 
-_QUERY_JOB_SITUATION = Statement.from_file(__file__, "standing")
+_QUERY_JOB_SITUATION = Statement.from_file(__file__, "query_job_situation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +434,7 @@ def job_situation(job_id: int) -> Query[JobSituation]:
     )
 
 
-_QUERY_OVERVIEW = Statement.from_file(__file__, "watch")
+_QUERY_OVERVIEW = Statement.from_file(__file__, "query_overview")
 
 
 @dataclass(frozen=True, slots=True)

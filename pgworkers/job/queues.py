@@ -10,13 +10,13 @@ from pgworkers.postgres.statements import Query, Statement
 from pgworkers.specs import TaskSpec
 
 _QUEUE_DECLARE = Statement.from_file(__file__, "queue_declare")
-_TASK_DECLARE = Statement.from_file(__file__, "queue_tasks")
+_TASK_DECLARE = Statement.from_file(__file__, "task_declare")
 _QUEUE_PAUSE = Statement.from_file(__file__, "queue_pause")
 _QUEUE_THROTTLE = Statement.from_file(__file__, "queue_throttle")
-_QUEUE_RESET_THROTTLE = Statement.from_file(__file__, "queue_calm")
+_QUEUE_RESET_THROTTLE = Statement.from_file(__file__, "queue_reset_throttle")
 _QUEUE_CONFIGS = Statement.from_file(__file__, "queue_configs")
 _QUEUE_SCALE = Statement.from_file(__file__, "queue_scale")
-_QUEUE_SET_RETENTION = Statement.from_file(__file__, "queue_retain")
+_QUEUE_SET_RETENTION = Statement.from_file(__file__, "queue_set_retention")
 
 
 @dataclass(frozen=True, slots=True)

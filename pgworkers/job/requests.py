@@ -11,12 +11,12 @@ from typing import Any
 from pgworkers.job import sanitize
 from pgworkers.postgres.statements import Query, Statement
 
-_REQUEST_FOR_JOB = Statement.from_file(__file__, "request_job")
-_REQUEST_FOR_WORKERS = Statement.from_file(__file__, "request_workers")
+_REQUEST_FOR_JOB = Statement.from_file(__file__, "request_for_job")
+_REQUEST_FOR_WORKERS = Statement.from_file(__file__, "request_for_workers")
 _REQUEST_TAKE = Statement.from_file(__file__, "request_take")
 _REQUEST_ANSWER = Statement.from_file(__file__, "request_answer")
-_REQUEST_ANSWERS = Statement.from_file(__file__, "request_read")
-_REQUEST_PRUNE = Statement.from_file(__file__, "request_forget")
+_REQUEST_ANSWERS = Statement.from_file(__file__, "request_answers")
+_REQUEST_PRUNE = Statement.from_file(__file__, "request_prune")
 
 MAX_ANSWER_CHARACTERS = 256 << 10
 

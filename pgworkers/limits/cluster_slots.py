@@ -13,9 +13,9 @@ from typing import Any
 
 from pgworkers.postgres.statements import Query, Statement
 
-_CLUSTER_SLOTS_ACKNOWLEDGE = Statement.from_file(__file__, "slots_take")
-_CLUSTER_SLOTS_GRANT = Statement.from_file(__file__, "slots_grant")
-_CLUSTER_SLOTS_QUEUES = Statement.from_file(__file__, "slots_facts")
+_CLUSTER_SLOTS_ACKNOWLEDGE = Statement.from_file(__file__, "cluster_slots_acknowledge")
+_CLUSTER_SLOTS_GRANT = Statement.from_file(__file__, "cluster_slots_grant")
+_CLUSTER_SLOTS_QUEUES = Statement.from_file(__file__, "cluster_slots_queues")
 
 
 @dataclass(frozen=True, slots=True)

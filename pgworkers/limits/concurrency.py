@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from pgworkers.postgres.statements import Query, Statement
 
-_CONCURRENCY_SET = Statement.from_file(__file__, "queue_limit")
-_CONCURRENCY_REMOVE = Statement.from_file(__file__, "queue_unlimit")
-_CONCURRENCY_LIST = Statement.from_file(__file__, "queue_limits")
+_CONCURRENCY_SET = Statement.from_file(__file__, "concurrency_set")
+_CONCURRENCY_REMOVE = Statement.from_file(__file__, "concurrency_remove")
+_CONCURRENCY_LIST = Statement.from_file(__file__, "concurrency_list")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ def list_limits() -> Query[list[ConcurrencyLimit]]:
     return Query(_CONCURRENCY_LIST, {}, lambda rows: [ConcurrencyLimit(*row) for row in rows])
 
 
-_CONCURRENCY_PRUNE_LIMIT_SCAN_STARTS = Statement.from_file(__file__, "limit_mark_prune")
-_CONCURRENCY_PRUNE_GROUP_SCAN_STARTS = Statement.from_file(__file__, "lane_mark_prune")
+_CONCURRENCY_PRUNE_LIMIT_SCAN_STARTS = Statement.from_file(__file__, "concurrency_prune_limit_scan_starts")
+_CONCURRENCY_PRUNE_GROUP_SCAN_STARTS = Statement.from_file(__file__, "concurrency_prune_group_scan_starts")
 
 #: Age at which a mark is deleted.
 SCAN_START_MAX_AGE_SECONDS = 86400.0

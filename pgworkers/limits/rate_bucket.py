@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pgworkers.limits.rate import RateLimit
 from pgworkers.postgres.statements import Query, Statement
 
-_RATE_TAKE = Statement.from_file(__file__, "bucket_take")
-_RATE_RETURN = Statement.from_file(__file__, "bucket_give")
-_RATE_DRAIN = Statement.from_file(__file__, "bucket_drain")
+_RATE_TAKE = Statement.from_file(__file__, "rate_take")
+_RATE_RETURN = Statement.from_file(__file__, "rate_return")
+_RATE_DRAIN = Statement.from_file(__file__, "rate_drain")
 
 #: A service that says "later" is believed within these bounds, in seconds.
 MIN_DRAIN_SECONDS, MAX_DRAIN_SECONDS = 1.0, 60.0

@@ -24,7 +24,7 @@ from pgworkers.schedule.plan import Timing
 from pgworkers.specs import ScheduleSpec
 from pgworkers.units import format_duration
 
-_DEFINITION_SYNC = Statement.from_file(__file__, "sync")
+_DEFINITION_SYNC = Statement.from_file(__file__, "definition_sync")
 
 
 def sync_schedules(specs: Sequence[ScheduleSpec]) -> Query[list[str]]:
@@ -61,10 +61,10 @@ def _definition_row(spec: ScheduleSpec) -> dict[str, Any]:
     }
 
 
-_DEFINITION_PAUSE = Statement.from_file(__file__, "pause")
-_DEFINITION_REMOVE = Statement.from_file(__file__, "remove")
-_DEFINITION_ADD_SCOPE = Statement.from_file(__file__, "add_scope")
-_DEFINITION_REMOVE_SCOPE = Statement.from_file(__file__, "remove_scope")
+_DEFINITION_PAUSE = Statement.from_file(__file__, "definition_pause")
+_DEFINITION_REMOVE = Statement.from_file(__file__, "definition_remove")
+_DEFINITION_ADD_SCOPE = Statement.from_file(__file__, "definition_add_scope")
+_DEFINITION_REMOVE_SCOPE = Statement.from_file(__file__, "definition_remove_scope")
 
 ScheduleKey = tuple[str, str]
 
@@ -114,8 +114,8 @@ def _read_keys(rows: list[tuple[Any, ...]]) -> list[ScheduleKey]:
     return [(row[0], row[1]) for row in rows]
 
 
-_DEFINITION_LIST = Statement.from_file(__file__, "show")
-_DEFINITION_NAMES = Statement.from_file(__file__, "names")
+_DEFINITION_LIST = Statement.from_file(__file__, "definition_list")
+_DEFINITION_NAMES = Statement.from_file(__file__, "definition_names")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ def schedule_names() -> Query[list[str]]:
     return Query(_DEFINITION_NAMES, {}, lambda rows: [row[0] for row in rows])
 
 
-_DEFINITION_TIMES = Statement.from_file(__file__, "times")
+_DEFINITION_TIMES = Statement.from_file(__file__, "definition_times")
 
 
 def schedule_times(limit: int) -> Query[list[ScheduleTimes]]:

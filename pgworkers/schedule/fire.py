@@ -11,10 +11,10 @@ from pgworkers.job.maintenance import Portion
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.schedule.plan import TickPlan, Timing, tick_jitter
 
-_FIRE_DUE = Statement.from_file(__file__, "due")
+_FIRE_DUE = Statement.from_file(__file__, "fire_due")
 _FIRE = Statement.from_file(__file__, "fire")
-_FIRE_FAILED = Statement.from_file(__file__, "fail")
-_TICK_PRUNE = Statement.from_file(__file__, "prune")
+_FIRE_FAILED = Statement.from_file(__file__, "fire_failed")
+_TICK_PRUNE = Statement.from_file(__file__, "tick_prune")
 MAX_ERROR_CHARACTERS = 500
 #: Before every tick.
 BEFORE_ALL_TICKS = datetime(1, 1, 2, tzinfo=UTC)
