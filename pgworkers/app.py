@@ -27,7 +27,7 @@ from pgworkers.client.rates import RateRegistry
 from pgworkers.context import Ctx
 from pgworkers.errors import NotFound, UsageError
 from pgworkers.handles import Batch, Job
-from pgworkers.job.model import OnFailed, Prepared, unwrap_prepared
+from pgworkers.job.model import OnFailed, PreparedJob, unwrap_prepared
 from pgworkers.limits.rate import Rate
 from pgworkers.options.arguments import takes_context
 from pgworkers.options.enqueue import ON_FAILED
@@ -40,7 +40,6 @@ from pgworkers.task import AnyFirstParameter, CtxTask, PlainTask, Task, TaskDeco
 if TYPE_CHECKING:
     import psycopg
 
-    from pgworkers.handles import Job
     from pgworkers.options.schedule import ScheduleOptions
 
 P = ParamSpec("P")
@@ -117,8 +116,8 @@ class Steering:
 
     def batch(
         self,
-        jobs: Iterable[Prepared[Any]],
-        then: Prepared[Any] | None = None,
+        jobs: Iterable[PreparedJob[Any]],
+        then: PreparedJob[Any] | None = None,
         *,
         on_failed: OnFailed = "run",
         conn: psycopg.Connection[Any] | None = None,
@@ -136,8 +135,8 @@ class Steering:
 
     async def abatch(
         self,
-        jobs: Iterable[Prepared[Any]],
-        then: Prepared[Any] | None = None,
+        jobs: Iterable[PreparedJob[Any]],
+        then: PreparedJob[Any] | None = None,
         *,
         on_failed: OnFailed = "run",
         conn: psycopg.AsyncConnection[Any] | None = None,
@@ -185,8 +184,8 @@ class Steering:
 class App(Scheduling, Steering):
     """Queues, tasks, hooks and settings of one application.
 
-    `**settings` are those of docs/settings.md: `App(drain="1m")`. `version` is shown for people; by default it is the
-    commit of the app's repository, else `files-` and a hash. Making an App opens nothing: the first enqueue connects.
+    `**settings` are those of docs/reference/settings.md: `App(drain="1m")`. `version` is shown for people; by default it
+    is the commit of the app's repository, else `files-` and a hash. Making an App opens nothing: the first enqueue connects.
     """
 
     def __init__(
@@ -228,7 +227,7 @@ class App(Scheduling, Steering):
         max_jobs: int | None = None,
         max_rss: int | str | None = None,
         preload: Sequence[str] = (),
-        batch: bool = True,
+        lookahead: bool = True,
         reload_overlap: bool = False,
         retention: Duration | None = None,
     ) -> None:
@@ -241,7 +240,7 @@ class App(Scheduling, Steering):
         - `preload`: modules imported before the fork, so that workers share their memory
         - `threads`: how many numpy and its kin may start; `nice`: of the processes
         - `cores=[0, 1]`: the only cores its workers run on; `pin=True`: each worker has one of them
-        - `batch=False`: each end is committed before the worker begins its next job; by default short jobs wait a few
+        - `lookahead=False`: each end is committed before the worker begins its next job; by default short jobs wait a few
           milliseconds in front of a worker and their ends are committed together
         - `reload_overlap=True`: after SIGHUP, workers of the new code begin at once beside jobs that run on the old code; by
           default both together run no more jobs than the queue has workers
@@ -250,7 +249,7 @@ class App(Scheduling, Steering):
         spec = read_queue_options(
             name, workers=workers, cluster_workers=cluster_workers, memory=memory, nice=nice, threads=threads,
             cores=cores, pin=pin, address_space=address_space, max_jobs=max_jobs, max_rss=max_rss, preload=preload,
-            batch=batch, reload_overlap=reload_overlap, retention=retention,
+            lookahead=lookahead, reload_overlap=reload_overlap, retention=retention,
         )  # fmt: skip
         if spec.name in self.queues:
             raise UsageError(f"queue {spec.name!r} is declared twice; keep one of the two declarations")
@@ -300,7 +299,7 @@ class App(Scheduling, Steering):
 
     def enqueue_many(
         self,
-        jobs: Iterable[Prepared[Any]],
+        jobs: Iterable[PreparedJob[Any]],
         *,
         conn: psycopg.Connection[Any] | None = None,
         progress: Callable[[int], None] | None = None,
@@ -313,7 +312,7 @@ class App(Scheduling, Steering):
 
     async def aenqueue_many(
         self,
-        jobs: Iterable[Prepared[Any]],
+        jobs: Iterable[PreparedJob[Any]],
         *,
         conn: psycopg.AsyncConnection[Any] | None = None,
         progress: Callable[[int], None] | None = None,
@@ -418,7 +417,7 @@ class App(Scheduling, Steering):
 TaskT = TypeVar("TaskT", bound=Task[..., Any])
 
 
-def _optional_new_job(then: Prepared[Any] | None) -> Any:
+def _optional_new_job(then: PreparedJob[Any] | None) -> Any:
     return None if then is None else then.job
 
 

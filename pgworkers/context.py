@@ -21,7 +21,7 @@ import msgspec
 from pgworkers.bounds import MAX_CHECKPOINT_BYTES
 from pgworkers.errors import JobStopped, UsageError
 from pgworkers.job import model
-from pgworkers.job.model import NewJob, Prepared
+from pgworkers.job.model import NewJob, PreparedJob
 from pgworkers.limits.rate import Rate, RateLimit, TokenStock, UnlimitedRunner
 from pgworkers.observe import tracing
 from pgworkers.observe.handler_metrics import HandlerMetrics
@@ -217,7 +217,7 @@ class Ctx:
         """`connect` for `async def` handlers."""
         return await self._connections.aconnect(**options)
 
-    def enqueue(self, *jobs: Prepared[Any]) -> None:
+    def enqueue(self, *jobs: PreparedJob[Any]) -> None:
         """Enqueue these with the end of this job: they exist if and when it has succeeded, whatever dies in between.
 
         `ctx.enqueue(mail.prepare(7), report.using(delay="5m").prepare(7))`. A delay begins with the end of this job.
@@ -277,8 +277,8 @@ class Ctx:
         return f"<Ctx #{self.job} {self.task} attempt {self.attempt}>"
 
 
-def _require_prepared(job: Prepared[Any]) -> NewJob:
-    if not isinstance(job, Prepared):
+def _require_prepared(job: PreparedJob[Any]) -> NewJob:
+    if not isinstance(job, PreparedJob):
         raise UsageError(
             f"ctx.enqueue: {type(job).__name__} is no prepared job; nothing was enqueued; write ctx.enqueue(task.prepare())"
         )

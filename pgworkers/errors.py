@@ -62,7 +62,7 @@ class DatabaseRefused(PgworkersError):
 
 
 class PermissionDenied(DatabaseRefused):
-    """The login may not do this; the text says which right it lacks (docs/security.md)."""
+    """The login may not do this; the text says which right it lacks (docs/how-to/separate-logins.md)."""
 
 
 class QuotaExceeded(PgworkersError):

@@ -508,7 +508,7 @@ BatchHandler = Callable[[Iterator[Any]], None]
 class EventBus:
     """Where facts are told and who listens.
 
-    A listener that does something else with each kind says so: its `hears(kind)` is what hears facts of that kind, many at a
+    A listener that does something else with each kind says so: its `handler_for(kind)` is what hears facts of that kind, many at a
     time, or None. It is asked once for each kind, so that the facts of jobs find their way without a look and without a call
     for each of them.
     """
@@ -548,7 +548,7 @@ class EventBus:
         found: list[BatchHandler] = []
         for listener, kinds in self._subscriptions:
             if not kinds or kind in kinds:
-                chosen = listener.hears(kind) if hasattr(listener, "hears") else each(listener)
+                chosen = listener.handler_for(kind) if hasattr(listener, "handler_for") else each(listener)
                 if chosen is not None:
                     found.append(chosen)
         return found
@@ -557,11 +557,11 @@ class EventBus:
 class ByKind:
     """A listener that does something else with each kind, and hears of many at a time."""
 
-    def hears(self, kind: type) -> BatchHandler | None:
+    def handler_for(self, kind: type) -> BatchHandler | None:
         raise NotImplementedError
 
     def __call__(self, fact: Event) -> None:
-        hear = self.hears(type(fact))
+        hear = self.handler_for(type(fact))
         if hear is not None:
             hear(iter((fact,)))
 

@@ -36,10 +36,10 @@ class Job(Generic[R]):
     __slots__ = ("_client", "_decode", "_view", "id", "is_new")
 
     def __init__(
-        self, job_id: int, client: Client, *, decode: Callable[[bytes], R] | None = None, created: bool = True
+        self, job_id: int, client: Client, *, decode: Callable[[bytes], R] | None = None, is_new: bool = True
     ) -> None:
         self.id = job_id  #: its number
-        self.is_new = created  #: False: a unique or idempotency key led to a job that was already there
+        self.is_new = is_new  #: False: a unique or idempotency key led to a job that was already there
         self._client = client
         self._decode = decode
         self._view: JobView | None = None

@@ -1,9 +1,12 @@
 """A task: a function that can be called, and enqueued.
 
-`Task[P, R]` is generic over the parameters that `enqueue` takes and what the job's result will be. The two
-subclasses differ only in how the plain call is typed: `CtxTask` takes a context first (None gives it a
-detached one), and a call of an `async def` handler gives a coroutine (`V`) while its job still results in
-`R`.
+`Task[P, R]` is generic over the parameters that `enqueue` takes and over the result of the job. The subclasses differ in the
+plain call. `CtxTask` takes a context first and replaces None by one for use outside a worker. A call of an `async def` handler
+returns a coroutine (`CallR`), while its job still results in `R`.
+
+The overloads of `TaskDecorator` tell a type checker which parameters `enqueue` takes. Their order matters. The result of an
+async handler is what it awaits to. A first parameter `Ctx` is not passed to `enqueue`. A first parameter that accepts anything
+(`Any`, `object`) would also fit the overloads for `Ctx`, so it is matched before them and left unchecked.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from pgworkers import payload
 from pgworkers.context import Ctx
 from pgworkers.errors import InvalidResult, ResultError, UsageError
 from pgworkers.handles import Job
-from pgworkers.job.model import NewJob, Prepared
+from pgworkers.job.model import NewJob, PreparedJob
 from pgworkers.observe import tracing
 from pgworkers.options.arguments import Arguments
 from pgworkers.options.enqueue import (
@@ -99,9 +102,9 @@ class Task(Generic[P, R]):
         """`enqueue` for asyncio."""
         return await self._aenqueue(DEFAULT_ENQUEUE_OPTIONS, args, kwargs)
 
-    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Prepared[R]:
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedJob[R]:
         """Check the arguments now, insert later: with `app.enqueue_many`, `app.batch` or `ctx.enqueue`."""
-        return Prepared(self._new_job(DEFAULT_ENQUEUE_OPTIONS, args, kwargs))
+        return PreparedJob(self._new_job(DEFAULT_ENQUEUE_OPTIONS, args, kwargs))
 
     def using(self, **how: Unpack[EnqueueOptions]) -> BoundTask[P, R]:
         """The same task with options for one enqueue; it has `enqueue`, `aenqueue` and `prepare`, too.
@@ -259,7 +262,7 @@ class Task(Generic[P, R]):
         return self._handle(made)
 
     def _handle(self, made: Enqueued) -> Job[R]:
-        return Job(made.id, self._client, decode=self.decode_result, created=made.is_new)
+        return Job(made.id, self._client, decode=self.decode_result, is_new=made.is_new)
 
 
 class PlainTask(Task[P, R], Generic[P, R, CallR]):
@@ -289,12 +292,12 @@ class BoundTask(Generic[P, R]):
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         return await self.task._aenqueue(self.options, args, kwargs)
 
-    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Prepared[R]:
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedJob[R]:
         if self.options.conn is not None:
             raise UsageError(
                 "using(conn=...).prepare(): give the connection to app.enqueue_many(..., conn=conn) instead"
             )
-        return Prepared(self.task._new_job(self.options, args, kwargs))
+        return PreparedJob(self.task._new_job(self.options, args, kwargs))
 
 
 class AnyFirstParameter:

@@ -1,3 +1,5 @@
+"""Durations and sizes as people write them: `1h30m` and `512MB`, read and printed."""
+
 from __future__ import annotations
 
 import re

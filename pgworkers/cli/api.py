@@ -1,7 +1,7 @@
-"""docs/api.md, made from the code: signatures, docstrings, and the comments beside options and attributes.
+"""docs/reference/api.md, made from the code: signatures, docstrings, and the comments beside options and attributes.
 
-What is shown stands in `CHAPTERS`; what is public in Python but not for users stands in `OURS`, so that a law test can tell
-whether something was forgotten.
+`CHAPTERS` lists what the page shows. `INTERNAL_MEMBERS` lists what is public in Python but not meant for users, so that a law
+test notices a method that is in neither.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ How long a failed job waits: `@app.task(backoff=…)`. After attempt *n* the def
 | nothing | the formula above |
 | `"30s"` | always 30 s |
 | `["1s", "10s", "5m"]` | the nth of the list; the last one repeats |
-| `Exponential(base="1s", factor=3, cap="10m", jitter=0.2)` | `min(base * factor^(n-1), cap)`, spread by ± `jitter` |
+| `ExponentialBackoff(base="1s", factor=3, cap="10m", jitter=0.2)` | `min(base * factor^(n-1), cap)`, spread by ± `jitter` |
 | a function | what it returns for n, seconds or a text; if it raises, the formula above (and a log line) |
 
 `Retry(after=…)` and `retry_on={"oom": "10m"}` win over all of them."""
@@ -79,20 +79,20 @@ CHAPTERS: tuple[tuple[str, str, type, str, tuple[str, ...]], ...] = (
         Ctx,
         "ctx",
         (
-            "cancelled", "stop_point", "track", "progress", "deadline", "extend", "enqueue", "enqueued", "connect", "rate",
+            "cancelled", "check_cancelled", "track", "progress", "deadline", "extend", "enqueue", "enqueued", "connect", "rate",
             "metrics", "traceparent", "for_test",
         ),
     ),
     (
         "Metrics",
-        "`ctx.metrics`. Caps and an example: [observability.md](observability.md).",
+        "`ctx.metrics`. Caps and an example: [how-to/monitor.md](../how-to/monitor.md).",
         HandlerMetrics,
         "ctx.metrics",
         ("counter", "gauge", "observe"),
     ),
     (
         "Rate",
-        "`app.rate(…)` and `ctx.rate(…)`; how it counts: [flow.md](flow.md).",
+        "`app.rate(…)` and `ctx.rate(…)`; how it counts: [how-to/limit-work.md](../how-to/limit-work.md#rates).",
         Rate,
         "rate",
         ("acquire", "try_acquire", "drain", "give_back"),
@@ -100,16 +100,16 @@ CHAPTERS: tuple[tuple[str, str, type, str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 #: Public in Python, but for pgworkers itself.
 INTERNAL_MEMBERS: dict[type, frozenset[str]] = {
-    App: frozenset({"bind", "describe"}),
+    App: frozenset({"describe", "use_database"}),
     Task: frozenset(
         {
-            "arguments", "backoff_after", "call", "check", "decode_result", "declared", "encode_result", "queue", "spec",
-            "warm", "where",
+            "arguments", "backoff_delay", "build_codecs", "declared_spec", "decode_result", "encode_result", "location", "queue",
+            "run_handler", "to_spec", "try_read_signature",
         }
     ),
     Ctx: frozenset({"take_checkpoint", "take_children", "take_metrics", "take_progress"}),
-    HandlerMetrics: frozenset({"take"}),
-    Rate: frozenset({"stopping"}),
+    HandlerMetrics: frozenset({"take_updates"}),
+    Rate: frozenset({"with_stop_point"}),
 }  # fmt: skip
 CONTROL_EXCEPTIONS = (errors.Retry, errors.Snooze, errors.Discard, errors.Throttled)
 ERRORS = (
@@ -118,7 +118,7 @@ ERRORS = (
     errors.QuotaExceeded, errors.SchemaOutOfDate, errors.NotFound,
     errors.AppNotLoaded, errors.UsageError, errors.PgworkersError,
 )  # fmt: skip
-LITERALS = {"OnConflict": OnConflict, "OnFailed": OnFailed, "Missed": MissedPolicy, "Overlap": OverlapPolicy}
+LITERALS = {"OnConflict": OnConflict, "OnFailed": OnFailed, "MissedPolicy": MissedPolicy, "OverlapPolicy": OverlapPolicy}
 #: Options that a method takes as keywords, and the function that has their defaults.
 OPTIONS: dict[tuple[type, str], tuple[type, Callable[..., Any]]] = {
     (App, "task"): (TaskOptions, read_task_options),
@@ -131,14 +131,15 @@ OPTIONS: dict[tuple[type, str], tuple[type, Callable[..., Any]]] = {
 _ANNOTATION_NAMES = {
     **{name: " | ".join(f'"{one}"' for one in get_args(kind)) for name, kind in LITERALS.items()},
     "Scopes": "Iterable[str] | Mapping[str, Mapping[str, Any]]",
-    "Numbered": "Job",
+    "Delay": "float | str",
+    "HasJobId": "Job",
     "HandlerMetrics": "Metrics",
-    "Bound[P, R]": "Task",
+    "BoundTask[P, R]": "Task",
 }
 
 
 def api_page(made: str) -> str:
-    """docs/api.md; `made` is the line that says who writes it."""
+    """docs/reference/api.md; `made` is the line that says who writes it."""
     parts = ["# The Python API", made, _INTRODUCTION, _contents()]
     for title, words, kind, name, shown in CHAPTERS:
         parts += [f"## {title}", words or _paragraphs(kind)]
@@ -236,7 +237,7 @@ def _split(text: str) -> Iterator[str]:
 
 def _paragraphs(documented: Any) -> str:
     """A docstring as Markdown: its lines are joined, its paragraphs and lists kept."""
-    text = re.sub(r"\bdocs/(\w+\.md)", r"[\1](\1)", inspect.getdoc(documented) or "")
+    text = re.sub(r"\bdocs/([\w/-]+\.md)", r"[\1](../\1)", inspect.getdoc(documented) or "")
     return "\n\n".join(re.sub(r"\s*\n(?!- )\s*", " ", block) for block in re.split(r"\n\s*\n", text))
 
 
@@ -254,7 +255,7 @@ def _options(taken: type, declared: Callable[..., Any]) -> str:
     for name, kind, meaning in options_with_comments(taken):
         default: Any = defaults[name].default if name in defaults else None
         shown = "" if default is None or default == () else f"`{default!r}`".replace("'", '"')
-        if name == "window":
+        if name == "missed_window":
             shown = f'`"{format_duration(default)}"`'
         rows.append(
             f"| `{name}` | `{_table_cell(_readable_annotation(kind))}` | {shown} | {_table_cell(meaning)} |"

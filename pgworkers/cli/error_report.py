@@ -103,7 +103,7 @@ def _explain_database_error(exc: Exception) -> tuple[str, int]:
         return f"the schema is not the one this version speaks ({text}); run pgworkers migrate up", SCHEMA
     if isinstance(exc, psycopg.errors.InsufficientPrivilege):
         return (
-            f"the database refused: {text}; GRANT a role that may do this to the login (docs/security.md)",
+            f"the database refused: {text}; GRANT a role that may do this to the login (docs/how-to/separate-logins.md)",
             1,
         )
     if (

@@ -207,7 +207,7 @@ def grafana(ctx: click.Context, directory: Path) -> None:
         made.append({"file": str(target)})
     invocation = invocation_of(ctx)
     output.print_rows(invocation, made, [("file", lambda row: row["file"])], if_empty="", quiet_column="file")
-    output.print_note(invocation, "import the dashboards, or provision them: docs/observability.md")
+    output.print_note(invocation, "import the dashboards, or provision them: docs/how-to/monitor.md")
 
 
 def _deployment(said: Invocation, name: str | None, *, absolute: bool = False) -> Deployment:

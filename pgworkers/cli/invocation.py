@@ -41,6 +41,10 @@ class Invocation:
         return {name: value for name in ("dsn", "schema") if (value := getattr(self, name)) is not None}
 
 
+#: Where the field of a flag has another name than the flag.
+_FIELD_OF_OPTION = {"quiet": "is_quiet", "verbose": "is_verbose", "yes": "is_confirmed"}
+
+
 def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     name = str(param.name)
     typed = ctx.get_parameter_source(name)
@@ -65,7 +69,7 @@ def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> Non
         # Read now and only once: the file may be a pipe, as in --dsn-file <(vault read ...).
         said.dsn_file, said.dsn = value, read_dsn_file(value)
     else:
-        setattr(said, name, value)
+        setattr(said, _FIELD_OF_OPTION.get(name, name), value)
 
 
 def global_options(*, is_root: bool = False) -> list[click.Parameter]:

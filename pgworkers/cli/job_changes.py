@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,7 +22,6 @@ from pgworkers.cli.formatting import (
     terminal_safe,
 )
 from pgworkers.cli.invocation import Invocation
-from pgworkers.cli.jobs.retry_cancel_discard import RETRY
 from pgworkers.cli.output import show_progress
 from pgworkers.cli.parameters import parse_states
 from pgworkers.errors import NotFound, UsageError
@@ -31,8 +30,6 @@ from pgworkers.job.model import JobState
 if TYPE_CHECKING:
     from pgworkers.job.operations import OperationNote
     from pgworkers.job.queries import JobFilter
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def describe_filter(chosen: JobFilter) -> str:
@@ -105,8 +102,6 @@ def change_jobs(
 
 
 def _report_by_id(said: Invocation, verb: JobChange, outcomes: list[tuple[int, str | None]]) -> int:
-    from pgworkers.cli.job_changes import no_such_jobs
-
     found = [{"id": one, "outcome": outcome} for one, outcome in outcomes if outcome is not None]
     if said.output != "table":
         output.print_rows(said, found, [], if_empty="")
@@ -122,10 +117,11 @@ def _report_by_id(said: Invocation, verb: JobChange, outcomes: list[tuple[int, s
 def _outcome_sentence(verb: JobChange, outcome: str) -> str:
     """What became of one job."""
     if outcome in verb.success_outcomes:
-        return "is ready again" if verb is RETRY else f"is {outcome}"
+        return _SUCCESS_SENTENCES.get(outcome, f"is {outcome}")
     return f"was not {verb.past_tense}: {_FAILURE_REASONS.get(outcome, f'it is {outcome}')}"
 
 
+_SUCCESS_SENTENCES = {"requeued": "is ready again"}
 _FAILURE_REASONS = {
     "conflict": "a newer job holds its unique key",
     "running": "it is running; cancel it first",

@@ -67,19 +67,29 @@ def status(ctx: click.Context) -> int:
         found = migrations.status(db.conn, db.schema)
     now = utcnow()
     columns: list[Column] = [
-        ("migration", lambda row: row.name),
-        ("state", lambda row: row.state),
-        ("serves", lambda row: f"{row.serves:04d}"),
+        ("migration", lambda row: row["name"]),
+        ("state", lambda row: row["state"]),
+        ("serves", lambda row: f"{row['serves']:04d}"),
         (
             "applied",
             lambda row: (
-                f"{local_time(row.applied_at)} ({relative_time(row.applied_at, now)})"
-                if row.applied_at
+                f"{local_time(row['applied_at'])} ({relative_time(row['applied_at'], now)})"
+                if row["applied_at"]
                 else ""
             ),
         ),
     ]
-    output.print_rows(invocation, found, columns, if_empty="", quiet_column="name")
+    rows = [
+        {
+            "version": row.version,
+            "name": row.name,
+            "state": row.state,
+            "serves": row.oldest_supported,
+            "applied_at": row.applied_at,
+        }
+        for row in found
+    ]
+    output.print_rows(invocation, rows, columns, if_empty="", quiet_column="name")
     return 0 if all(row.is_usable for row in found) else SchemaOutOfDate.exit_code
 
 
@@ -112,7 +122,7 @@ def sql(ctx: click.Context, pending: bool) -> None:
 def roles(ctx: click.Context) -> None:
     """Print the SQL that makes six roles. Owner, worker, operator, payload, viewer, enqueue; needs no database.
 
-    Run it after `up`, and again after each later one; docs/security.md has the table of what each role may do.
+    Run it after `up`, and again after each later one; docs/reference/roles.md has the table of what each role may do.
 
     \b
     Examples:

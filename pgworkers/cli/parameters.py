@@ -7,14 +7,15 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from pgworkers import units
-from pgworkers.cli.job_changes import F
 from pgworkers.errors import UsageError
 from pgworkers.job.model import JobState
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _MAX_JOB_ID = 2**63 - 1
 _DURATION = re.compile(

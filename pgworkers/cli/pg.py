@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import click
 
@@ -77,9 +78,9 @@ def status(ctx: click.Context) -> None:
     invocation = invocation_of(ctx)
     found = _server(invocation).status()
     if invocation.output == "json":
-        output.print_json(output.as_record(found))
+        output.print_json(_status_record(found))
     elif invocation.output == "ndjson":
-        output.print_json_line(found)
+        output.print_json_line(_status_record(found))
     else:
         for name, value in _status_lines(found):
             output.print_text(f"{name:9}{value}")
@@ -149,6 +150,21 @@ def reset(ctx: click.Context) -> None:
 def _server(invocation: Invocation) -> EmbeddedServer:
     home = database.embedded_home(invocation, database.load_settings(invocation).settings)
     return EmbeddedServer(home, on_message=lambda text: output.print_note(invocation, text))
+
+
+def _status_record(found: ServerStatus) -> dict[str, Any]:
+    return {
+        "home": found.home,
+        "data": found.data,
+        "exists": found.has_data,
+        "version": found.major_version,
+        "pid": found.pid,
+        "ready": found.is_ready,
+        "dsn": found.dsn,
+        "users": found.user_pids,
+        "kept": found.is_kept_running,
+        "log": found.log,
+    }
 
 
 def _status_lines(found: ServerStatus) -> list[tuple[str, str]]:

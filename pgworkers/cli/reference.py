@@ -1,4 +1,4 @@
-"""The reference pages, made from the declarations: docs/cli.md from the commands, docs/settings.md, docs/metrics.md.
+"""The reference pages, made from the declarations: docs/reference/cli.md from the commands, docs/reference/settings.md, docs/reference/metrics.md.
 
 `scripts/gen-docs` writes them and a law test compares them, so that no page can be forgotten or wrong.
 """
@@ -27,7 +27,7 @@ What `/metrics` of a master exports (`--metrics HOST:PORT`, by default 127.0.0.1
 of a job as exemplar. Counters begin at 0 with the master and outlive its workers and supervisors; series of every queue and
 task of the app are there from the start. What is marked *cluster* is told by the leader alone, so that a sum over all hosts
 counts nothing twice; other hosts have no such series. A metric holds at most 500 names (queues, pairs of queue and task,
-schedules); more are counted as `other`. How to use them: [observability.md](observability.md)."""
+schedules); more are counted as `other`. How to use them: [how-to/monitor.md](../how-to/monitor.md)."""
 _LABEL_VALUES = {
     "verdict": metrics_catalog.VERDICTS,
     "state of `workers`": metrics_catalog.WORKER_STATES,
@@ -44,7 +44,7 @@ _LABEL_VALUES = {
 
 
 def cli_page() -> str:
-    """docs/cli.md"""
+    """docs/reference/cli.md"""
     parts = ["# The command line", GENERATED_NOTE, root.help or "", *_help_as_markdown(HELP_EPILOG)]
     for name, command, ctx in walk_commands():
         parts.append("## Global options" if command is root else f"{'#' * (1 + len(name.split()))} `{name}`")
@@ -57,7 +57,7 @@ def cli_page() -> str:
 
 
 def settings_page() -> str:
-    """docs/settings.md"""
+    """docs/reference/settings.md"""
     rows = ["| setting | default | variable | meaning |", "|---|---|---|---|"]
     for declared in fields(settings.Settings):
         default = settings.format_setting(declared.name, declared.default)
@@ -73,7 +73,7 @@ def settings_page() -> str:
 
 
 def metrics_page() -> str:
-    """docs/metrics.md"""
+    """docs/reference/metrics.md"""
     parts = ["# Metrics", GENERATED_NOTE, _METRICS_INTRODUCTION]
     for title, section in metrics_catalog.METRIC_SECTIONS.items():
         rows = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]

@@ -270,9 +270,9 @@ _SCHEDULE_COLUMNS: list[Column] = [
     ("name", lambda view: view.name),
     ("scope", lambda view: view.scope),
     ("state", lambda view: view.state),
-    ("when", lambda view: view.when),
+    ("when", lambda view: view.timing_text),
     ("task", lambda view: view.task),
     ("next", lambda view: relative_time(view.next_at, view.now)),
     ("last", _show_last_tick),
-    ("error", lambda view: shorten(view.trouble or "")),
+    ("error", lambda view: shorten(view.failure or "")),
 ]

@@ -1,3 +1,5 @@
+"""The Procfile of `pgworkers init` and `pgworkers export procfile`."""
+
 from __future__ import annotations
 
 from pgworkers.observe.escape import shell_command

@@ -180,7 +180,7 @@ def run_checks(patient: DatabaseFacts) -> Iterator[Finding]:
     """Every check of the database; ConnectionLost when it goes away."""
     for name, check in SERVER_CHECKS.items():
         yield from _run_check(patient, name, check)
-    read = "states" in patient.__dict__
+    read = "migration_states" in patient.__dict__
     fits = read and all(row.is_usable for row in patient.migration_states)
     for name, check in SCHEMA_CHECKS.items():
         if fits:

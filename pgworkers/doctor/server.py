@@ -217,7 +217,7 @@ def check_connections(found: ConnectionCounts) -> list[Finding]:
         psql_command(
             "SELECT usename, application_name, state, count(*) FROM pg_stat_activity GROUP BY 1, 2, 3 ORDER BY 4 DESC"
         ),
-        "put the web servers behind a pooler (docs/adr/0504-poolers.md), or raise the limit",
+        "put the web servers behind a pooler (docs/adr/08-four-direct-connections.md), or raise the limit",
     )
     if left < CONNECTIONS_PER_HOST:
         return [fail("connections", what, why, *fixes, left=left)]

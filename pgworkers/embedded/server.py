@@ -3,7 +3,7 @@
 `EmbeddedServer(home).acquire()` gives the address of a running server: the one that already serves this home,
 or a new one. Every process that acquired is a user; the last one to release stops the server, unless others are
 connected to its address, and the kernel releases for those that were killed. The reasons behind each step are in
-docs/adr/0110-embedded-server.md.
+docs/adr/11-embedded-server.md.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class LeaseDeadlineWriter:
     """The master's side. `fd` is for those who will read it."""
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("pgworkers-term", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fd = os.memfd_create("pgworkers-lease-deadline", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, _SIZE)
         self._page = memoryview(mmap.mmap(self.fd, _SIZE)).cast("q")
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)

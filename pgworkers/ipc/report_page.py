@@ -24,7 +24,7 @@ CAPACITY_BYTES = PAGE_BYTES - _HEAD.size
 
 def create() -> int:
     """An empty one, as a descriptor: for the reader, and for the `ReportPage` of the writer."""
-    fd = os.memfd_create("pgworkers-shelf", os.MFD_CLOEXEC)
+    fd = os.memfd_create("pgworkers-report-page", os.MFD_CLOEXEC)
     try:
         os.ftruncate(fd, PAGE_BYTES)
     except OSError:

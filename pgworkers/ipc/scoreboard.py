@@ -207,7 +207,7 @@ class Slot:
     def stop_requested_for(self, job: int, lease: int) -> int:
         """By the worker: the reason why this very execution should stop, 0 if it may go on."""
         view = self.view
-        return view[_WISH_REASON] if view[_WISH_JOB] == job and view[_WISH_LEASE] == lease else 0
+        return view[_STOP_REASON] if view[_STOP_JOB] == job and view[_STOP_LEASE] == lease else 0
 
 
 def _index(name: str) -> int:
@@ -217,11 +217,11 @@ def _index(name: str) -> int:
 
 
 _LEASE, STATE, _DEADLINE = _index("lease"), _index("state"), _index("deadline")
-_WISH_JOB, _WISH_LEASE, _WISH_REASON = _index("wish_job"), _index("wish_lease"), _index("wish_reason")
+_STOP_JOB, _STOP_LEASE, _STOP_REASON = _index("stop_job"), _index("stop_lease"), _index("stop_reason")
 _RUNNING, _IDLE, _LEAVING = int(SlotState.RUNNING), int(SlotState.IDLE), int(SlotState.LEAVING)
 
 # Fields in a row by one call, each as one number and in their order. `begin`: started … lease; `end`: deadline … job.
-_begin, _BEGIN_AT = struct.Struct("13q").pack_into, 8 * _index("started")
+_begin, _BEGIN_AT = struct.Struct("13q").pack_into, 8 * _index("started_at")
 _end, _END_AT = struct.Struct("6q").pack_into, 8 * _index("deadline")
 
 

@@ -6,7 +6,7 @@ for COPY, which needs one to stream to). The database clock decides everything.
 
     scheduled -> ready -> running -> succeeded | dead | cancelled
 
-`state` holds the six states, the seventh that readers see (`claimed`) and the legal moves; docs/states.md draws them.
+`state` holds the six states, the seventh that readers see (`claimed`) and the legal moves; docs/reference/states.md draws them.
 After a claim every write names the lease it
 was given: `WHERE id = ... AND lease = ... AND state = 'running'`, checked under the row lock. Zero rows is an answer (the
 lease is lost), never an error. Statements that touch many rows lock them in id order or skip what is locked, so that

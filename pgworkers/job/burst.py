@@ -1,3 +1,9 @@
+"""What `pgworkers run --burst` asks the database: is there still work, who else runs it, and what will stay behind.
+
+A burst ends when none of its queues holds a job that runs, is due or waits for a retry, as far as a host with these tasks
+could run it. Each statement reads a bounded number of rows and says where the next one continues.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -186,5 +186,5 @@ def fence_params(rows: Sequence[Any]) -> dict[str, Any]:
     return {
         "ids": Bigints([row.id for row in rows]),
         "leases": Integers([row.lease for row in rows]),
-        "claims": Timestamps([row.claimed_at for row in rows]),
+        "claims": Timestamps([row.claimed_at_us for row in rows]),
     }

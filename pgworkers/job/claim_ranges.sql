@@ -2,7 +2,7 @@
 -- behind the place where it last found work, and a step before it (master/positions).
 -- A step has an end, `last`, and one priority: only behind an equals sign the walk ends there (before Postgres 18). A range without an end
 -- must be BETWEEN: behind an equals sign any index on id would do for the order. A step says both, which is the same once more and makes the
--- planner expect next to nothing by job_ready: by the primary key it would read all jobs between two ids, other queues' too (docs/adr/2701).
+-- planner expect next to nothing by job_ready: by the primary key it would read all jobs between two ids, other queues' too (docs/adr/05).
 -- Index, guard and the rest: claim.sql.
 WITH free AS MATERIALIZED (
     SELECT ready.at

@@ -221,7 +221,7 @@ def in_lock_order(ended: Sequence[Any]) -> list[Any]:
 
 
 _by_id = attrgetter("id")
-_by_fence = attrgetter("id", "lease", "claimed_at")
+_by_fence = attrgetter("id", "lease", "claimed_at_us")
 
 
 def missing_answers(ended: Sequence[AttemptEnd], written: Collection[int]) -> dict[Fence, str]:

@@ -117,13 +117,13 @@ class NewJob(msgspec.Struct, frozen=True, gc=False):
     idempotency_window: float | None = None  # None: a day
 
 
-class Prepared(msgspec.Struct, Generic[R], frozen=True, gc=False):
+class PreparedJob(msgspec.Struct, Generic[R], frozen=True, gc=False):
     """A checked job that is not inserted yet."""
 
     job: NewJob
 
 
-def unwrap_prepared(prepared: Prepared[Any]) -> NewJob:
+def unwrap_prepared(prepared: PreparedJob[Any]) -> NewJob:
     """What is inserted; UsageError for anything that no task has prepared."""
     try:
         return prepared.job
@@ -138,7 +138,6 @@ def unwrap_prepared(prepared: Prepared[Any]) -> NewJob:
 MAX_CHILDREN_PER_JOB = 1000
 MAX_CHILDREN_CHARACTERS = 4 << 20
 
-_DEFAULTS = NewJob("")
 #: What `pgworkers.bear` reads; the two texts are JSON themselves.
 _CHILD_FIELDS = (
     "queue", "priority", "run_at", "delay", "max_attempts", "max_crashes", "timeout", "memory", "deadline", "expires",
@@ -149,15 +148,15 @@ _encode_json = msgspec.json.Encoder().encode
 
 def refuse_as_child(new: NewJob) -> None:
     """UsageError for what must not come with an end: to wait for a lock, or to fail, would hold up other ends."""
-    for name, why in (
-        ("unique", "its unique key may be held by an open transaction"),
-        ("idempotency_key", "its key may be held by an open transaction"),
-        ("after", "the jobs it comes after may be gone by then"),
+    for option, value, why in (
+        ("unique", new.unique_key, "its unique key may be held by an open transaction"),
+        ("idempotency_key", new.idempotency_key, "its key may be held by an open transaction"),
+        ("after", new.after or None, "the jobs it comes after may be gone by then"),
     ):
-        if getattr(new, name) != getattr(_DEFAULTS, name):
+        if value is not None:
             raise UsageError(
-                f"ctx.enqueue: {new.task} with {name}= cannot be enqueued with the end of a job: {why}; nothing was "
-                f"enqueued; use task.using({name}=...).enqueue(...)"
+                f"ctx.enqueue: {new.task} with {option}= cannot be enqueued with the end of a job: {why}; nothing was "
+                f"enqueued; use task.using({option}=...).enqueue(...)"
             )
 
 

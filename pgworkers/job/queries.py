@@ -301,8 +301,8 @@ def search_pages(ask: RunQuery, where: JobFilter, max_looked: int | None = None)
     while True:
         page = ask(search_page(replace(where, before_id=before), look))
         yield page
-        looked += page.looked
-        before = page.before
+        looked += page.rows_read
+        before = page.before_id
         if before is None or (max_looked is not None and looked >= max_looked):
             return
         look = min(4 * look, LARGEST_PAGE_ROWS) if is_filtered else look

@@ -24,5 +24,5 @@ Two facts of Linux decide the shape of the tree and are worth knowing before rea
   child of the supervisor that is not one of its workers belongs to a worker that is dead, whatever session
   or process group it moved to and whatever environment it has. Sweeping needs no marker and no guess. It
   signals such children, whose pids cannot be re-used before we reap them, and their descendants through
-  pidfds: all are frozen first and then killed. (docs/adr/0202, docs/adr/2811)
+  pidfds: all are frozen first and then killed. (docs/adr/13)
 """

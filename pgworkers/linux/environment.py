@@ -1,7 +1,8 @@
 """What a process that imports the user's code inherits: everything but the variables that hold the database's password.
 
 The master keeps them; a worker gets the address over its supervisor's socket, so `ctx.connect()` and `task.enqueue()` work,
-and what a handler prints, logs or hands to the programs it starts holds no password. What that is worth: docs/security.md.
+and what a handler prints, logs or hands to the programs it starts holds no password. What that is worth:
+docs/explanation/security.md.
 
 Descriptors 0, 1 and 2 are there, whatever the parent closed: else the next file or socket becomes stdout.
 """
@@ -29,8 +30,9 @@ def missing_variable_hint(text: str) -> str:
     if not named:
         return ""
     return (
-        f"; {named[0]}, set or not, is kept from processes that import the app: it may hold the password of the queue's "
-        f"database. Use ctx.connect(), give your own address another name, or let it through with {INHERIT_VARIABLE}={named[0]}"
+        f"; {named[0]}, set or not, is kept from processes that import the app: it may hold the password of the "
+        f"queue's database. Use ctx.connect(), give your own address another name, or let it through with "
+        f"{INHERIT_VARIABLE}={named[0]}"
     )
 
 

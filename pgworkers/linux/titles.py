@@ -1,8 +1,8 @@
 """What `ps` shows.
 
 SPT_NOENV keeps setproctitle off the environment block: /proc/PID/environ, which carries the marker of the
-tree, stays readable. The price is that a title is no longer than the command line was; `ROOM` is an
-argument that makes it so.
+tree, stays readable. The price is that a title is no longer than the command line was; `TITLE_PADDING_ARGUMENT`
+makes it so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ os.environ["SPT_NOENV"] = "1"
 import setproctitle  # noqa: E402
 
 #: Appended to the command line of a process that will set titles.
-TITLE_PADDING_ARGUMENT = "--room=" + "." * 120
+TITLE_PADDING_ARGUMENT = "--title-padding=" + "." * 120
 
 setproctitle.getproctitle()  # it looks for the command line now, and the variable has served
 if _before is None:

@@ -9,7 +9,7 @@ When it had room and found nothing for `QUIET`, it falls asleep again. Hosts tha
 less often and stays awake for longer, up to `MAX_SHARE` times, so that together they look as often as one.
 
 A queue is *full* when the host was notified of a job for which it had no room, and passed the notification on. It asks to
-be notified again when a claim has found less than there was room for. (docs/adr/2911)
+be notified again when a claim has found less than there was room for. (docs/adr/21)
 
 Falling asleep has a gap: a transaction that saw no sleeping host may commit its job just after this host has looked. So
 the host looks again, a few times, at growing distances (`LOOKS`); what commits later still is found by the poll. If another
@@ -17,7 +17,7 @@ host slept already, that transaction has notified it, and there are no more look
 
 A queue that sleeps and gave less than there was room for is *dry*: whatever becomes ready in it is notified, so until then
 nobody looks, however many workers get free. It is dry for no longer than the poll, or until a look can go where the last
-one did not. (docs/adr/2331)
+one did not. (docs/adr/21)
 
 Queues whose claims take too long: what is done about it, queue by queue and in bounded steps; pure.
 

@@ -21,7 +21,7 @@ claim took is also how slow the network was, and a job must not wait for that in
 
 When it is not cheap, the claims behind it must not wait for all of it: it is made in steps, from the place down to the head,
 each over so many ids as are not slow to go through. Quick steps become longer, until one reaches the head. A round that
-takes longer than `most` gets more of the time, `HASTE` instead of `SHARE`; its steps stay short. (docs/adr/2003, 2501)
+takes longer than `most` gets more of the time, `HASTE` instead of `SHARE`; its steps stay short. (docs/adr/22)
 """
 
 from __future__ import annotations

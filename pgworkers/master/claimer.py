@@ -4,7 +4,7 @@ It claims when it is told of work or of room for it, and by itself as `SleepPoli
 
 A new job wakes one host. If that host has no room, it passes the notification on to another one. If it does not come,
 because it was killed or stopped, the poll of another host finds the job, and that host lets all be notified for a while.
-(docs/adr/2911)
+(docs/adr/21)
 
 What wakes a task of the master: somebody who rings, or the time.
 """

@@ -6,7 +6,7 @@ The term is a row that only workers can write: host, session, and until when it 
 renews it every `leader_retry`. A candidate takes it when the leader resigned, when its session is gone, or when it ran out:
 a frozen leader keeps its session and would lead for ever. An advisory lock, held by the leading session, is the fast
 path that tells a candidate of a session's end. Any login can hold that lock, so a lock that cannot be had stops no host
-from leading; the session that holds it is reported (docs/adr/2812).
+from leading; the session that holds it is reported (docs/adr/23).
 
 Every duty runs on the very connection that took the term (`ask`), so a host that lost the session cannot act, whatever it
 believes. A host that was frozen and wakes up cannot act either until it has renewed: `ask` refuses after the term has run

@@ -231,7 +231,7 @@ class Scaler:
             case HostStateChanged(state="draining"):
                 self.wake()  # the others may have what this host no longer needs
 
-    def hears(self, kind: type) -> BatchHandler | None:
+    def handler_for(self, kind: type) -> BatchHandler | None:
         return self.on_attempts_ended if kind is AttemptEnded else each(self)
 
     def on_attempts_ended(self, facts: Iterator[AttemptEnded]) -> None:

@@ -56,11 +56,11 @@ class SupervisorProcess:
                 [
                     *(sys.executable, "-P", "-m", "pgworkers.supervisor"),  # -P: no module of this directory
                     *(
-                        "--fd",
+                        "--control-fd",
                         str(theirs.fileno()),
-                        "--term",
+                        "--lease-fd",
                         str(term),
-                        "--parent",
+                        "--parent-pid",
                         str(os.getpid()),
                         TITLE_PADDING_ARGUMENT,
                     ),

@@ -1,4 +1,4 @@
-"""Facts as log lines: text for people, JSON for machines; one fact, one line (docs/logging.md).
+"""Facts as log lines: text for people, JSON for machines; one fact, one line (docs/reference/log-lines.md).
 
 Texts that come from jobs are escaped, so that no payload can forge a line. Lines of one kind that come faster than
 anybody reads are counted instead of listed: what is told per job must never be what limits the jobs.

@@ -73,7 +73,7 @@ class Metrics(ByKind):
             events.SchedulesMeasured: self._on_schedules,
             events.StorageMeasured: self._on_table_sizes,
             events.MemoryMeasured: self._on_memory,
-            events.LoopLagMeasured: lambda fact: self._observe("loop_lag_seconds", fact.late),
+            events.LoopLagMeasured: lambda fact: self._observe("loop_lag_seconds", fact.seconds),
             events.LeadershipChanged: self._on_leader_changed,
             events.HandlerMetricsReceived: lambda fact: self.handler_metrics.add(fact.task, fact.body),
             events.OutputDropped: lambda fact: self.count(

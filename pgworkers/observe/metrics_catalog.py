@@ -1,4 +1,4 @@
-"""Every metric, declared once: name, kind, labels, what it means. docs/metrics.md is made from this; dashboards and alerts
+"""Every metric, declared once: name, kind, labels, what it means. docs/reference/metrics.md is made from this; dashboards and alerts
 use exactly these names (a law test).
 
 Labels come from closed sets (states, verdicts, reasons) or from names that the app declares (queues, tasks, schedules);

@@ -25,7 +25,7 @@ _STANDARD_ATTRIBUTES = frozenset(logging.makeLogRecord({}).__dict__) | {
     "message",
     "asctime",
     "taskName",
-    "bearings",
+    "job_origin",
 }
 _JOB_ATTRIBUTES = ("job", "task", "queue", "attempt", "host")
 
@@ -125,7 +125,7 @@ class JobLogFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         message = _message(record)
-        at = getattr(record, "bearings", None) or JobOrigin(host=socket.gethostname())
+        at = getattr(record, "job_origin", None) or JobOrigin(host=socket.gethostname())
         if self._json:
             return self._as_json(record, at, message)
         job = f"#{at.job} {escape_line(at.task or '')} " if at.job is not None else ""

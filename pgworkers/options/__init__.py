@@ -1,8 +1,8 @@
-"""What people write in their app, read and checked where it is written.
+"""What users write in their app, checked where it is written.
 
-`options` reads durations, sizes, names and keys; `backoff` reads retry curves, `verdicts` what is retried at all,
-`routing` which queue a task goes to, `schedule` when it is due; `signature` reads what a function takes, and
-`arguments` turns a call of it into the JSON object of a job and back; `loading` imports the user's file, which shadows
-nothing of ours (`dependencies`). Everything here is pure but for those two, knows no database and no process, and
-answers a wrong declaration with a UsageError that says what to write instead.
+A module for each place where options are written: `task` for `@app.task(...)`, `queue` for `app.queue(...)` and `app.route(...)`,
+`schedule` for `@app.schedule(...)`, `enqueue` for `task.using(...)`. `values` checks single values, `retries` reads `backoff=` and
+`retry_on=`, and `arguments` turns a call of a handler into the JSON object of a job and back.
+
+Nothing here opens a connection or starts a process. A wrong declaration raises a UsageError that says what to write instead.
 """

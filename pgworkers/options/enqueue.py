@@ -1,4 +1,4 @@
-"""What a person writes beside a task or an enqueue, checked where it is written."""
+"""What `task.using(...)` accepts: the options of one enqueue."""
 
 from __future__ import annotations
 

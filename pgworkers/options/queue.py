@@ -1,4 +1,7 @@
-"""Which queue a task goes to when it names none: rules over its name, the first that fits wins."""
+"""What `app.queue(...)` and `app.route(...)` accept.
+
+A route chooses the queue of tasks that name none, by patterns over the task's name. The first route that fits wins.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def read_queue_options(
     max_jobs: int | None,
     max_rss: int | str | None,
     preload: Sequence[str],
-    batch: bool,
+    lookahead: bool,
     reload_overlap: bool,
     retention: Duration | None,
 ) -> QueueSpec:
@@ -55,7 +58,7 @@ def read_queue_options(
         max_jobs=read_optional_count(max_jobs, f"{what} max_jobs"),
         max_rss=read_memory(max_rss, what=f"{what} max_rss"),
         preload=tuple(preload),
-        lookahead=bool(batch),
+        lookahead=bool(lookahead),
         reload_overlap=bool(reload_overlap),
         retention=read_duration(retention, what=f"{what} retention", positive=False),
     )

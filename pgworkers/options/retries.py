@@ -1,7 +1,4 @@
-"""How a task says how long to wait before its next attempt, as the data that decides it (`BackoffSpec`).
-
-`retry_on=`: what a task says about retries by verdict.
-"""
+"""What `backoff=` and `retry_on=` of a task accept: how long to wait before the next attempt, and after which verdicts."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ def read_backoff(backoff: Backoff, *, what: str) -> BackoffSpec:
         case _ if callable(backoff):
             return BackoffSpec(kind="function")
     raise UsageError(
-        f'{what}: {type(backoff).__name__} is no back-off; give "30s", ["1s", "10s"], Exponential(...) or a '
+        f'{what}: {type(backoff).__name__} is no back-off; give "30s", ["1s", "10s"], ExponentialBackoff(...) or a '
         "function from the attempt to seconds"
     )
 

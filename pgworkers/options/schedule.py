@@ -38,7 +38,7 @@ class ScheduleOptions(TypedDict, total=False):
     start: datetime | None  # no tick before it; an interval counts from it
     end: datetime | None  # no tick at or after it
     missed: MissedPolicy  # what becomes of ticks that nobody was there for
-    window: Duration  # how far back missed="all" goes
+    missed_window: Duration  # how far back missed="all" goes
     overlap: OverlapPolicy  # when the last job is still live
     reentrant: bool  # False: one attempt; not run again when its host dies
     paused: bool  # waits for `pgworkers schedules resume`
@@ -64,8 +64,8 @@ def declare_schedule(
         return found
 
     ready = "arguments" in vars(task)
-    spec = read_schedule_options(task.declared, fits if ready else _encode_unchecked, cron, **options)
-    return spec.name, lambda: read_schedule_options(task.declared, fits, cron, **options)
+    spec = read_schedule_options(task.declared_spec, fits if ready else _encode_unchecked, cron, **options)
+    return spec.name, lambda: read_schedule_options(task.declared_spec, fits, cron, **options)
 
 
 def read_schedule_options(
@@ -81,7 +81,7 @@ def read_schedule_options(
     start: datetime | None = None,
     end: datetime | None = None,
     missed: MissedPolicy = "latest",
-    window: Duration = DEFAULT_MISSED_WINDOW_SECONDS,
+    missed_window: Duration = DEFAULT_MISSED_WINDOW_SECONDS,
     overlap: OverlapPolicy = "allow",
     reentrant: bool = True,
     paused: bool = False,
@@ -111,7 +111,8 @@ def read_schedule_options(
         start=first,
         end=last,
         missed=missed,
-        missed_window_seconds=read_duration(window, what=f"{what} window") or DEFAULT_MISSED_WINDOW_SECONDS,
+        missed_window_seconds=read_duration(missed_window, what=f"{what} missed_window")
+        or DEFAULT_MISSED_WINDOW_SECONDS,
     )
     _check_timing(what, timing)
     # Arguments of a scoped schedule are whole only together with those of the scope.

@@ -1,14 +1,9 @@
-"""What `app.queue(...)` and `@app.task(...)` accept, as data; and how the decorator is typed.
-
-The overloads tell the type checker which of a function's parameters `enqueue` takes. Order matters: an async
-handler's result is what it awaits to; a first parameter `Ctx` vanishes; a first parameter that would take
-anything (`Any`, `object`) fits the `Ctx` overloads too, so it is caught before them and left unchecked.
-"""
+"""What `@app.task(...)` accepts, and the `TaskSpec` that it becomes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 from pgworkers import bounds
 from pgworkers.errors import UsageError
@@ -26,9 +21,6 @@ from pgworkers.options.values import (
 from pgworkers.specs import TaskSpec
 from pgworkers.units import format_size, parse_size
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 
 class TaskOptions(TypedDict, total=False):
     """The keywords of `@app.task(...)`."""
@@ -38,7 +30,7 @@ class TaskOptions(TypedDict, total=False):
     priority: int  # higher first
     retries: int  # attempts after the first
     max_crashes: int  # how often the process may die under it
-    backoff: Backoff  # None exponential, "30s" fixed, ["1s", "10s"], Exponential(...), or attempt -> seconds
+    backoff: Backoff  # None exponential, "30s" fixed, ["1s", "10s"], ExponentialBackoff(...), or attempt -> seconds
     retry_on: Mapping[
         str, bool | Duration
     ]  # {"timeout": False, "oom": "10m"}: by verdict, never again or after so long

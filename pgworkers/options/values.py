@@ -1,3 +1,9 @@
+"""Single values of options: names, durations, sizes, counts, keys and times, checked and converted.
+
+Each function takes what the user wrote and `what`, the option that it is the value of. It returns the value in the unit that
+the rest of the package uses (seconds, bytes), or raises a UsageError that names the option and says what to write instead.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -8,10 +14,6 @@ from pgworkers import bounds
 from pgworkers.errors import UsageError
 from pgworkers.payload import NotJson, encode
 from pgworkers.units import parse_duration, parse_size
-
-
-def read_optional_count(value: int | None, what: str) -> int | None:
-    return None if value is None else read_count(value, what=what, least=1)
 
 
 Duration = float | str | timedelta
@@ -83,6 +85,10 @@ def read_count(value: Any, *, what: str, least: int = 0, most: int = MAX_INT4) -
     if not least <= value <= most:
         raise UsageError(f"{what}: {value} is out of range ({least} to {most})")
     return value
+
+
+def read_optional_count(value: int | None, what: str) -> int | None:
+    return None if value is None else read_count(value, what=what, least=1)
 
 
 def read_priority(value: Any, *, what: str) -> int:

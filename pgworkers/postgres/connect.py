@@ -281,7 +281,7 @@ def _short_reason(dsn: str, reason: str) -> str:
 
 
 def _refuse_unsupported_server(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """UsageError for a server that cannot work, by what it says of itself at the start of a session (docs/databases.md)."""
+    """UsageError for a server that cannot work, by what it says of itself at the start of a session (docs/reference/databases.md)."""
     said = conn.info.parameter_status
     if said("crdb_version"):
         lacks = "CockroachDB, which has no LISTEN, no ctid and no advisory locks of sessions"
@@ -295,7 +295,7 @@ def _refuse_unsupported_server(conn: psycopg.Connection[Any] | psycopg.AsyncConn
             )
         return
     raise UsageError(
-        f"this is {lacks}: pgworkers cannot work there; nothing was done; use Postgres 13 or newer (docs/databases.md)"
+        f"this is {lacks}: pgworkers cannot work there; nothing was done; use Postgres 13 or newer (docs/reference/databases.md)"
     )
 
 

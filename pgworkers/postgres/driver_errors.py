@@ -28,7 +28,7 @@ def translate_error(
     match error:
         case errors.InsufficientPrivilege():
             fix = hint or (f"GRANT {role} to this login" if role else "GRANT one of the roles to this login")
-            return PermissionDenied(f"the database refused: {text}; {not_done}; {fix} (docs/security.md)")
+            return PermissionDenied(f"the database refused: {text}; {not_done}; {fix} (docs/how-to/separate-logins.md)")
         case errors.ConfigurationLimitExceeded():
             return QuotaExceeded(f"{text}; {not_done}" + (f"; {hint}" if hint else ""))
         case (

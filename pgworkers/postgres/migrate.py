@@ -5,7 +5,7 @@ schema that was made by a file that has changed since is refused and not touched
 
 The first line of each file is `-- serves: NNNN`, the oldest code that still works on the schema after it: code whose newest
 migration is NNNN. It is recorded with the migration. Code of an older version goes on as long as all newer migrations serve
-it, and is refused otherwise (docs/adr/2961).
+it, and is refused otherwise (docs/adr/10).
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def render_pending(
 
 
 def render_roles(schema: str) -> str:
-    """The roles of this schema and what each may do, as one script; see docs/security.md."""
+    """The roles of this schema and what each may do, as one script; see docs/how-to/separate-logins.md."""
     check_schema_name(schema)
     text = (resources.files("pgworkers.schema") / "roles.sql").read_text(encoding="utf-8")
     made = (*(migration.text for migration in known_migrations()), _MIGRATION_TABLE.text)

@@ -1,3 +1,13 @@
+"""Sessions through a transaction pooler: how one is recognised, and how our settings reach the server behind it.
+
+Behind a pooler each transaction may run in another session of the server, so settings cannot be made once at connect.
+They are sent together with the statement instead, in one message (`PooledCursor`), or at the start of a transaction
+(`PooledConnection`). Such a message cannot have parameters: values are written into the statement.
+
+A pooler is recognised because the process id that it reports at the start of a session is not the one that the server
+reports, or because it refuses the startup parameter `options`.
+"""
+
 from __future__ import annotations
 
 import re

@@ -3,7 +3,7 @@
 How values are written and read stays psycopg's; which statements are prepared, and when, is said by the connection, as for
 psycopg's own cursors (`prepare_threshold`: after so many uses, and None behind a pooler, which keeps nothing for us).
 
-`exchange` for blocking callers: the session of a process that enqueues (docs/adr/2301).
+`exchange` for blocking callers: the session of a process that enqueues (docs/adr/09).
 
 A cursor of psycopg is most of what an enqueue costs Python. The waiting is Python's own `poll`, not libpq's: a signal
 (Ctrl-C, the raise of the stop ladder) gets through while the server has not answered.
@@ -12,7 +12,7 @@ Statements on a session of ours in an event loop, one after the other, by libpq 
 
 A psycopg cursor is made for any statement on any connection, by any number of tasks. Of a short statement that is most
 of its time: for a claim after a rest 0.9 ms of this process where the same words on the wire take 0.3, and a claim is
-what a job waits for (docs/adr/2001). Our own sessions, those of a host and of whoever enqueues, are all alike: autocommit,
+what a job waits for (docs/adr/09). Our own sessions, those of a host and of whoever enqueues, are all alike: autocommit,
 one answer to each statement, the same few statements for ever. So the bytes are sent and waited for here.
 
 An exchange that was not heard to its end (no answer in time, a task that was cancelled) leaves a session whose next answer

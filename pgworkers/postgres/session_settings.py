@@ -13,7 +13,7 @@ from typing import Any
 
 from pgworkers.settings import Settings
 
-#: The sessions of a host, whose statements are planned once and must not be led astray by statistics (docs/adr/1101): every
+#: The sessions of a host, whose statements are planned once and must not be led astray by statistics (docs/adr/05): every
 #: plan is for any values, by index and by nested loops.
 HOST_ROLES = frozenset({"claim", "finish", "listen", "leadership"})
 HOST_PLANNER_SETTINGS = {

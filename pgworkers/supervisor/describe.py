@@ -159,5 +159,5 @@ def threads_error(config: str, threads: Sequence[str]) -> str:
     return (
         f"{config} starts threads while it is imported ({', '.join(threads)}), and a process with threads must not fork. "
         "Start them in @app.on_worker_start, import libraries with thread pools of their own in the handler, or declare "
-        "the queue with threads=1 (docs/stopping.md)"
+        "the queue with threads=1 (docs/how-to/stop-jobs.md)"
     )

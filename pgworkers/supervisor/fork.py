@@ -24,7 +24,7 @@ from pgworkers.supervisor import hooks
 from pgworkers.supervisor.fork_safety import running_threads
 from pgworkers.supervisor.output import OutputCapture
 from pgworkers.supervisor.worker_record import WorkerRecord
-from pgworkers.worker.main import WorkerProcess as Crib
+from pgworkers.worker.main import WorkerProcess
 from pgworkers.worker.startup import WorkerSetup
 
 
@@ -37,7 +37,7 @@ class WorkerTemplate:
     queue: QueueSpec
     lease_deadline: LeaseDeadline
     signals_to_reset: list[tuple[int, Any]] = field(default_factory=list)  # that this process hears
-    _workers: dict[int, Crib] = field(default_factory=dict)  # by slot
+    _workers: dict[int, WorkerProcess] = field(default_factory=dict)  # by slot
 
     def note_signals(self) -> None:
         """It has its handlers now: note what a worker must put back."""
@@ -45,7 +45,7 @@ class WorkerTemplate:
             (signal.SIGUSR1, signal.SIGUSR2)
         )  # which are its own
 
-    def worker_for_slot(self, index: int, slot: Slot) -> Crib:
+    def worker_for_slot(self, index: int, slot: Slot) -> WorkerProcess:
         """The worker of this slot as it is before its birth. Each that is born there is a copy of it."""
         found = self._workers.get(index)
         if found is None:
@@ -61,7 +61,7 @@ class WorkerTemplate:
                     self.signals_to_reset,
                 )
             )
-            found = self._workers[index] = Crib(birth)
+            found = self._workers[index] = WorkerProcess(birth)
         return found
 
 
@@ -93,7 +93,7 @@ def fork_worker(
     threads = running_threads()
     if threads:
         raise ForkRefused(f"no worker was forked: this process has threads ({', '.join(threads)})")
-    crib = template.worker_for_slot(index, slot)
+    worker = template.worker_for_slot(index, slot)
     ours, theirs = socketpair(AF_UNIX, SOCK_STREAM)
     reads = writes = page = -1
     capture = OutputCapture(f"{template.queue.name}-{index}"[:200], template.settings.output_limit)
@@ -111,7 +111,7 @@ def fork_worker(
             if pid == 0:
                 not_ours = [*private_descriptors, ours.fileno(), writes]
                 _child(
-                    crib,
+                    worker,
                     capture.output,
                     capture.dump,
                     theirs,
@@ -157,7 +157,7 @@ def _fork() -> int:
 
 
 def _child(
-    worker: Crib,
+    worker: WorkerProcess,
     output: int,
     dump: int,
     sock: socket,

@@ -14,7 +14,7 @@ import msgspec
 from pgworkers.specs import QueueSpec
 
 
-class Boot(msgspec.Struct, tag="boot", tag_field="is"):
+class Boot(msgspec.Struct, tag="boot", tag_field="type"):
     """The first packet: all a supervisor needs to know. Secrets travel here, never in argv or environ."""
 
     config: str
@@ -26,13 +26,13 @@ class Boot(msgspec.Struct, tag="boot", tag_field="is"):
     version: str = ""  # of the user's code, for the title
 
 
-class Scale(msgspec.Struct, tag="scale", tag_field="is"):
+class Scale(msgspec.Struct, tag="scale", tag_field="type"):
     """How many workers there should be; fewer: fork no replacements (the master closes idle workers' sockets)."""
 
     workers: int
 
 
-class StopJob(msgspec.Struct, tag="stop", tag_field="is"):
+class StopJob(msgspec.Struct, tag="stop", tag_field="type"):
     """Climb the ladder for this job and lease. `reason`: cancel, drain, lease, kill. Graces in seconds."""
 
     slot: int
@@ -44,7 +44,7 @@ class StopJob(msgspec.Struct, tag="stop", tag_field="is"):
     raise_grace: float
 
 
-class SetDeadline(msgspec.Struct, tag="move_deadline", tag_field="is"):
+class SetDeadline(msgspec.Struct, tag="move_deadline", tag_field="type"):
     """This job and lease must be gone by `at` (nanoseconds of CLOCK_BOOTTIME), whatever its attempt was given."""
 
     slot: int
@@ -54,7 +54,7 @@ class SetDeadline(msgspec.Struct, tag="move_deadline", tag_field="is"):
     at: int
 
 
-class DumpStacks(msgspec.Struct, tag="dump", tag_field="is"):
+class DumpStacks(msgspec.Struct, tag="dump", tag_field="type"):
     """Write all stacks of a worker now and send them up as `StackDumped`, without stopping it."""
 
     slot: int
@@ -62,7 +62,7 @@ class DumpStacks(msgspec.Struct, tag="dump", tag_field="is"):
     token: int
 
 
-class SuspendJob(msgspec.Struct, tag="suspend", tag_field="is"):
+class SuspendJob(msgspec.Struct, tag="suspend", tag_field="type"):
     """Stop the group of this job's worker (SIGSTOP), or let it go on; its deadline stands still meanwhile."""
 
     slot: int
@@ -73,28 +73,28 @@ class SuspendJob(msgspec.Struct, tag="suspend", tag_field="is"):
     should_suspend: bool
 
 
-class Exit(msgspec.Struct, tag="exit", tag_field="is"):
+class Exit(msgspec.Struct, tag="exit", tag_field="type"):
     """Kill every worker group, sweep, leave."""
 
 
-class Booted(msgspec.Struct, tag="booted", tag_field="is"):
+class Booted(msgspec.Struct, tag="booted", tag_field="type"):
     seconds: float
     modules: int
 
 
-class BootFailed(msgspec.Struct, tag="boot_failed", tag_field="is"):
+class BootFailed(msgspec.Struct, tag="boot_failed", tag_field="type"):
     error: str
     traceback: str = ""
 
 
-class Forked(msgspec.Struct, tag="forked", tag_field="is"):
+class Forked(msgspec.Struct, tag="forked", tag_field="type"):
     slot: int
     pid: int
     incarnation: int
     is_ready: bool = False  # nothing stands between it and its first order: it will not say so itself
 
 
-class Died(msgspec.Struct, tag="died", tag_field="is"):
+class Died(msgspec.Struct, tag="died", tag_field="type"):
     """A worker is gone: reaped, its group killed, its orphans swept. `job` is 0 when it was idle."""
 
     slot: int
@@ -127,7 +127,7 @@ class Died(msgspec.Struct, tag="died", tag_field="is"):
     is_lost: bool = False  # it died with its supervisor
 
 
-class StallChanged(msgspec.Struct, tag="stalled", tag_field="is"):
+class StallChanged(msgspec.Struct, tag="stalled", tag_field="type"):
     """Alive, no CPU, no beat (or again beating)."""
 
     slot: int
@@ -137,14 +137,14 @@ class StallChanged(msgspec.Struct, tag="stalled", tag_field="is"):
     stalled: bool
 
 
-class StackDumped(msgspec.Struct, tag="stack", tag_field="is"):
+class StackDumped(msgspec.Struct, tag="stack", tag_field="type"):
     slot: int
     incarnation: int
     token: int
     text: str
 
 
-class SuspendAnswered(msgspec.Struct, tag="suspended", tag_field="is"):
+class SuspendAnswered(msgspec.Struct, tag="suspended", tag_field="type"):
     """The answer to `SuspendJob`: done, or why not."""
 
     slot: int
@@ -154,7 +154,7 @@ class SuspendAnswered(msgspec.Struct, tag="suspended", tag_field="is"):
     text: str
 
 
-class Alive(msgspec.Struct, tag="alive", tag_field="is"):
+class Alive(msgspec.Struct, tag="alive", tag_field="type"):
     """Every second: the loop goes round, and these are its workers.
 
     Packets keep their order. So a worker that the master knows and that is not listed is gone, and its `Died` was lost.
@@ -163,7 +163,7 @@ class Alive(msgspec.Struct, tag="alive", tag_field="is"):
     incarnations: list[int]  # of workers whose death has not been sent
 
 
-class StartDelayed(msgspec.Struct, tag="resting", tag_field="is"):
+class StartDelayed(msgspec.Struct, tag="resting", tag_field="type"):
     """Workers end without having been of use; the next is started after `seconds`."""
 
     seconds: float
@@ -171,7 +171,7 @@ class StartDelayed(msgspec.Struct, tag="resting", tag_field="is"):
     ready: bool = False  # they had come as far as READY, and left without a job
 
 
-class BytesDropped(msgspec.Struct, tag="dropped", tag_field="is"):
+class BytesDropped(msgspec.Struct, tag="dropped", tag_field="type"):
     """So many bytes that workers printed were not shown: our stderr did not take them."""
 
     count: int

@@ -220,7 +220,7 @@ class OutputScreen:
         """As soon as there is room: what was lost."""
         if self._dropped_unreported and self._end_line():
             note = (
-                b"[pgworkers: %d bytes of output were not shown: nobody read them in time]\n"
+                b"[pgworkers: dropped %d bytes of output: stderr was not read in time]\n"
                 % self._dropped_unreported
             )
             if self._write(note):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from pgworkers.ipc.scoreboard import SlotState
 from pgworkers.linux import proc
 from pgworkers.settings import Settings
 from pgworkers.supervisor.messages import StallChanged
-from pgworkers.supervisor.worker_record import WorkerRecord
 from pgworkers.worker.heartbeat import REST_FACTOR
+
+if TYPE_CHECKING:
+    from pgworkers.supervisor.worker_record import WorkerRecord
 
 
 def check_worker(worker: WorkerRecord, settings: Settings, now: float) -> StallChanged | None:

@@ -14,6 +14,8 @@ from pgworkers.supervisor.stack_dump import is_complete, request_dump
 from pgworkers.supervisor.worker_record import WorkerRecord
 
 DUMP_POLL_SECONDS = 0.005
+#: A request for a job that never began here is forgotten after this time.
+UNMET_REQUEST_TIMEOUT_SECONDS = 60
 
 
 def request_stop(worker: WorkerRecord, order: StopJob, now: float) -> None:
@@ -44,7 +46,8 @@ def step(worker: WorkerRecord, now: float) -> None:
     seen = _observe(worker, worker.slot.read_job())
     for key, climb in list(worker.stop_requests.items()):
         climb.was_running = climb.was_running or ladder.applies_to(climb, seen)
-        if ladder.is_over(climb, seen) or (not climb.was_running and now - climb.requested_at > 60):
+        is_unmet = not climb.was_running and now - climb.requested_at > UNMET_REQUEST_TIMEOUT_SECONDS
+        if ladder.is_over(climb, seen) or is_unmet:
             del worker.stop_requests[key]
             continue
         climb.dump_checks += Rung.DUMP in climb.rung_times

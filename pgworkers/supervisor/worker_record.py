@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from pgworkers.ipc.scoreboard import Slot, SlotState
 from pgworkers.supervisor.ladder import StopRequest
-from pgworkers.supervisor.output import OutputCapture
 from pgworkers.supervisor.stall_detector import LifeSigns
+
+if TYPE_CHECKING:
+    from pgworkers.supervisor.output import OutputCapture
 
 
 @dataclass(slots=True)

@@ -109,7 +109,8 @@ class Attempt:
         """
         plan, began = self.template, self.started_at
         self._slot.begin_job(
-            self.job, self.lease, began, plan.deadline_at(began), plan.memory_limit, cpu, output, plan.is_exclusive, plan.stall_timeout_ns
+            self.job, self.lease, began, plan.deadline_at(began), plan.memory_limit, cpu, output,
+            plan.is_exclusive, plan.stall_timeout_ns,
         )  # fmt: skip
         if fault_points.IS_ARMED:
             fault_points.fault_point("after_order")

@@ -1,4 +1,4 @@
-"""Giving memory back to the kernel."""
+"""What a job uses of its worker process: CPU time and peak memory. Also gives freed memory back to the kernel."""
 
 from __future__ import annotations
 

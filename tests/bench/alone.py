@@ -2,9 +2,9 @@
 
     .venv/bin/python tests/bench/alone.py [--repeat 40] [--task nothing] [TREE …]
 
-The real loop of a worker in a forked process, over a real socketpair, ticket pipe and shelf, with 200 orders ahead of it.
-Each TREE is a checkout (this one by default, others to compare with it); each repetition runs all of them one after the
-other.
+The real loop of a worker in a forked process, over a real socketpair, ticket pipe and report page, with 200 orders ahead
+of it. Each TREE is a checkout (this one by default, others to compare with it); each repetition runs all of them one after
+the other.
 """
 
 from __future__ import annotations
@@ -59,8 +59,6 @@ def _player(tree: str, task: str) -> subprocess.Popen[str]:
 
 def play(task: str) -> None:
     """Be the master of one worker: a line for each line."""
-    import msgspec
-
     from pgworkers import clock
     from pgworkers.app import App
     from pgworkers.context import Ctx
@@ -68,9 +66,9 @@ def play(task: str) -> None:
     from pgworkers.linux import memfd
     from pgworkers.settings import Settings
     from pgworkers.specs import QueueSpec
-    from pgworkers.worker import main, noting
+    from pgworkers.worker import noting
     from pgworkers.worker.main import WorkerProcess
-    from pgworkers.worker.messages import NULL, FrameKind, Order
+    from pgworkers.worker.messages import NULL, FrameKind, Order, encode_order_header
     from pgworkers.worker.startup import WorkerSetup
 
     noting.begin()
@@ -106,17 +104,10 @@ def play(task: str) -> None:
         output, dump = memfd.create("output"), memfd.create("dump")
         given = app, Settings(), QueueSpec("q"), 0, board[0], lease_deadline.LeaseDeadline(own.fd)
         channel = theirs, reads, report_page.ReportPage(page), output, dump
-        if hasattr(WorkerProcess, "run"):
-            os._exit(WorkerProcess(WorkerSetup(*given, parent, [])).run(*channel, False))
-        os._exit(main.live(WorkerSetup(*given, *channel, parent, [])))  # an older tree
+        os._exit(WorkerProcess(WorkerSetup(*given, parent, [])).run(*channel, False))
     theirs.close()
     rest = "q", 1, 0, 60.0, None, NULL, NULL, []
-    try:
-        from pgworkers.worker.messages import encode_order_header
-
-        body = encode_order_header(Order(task, *rest)) + args
-    except ImportError:  # an older tree
-        body = msgspec.json.encode(Order(task, msgspec.Raw(args), *rest))
+    body = encode_order_header(Order(task, *rest)) + args
     reader = frames.FrameReader()
     job = 0
 

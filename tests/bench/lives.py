@@ -110,12 +110,19 @@ def play(lives: int, workers: int) -> None:
         config = Path(directory) / "app.py"
         config.write_text(APP)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        term = LeaseDeadlineWriter()
-        term.extend_to(time.clock_gettime(time.CLOCK_BOOTTIME) + 3600)
-        numbers = "--fd", str(theirs.fileno()), "--term", str(term.fd), "--parent", str(os.getpid())
+        lease = LeaseDeadlineWriter()
+        lease.extend_to(time.clock_gettime(time.CLOCK_BOOTTIME) + 3600)
+        numbers = (
+            "--control-fd",
+            str(theirs.fileno()),
+            "--lease-fd",
+            str(lease.fd),
+            "--parent-pid",
+            str(os.getpid()),
+        )
         supervisor = subprocess.Popen(
             [sys.executable, "-m", "pgworkers.supervisor", *numbers, TITLE_PADDING_ARGUMENT],
-            pass_fds=[theirs.fileno(), term.fd],
+            pass_fds=[theirs.fileno(), lease.fd],
             start_new_session=True,
             stdin=subprocess.DEVNULL,
         )
@@ -126,14 +133,14 @@ def play(lives: int, workers: int) -> None:
                 Boot(str(config), QueueSpec("q", max_jobs=1), workers, asdict(Settings()), "host")
             )
         )
-        crew: dict[int, tuple[socket.socket, int, int]] = {}
+        workers_by_slot: dict[int, tuple[socket.socket, int, int]] = {}
         job = 0
 
         def born(slot: int, fds: list[int], is_ready: bool) -> None:
             nonlocal job
             job += 1
             sock = socket.socket(fileno=fds[0])
-            crew[slot] = sock, fds[1], fds[2]
+            workers_by_slot[slot] = sock, fds[1], fds[2]
             sock.setblocking(True)
             if not is_ready:
                 sock.recv(ready, socket.MSG_WAITALL)
@@ -141,7 +148,7 @@ def play(lives: int, workers: int) -> None:
             tickets.write_tickets(fds[2], [(job, 1)])
 
         def die(slot: int) -> None:
-            sock, *fds = crew.pop(slot)
+            sock, *fds = workers_by_slot.pop(slot)
             with sock:
                 (frame,) = frames.FrameReader().feed(sock.recv(1 << 16))
                 assert frame.kind in (FrameKind.SUCCESS, FrameKind.REPORT), frame

@@ -264,7 +264,7 @@ def _batches(world: World, load: Load, entries: list[Entry], found: Judgement) -
     for job, batch in world.rows("SELECT id, batch_id FROM pgworkers.history WHERE batch_id IS NOT NULL"):
         members[batch].append(job)
     for batch, then, total, finished in world.rows(
-        "SELECT id, then_id, total, finished_at FROM pgworkers.handles"
+        "SELECT id, then_id, total, finished_at FROM pgworkers.batch"
     ):
         if finished is None:
             found.wrong.append(f"batch {batch} never finished")

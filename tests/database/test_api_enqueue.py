@@ -13,7 +13,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from pgworkers import App, ArgumentError, Ctx, DuplicateJob, SchemaOutOfDate, UsageError
-from pgworkers.app import Prepared
+from pgworkers.app import PreparedJob
 
 Db = psycopg.Connection[Any]
 
@@ -244,7 +244,7 @@ def test_async_enqueue_and_result_of_many_loops(app: App, db: Db) -> None:
 def test_many_by_copy_with_progress(app: App, db: Db) -> None:
     said: list[int] = []
 
-    def prepared() -> Iterator[Prepared[Any]]:
+    def prepared() -> Iterator[PreparedJob[Any]]:
         for i in range(12_000):
             yield render(app).prepare(i)
         yield render(app).using(delay="1h", priority=9, meta={"last": True}).prepare(-1)
@@ -261,7 +261,7 @@ def test_many_by_copy_with_progress(app: App, db: Db) -> None:
 
 
 def test_many_is_all_or_nothing_and_its_generator_may_enqueue(app: App, db: Db) -> None:
-    def failing() -> Iterator[Prepared[Any]]:
+    def failing() -> Iterator[PreparedJob[Any]]:
         for i in range(6000):
             yield render(app).prepare(i)
         render(app).enqueue(0)  # on the shared connection, while the COPY is under way on its own

@@ -71,14 +71,14 @@ def books(desk: Desk, tmp_path: Path) -> Iterator[Sound]:
     made.plain = made.end(made.begin())
     failing = made.begin(max_attempts=2)
     made.note("END", failing.id)
-    assert desk.again(failing, after=0.0) == "written"
+    assert desk.again(failing, delay_seconds=0.0) == "written"
     (failing,) = desk.take()
     made.note("START", failing.id, failing.lease)
     made.again = made.end(failing)
-    made.first = made.end(made.begin(unique="k"))
-    made.second = made.end(made.begin(unique="k"))
+    made.first = made.end(made.begin(unique_key="k"))
+    made.second = made.end(made.begin(unique_key="k"))
     made.poison = made.end(
-        made.begin(max_crashes=1), JobState.DEAD, verdict=Verdict.CRASH, crash=True, error="it died"
+        made.begin(max_crashes=1), JobState.DEAD, verdict=Verdict.CRASH, is_crash=True, error="it died"
     )
     made.running = made.begin().id
     with desk.conn.transaction(force_rollback=True):  # the database is shared: not even an index stays broken

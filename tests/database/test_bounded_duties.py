@@ -38,7 +38,7 @@ HISTORY = """
 MANY_ROWS: dict[str, tuple[Callable[[], Query[Any]], str]] = {
     "batches": (
         lambda: batches.settle_open_batches(BATCHES_PER_STATEMENT),
-        """WITH made AS (INSERT INTO pgworkers.handles (total) SELECT 1 FROM generate_series({first}, {last}) RETURNING id)
+        """WITH made AS (INSERT INTO pgworkers.batch (total) SELECT 1 FROM generate_series({first}, {last}) RETURNING id)
            INSERT INTO pgworkers.job (queue, task, batch_id) SELECT 'a', 't', id FROM made""",
     ),
     "finished jobs": (
@@ -90,7 +90,7 @@ MANY_ROWS: dict[str, tuple[Callable[[], Query[Any]], str]] = {
     ),
     "finished batches": (
         lambda: batches.prune_batches(14 * DAY, ROWS_PER_STATEMENT),
-        "INSERT INTO pgworkers.handles (total, finished_at) SELECT 1, now() FROM generate_series({first}, {last})",
+        "INSERT INTO pgworkers.batch (total, finished_at) SELECT 1, now() FROM generate_series({first}, {last})",
     ),
     "statistics": (
         lambda: statistics.prune(statistics.STATISTICS_RETENTION_SECONDS, ROWS_PER_STATEMENT),
@@ -120,7 +120,7 @@ MANY_ROWS: dict[str, tuple[Callable[[], Query[Any]], str]] = {
     ),
     "look": (
         due_duties,
-        """WITH made AS (INSERT INTO pgworkers.handles (total) SELECT 1 FROM generate_series({first}, {last}) RETURNING id)
+        """WITH made AS (INSERT INTO pgworkers.batch (total) SELECT 1 FROM generate_series({first}, {last}) RETURNING id)
            INSERT INTO pgworkers.job (queue, task, state, run_at, expires_at)
            SELECT 'a', 't', 'scheduled', now() + interval '1 day', now() + interval '1 day' FROM made""",
     ),
@@ -266,7 +266,7 @@ def test_a_walk_goes_on_where_its_last_slice_ended(db: Db, dsn: str, no_time: No
     """The batches that are complete come last; those before them live."""
     for statement in MANY_ROWS["batches"][1].format(first=1, last=2 * BATCHES_PER_STATEMENT).split(";"):
         db.execute(cast("Any", statement))
-    db.execute("INSERT INTO pgworkers.handles (total) SELECT 1 FROM generate_series(1, 10)")
+    db.execute("INSERT INTO pgworkers.batch (total) SELECT 1 FROM generate_series(1, 10)")
 
     async def story() -> int:
         line = ReconnectingConnection("duty", dsn, PATIENT, EventBus())
@@ -275,7 +275,7 @@ def test_a_walk_goes_on_where_its_last_slice_ended(db: Db, dsn: str, no_time: No
         try:
             slices = [(await duties.perform("batches"), duty.is_unfinished) for _ in range(3)]
             assert slices == [(0, True), (0, True), (10, False)]
-            db.execute("UPDATE pgworkers.handles SET finished_at = NULL WHERE finished_at IS NOT NULL")
+            db.execute("UPDATE pgworkers.batch SET finished_at = NULL WHERE finished_at IS NOT NULL")
             return await duties.perform_completely("batches")
         finally:
             await line.close()

@@ -30,10 +30,10 @@ def cli(emptied: str, tmp_path: Path) -> Forked:
 def job(session: Callable[[], psycopg.Connection[Any]], schema: str) -> Iterator[int]:
     """Of a host with a name like no other, which answers everything in two lines."""
     desk = Desk(session(), schema)
-    desk.ask(hosts.register_host(desk.host, f"box\n{EVIL}", 1, EVIL, EVIL, EVIL, ["a"], ["t"], 60.0))
+    desk.execute(hosts.register_host(desk.host, f"box\n{EVIL}", 1, EVIL, EVIL, EVIL, ["a"], ["t"], 60.0))
     running = desk.run_one().id
     told = {"queue": "a", "slot": 0, "pid": 1, "state": "busy", "job": running, "task": "t"}
-    desk.ask(hosts.renew_lease(desk.host, [], "running", json.dumps([told])))
+    desk.execute(hosts.renew_lease(desk.host, [], "running", json.dumps([told])))
     with _answering(desk):
         yield running
 
@@ -44,8 +44,8 @@ def _answering(desk: Desk) -> Iterator[None]:
 
     def answer() -> None:
         while not enough.wait(0.02):
-            for one in desk.ask(requests.take_requests(desk.host)):
-                desk.ask(requests.answer_request(one.id, True, STACK))
+            for one in desk.execute(requests.take_requests(desk.host)):
+                desk.execute(requests.answer_request(one.id, True, STACK))
 
     thread = threading.Thread(target=answer)
     thread.start()

@@ -244,9 +244,9 @@ def test_show_names_five_of_many_parents_and_one_that_waits_for_a_retry(cli: Com
 
 
 def test_show_says_which_batch_a_job_waits_for(cli: Command, db: Db) -> None:
-    last = add(db, held=True)
+    last = add(db, is_held=True)
     row = db.execute(
-        "INSERT INTO pgworkers.handles (total, then_id) VALUES (3, %s) RETURNING id", [last]
+        "INSERT INTO pgworkers.batch (total, then_id) VALUES (3, %s) RETURNING id", [last]
     ).fetchone()
     assert row is not None
     assert f"scheduled: waits for batch #{row[0]} to end\n" in cli("jobs", "show", str(last)).out

@@ -32,7 +32,7 @@ def test_it_waits_for_all_of_them_and_runs_once(desk: Desk) -> None:
     child = follow(desk, first, second)
     desk.listen()
     assert waits(desk, child)
-    desk.ask(maintenance.promote_due(100))
+    desk.execute(maintenance.promote_due(100))
     assert waits(desk, child), "no time ever comes for it"
     one, two = desk.take(9, tasks=("t", "child"))
     desk.end(one)
@@ -48,7 +48,7 @@ def test_it_waits_for_retries_too(desk: Desk) -> None:
     parent = desk.put()
     child = follow(desk, parent)
     (job,) = desk.take()
-    desk.again(job, after=0.0)
+    desk.again(job, delay_seconds=0.0)
     assert waits(desk, child)
     (job,) = desk.take()
     desk.end(job)
@@ -81,7 +81,7 @@ def test_one_that_waits_goes_on_when_an_operator_repairs_its_parent(desk: Desk, 
     parent = desk.put()
     child = follow(desk, parent, on_failed="wait")
     BAD_ENDS[how](desk, parent)
-    desk.ask(requeue.requeue([parent]))
+    desk.execute(requeue.requeue([parent]))
     (job,) = desk.take()
     desk.end(job)
     assert desk.see(child).state is JobState.READY
@@ -96,7 +96,7 @@ def test_cancelling_falls_through_to_the_last_descendant_and_stops_at_those_who_
     c = follow(desk, a, b)
     d = follow(desk, c, on_failed="run")
     e = follow(desk, c, on_failed="wait")
-    desk.ask(cancel.cancel(root))
+    desk.execute(cancel.cancel(root))
     assert [str(desk.see(job).state) for job in (a, b, c, d)] == ["cancelled"] * 3 + ["ready"]
     assert waits(desk, e)
 
@@ -116,7 +116,7 @@ def test_a_parent_and_its_child_that_expire_together_have_both_expired(desk: Des
     parent = follow(desk, desk.put())
     child, later = follow(desk, parent), follow(desk, parent)
     desk.conn.execute("UPDATE pgworkers.job SET expires_at = now() WHERE id = ANY (%s)", [[parent, child]])
-    assert desk.ask(maintenance.expire_jobs(10)) == 2
+    assert desk.execute(maintenance.expire_jobs(10)) == 2
     assert [str(desk.see(job).state) for job in (parent, child, later)] == ["dead", "dead", "cancelled"]
     assert edges(desk) == 0
 
@@ -124,10 +124,10 @@ def test_a_parent_and_its_child_that_expire_together_have_both_expired(desk: Des
 def test_an_operator_may_start_a_waiting_job_at_once(desk: Desk) -> None:
     parent = desk.put()
     child = follow(desk, parent)
-    desk.ask(requeue.requeue([child]))
+    desk.execute(requeue.requeue([child]))
     (running,) = desk.take(tasks=("child",))
     assert running.id == child
-    desk.ask(cancel.cancel(parent))
+    desk.execute(cancel.cancel(parent))
     assert desk.see(child).state is JobState.CLAIMED, "it does not wait any more, so it is left alone"
     assert desk.end(running) == "written"
     assert edges(desk) == 0
@@ -143,7 +143,7 @@ def test_parents_that_have_ended_before(desk: Desk) -> None:
     assert desk.see(follow(desk, dead.id, on_failed="run")).state is JobState.READY
     patient = follow(desk, dead.id, on_failed="wait")
     assert waits(desk, patient)
-    desk.ask(requeue.requeue([dead.id]))
+    desk.execute(requeue.requeue([dead.id]))
     (again,) = desk.take()
     desk.end(again)
     assert desk.see(patient).state is JobState.READY
@@ -157,9 +157,9 @@ def test_a_parent_that_never_was_is_refused(desk: Desk) -> None:
 def test_a_finish_while_the_leader_links_a_new_follower_hears_of_it(desk: Desk, other: Desk) -> None:
     """The parent ends while the leader marks it and has not committed yet."""
     job = desk.run_one()
-    child = other.ask(enqueue.enqueue(NewJob("child", queue="a", after=(job.id,)))).id
+    child = other.execute(enqueue.enqueue(NewJob("child", queue="a", after=(job.id,)))).id
     with other.conn.transaction():
-        assert other.ask(maintenance.link_dependencies(100)) == 1
+        assert other.execute(maintenance.link_dependencies(100)) == 1
         assert desk.end(job) == "locked", "it waits for nothing, and is sent again"
     assert desk.end(job) == "written"
     assert other.see(child).state is JobState.READY
@@ -170,15 +170,15 @@ def test_a_finish_while_the_leader_links_a_new_follower_hears_of_it(desk: Desk, 
 def test_a_parent_that_ended_before_the_leader_linked_it(desk: Desk, how: str, policy: str) -> None:
     job = desk.run_one()
     new = NewJob("child", queue="a", after=(job.id,), on_failed=policy)  # type: ignore[arg-type]
-    child = desk.ask(enqueue.enqueue(new)).id
+    child = desk.execute(enqueue.enqueue(new)).id
     desk.end(job, JobState.SUCCEEDED if how == "succeeded" else JobState.DEAD)
     if how == "requeued":
-        desk.ask(requeue.requeue([job.id]))
+        desk.execute(requeue.requeue([job.id]))
     assert waits(desk, child)
-    assert desk.ask(maintenance.link_dependencies(100)) == 1
+    assert desk.execute(maintenance.link_dependencies(100)) == 1
     if how == "requeued" or (how == "dead" and policy == "wait"):
         assert waits(desk, child)
-        desk.ask(requeue.requeue([job.id]))
+        desk.execute(requeue.requeue([job.id]))
         (again,) = desk.take()
         desk.end(again)
     if how == "dead" and policy == "cancel":
@@ -186,7 +186,7 @@ def test_a_parent_that_ended_before_the_leader_linked_it(desk: Desk, how: str, p
     else:
         assert desk.see(child).state is JobState.READY
     assert edges(desk) == 0
-    assert desk.ask(maintenance.link_dependencies(100)) == 0
+    assert desk.execute(maintenance.link_dependencies(100)) == 0
 
 
 def test_parents_that_end_at_the_same_moment_release_the_child_once(
@@ -211,7 +211,7 @@ def test_parents_that_end_at_the_same_moment_release_the_child_once(
             thread.start()
         for thread in threads:
             thread.join()
-        desks[0].ask(
+        desks[0].execute(
             maintenance.link_dependencies(100)
         )  # of two that touch the child at once, one leaves it to the leader
         assert desks[0].see(child).state is JobState.READY
@@ -249,7 +249,7 @@ def test_from_python(app: App, desk: Desk) -> None:
     second = t.using(after=[first], on_failed="run").enqueue()
     third = t.using(after=[first.id, second]).enqueue()
     assert (second.state, third.state) == ("scheduled", "scheduled")
-    assert desk.ask(maintenance.link_dependencies(100)) == 3
+    assert desk.execute(maintenance.link_dependencies(100)) == 3
     first.cancel()
     assert (second.state, third.state) == ("ready", "cancelled")
     with pytest.raises(NotFound, match="no job #99 to come after; nothing was enqueued"):
@@ -281,7 +281,7 @@ def test_jobs_that_nobody_waits_for_pay_nothing(desk: Desk) -> None:
         parent = desk.put()
         follow(desk, parent)
         with pytest.raises(psycopg.errors.RaiseException, match="called"):
-            desk.ask(cancel.cancel(parent))
+            desk.execute(cancel.cancel(parent))
     finally:
         desk.conn.execute(definition[0])
 
@@ -293,7 +293,7 @@ def test_who_was_let_begin_by_an_operator_does_not_fall_with_its_parent_nor_do_t
     (running,) = desk.take()
     child = follow(desk, parent)
     grandchild = follow(desk, child)
-    desk.ask(requeue.requeue([child]))
+    desk.execute(requeue.requeue([child]))
     desk.end(running, JobState.DEAD)
     assert dict(desk.states()) == {parent: "dead", child: "ready", grandchild: "scheduled"}
     (job,) = desk.take(tasks=("child",))
@@ -342,22 +342,22 @@ def test_more_followers_than_one_portion_are_settled_in_portions(
     one = finish.JobFinish(**parent.fence._asdict(), state=end, verdict=Verdict.SUCCEEDED)
     with desk.conn.transaction():
         before = written(desk)
-        desk.ask(finish.finish(desk.host, [one]))
+        desk.execute(finish.finish(desk.host, [one]))
         assert written(desk) - before < 10, "the end itself does not wait for them"
     assert followers(desk) == {"scheduled": 2500}
     done = 0
     while done < 2500:
         with desk.conn.transaction(force_rollback=True):  # a leader that dies in the middle
-            desk.ask(maintenance.link_dependencies(1000))
+            desk.execute(maintenance.link_dependencies(1000))
         assert followers(desk).get(becomes, 0) == done, "all of a portion or nothing"
         with desk.conn.transaction():
             before = written(desk)
-            desk.ask(maintenance.link_dependencies(1000))
+            desk.execute(maintenance.link_dependencies(1000))
             assert written(desk) - before < 10 * 1000
         found = followers(desk)
         assert done < found[becomes] <= done + 1000
         done = found[becomes]
-    desk.ask(maintenance.link_dependencies(1000))
+    desk.execute(maintenance.link_dependencies(1000))
     assert followers(desk) == {becomes: 2500}
     assert edges(desk) == 0
     assert desk.conn.execute("SELECT FROM pgworkers.ended_parent").fetchone() is None
@@ -376,52 +376,52 @@ def test_a_cascade_wider_than_a_portion_goes_on_below(desk: Desk) -> None:
     one = finish.JobFinish(**parent.fence._asdict(), state=JobState.DEAD, verdict=Verdict.ERROR)
     with desk.conn.transaction():
         before = written(desk)
-        desk.ask(finish.finish(desk.host, [one]))
+        desk.execute(finish.finish(desk.host, [one]))
         assert written(desk) - before < 10 * 1000
     assert followers(desk) == {"cancelled": 40, "scheduled": 1600}
-    while desk.ask(maintenance.link_dependencies(1000)):
+    while desk.execute(maintenance.link_dependencies(1000)):
         pass
     assert followers(desk) == {"cancelled": 1640}
 
 
 def test_followers_of_a_requeued_parent_wait_for_it_again(desk: Desk) -> None:
     parent = many_followers(desk, 1500)
-    desk.ask(
+    desk.execute(
         finish.finish(
             desk.host,
             [finish.JobFinish(**parent.fence._asdict(), state=JobState.DEAD, verdict=Verdict.ERROR)],
         )
     )
-    desk.ask(requeue.requeue([parent.id]))
-    while desk.ask(maintenance.link_dependencies(1000)):
+    desk.execute(requeue.requeue([parent.id]))
+    while desk.execute(maintenance.link_dependencies(1000)):
         pass
     assert followers(desk) == {"scheduled": 1500}
     (job,) = desk.take()
     desk.end(job)
-    while desk.ask(maintenance.link_dependencies(1000)):
+    while desk.execute(maintenance.link_dependencies(1000)):
         pass
     assert followers(desk) == {"ready": 1500}
 
 
 def test_the_leader_is_told_of_followers_that_are_left(desk: Desk) -> None:
     parent = many_followers(desk, 1001)
-    assert desk.ask(due_duties())["link"] is None
-    desk.ask(
+    assert desk.execute(due_duties())["link"] is None
+    desk.execute(
         finish.finish(
             desk.host,
             [finish.JobFinish(**parent.fence._asdict(), state=JobState.DEAD, verdict=Verdict.ERROR)],
         )
     )
-    assert desk.ask(due_duties())["link"] == 0
-    assert desk.ask(burst.unfinished_work(["a"], ["child"])).jobs == 1001
+    assert desk.execute(due_duties())["link"] == 0
+    assert desk.execute(burst.unfinished_work(["a"], ["child"])).jobs == 1001
 
 
 def test_a_burst_waits_for_the_followers_of_a_success_that_are_left(desk: Desk) -> None:
     parent = many_followers(desk, 1101)
     desk.conn.execute("UPDATE pgworkers.dependency SET on_failed = 'wait'")
     one = finish.JobFinish(**parent.fence._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED)
-    desk.ask(finish.finish(desk.host, [one]))
-    assert desk.ask(burst.unfinished_work(["a"], ["child"])).jobs == 1101
+    desk.execute(finish.finish(desk.host, [one]))
+    assert desk.execute(burst.unfinished_work(["a"], ["child"])).jobs == 1101
 
 
 def test_the_end_of_a_parent_does_not_wait_for_the_links_of_another(desk: Desk, other: Desk) -> None:
@@ -434,14 +434,14 @@ def test_the_end_of_a_parent_does_not_wait_for_the_links_of_another(desk: Desk, 
         desk.conn.execute("SET lock_timeout = '5s'")
         desk.end(job, JobState.DEAD, verdict=Verdict.ERROR)
     assert desk.see(child).state is JobState.CANCELLED
-    desk.ask(maintenance.link_dependencies(10))
+    desk.execute(maintenance.link_dependencies(10))
     assert edges(desk) == 0
 
 
 def test_a_chain_longer_than_a_portion_is_settled_a_portion_at_a_time(desk: Desk) -> None:
     parent = many_followers(desk, 2500)
     desk.conn.execute("UPDATE pgworkers.dependency SET parent_id = job_id - 1")
-    desk.ask(
+    desk.execute(
         finish.finish(
             desk.host,
             [finish.JobFinish(**parent.fence._asdict(), state=JobState.DEAD, verdict=Verdict.ERROR)],
@@ -449,7 +449,7 @@ def test_a_chain_longer_than_a_portion_is_settled_a_portion_at_a_time(desk: Desk
     )
     assert followers(desk) == {"cancelled": 1000, "scheduled": 1500}
     looks = 0
-    while desk.ask(maintenance.link_dependencies(1000)):
+    while desk.execute(maintenance.link_dependencies(1000)):
         looks += 1
     assert followers(desk) == {"cancelled": 2500}
     assert looks < 10

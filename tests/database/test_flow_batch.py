@@ -84,7 +84,7 @@ def test_a_large_batch_is_counted_in_portions(app: App, desk: Desk, monkeypatch:
     assert (whole.live, whole.succeeded, whole.failed) == (11, 4, 5)
     for portion in (1, 3, 20):
         monkeypatch.setattr("pgworkers.job.batches.COUNT_PORTION_IDS", portion)
-        step = desk.ask(verbs.count_batch(made.id))
+        step = desk.execute(verbs.count_batch(made.id))
         assert step is not None
         assert step.counts.live <= portion
         assert step.counts.failed <= portion
@@ -97,9 +97,9 @@ def test_a_job_that_fails_between_two_portions_is_counted_once(
     made = batch(app, 6)
     jobs = desk.take(6)
     monkeypatch.setattr("pgworkers.job.batches.COUNT_PORTION_IDS", 3)
-    step = desk.ask(verbs.count_batch(made.id))
+    step = desk.execute(verbs.count_batch(made.id))
     end_all(desk, [jobs[0], jobs[5]], JobState.DEAD)
-    step = desk.ask(verbs.count_batch(made.id, step))
+    step = desk.execute(verbs.count_batch(made.id, step))
     assert step is not None
     assert (step.counts.live, step.counts.failed, step.next) == (5, 1, None)
 
@@ -136,7 +136,7 @@ def test_every_way_to_end_counts_and_the_policy_decides(app: App, desk: Desk, ho
     desk.end(first)
     (job,) = [row[0] for row in desk.conn.execute("SELECT id FROM pgworkers.job WHERE task = 't'")]
     BAD_ENDS[how](desk, job)
-    desk.ask(verbs.settle_open_batches(10))
+    desk.execute(verbs.settle_open_batches(10))
     last = desk.see(then_id(made))
     assert made.counts().failed == 1
     match policy:
@@ -147,7 +147,7 @@ def test_every_way_to_end_counts_and_the_policy_decides(app: App, desk: Desk, ho
             assert last.error == f"cancelled: batch #{made.id} has jobs that did not succeed"
         case "wait":
             assert waits(desk, last.id)
-            desk.ask(requeue.requeue([job]))
+            desk.execute(requeue.requeue([job]))
             assert made.counts().live == 1
             (again,) = desk.take()
             desk.end(again)
@@ -161,7 +161,7 @@ def test_what_comes_after_begins_once_even_if_a_job_is_run_again(app: App, desk:
     desk.end(job, JobState.DEAD)
     (last,) = desk.take(tasks=("last",))
     desk.end(last)
-    desk.ask(requeue.requeue([job.id]))
+    desk.execute(requeue.requeue([job.id]))
     desk.end(desk.take()[0])
     assert desk.take(tasks=("last",)) == []
     assert made.counts().succeeded == 1
@@ -171,7 +171,7 @@ def settled(desk: Desk, notices: list[tuple[str, str]]) -> None:
     """What a master does when it hears `batch:<id>`."""
     for _, payload in notices:
         if isinstance(hint := parse_host_hint(payload), BatchChanged):
-            while desk.ask(verbs.settle_batch(hint.batch)) == "busy":
+            while desk.execute(verbs.settle_batch(hint.batch)) == "busy":
                 time.sleep(0.001)
 
 
@@ -180,7 +180,7 @@ def test_a_login_that_holds_advisory_locks_stops_no_end_and_no_batch(
 ) -> None:
     made = batch(app, 2)
     with stranger_session(emptied) as stranger:
-        for name in ("pgworkers.handles", '"pgworkers".batch'):
+        for name in ("pgworkers.batch", '"pgworkers".batch'):
             stranger.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [f"{name} {made.id}"])
         desk.conn.execute("SET statement_timeout = '5s'")
         for job in desk.take(2):
@@ -198,7 +198,7 @@ def test_sessions_that_cannot_see_each_other_miss_nothing(app: App, desk: Desk, 
         with other.conn.transaction():
             other.end(theirs)
         assert waits(other, then_id(made))
-        assert other.ask(verbs.settle_batch(made.id)) == "busy", "somebody is not done"
+        assert other.execute(verbs.settle_batch(made.id)) == "busy", "somebody is not done"
     settled(other, other.notices())
     assert other.see(then_id(made)).state is JobState.READY
 
@@ -211,9 +211,9 @@ def test_without_the_notification_the_sweep_finds_it(app: App, desk: Desk, other
         with other.conn.transaction():
             other.end(theirs)
     assert waits(desk, then_id(made)), "nobody listened"
-    assert desk.ask(verbs.settle_open_batches(10)).changed_rows == 1
+    assert desk.execute(verbs.settle_open_batches(10)).changed_rows == 1
     assert desk.see(then_id(made)).state is JobState.READY
-    assert desk.ask(verbs.settle_open_batches(10)).changed_rows == 0
+    assert desk.execute(verbs.settle_open_batches(10)).changed_rows == 0
 
 
 def test_many_sessions_end_the_last_jobs_at_once_and_it_begins_exactly_once(
@@ -243,7 +243,7 @@ def test_many_sessions_end_the_last_jobs_at_once_and_it_begins_exactly_once(
             thread.join()
         settled(desk, desk.notices())
         assert desk.see(then_id(made)).state is JobState.READY
-        assert desk.ask(verbs.settle_open_batches(10)).changed_rows == 0, (
+        assert desk.execute(verbs.settle_open_batches(10)).changed_rows == 0, (
             "not the sweep: the notification was enough"
         )
         (last,) = desk.take(9, tasks=("last",))
@@ -269,7 +269,7 @@ def test_cancel_ends_what_waits_and_flags_what_runs_and_takes_what_comes_after_a
     assert desk.see(then_id(made)).state is JobState.CANCELLED
     for job in running:
         assert desk.again(job) == "written"
-    desk.ask(verbs.settle_open_batches(10))
+    desk.execute(verbs.settle_open_batches(10))
     assert made.wait(timeout=60).failed == 1200
     with pytest.raises(NotFound, match="no batch #4711"):
         app.get_batch(4711).cancel()
@@ -303,11 +303,11 @@ def test_what_cannot_work_is_refused(app: App) -> None:
 
 def test_old_batches_are_forgotten_and_open_ones_kept(app: App, desk: Desk) -> None:
     done, alive = batch(app, 0), batch(app, 1)
-    assert desk.ask(verbs.prune_batches(3600, 10)) == 0
+    assert desk.execute(verbs.prune_batches(3600, 10)) == 0
     desk.conn.execute(
-        "UPDATE pgworkers.handles SET finished_at = finished_at - interval '1 day' WHERE id = %s", [done.id]
+        "UPDATE pgworkers.batch SET finished_at = finished_at - interval '1 day' WHERE id = %s", [done.id]
     )
-    assert desk.ask(verbs.prune_batches(3600, 10)) == 1
+    assert desk.execute(verbs.prune_batches(3600, 10)) == 1
     assert alive.counts().live == 1
 
 
@@ -332,7 +332,7 @@ def test_in_a_schema_of_another_name(empty_dsn: str) -> None:
         statistics(events.AttemptStarted(1, 1, "a", "t", 1, 0.5))
         query = statistics.write_query()
         assert query is not None
-        assert desk.ask(query) == 1
+        assert desk.execute(query) == 1
         app.close()
 
 
@@ -350,7 +350,7 @@ def test_thirty_thousand_jobs_ended_by_two_hosts(app: App, desk: Desk, other: De
         thread.start()
     for thread in threads:
         thread.join()
-    desk.ask(verbs.settle_open_batches(10))
+    desk.execute(verbs.settle_open_batches(10))
     counts = made.counts()
     assert (counts.live, counts.succeeded, counts.failed) == (0, 30_000, 0)
     assert [job.id for job in desk.take(9, tasks=("last",))] == [then_id(made)]

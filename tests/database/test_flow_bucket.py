@@ -41,52 +41,52 @@ def app(emptied: str) -> Iterator[App]:
 
 
 def test_a_new_bucket_is_full_and_then_empty(desk: Desk) -> None:
-    assert desk.ask(rate_bucket.take_tokens(SLOW, 3, 0.0)).granted == 3
-    assert desk.ask(rate_bucket.take_tokens(SLOW, 3, 0.0)).granted == 2
-    assert desk.ask(rate_bucket.take_tokens(SLOW, 3, 0.0)).granted == 0
+    assert desk.execute(rate_bucket.take_tokens(SLOW, 3, 0.0)).granted == 3
+    assert desk.execute(rate_bucket.take_tokens(SLOW, 3, 0.0)).granted == 2
+    assert desk.execute(rate_bucket.take_tokens(SLOW, 3, 0.0)).granted == 0
 
 
 def test_a_first_question_larger_than_the_burst_gets_the_burst(desk: Desk) -> None:
-    assert desk.ask(rate_bucket.take_tokens(SLOW, 64, 0.0)).granted == 5
+    assert desk.execute(rate_bucket.take_tokens(SLOW, 64, 0.0)).granted == 5
 
 
 def test_it_refills_by_the_clock_of_the_database_and_never_above_the_burst(desk: Desk) -> None:
     limit = RateLimit(
         "x", tokens_per_second=2 / 3600, burst=5.0
     )  # slow: the time that the test itself takes is no token
-    desk.ask(rate_bucket.take_tokens(limit, 5, 0.0))
+    desk.execute(rate_bucket.take_tokens(limit, 5, 0.0))
     age(desk, "x", 1.5 * 3600)
-    assert desk.ask(rate_bucket.take_tokens(limit, 9, 0.0)).granted == 3
+    assert desk.execute(rate_bucket.take_tokens(limit, 9, 0.0)).granted == 3
     age(desk, "x", 1e9)
-    assert desk.ask(rate_bucket.take_tokens(limit, 9, 0.0)).tokens_before == 5.0
+    assert desk.execute(rate_bucket.take_tokens(limit, 9, 0.0)).tokens_before == 5.0
 
 
 def test_a_clock_that_was_set_back_takes_nothing_away(desk: Desk) -> None:
-    desk.ask(rate_bucket.take_tokens(SLOW, 1, 0.0))
+    desk.execute(rate_bucket.take_tokens(SLOW, 1, 0.0))
     age(desk, "slow", -1000.0)
-    assert desk.ask(rate_bucket.take_tokens(SLOW, 1, 0.0)).tokens_before == pytest.approx(4.0)
+    assert desk.execute(rate_bucket.take_tokens(SLOW, 1, 0.0)).tokens_before == pytest.approx(4.0)
 
 
 def test_who_asks_first_is_served_first_and_later_ones_later(desk: Desk, other: Desk) -> None:
     limit = RateLimit("x", tokens_per_second=1 / 3600, burst=1.0)
     waits = [
-        who.ask(rate_bucket.take_tokens(limit, 1, None)).wait_seconds(limit.tokens_per_second)[0]
+        who.execute(rate_bucket.take_tokens(limit, 1, None)).wait_seconds(limit.tokens_per_second)[0]
         for who in (desk, other, desk, other)
     ]
     assert [round(wait / 3600, 1) for wait in waits] == [0, 1, 2, 3]
 
 
 def test_nothing_is_taken_that_is_due_too_late(desk: Desk) -> None:
-    desk.ask(rate_bucket.take_tokens(SLOW, 7, None))
-    assert desk.ask(rate_bucket.take_tokens(SLOW, 1, 1800.0)).granted == 0
+    desk.execute(rate_bucket.take_tokens(SLOW, 7, None))
+    assert desk.execute(rate_bucket.take_tokens(SLOW, 1, 1800.0)).granted == 0
     assert tokens(desk, "slow") == pytest.approx(-2.0, abs=0.1), "only the refill"
 
 
 def test_unused_tokens_go_back_and_never_above_the_burst(desk: Desk) -> None:
-    desk.ask(rate_bucket.take_tokens(SLOW, 4, 0.0))
-    desk.ask(rate_bucket.return_tokens("slow", 2))
+    desk.execute(rate_bucket.take_tokens(SLOW, 4, 0.0))
+    desk.execute(rate_bucket.return_tokens("slow", 2))
     assert tokens(desk, "slow") == pytest.approx(3.0)
-    desk.ask(rate_bucket.return_tokens("slow", 99))
+    desk.execute(rate_bucket.return_tokens("slow", 99))
     assert tokens(desk, "slow") == 5.0
 
 
@@ -95,17 +95,17 @@ def test_drain_keeps_everybody_waiting_for_as_long_as_the_service_said(
     desk: Desk, other: Desk, said: float, meant: float
 ) -> None:
     limit = RateLimit("x", tokens_per_second=50.0, burst=50.0)
-    other.ask(rate_bucket.take_tokens(limit, 1, 0.0))
-    desk.ask(rate_bucket.drain_bucket(limit, said))
+    other.execute(rate_bucket.take_tokens(limit, 1, 0.0))
+    desk.execute(rate_bucket.drain_bucket(limit, said))
     assert tokens(desk, "x") == pytest.approx(1 - meant * 50), "the next token is due after that time"
     age(desk, "x", -3600.0)  # no time passes from here on: a second is soon over on a busy machine
-    assert other.ask(rate_bucket.take_tokens(limit, 1, 0.0)).granted == 0
+    assert other.execute(rate_bucket.take_tokens(limit, 1, 0.0)).granted == 0
 
 
 def test_drain_of_a_bucket_nobody_used_yet(desk: Desk) -> None:
     limit = RateLimit("new", tokens_per_second=50.0, burst=50.0)
-    desk.ask(rate_bucket.drain_bucket(limit, 30))
-    assert desk.ask(rate_bucket.take_tokens(limit, 1, 0.0)).granted == 0
+    desk.execute(rate_bucket.drain_bucket(limit, 30))
+    assert desk.execute(rate_bucket.take_tokens(limit, 1, 0.0)).granted == 0
 
 
 def test_sessions_that_ask_at_once_never_get_more_than_there_is(
@@ -118,7 +118,7 @@ def test_sessions_that_ask_at_once_never_get_more_than_there_is(
 
     def ask(n: int) -> None:
         for _ in range(150):
-            granted[n] += desks[n].ask(rate_bucket.take_tokens(limit, 3, 0.0)).granted
+            granted[n] += desks[n].execute(rate_bucket.take_tokens(limit, 3, 0.0)).granted
 
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(len(desks))]
     for thread in threads:

@@ -69,7 +69,7 @@ def test_a_rescue_passes_by_what_the_living_have_run(held_back: Db) -> None:
 def test_a_look_at_the_depth_walks_over_them_once(held_back: Db) -> None:
     desk = Desk(held_back, "pgworkers")
     desk.register()
-    desk.ask(queues.declare_queues(["a"]))
+    desk.execute(queues.declare_queues(["a"]))
     ran(held_back, desk.host)
     desk.put()
     claimable = "SELECT FROM pgworkers.job WHERE state = 'ready' AND NOT gated AND concurrency_key IS NULL AND queue = 'a'"
@@ -88,7 +88,7 @@ def test_a_look_for_what_a_host_holds_passes_by_what_it_ran_before(held_back: Db
     desk.register()
     for _ in range(5):
         ran(held_back, desk.host)
-    seen = desk.ask(jobs_of_host(desk.host, 0.0))
+    seen = desk.execute(jobs_of_host(desk.host, 0.0))
     everything = blocks(held_back, jobs_of_host(desk.host, 0.0))
     assert everything > 50
     held_back.execute("VACUUM ANALYZE pgworkers.job")  # the planner believes that there is nothing
@@ -123,7 +123,7 @@ def test_what_is_written_of_jobs_touches_their_rows_and_no_others(held_back: Db)
     assert walked > 1000
     for query in queries:
         assert blocks(held_back, query) < walked / 5, query.statement.name
-    assert theirs.id in [job.id for job in desk.ask(rescue_jobs(desk.host, 10))], (
+    assert theirs.id in [job.id for job in desk.execute(rescue_jobs(desk.host, 10))], (
         "and it does find what it is for"
     )
 
@@ -144,4 +144,4 @@ def test_the_oldest_are_sought_at_the_places_and_a_step_ends_where_it_should(hel
             query = claim.claim(desk.host, wants, ["t"], aged, scan_ranges={"a": ranges})
             assert blocks(held_back, query) < head / 4, (aged, ranges)
     query = claim.claim(desk.host, wants, ["t"], 0.0, scan_ranges={"a": step})
-    assert [job.id for job in desk.ask(query)] == [late]
+    assert [job.id for job in desk.execute(query)] == [late]

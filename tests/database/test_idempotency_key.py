@@ -23,7 +23,7 @@ EXPIRE = "UPDATE pgworkers.idempotency_key SET expires_at = now() WHERE key = %s
 
 def put(desk: Desk, key: str | None = "k", window: float | None = None, **more: Any) -> Enqueued:
     job = NewJob("t", **{"queue": "a", "idempotency_key": key, "idempotency_window": window, **more})
-    return desk.ask(enqueue(job))
+    return desk.execute(enqueue(job))
 
 
 def count(desk: Desk, table: str = "job") -> int:
@@ -43,9 +43,9 @@ def test_the_first_job_is_returned_after_its_end_and_unique_does_not_do_that(des
     desk.conn.execute("DELETE FROM pgworkers.history")
     assert put(desk) == Enqueued(first.id, False), "also when its row is gone"
     assert count(desk) == 0
-    other = put(desk, None, unique="k")
+    other = put(desk, None, unique_key="k")
     desk.end(*desk.take())
-    assert put(desk, None, unique="k").id != other.id
+    assert put(desk, None, unique_key="k").id != other.id
 
 
 def test_a_key_belongs_to_its_task(desk: Desk) -> None:
@@ -82,10 +82,10 @@ def test_expired_keys_are_deleted_in_bounded_steps_and_the_others_stay(desk: Des
     kept = put(desk, "new")
     with other.conn.transaction():
         other.conn.execute("SELECT FROM pgworkers.idempotency_key WHERE key = 'old 0' FOR UPDATE")
-        assert [desk.ask(maintenance.prune_idempotency_keys(3)) for _ in range(3)] == [3, 1, 0], (
+        assert [desk.execute(maintenance.prune_idempotency_keys(3)) for _ in range(3)] == [3, 1, 0], (
             "it waits for no lock"
         )
-    assert desk.ask(maintenance.prune_idempotency_keys(3)) == 1
+    assert desk.execute(maintenance.prune_idempotency_keys(3)) == 1
     assert put(desk, "new") == Enqueued(kept.id, False)
 
 
@@ -149,11 +149,11 @@ def test_in_a_transaction_that_sees_an_old_state_nothing_is_doubled(desk: Desk, 
 
 
 def test_with_a_unique_key_the_key_leads_to_the_job_that_was_returned(desk: Desk) -> None:
-    live = put(desk, None, unique="u")
-    assert put(desk, "k", unique="u") == Enqueued(live.id, False)
+    live = put(desk, None, unique_key="u")
+    assert put(desk, "k", unique_key="u") == Enqueued(live.id, False)
     desk.end(*desk.take())
-    assert put(desk, "k", unique="u") == Enqueued(live.id, False)
-    assert put(desk, None, unique="u").is_new
+    assert put(desk, "k", unique_key="u") == Enqueued(live.id, False)
+    assert put(desk, None, unique_key="u").is_new
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_with_a_unique_key_the_key_leads_to_the_job_that_was_returned(desk: Desk
 )
 def test_what_cannot_be_a_key_or_a_window(desk: Desk, job: NewJob, says: str) -> None:
     with pytest.raises(psycopg.Error) as caught:
-        desk.ask(enqueue(job))
+        desk.execute(enqueue(job))
     error = enqueue_error(caught.value)
     assert isinstance(error, ArgumentError)
     assert says in str(error)
@@ -186,7 +186,7 @@ def test_many_at_once_refuse_a_key(desk: Desk) -> None:
 def test_without_a_key_the_table_is_not_touched(desk: Desk) -> None:
     with desk.conn.transaction():
         put(desk, None)
-        put(desk, None, unique="u", delay=60.0)
+        put(desk, None, unique_key="u", delay=60.0)
         assert _scans(desk) == (0, 0)
 
 

@@ -43,7 +43,7 @@ def test_an_end_that_is_refused_has_no_children_and_its_neighbour_has_its_own(
     desk: Desk, other: Desk
 ) -> None:
     stale = desk.run_one()
-    assert desk.again(stale, after=0) == "written"
+    assert desk.again(stale, delay_seconds=0) == "written"
     (_fresh,) = other.take()
     well = desk.run_one()
     three = model.encode_children([NewJob("child", '{"n": 3}', queue="b")]).decode()

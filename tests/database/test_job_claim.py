@@ -58,19 +58,19 @@ def test_what_must_not_run_is_left_alone(desk: Desk) -> None:
 
 
 def test_a_paused_queue_gives_nothing_and_holds_up_no_other(desk: Desk) -> None:
-    desk.ask(queues.declare_queues(["a", "b"]))
+    desk.execute(queues.declare_queues(["a", "b"]))
     held, free = desk.put(), desk.put(queue="b")
-    assert desk.ask(queues.pause_queue("a"))
+    assert desk.execute(queues.pause_queue("a"))
     wants = [claim.QueueCapacity("a", 5), claim.QueueCapacity("b", 5)]
-    assert [job.id for job in desk.ask(claim.claim(desk.host, wants, ["t"]))] == [free]
-    assert desk.ask(queues.resume_queue("a"))
+    assert [job.id for job in desk.execute(claim.claim(desk.host, wants, ["t"]))] == [free]
+    assert desk.execute(queues.resume_queue("a"))
     assert [job.id for job in desk.take(5)] == [held]
 
 
 def test_a_throttled_queue_gives_nothing_until_it_has_cooled_down(desk: Desk) -> None:
-    desk.ask(queues.declare_queues(["a"]))
+    desk.execute(queues.declare_queues(["a"]))
     desk.put()
-    desk.ask(queues.throttle_queue("a", 3600.0))
+    desk.execute(queues.throttle_queue("a", 3600.0))
     assert desk.take() == []
     desk.conn.execute("UPDATE pgworkers.queue SET throttled_until = throttled_until - interval '1 h'")
     assert desk.take()
@@ -118,7 +118,7 @@ def _never_more_than_asked(desk: Desk, switched_off: list[str], how: dict[str, A
         claim.QueueCapacity("none", 9),
     ]
     for _ in range(7):  # past the fifth the statement is prepared
-        claimed = desk.ask(claim.claim(desk.host, wants, ["t"], **how))
+        claimed = desk.execute(claim.claim(desk.host, wants, ["t"], **how))
         by_queue = [job.queue for job in claimed]
         assert len(claimed) == len({job.id for job in claimed})
         assert by_queue.count("a") <= 3, "more were claimed than asked for"
@@ -129,7 +129,7 @@ def _never_more_than_asked(desk: Desk, switched_off: list[str], how: dict[str, A
 
 def test_a_queue_named_twice_counts_twice_and_no_row_is_claimed_twice(desk: Desk) -> None:
     ids = [desk.put() for _ in range(5)]
-    claimed = desk.ask(
+    claimed = desk.execute(
         claim.claim(desk.host, [claim.QueueCapacity("a", 1), claim.QueueCapacity("a", 2)], ["t"])
     )
     assert [job.id for job in claimed] == ids[:3]
@@ -176,19 +176,19 @@ def test_a_row_that_changed_between_snapshot_and_lock_is_claimed_once_or_next_ti
 def test_every_claim_raises_the_fence(desk: Desk) -> None:
     job = desk.run_one()
     for lease in (2, 3, 4):
-        assert desk.again(job, after=0) == "written"
+        assert desk.again(job, delay_seconds=0) == "written"
         (job,) = desk.take()
         assert job.lease == lease
 
 
 def test_a_cancelled_job_is_never_claimed(desk: Desk) -> None:
     job_id = desk.put()
-    assert desk.ask(cancel.cancel(job_id)) == "cancelled"
+    assert desk.execute(cancel.cancel(job_id)) == "cancelled"
     assert desk.take() == []
 
 
 def test_asking_for_nothing_claims_nothing(desk: Desk) -> None:
     desk.put()
-    assert desk.ask(claim.claim(desk.host, [], ["t"])) == []
-    assert desk.ask(claim.claim(desk.host, [claim.QueueCapacity("a", 5)], [])) == []
+    assert desk.execute(claim.claim(desk.host, [], ["t"])) == []
+    assert desk.execute(claim.claim(desk.host, [claim.QueueCapacity("a", 5)], [])) == []
     assert desk.take(-3) == []

@@ -18,15 +18,15 @@ from pgworkers.job.model import JobState
 def test_a_live_job_gets_it_and_a_running_one_is_notified(desk: Desk) -> None:
     desk.listen()
     waiting = desk.put()
-    assert desk.ask(cancel.set_deadline(waiting, 60.0)) == "ready"
+    assert desk.execute(cancel.set_deadline(waiting, 60.0)) == "ready"
     assert ("pgworkers", f"deadline:{waiting}") not in desk.notices()
     (job,) = desk.take()
     assert job.seconds_to_deadline == pytest.approx(60.0, abs=30.0)
-    assert desk.ask(cancel.set_deadline(job.id, 600.0)) == "running"
+    assert desk.execute(cancel.set_deadline(job.id, 600.0)) == "running"
     assert ("pgworkers", f"deadline:{job.id}") in desk.notices()
     desk.end(job)
-    assert desk.ask(cancel.set_deadline(job.id, 600.0)) == "succeeded"
-    assert desk.ask(cancel.set_deadline(10**9, 600.0)) is None
+    assert desk.execute(cancel.set_deadline(job.id, 600.0)) == "succeeded"
+    assert desk.execute(cancel.set_deadline(10**9, 600.0)) is None
 
 
 @pytest.mark.parametrize("within", ["-1 s", "200 years", None])
@@ -41,14 +41,14 @@ def test_a_renewal_tells_of_deadlines_that_the_host_does_not_know(desk: Desk) ->
     held = [job.fence, other.fence]
 
     def renewed(*known: float | None) -> list[hosts.ChangedDeadline]:
-        return desk.ask(
+        return desk.execute(
             hosts.renew_lease(desk.host, held, "running", "[]", deadlines=known)
         ).changed_deadlines
 
     (first,) = renewed(None, None)
     assert first.fence == held[0]
     assert renewed(first.deadline_epoch, None) == []
-    desk.ask(cancel.set_deadline(other.id, 10.0))
+    desk.execute(cancel.set_deadline(other.id, 10.0))
     (moved,) = renewed(first.deadline_epoch, None)
     assert moved.fence == other.fence
     assert moved.seconds_to_deadline == pytest.approx(10.0, abs=9.0)
@@ -61,7 +61,7 @@ def test_a_claim_reads_the_deadline_as_a_renewal_does(desk: Desk) -> None:
     held = [job.fence]
 
     def renewed() -> list[hosts.ChangedDeadline]:
-        return desk.ask(
+        return desk.execute(
             hosts.renew_lease(desk.host, held, "running", "[]", deadlines=[job.deadline_epoch])
         ).changed_deadlines
 
@@ -93,13 +93,13 @@ def test_the_handle_moves_it(emptied: str, desk: Desk) -> None:
 
 def test_a_move_leaves_a_trace_that_jobs_show_tells(desk: Desk) -> None:
     job = desk.put()
-    desk.ask(cancel.set_deadline(job, 600.0, operations.OperationNote(os_user="anna@laptop")))
-    (done,) = desk.ask(operations.operations_of_job(job))
+    desk.execute(cancel.set_deadline(job, 600.0, operations.OperationNote(os_user="anna@laptop")))
+    (done,) = desk.execute(operations.operations_of_job(job))
     assert (done.verb, done.os_user, done.reason) == ("deadline", "anna@laptop", "within 00:10:00")
     told = list(tell_story(desk.see(job), [], utcnow(), None, [done]))
     line = f"by {done.login} (anna@laptop): within 00:10:00"
     assert any(one.strip().startswith("deadline") and one.endswith(line) for one in told)
     (running,) = desk.take()
     desk.end(running)
-    desk.ask(cancel.set_deadline(job, 600.0))
-    assert desk.ask(operations.operations_of_job(job)) == [done], "nothing was done to a job that has ended"
+    desk.execute(cancel.set_deadline(job, 600.0))
+    assert desk.execute(operations.operations_of_job(job)) == [done], "nothing was done to a job that has ended"

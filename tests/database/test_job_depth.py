@@ -23,7 +23,7 @@ def seen(db: Db, most: int = 1000) -> dict[str, QueueDepth]:
 def test_every_state_of_every_queue_is_counted(db: Db) -> None:
     desk = Desk(db, "pgworkers")
     desk.register()
-    desk.ask(queues.declare_queues(["a", "b", "empty"], {"b": 6}))
+    desk.execute(queues.declare_queues(["a", "b", "empty"], {"b": 6}))
     for _ in range(3):
         desk.put()
     desk.take(1)
@@ -56,7 +56,7 @@ def test_the_oldest_ready_job_is_found_whatever_its_priority_and_lane(db: Db) ->
 
 def test_queues_that_nobody_declared_are_found_before_between_and_after_the_declared(db: Db) -> None:
     desk = Desk(db, "pgworkers")
-    desk.ask(queues.declare_queues(["b", "d"]))
+    desk.execute(queues.declare_queues(["b", "d"]))
     strangers = ("A", "a", "aa", "c", "c.1", "c.2", "e", "z", "é")
     for name in strangers:
         desk.put(queue=name)
@@ -185,7 +185,7 @@ def test_the_oldest_is_found_behind_the_first_statement(db: Db) -> None:
 
 def test_what_is_scheduled_in_queues_that_nobody_knows_is_bounded_too(db: Db) -> None:
     desk = Desk(db, "pgworkers")
-    desk.ask(queues.declare_queues(["a"]))
+    desk.execute(queues.declare_queues(["a"]))
     db.execute(
         "INSERT INTO pgworkers.job (queue, task, state, run_at)"
         " SELECT 'nobody', 't', 'scheduled', now() + interval '1 hour' FROM generate_series(1, 20000) n"

@@ -38,16 +38,16 @@ def count(desk: Desk) -> int:
 def refused(desk: Desk, job: NewJob) -> Exception:
     """The error a caller would see; and nothing was enqueued."""
     with pytest.raises(psycopg.Error) as caught:
-        desk.ask(enqueue(job))
+        desk.execute(enqueue(job))
     assert count(desk) == 0
     return enqueue_error(caught.value)
 
 
 def test_a_job_is_ready_and_whoever_sleeps_is_told(desk: Desk) -> None:
     desk.register()
-    desk.ask(set_idle_queues(desk.host, ["a"]))
+    desk.execute(set_idle_queues(desk.host, ["a"]))
     desk.listen()
-    made = desk.ask(enqueue(NewJob("t", '{"a": [1, "é"]}', queue="a", meta_json='{"why": 1}')))
+    made = desk.execute(enqueue(NewJob("t", '{"a": [1, "é"]}', queue="a", meta_json='{"why": 1}')))
     assert made.is_new
     seen = desk.see(made.id)
     assert (seen.state, seen.args, seen.meta, seen.queue) == (
@@ -75,7 +75,7 @@ def test_a_plain_job_is_the_same_on_our_own_session_and_on_a_cursor(desk: Desk) 
     """The first and the sixth enqueue of a session differ, too: then it is prepared."""
     with own_session(desk) as session:
         made = [session.run(enqueue(PLAIN, is_own_transaction=True)) for _ in range(7)]
-    made.append(desk.ask(enqueue(PLAIN)))
+    made.append(desk.execute(enqueue(PLAIN)))
     assert all(each.is_new for each in made)
     for each in made:
         seen = desk.see(each.id)
@@ -93,12 +93,12 @@ def test_a_nul_ends_no_text_on_the_wire(desk: Desk, part: str) -> None:
 
 
 def test_what_the_task_says_is_used_where_the_caller_says_nothing(desk: Desk) -> None:
-    desk.ask(queues.declare_tasks([TaskSpec("t", "reports", priority=7, max_attempts=2, max_crashes=1)]))
-    seen = desk.see(desk.ask(enqueue(NewJob("t"))).id)
+    desk.execute(queues.declare_tasks([TaskSpec("t", "reports", priority=7, max_attempts=2, max_crashes=1)]))
+    seen = desk.see(desk.execute(enqueue(NewJob("t"))).id)
     assert (seen.queue, seen.priority, seen.max_attempts) == ("reports", 7, 2)
-    seen = desk.see(desk.ask(enqueue(NewJob("t", queue="x", priority=-1, max_attempts=9))).id)
+    seen = desk.see(desk.execute(enqueue(NewJob("t", queue="x", priority=-1, max_attempts=9))).id)
     assert (seen.queue, seen.priority, seen.max_attempts) == ("x", -1, 9)
-    assert desk.see(desk.ask(enqueue(NewJob("nobody"))).id).queue == "default"
+    assert desk.see(desk.execute(enqueue(NewJob("nobody"))).id).queue == "default"
 
 
 def test_a_later_time_makes_it_scheduled_and_tells_nobody(desk: Desk) -> None:
@@ -115,24 +115,24 @@ def test_a_later_time_makes_it_scheduled_and_tells_nobody(desk: Desk) -> None:
 
 
 def test_a_unique_key_leads_to_the_live_job_that_holds_it(desk: Desk) -> None:
-    first = desk.ask(enqueue(NewJob("t", '{"v": 1}', queue="a", unique_key="k")))
-    assert desk.ask(enqueue(NewJob("t", '{"v": 2}', queue="a", unique_key="k"))) == Enqueued(first.id, False)
+    first = desk.execute(enqueue(NewJob("t", '{"v": 1}', queue="a", unique_key="k")))
+    assert desk.execute(enqueue(NewJob("t", '{"v": 2}', queue="a", unique_key="k"))) == Enqueued(first.id, False)
     assert desk.see(first.id).args == {"v": 1}
-    replaced = desk.ask(enqueue(NewJob("t", '{"v": 3}', queue="a", unique_key="k", on_conflict="replace")))
+    replaced = desk.execute(enqueue(NewJob("t", '{"v": 3}', queue="a", unique_key="k", on_conflict="replace")))
     assert replaced == Enqueued(first.id, False)
     assert desk.see(first.id).args == {"v": 3}
-    assert desk.ask(enqueue(NewJob("other", queue="a", unique_key="k"))).is_new, "keys belong to a task"
+    assert desk.execute(enqueue(NewJob("other", queue="a", unique_key="k"))).is_new, "keys belong to a task"
     (job,) = desk.take()
-    desk.ask(enqueue(NewJob("t", '{"v": 4}', queue="a", unique_key="k", on_conflict="replace")))
+    desk.execute(enqueue(NewJob("t", '{"v": 4}', queue="a", unique_key="k", on_conflict="replace")))
     assert desk.see(first.id).args == {"v": 3}, "what runs keeps its arguments"
     desk.end(job)
-    assert desk.ask(enqueue(NewJob("t", queue="a", unique_key="k"))).is_new, "a finished job holds no key"
+    assert desk.execute(enqueue(NewJob("t", queue="a", unique_key="k"))).is_new, "a finished job holds no key"
 
 
 def test_raise_names_the_job_that_is_in_the_way(desk: Desk) -> None:
-    first = desk.put(unique="k%20")
+    first = desk.put(unique_key="k%20")
     with pytest.raises(psycopg.Error) as caught:
-        desk.put(unique="k%20", on_conflict="raise")
+        desk.put(unique_key="k%20", on_conflict="raise")
     error = enqueue_error(caught.value)
     assert isinstance(error, DuplicateJob)
     assert (error.job_id, error.unique) == (first, "k%20")
@@ -144,7 +144,7 @@ def test_fifty_enqueuers_with_one_key_make_one_job(desk: Desk, session: Session,
     answers: list[Enqueued] = []
 
     def work(mine: Desk) -> None:
-        answers.append(mine.ask(enqueue(NewJob("t", queue="a", unique_key="k"))))
+        answers.append(mine.execute(enqueue(NewJob("t", queue="a", unique_key="k"))))
 
     threads = [threading.Thread(target=work, args=[mine]) for mine in desks]
     for thread in threads:
@@ -233,23 +233,23 @@ def test_sql_can_enqueue_and_cancel_by_itself(db: psycopg.Connection[Any]) -> No
 def test_a_serializable_transaction_of_the_user_gets_an_error_it_can_retry(
     desk: Desk, session: Session
 ) -> None:
-    job_id = desk.put(unique="k")
+    job_id = desk.put(unique_key="k")
     conn = session()
     conn.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
     with conn.transaction():
-        assert Desk(conn, "pgworkers").put(unique="k") == job_id
+        assert Desk(conn, "pgworkers").put(unique_key="k") == job_id
 
 
 def test_what_is_long_deep_or_large_but_within_bounds_is_taken(desk: Desk) -> None:
     century = 100 * 365 * 86400.0
     deep = '{"a": ' + "[" * 127 + "]" * 127 + "}"
     job = NewJob("t", deep, delay=century, timeout=century, memory=1 << 20, meta_json=deep)
-    assert desk.ask(enqueue(job)).is_new
-    assert desk.ask(enqueue(NewJob("t", '{"a": "%s"}' % ("x" * 100_000), delay=0.0))).is_new
+    assert desk.execute(enqueue(job)).is_new
+    assert desk.execute(enqueue(NewJob("t", '{"a": "%s"}' % ("x" * 100_000), delay=0.0))).is_new
 
 
 def test_many_jobs_by_copy(desk: Desk) -> None:
-    desk.ask(queues.declare_tasks([TaskSpec("t", "reports", priority=7, max_attempts=2)]))
+    desk.execute(queues.declare_tasks([TaskSpec("t", "reports", priority=7, max_attempts=2)]))
     at = datetime.now(UTC) + timedelta(hours=1)
     jobs = [
         NewJob("t", '{"a": "tab\\t back\\\\slash é"}'),

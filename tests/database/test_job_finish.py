@@ -21,7 +21,7 @@ def test_a_success_moves_to_history_with_its_result_and_costs(desk: Desk) -> Non
     job = desk.run_one(meta_json='{"why": "x"}')
     desk.listen()
     assert (
-        desk.end(job, result='{"url": "u"}', duration=1.5, cpu=1.25, peak_rss=4096, progress="[3, 3]")
+        desk.end(job, result='{"url": "u"}', duration_seconds=1.5, cpu_seconds=1.25, peak_rss_bytes=4096, progress="[3, 3]")
         == "written"
     )
     seen = desk.see(job.id)
@@ -61,7 +61,7 @@ def test_only_a_success_drops_its_arguments(desk: Desk) -> None:
                 should_keep_args=False,
             )
         )
-    assert desk.ask(finish.finish(desk.host, ends)) == {}, "all were written"
+    assert desk.execute(finish.finish(desk.host, ends)) == {}, "all were written"
     page = {"page": 7}
     assert [desk.see(end.id).args for end in ends] == [page, {}, page, page]
 
@@ -72,7 +72,7 @@ def test_a_death_keeps_its_post_mortem(desk: Desk) -> None:
         job,
         JobState.DEAD,
         verdict=Verdict.CRASH,
-        crash=True,
+        is_crash=True,
         error="ended by SIGSEGV",
         traceback="Traceback…",
         stack="Fatal Python error",
@@ -93,7 +93,7 @@ def test_a_death_keeps_its_post_mortem(desk: Desk) -> None:
         "ended by SIGSEGV",
     )
     assert (seen.checkpoint, seen.result) == ({"page": 3}, None)
-    (attempt,) = desk.ask(queries.job_attempts(job.id))
+    (attempt,) = desk.execute(queries.job_attempts(job.id))
     assert (attempt.attempt, attempt.lease, attempt.verdict) == (1, 1, "crash")
     assert (attempt.error, attempt.traceback, attempt.stack) == (
         "ended by SIGSEGV",
@@ -107,7 +107,7 @@ def test_a_death_keeps_its_post_mortem(desk: Desk) -> None:
 
 def test_a_stale_lease_writes_nothing(desk: Desk, other: Desk) -> None:
     stale = desk.run_one()
-    assert desk.again(stale, after=0) == "written"
+    assert desk.again(stale, delay_seconds=0) == "written"
     (fresh,) = other.take()
     assert desk.end(stale, result="1") == "lost"
     assert desk.see(stale.id).state is JobState.CLAIMED
@@ -205,13 +205,13 @@ def test_an_end_opens_only_the_partition_that_it_writes_into(desk: Desk) -> None
 
 
 def test_an_empty_batch_is_no_error(desk: Desk) -> None:
-    assert desk.ask(finish.finish(desk.host, [])) == {}
+    assert desk.execute(finish.finish(desk.host, [])) == {}
 
 
 def test_the_last_ten_errors_are_remembered_one_line_each(desk: Desk) -> None:
     job = desk.run_one(max_attempts=100)
     for n in range(12):
-        assert desk.again(job, after=0, error=f"error {n}\nwith a second line") == "written"
+        assert desk.again(job, delay_seconds=0, error=f"error {n}\nwith a second line") == "written"
         (job,) = desk.take()
     assert job.errors == [f"error {n} with a second line" for n in range(2, 12)]
     desk.end(job, JobState.DEAD, error="the end")
@@ -222,7 +222,7 @@ def test_the_last_ten_errors_are_remembered_one_line_each(desk: Desk) -> None:
 
 def test_a_success_after_failures_shows_no_error(desk: Desk) -> None:
     job = desk.run_one()
-    desk.again(job, after=0, error="first time unlucky")
+    desk.again(job, delay_seconds=0, error="first time unlucky")
     (job,) = desk.take()
     desk.end(job)
     assert desk.see(job.id).error is None
@@ -267,7 +267,7 @@ def test_nothing_a_handler_leaves_behind_stops_its_job_or_its_neighbours(
             result="1",
         ),
     ]
-    assert desk.ask(finish.finish(desk.host, ends)) == {}
+    assert desk.execute(finish.finish(desk.host, ends)) == {}
     assert desk.see(bad.id).state is state  # and it can be read back
     assert desk.see(good.id).result == 1
 
@@ -275,11 +275,11 @@ def test_nothing_a_handler_leaves_behind_stops_its_job_or_its_neighbours(
 def test_a_finish_waits_for_no_cancel_which_does_not_undo_the_success(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
     with other.conn.transaction():
-        assert other.ask(cancel.cancel(job.id)) == "cancelling"
+        assert other.execute(cancel.cancel(job.id)) == "cancelling"
         assert desk.end(job, result="1") == "locked"
     assert desk.end(job, result="1") == "written"
     assert desk.see(job.id).state is JobState.SUCCEEDED
-    assert other.ask(cancel.cancel(job.id)) == "succeeded"
+    assert other.execute(cancel.cancel(job.id)) == "succeeded"
 
 
 def test_many_ends_are_told_in_one_notification_and_too_many_as_a_star(desk: Desk) -> None:
@@ -295,7 +295,7 @@ def test_many_ends_are_told_in_one_notification_and_too_many_as_a_star(desk: Des
             )
             for j in batch
         ]
-        assert desk.ask(finish.finish(desk.host, ends)) == {}
+        assert desk.execute(finish.finish(desk.host, ends)) == {}
     assert desk.notices() == [
         ("pgworkers_done", " ".join(str(job.id) for job in few)),
         ("pgworkers_done", "*"),
@@ -308,7 +308,7 @@ def test_two_batches_in_opposite_order_do_not_deadlock(desk: Desk, other: Desk) 
     jobs = desk.take(200)
     ends = [JobFinish(**j.fence._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs]
     waiting = other.in_thread(finish.finish(desk.host, ends[::-1]))
-    mine = desk.ask(finish.finish(desk.host, ends))
+    mine = desk.execute(finish.finish(desk.host, ends))
     theirs = waiting.result(timeout=20)
     assert mine.keys() ^ theirs.keys() == {end.fence for end in ends}, "each is written by one of them"
     assert set(desk.finish(ends).values()) == {"already"}
@@ -317,7 +317,7 @@ def test_two_batches_in_opposite_order_do_not_deadlock(desk: Desk, other: Desk) 
 def test_a_requeued_job_runs_under_a_higher_lease_so_its_past_cannot_end_it(desk: Desk) -> None:
     job = desk.run_one()
     desk.end(job, JobState.DEAD, error="x")
-    desk.ask(requeue.requeue([job.id]))
+    desk.execute(requeue.requeue([job.id]))
     (again,) = desk.take()
     assert again.lease == job.lease + 1
     assert desk.end(job, JobState.DEAD, error="x") == "lost"
@@ -357,7 +357,7 @@ def test_each_end_of_a_mixed_batch_keeps_what_is_its_own(desk: Desk) -> None:
         seen = desk.see(job.id)
         assert (seen.duration, seen.peak_rss) == (n / 8, n << 20)
         assert (seen.result, seen.error) == ((None, f"error {n}") if n % 3 == 0 else (n, None))
-        assert [a.output for a in desk.ask(queries.job_attempts(job.id))] == (
+        assert [a.output for a in desk.execute(queries.job_attempts(job.id))] == (
             [f"out {n}"] if n % 3 == 0 else []
         )
 

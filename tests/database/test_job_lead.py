@@ -29,11 +29,11 @@ class Candidate:
         self.conn = conn
         self.id = str(uuid4())
 
-    def ask(self, query: Query[Any]) -> Any:
+    def execute(self, query: Query[Any]) -> Any:
         return run(self.conn, "pgworkers", query)
 
     def tries(self, *, may_depose: bool = True) -> hosts.LeadershipAnswer:
-        found: hosts.LeadershipAnswer = self.ask(hosts.try_lead(self.id, LONG, may_depose=may_depose))
+        found: hosts.LeadershipAnswer = self.execute(hosts.try_lead(self.id, LONG, may_depose=may_depose))
         return found
 
 
@@ -55,9 +55,9 @@ def test_one_leads_until_it_resigns(candidates: list[Candidate]) -> None:
     won = first.tries()
     assert (won.term, won.has_lock) == (1, True)
     assert second.tries().term is None
-    assert first.ask(hosts.renew_term(first.id, 1, LONG)) is True
-    assert second.ask(hosts.renew_term(second.id, 1, LONG)) is None
-    first.ask(hosts.resign(first.id, 1))
+    assert first.execute(hosts.renew_term(first.id, 1, LONG)) is True
+    assert second.execute(hosts.renew_term(second.id, 1, LONG)) is None
+    first.execute(hosts.resign(first.id, 1))
     assert second.tries().term == 2
 
 
@@ -80,12 +80,12 @@ def test_a_term_that_ran_out_is_taken_and_its_session_ended(
     assert third.tries(may_depose=False).term is None, "it has not renewed without a gap itself"
     won = second.tries()
     assert (won.term, won.was_expired, won.has_lock) == (2, True, False)
-    assert first.ask(hosts.renew_term(first.id, 1, LONG)) is None, "the number of the term is the fence"
+    assert first.execute(hosts.renew_term(first.id, 1, LONG)) is None, "the number of the term is the fence"
     assert won.former_session is not None
-    assert second.ask(hosts.depose(won.former_session))
+    assert second.execute(hosts.depose(won.former_session))
     with pytest.raises(psycopg.OperationalError):
         first.conn.execute("SELECT 1")
-    assert second.ask(hosts.renew_term(second.id, 2, LONG)) is True, "now it has the lock, too"
+    assert second.execute(hosts.renew_term(second.id, 2, LONG)) is True, "now it has the lock, too"
 
 
 def test_a_term_that_ran_out_and_was_not_taken_is_renewed(
@@ -94,7 +94,7 @@ def test_a_term_that_ran_out_and_was_not_taken_is_renewed(
     first, second, _ = candidates
     first.tries()
     run_out(db)
-    assert first.ask(hosts.renew_term(first.id, 1, LONG)) is True
+    assert first.execute(hosts.renew_term(first.id, 1, LONG)) is True
     assert second.tries().term is None
 
 
@@ -107,12 +107,12 @@ def test_the_lock_of_a_stranger_stops_neither_taking_nor_renewing(
     )
     won = first.tries()
     assert (won.term, won.has_lock) == (1, False)
-    assert first.ask(hosts.renew_term(first.id, 1, LONG)) is False
-    assert [one.pid for one in second.ask(hosts.lock_holders())] == [db.info.backend_pid]
+    assert first.execute(hosts.renew_term(first.id, 1, LONG)) is False
+    assert [one.pid for one in second.execute(hosts.lock_holders())] == [db.info.backend_pid]
     db.execute("SELECT pg_advisory_unlock_all()")
     assert second.tries().term is None
-    assert first.ask(hosts.renew_term(first.id, 1, LONG)) is True
-    assert second.ask(hosts.lock_holders()) == []
+    assert first.execute(hosts.renew_term(first.id, 1, LONG)) is True
+    assert second.execute(hosts.lock_holders()) == []
 
 
 def test_a_host_whose_term_has_run_out_does_nothing_until_it_has_renewed(dsn: str) -> None:

@@ -26,19 +26,19 @@ def work(mine: Desk, rand: random.Random) -> None:
         jobs = mine.take(rand.randint(1, 15))
         rand.shuffle(jobs)
         held = [job.fence for job in jobs]
-        mine.ask(finish.save_progress(mine.host, [ProgressUpdate(*key, "1", None) for key in held]))
-        mine.ask(hosts.renew_lease(mine.host, held, "running", "[]"))
+        mine.execute(finish.save_progress(mine.host, [ProgressUpdate(*key, "1", None) for key in held]))
+        mine.execute(hosts.renew_lease(mine.host, held, "running", "[]"))
         third = len(jobs) // 3
         ended, again = jobs[:third], jobs[third : 2 * third]
         state = rand.choice([(JobState.SUCCEEDED, Verdict.SUCCEEDED), (JobState.DEAD, Verdict.ERROR)])
-        mine.ask(
+        mine.execute(
             finish.finish(
                 mine.host,
                 [JobFinish(**j.fence._asdict(), state=state[0], verdict=state[1]) for j in ended],
             )
         )
         after = rand.choice([0.0, 0.01])
-        mine.ask(
+        mine.execute(
             finish.retry(
                 mine.host,
                 [
@@ -52,7 +52,7 @@ def work(mine: Desk, rand: random.Random) -> None:
                 ],
             )
         )
-        mine.ask(finish.release(mine.host, held[2 * third :]))
+        mine.execute(finish.release(mine.host, held[2 * third :]))
 
 
 def lose(mine: Desk, rand: random.Random) -> None:
@@ -60,22 +60,22 @@ def lose(mine: Desk, rand: random.Random) -> None:
     for _ in range(ROUNDS // 2):
         mine.register()
         mine.take(rand.randint(1, 5))
-        mine.ask(hosts.remove_host(mine.host))
+        mine.execute(hosts.remove_host(mine.host))
 
 
 def sweep(mine: Desk, rand: random.Random) -> None:
     for _ in range(ROUNDS):
-        mine.ask(maintenance.rescue_jobs(mine.host, rand.randint(1, 20)))
-        mine.ask(maintenance.promote_due(rand.randint(1, 20)))
-        mine.ask(maintenance.expire_jobs(10))
+        mine.execute(maintenance.rescue_jobs(mine.host, rand.randint(1, 20)))
+        mine.execute(maintenance.promote_due(rand.randint(1, 20)))
+        mine.execute(maintenance.expire_jobs(10))
 
 
 def meddle(mine: Desk, rand: random.Random) -> None:
     """An operator."""
     for _ in range(ROUNDS * 2):
         job_id = rand.randint(1, JOBS)
-        mine.ask(rand.choice([cancel.cancel(job_id), cancel.discard(job_id)]))
-        mine.ask(requeue.requeue([rand.randint(1, JOBS) for _ in range(10)]))
+        mine.execute(rand.choice([cancel.cancel(job_id), cancel.discard(job_id)]))
+        mine.execute(requeue.requeue([rand.randint(1, JOBS) for _ in range(10)]))
 
 
 HOSTS_WRITES: dict[str, Callable[[Desk, list[ClaimedJob]], Query[Any]]] = {
@@ -102,17 +102,17 @@ def test_who_cancels_in_an_order_of_his_own_is_in_no_deadlock_with_a_host(
     desk.register()
     one, two = desk.run_one(), desk.run_one()
     with other.conn.transaction():
-        assert other.ask(cancel.cancel(two.id)) == "cancelling"
+        assert other.execute(cancel.cancel(two.id)) == "cancelling"
         writing = desk.in_thread(HOSTS_WRITES[name](desk, [one, two]))
         until(lambda: writing.done() or blocked(watcher, desk.conn))
-        assert other.ask(cancel.cancel(one.id)) is not None
+        assert other.execute(cancel.cancel(one.id)) is not None
     writing.result(timeout=PATIENCE)
 
 
 def test_all_verbs_at_once(session: Callable[[], psycopg.Connection[Any]], schema: str) -> None:
     keeper = Desk(session(), schema)
     for n in range(JOBS):
-        keeper.put(unique=f"k{n}" if n % 3 else None, delay=0.01 if n % 5 == 0 else None, max_crashes=100)
+        keeper.put(unique_key=f"k{n}" if n % 3 else None, delay=0.01 if n % 5 == 0 else None, max_crashes=100)
     failed: list[BaseException] = []
 
     def start(role: Callable[[Desk, random.Random], None], seed: int) -> threading.Thread:

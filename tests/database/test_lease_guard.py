@@ -63,14 +63,14 @@ def without(query: Query[Any], guard: str) -> Query[Any]:
 def unchanged(desk: Desk, query: Query[Any], broken: str | None) -> bool:
     """Does this write leave the row as it was?"""
     before = desk.conn.execute("SELECT * FROM pgworkers.job").fetchall()
-    desk.ask(query if broken is None else without(query, broken))
+    desk.execute(query if broken is None else without(query, broken))
     return desk.conn.execute("SELECT * FROM pgworkers.job").fetchall() == before
 
 
 def untouched(desk: Desk, write: Callable[[str, ClaimedJob], Query[Any]], broken: str | None) -> bool:
     """Does a write by a lease that is over leave the row of its successor as it was? Both are of one host."""
     stale = desk.run_one()
-    assert desk.again(stale, after=0.0, verdict=Verdict.INTERRUPTED, free=True) == "written"
+    assert desk.again(stale, delay_seconds=0.0, verdict=Verdict.INTERRUPTED, is_free=True) == "written"
     (fresh,) = desk.take()
     assert fresh.lease > stale.lease
     stale = stale._replace(claimed_at_us=fresh.claimed_at_us)  # else the moment alone would tell them apart
@@ -149,9 +149,9 @@ def test_an_end_of_a_lost_timeline_is_lost_though_its_number_ended_alike(desk: D
 def test_a_host_that_renews_learns_that_its_claim_is_of_a_lost_timeline(desk: Desk) -> None:
     stale, fresh = given_again(desk, desk)
     desk.conn.execute("UPDATE pgworkers.job SET cancel_at = now()")
-    renewed = desk.ask(hosts.renew_lease(desk.host, [stale.fence, fresh.fence], "running", "[]"))
+    renewed = desk.execute(hosts.renew_lease(desk.host, [stale.fence, fresh.fence], "running", "[]"))
     assert (renewed.lost_leases, renewed.cancel_requests) == ([stale.fence], [fresh.fence])
-    assert desk.ask(hosts.jobs_of_host(desk.host, 0.0)).fences == [fresh.fence]
+    assert desk.execute(hosts.jobs_of_host(desk.host, 0.0)).fences == [fresh.fence]
 
 
 def test_the_moment_of_a_claim_comes_back_exactly(desk: Desk) -> None:
@@ -164,20 +164,20 @@ def test_the_moment_of_a_claim_comes_back_exactly(desk: Desk) -> None:
     ):
         job = desk.run_one()
         desk.conn.execute("UPDATE pgworkers.job SET claimed_at = %s WHERE id = %s", [moment, job.id])
-        (held,) = desk.ask(hosts.jobs_of_host(desk.host, -1e10)).fences
+        (held,) = desk.execute(hosts.jobs_of_host(desk.host, -1e10)).fences
         (row,) = desk.conn.execute(
             "SELECT (extract(epoch FROM claimed_at) * 1000000)::bigint FROM pgworkers.job"
         ).fetchall()
         assert held.claimed_at_us == row[0], moment
-        assert desk.ask(finish.release(desk.host, [held])).released_count == 1, moment
+        assert desk.execute(finish.release(desk.host, [held])).released_count == 1, moment
         desk.conn.execute("DELETE FROM pgworkers.job")
 
 
 def test_a_host_that_renews_learns_that_its_number_is_anothers(desk: Desk, other: Desk) -> None:
     job = other.run_one()
     held = [job.fence]
-    assert desk.ask(hosts.renew_lease(desk.host, held, "running", "[]")).lost_leases == held
-    assert other.ask(hosts.renew_lease(other.host, held, "running", "[]")).lost_leases == []
+    assert desk.execute(hosts.renew_lease(desk.host, held, "running", "[]")).lost_leases == held
+    assert other.execute(hosts.renew_lease(other.host, held, "running", "[]")).lost_leases == []
 
 
 @pytest.mark.parametrize("name", WRITES)
@@ -187,9 +187,9 @@ def test_a_job_that_waits_is_not_written_by_its_last_lease(desk: Desk, name: str
 
     def survives(broken: str | None) -> bool:
         job = desk.run_one()
-        desk.ask(finish.release(desk.host, [job.fence]))
+        desk.execute(finish.release(desk.host, [job.fence]))
         query = WRITES[name](desk.host, job)
-        desk.ask(query if broken is None else without(query, broken))
+        desk.execute(query if broken is None else without(query, broken))
         seen = desk.see(job.id)
         kept = seen.state is JobState.READY and seen.attempt == 0 and seen.progress is None
         desk.conn.execute("DELETE FROM pgworkers.job")

@@ -22,7 +22,7 @@ Session = Callable[[], psycopg.Connection[Any]]
 
 
 def declare(desk: Desk, **limits: Any) -> None:
-    desk.ask(queues.declare_tasks([TaskSpec("t", "a", **limits)]))
+    desk.execute(queues.declare_tasks([TaskSpec("t", "a", **limits)]))
 
 
 def ids(jobs: list[model.ClaimedJob]) -> list[int]:
@@ -59,10 +59,10 @@ def test_a_key_counts_over_tasks_and_queues(desk: Desk) -> None:
     desk.put(task="t", concurrency_key="x")
     desk.put(task="u", concurrency_key="x", queue="b")
     wants = [claim.QueueCapacity("a", 5), claim.QueueCapacity("b", 5)]
-    (job,) = desk.ask(claim.claim(desk.host, wants, list(tasks)))
-    assert desk.ask(claim.claim(desk.host, wants, list(tasks))) == []
+    (job,) = desk.execute(claim.claim(desk.host, wants, list(tasks)))
+    assert desk.execute(claim.claim(desk.host, wants, list(tasks))) == []
     desk.end(job)
-    assert len(desk.ask(claim.claim(desk.host, wants, list(tasks)))) == 1
+    assert len(desk.execute(claim.claim(desk.host, wants, list(tasks)))) == 1
 
 
 def test_both_limits_hold_for_a_job_that_has_both(desk: Desk) -> None:
@@ -99,19 +99,19 @@ def test_limited_and_free_jobs_share_one_order(desk: Desk) -> None:
 
 def test_a_limit_that_an_operator_sets_wins_until_he_takes_it_back(desk: Desk) -> None:
     declare(desk, concurrency=1)
-    desk.ask(concurrency.set_limit("task", "t", 3))
+    desk.execute(concurrency.set_limit("task", "t", 3))
     for _ in range(6):
         desk.put()
     jobs = take(desk)
     assert len(jobs) == 3
-    found = desk.ask(concurrency.list_limits())
+    found = desk.execute(concurrency.list_limits())
     assert [(limit.kind, limit.name, limit.slots, limit.running, limit.said_by) for limit in found] == [
         ("task", "t", 3, 3, "operator")
     ]
-    assert desk.ask(concurrency.set_limit("task", "t", None))
+    assert desk.execute(concurrency.set_limit("task", "t", None))
     desk.end(jobs[0])
     assert take(desk) == []
-    assert [limit.said_by for limit in desk.ask(concurrency.list_limits())] == ["app"]
+    assert [limit.said_by for limit in desk.execute(concurrency.list_limits())] == ["app"]
 
 
 def test_the_limit_of_each_key_is_listed_with_its_fullest_key(desk: Desk) -> None:
@@ -119,7 +119,7 @@ def test_the_limit_of_each_key_is_listed_with_its_fullest_key(desk: Desk) -> Non
     for key in ("x", "x", "x", "y"):
         desk.put(concurrency_key=key)
     assert len(take(desk)) == 3
-    found = desk.ask(concurrency.list_limits())
+    found = desk.execute(concurrency.list_limits())
     assert [(limit.kind, limit.name, limit.slots, limit.running, limit.said_by) for limit in found] == [
         ("each key of", "t", 2, 2, "app")
     ]
@@ -127,7 +127,7 @@ def test_the_limit_of_each_key_is_listed_with_its_fullest_key(desk: Desk) -> Non
 
 def test_what_runs_already_counts_when_a_limit_is_set(desk: Desk) -> None:
     running = [desk.run_one() for _ in range(2)]
-    desk.ask(concurrency.set_limit("task", "t", 2))
+    desk.execute(concurrency.set_limit("task", "t", 2))
     desk.put()
     assert take(desk) == []
     desk.end(running[0])
@@ -140,7 +140,7 @@ def test_what_a_claim_in_flight_takes_counts_when_a_limit_is_set(desk: Desk, oth
         desk.put()
     with desk.conn.transaction():
         running = desk.take(10)
-        other.ask(concurrency.set_limit("task", "t", 3))
+        other.execute(concurrency.set_limit("task", "t", 3))
         assert take(other) == [], "nobody knows what the claim in flight takes"
     assert len(running) == 10
     assert take(other) == []
@@ -159,7 +159,7 @@ def test_a_mark_that_is_younger_than_a_claim_in_flight_hides_none_of_its_jobs(
         desk.put()
     with desk.conn.transaction():
         running = desk.take(10)
-        other.ask(concurrency.set_limit("task", "t", 3))
+        other.execute(concurrency.set_limit("task", "t", 3))
         other.conn.execute("UPDATE pgworkers.limit_new SET since = since - interval '2 s', before = NULL")
         first = take(other)
         assert len(first) == 3, "it has waited long enough"
@@ -181,7 +181,7 @@ def test_a_running_job_that_is_locked_counts_when_a_limit_is_set(desk: Desk, oth
     desk.put()
     with desk.conn.transaction():
         desk.conn.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [running.id])
-        other.ask(concurrency.set_limit("task", "t", 2))
+        other.execute(concurrency.set_limit("task", "t", 2))
         assert len(take(other)) == 1, "a slot is taken by the one that could not be marked"
     assert take(other) == []
 
@@ -190,7 +190,7 @@ def test_a_writer_that_is_not_over_holds_up_a_new_limit_for_a_second_only(desk: 
     with desk.conn.transaction():
         desk.put(task="u")
         other.put()
-        other.ask(concurrency.set_limit("task", "t", 1))
+        other.execute(concurrency.set_limit("task", "t", 1))
         assert take(other) == []
         other.conn.execute("UPDATE pgworkers.limit_new SET since = since - interval '1 s'")
         assert len(take(other)) == 1
@@ -232,26 +232,26 @@ def test_a_claim_says_of_each_job_whether_another_may_wait_for_its_place(
     desk: Desk, aged: float | None
 ) -> None:
     """Its host looks for that one when it has ended; after the others there is nobody to look for."""
-    desk.ask(queues.declare_tasks([TaskSpec("t", "a"), TaskSpec("narrow", "a", concurrency=2)]))
+    desk.execute(queues.declare_tasks([TaskSpec("t", "a"), TaskSpec("narrow", "a", concurrency=2)]))
     free, keyed = desk.put(), desk.put(concurrency_key="x")
     narrow, both = desk.put(task="narrow"), desk.put(task="narrow", concurrency_key="y")
     wants, tasks = [claim.QueueCapacity("a", 10)], ["t", "narrow"]
     looks = (aged, None, aged)  # the one in the middle moves the job of the limited task behind its limit
-    found = [job for how in looks for job in desk.ask(claim.claim(desk.host, wants, tasks, how))]
+    found = [job for how in looks for job in desk.execute(claim.claim(desk.host, wants, tasks, how))]
     assert {job.id: job.is_limited for job in found} == {free: False, keyed: True, narrow: True, both: True}
 
 
 def test_no_slots_at_all_stop_one_tenant_and_nobody_else(desk: Desk) -> None:
-    desk.ask(concurrency.set_limit("key", "bad", 0))
+    desk.execute(concurrency.set_limit("key", "bad", 0))
     desk.put(concurrency_key="bad")
     good = desk.put(concurrency_key="good")
     assert ids(desk.take(5)) == [good]
-    desk.ask(concurrency.set_limit("key", "bad", None))
+    desk.execute(concurrency.set_limit("key", "bad", None))
     assert len(desk.take(5)) == 1
 
 
 def test_jobs_without_a_limit_are_claimed_beside_a_limited_task(desk: Desk) -> None:
-    desk.ask(queues.declare_tasks([TaskSpec("t", "a", concurrency=1), TaskSpec("u", "a")]))
+    desk.execute(queues.declare_tasks([TaskSpec("t", "a", concurrency=1), TaskSpec("u", "a")]))
     for _ in range(3):
         desk.put()
     free = [desk.put(task="u") for _ in range(3)]
@@ -267,8 +267,8 @@ def test_a_lost_host_holds_its_slots_until_it_is_rescued_and_no_longer(desk: Des
     (lost,) = other.take()
     desk.put(concurrency_key="x")
     assert desk.take() == []
-    other.ask(hosts.remove_host(other.host))
-    assert [job.id for job in desk.ask(maintenance.rescue_jobs(desk.host, 10))] == [lost.id] == [job_id]
+    other.execute(hosts.remove_host(other.host))
+    assert [job.id for job in desk.execute(maintenance.rescue_jobs(desk.host, 10))] == [lost.id] == [job_id]
     assert len(desk.take()) == 1
 
 
@@ -329,7 +329,7 @@ def test_many_hosts_at_once_never_exceed_a_limit_and_leave_nothing_undone(
     session: Session, schema: str, desk: Desk, seed: int
 ) -> None:
     """Keys of 2, a task of 5, free jobs between; each host looks, after each claim, at what runs in the whole cluster."""
-    desk.ask(
+    desk.execute(
         queues.declare_tasks([TaskSpec("t", "a", concurrency_per_key=2), TaskSpec("u", "a", concurrency=5)])
     )
     keys = ["x", "y", "z"]
@@ -403,7 +403,7 @@ def test_limits_hold_in_a_schema_of_another_name(empty_dsn: str) -> None:
         for key in ("x", "x", "y", "z"):
             desk.put(concurrency_key=key)
         assert len(take(desk)) == 2
-        desk.ask(queues.declare_queues(["a"], {"a": 3}))
-        desk.ask(cluster_slots.grant_slots("a", 3, {desk.host: 5}))
-        assert desk.ask(cluster_slots.acknowledge_slots(desk.host, {"a": 0})) == {"a": 3}
-        assert desk.ask(queues.throttle_queue("a"))
+        desk.execute(queues.declare_queues(["a"], {"a": 3}))
+        desk.execute(cluster_slots.grant_slots("a", 3, {desk.host: 5}))
+        assert desk.execute(cluster_slots.acknowledge_slots(desk.host, {"a": 0})) == {"a": 3}
+        assert desk.execute(queues.throttle_queue("a"))

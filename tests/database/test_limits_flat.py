@@ -72,7 +72,7 @@ def test_a_claim_of_jobs_with_few_keys_reads_the_same_beside_ten_times_as_many(
 
 def test_a_full_task_is_passed_whole_however_many_tenants_it_has(db: Db, desk: Desk) -> None:
     """The other jobs of the queue are found by the first claim, at the cost of a claim without that task."""
-    desk.ask(
+    desk.execute(
         queues.declare_tasks([TaskSpec("full", "a", concurrency=5), TaskSpec("t", "a"), TaskSpec("z", "a")])
     )
     ours = [desk.put("t", concurrency_key="one"), desk.put("z", concurrency_key="other")]
@@ -82,17 +82,17 @@ def test_a_full_task_is_passed_whole_however_many_tenants_it_has(db: Db, desk: D
     desk.take(5, tasks=("full",))
     wait_with_keys(db, 5_000, 5_000, "full")
     assert most_pages(db, query) < before + 50
-    assert [job.id for job in desk.ask(query)] == ours
+    assert [job.id for job in desk.execute(query)] == ours
 
 
 def test_a_task_with_one_slot_leaves_the_other_workers_to_the_other_tasks(desk: Desk) -> None:
-    desk.ask(queues.declare_tasks([TaskSpec("full", "a", concurrency=1), TaskSpec("t", "a")]))
+    desk.execute(queues.declare_tasks([TaskSpec("full", "a", concurrency=1), TaskSpec("t", "a")]))
     first = desk.put("full", concurrency_key="x", priority=5)
     for key in ("y", "z"):
         desk.put("full", concurrency_key=key, priority=5)
     other = desk.put("t", concurrency_key="x y")
     query = claim.claim(desk.host, [claim.QueueCapacity("a", 2)], ["full", "t"])
-    assert [job.id for job in desk.ask(query)] == [first, other]
+    assert [job.id for job in desk.execute(query)] == [first, other]
 
 
 def test_a_key_with_room_is_found_behind_many_without(db: Db, desk: Desk) -> None:
@@ -140,7 +140,7 @@ def marks(db: Db) -> set[tuple[str, str, int]]:
 
 
 def limited(desk: Desk, slots: int) -> None:
-    desk.ask(queues.declare_tasks([TaskSpec("t", "a", concurrency=slots, concurrency_per_key=slots)]))
+    desk.execute(queues.declare_tasks([TaskSpec("t", "a", concurrency=slots, concurrency_per_key=slots)]))
 
 
 def test_slots_are_counted_without_reading_all_that_ran_while_a_snapshot_is_held(
@@ -173,7 +173,7 @@ def test_what_ran_before_a_mark_is_counted_until_it_ends(db: Db, desk: Desk, sna
     desk.end(old[0])
     assert len(desk.take(5)) == 1
     assert desk.take(5) == []
-    assert desk.again(old[1], after=0.0) == "written", "the same job may come back, with another claim"
+    assert desk.again(old[1], delay_seconds=0.0) == "written", "the same job may come back, with another claim"
     assert len(desk.take(5)) == 1
 
 
@@ -224,7 +224,7 @@ def test_slots_are_counted_the_same_when_a_mark_is_pruned(
         claimer.register()
         with conn.transaction():
             assert len(claimer.take()) == 1  # the last slot, and not committed
-            assert desk.ask(concurrency.prune_limit_scan_starts(0.0, 10)) == 2
+            assert desk.execute(concurrency.prune_limit_scan_starts(0.0, 10)) == 2
             assert desk.take(5) == [], "the limit is locked by the other claim"
     assert desk.take(5) == []
     desk.end(old)
@@ -238,7 +238,7 @@ def test_a_new_limit_counts_what_ran_before_the_last_mark(db: Db, desk: Desk, sn
     db.execute(
         "INSERT INTO pgworkers.limit_mark (kind, name, since, older) VALUES ('task', 't', now(), '{}')"
     )
-    desk.ask(concurrency.set_limit("task", "t", 2))
+    desk.execute(concurrency.set_limit("task", "t", 2))
     desk.put()
     assert desk.take() + desk.take() == []
     desk.end(free[0])
@@ -246,11 +246,11 @@ def test_a_new_limit_counts_what_ran_before_the_last_mark(db: Db, desk: Desk, sn
 
 
 def test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first(db: Db, desk: Desk) -> None:
-    desk.ask(queues.declare_tasks([TaskSpec("t", "a", concurrency_per_key=50)]))
+    desk.execute(queues.declare_tasks([TaskSpec("t", "a", concurrency_per_key=50)]))
     wait_with_keys(db, 90 * 60, 90)
     first = [desk.put(priority=1, concurrency_key="urgent") for _ in range(55)][:50]
     query = claim.claim(desk.host, [claim.QueueCapacity("a", 60)], ["t"])
-    assert [job.id for job in desk.ask(query)] == [*first, *range(1, 11)]
+    assert [job.id for job in desk.execute(query)] == [*first, *range(1, 11)]
     assert most_pages(db, query) < 4_000, "not fifty jobs of each lane"
 
 
@@ -314,7 +314,7 @@ def test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_lane
     (job,) = desk.take()
     assert job.id == first
     db.execute("UPDATE pgworkers.lane_mark SET id = %s, until = 'infinity'", [first + 1])
-    assert desk.again(job, after=0.0) == "written"
+    assert desk.again(job, delay_seconds=0.0) == "written"
     for other in others[:2]:
         (job,) = desk.take()
         assert job.id == other
@@ -356,7 +356,7 @@ def test_a_job_before_the_mark_is_found_at_once_when_nothing_is_ready_behind_it(
     (job,) = desk.take()
     db.execute("UPDATE pgworkers.lane_mark SET id = %s, until = 'infinity'", [last + 1])
     db.execute("LISTEN pgworkers")
-    assert desk.again(job, after=0.0) == "written"
+    assert desk.again(job, delay_seconds=0.0) == "written"
     list(db.notifies(timeout=0))
     assert desk.take() == [], "this claim begins at the mark, and moves it"
     told = [notify.payload for notify in db.notifies(timeout=5, stop_after=1)]

@@ -420,15 +420,15 @@ def test_two_installations_in_one_database_know_nothing_of_each_other(db: psycop
     assert migrate.up(db, "order") == [migration.name for migration in migrate.known_migrations()]
     ours, theirs = Desk(db, "pgworkers"), Desk(db, "order")
     theirs.register()
-    theirs.ask(set_idle_queues(theirs.host, ["a"]))
+    theirs.execute(set_idle_queues(theirs.host, ["a"]))
     for channel in ("pgworkers", "pgworkers_done", '"order"', "order_done", f'"{theirs.host}"'):
         db.execute(f"LISTEN {channel}")
-    job_id = theirs.put(args='{"a": 1}', unique="k")
+    job_id = theirs.put(args='{"a": 1}', unique_key="k")
     assert ours.take() == []
     (job,) = theirs.take()
-    assert theirs.again(job, after=0.0) == "written"
+    assert theirs.again(job, delay_seconds=0.0) == "written"
     (job,) = theirs.take()
-    assert theirs.ask(cancel.cancel(job.id)) == "cancelling"
+    assert theirs.execute(cancel.cancel(job.id)) == "cancelling"
     assert theirs.end(job, JobState.CANCELLED, verdict=Verdict.CANCELLED) == "written"
     assert theirs.see(job_id).state is JobState.CANCELLED
     assert theirs.notices() == [

@@ -32,7 +32,7 @@ class OnDesk:
 
     async def ask(self, query: Query[Any]) -> Any:
         self.since.append(query.params["since"] is not None)
-        return self.desk.ask(query)
+        return self.desk.execute(query)
 
 
 @dataclass

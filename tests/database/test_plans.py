@@ -322,7 +322,7 @@ def test_with_a_million_rows_each_statement_reads_what_it_changes(own: psycopg.C
     vacant(own)
     desk = Desk(own, "pgworkers")
     desk.register()
-    desk.take(0), desk.ask(finish.release(desk.host, []))  # prepared now: the plan is kept
+    desk.take(0), desk.execute(finish.release(desk.host, []))  # prepared now: the plan is kept
     (index,) = own.execute("SELECT pg_get_indexdef('pgworkers.job_ready'::regclass)").fetchone() or ("",)
     own.execute("DROP INDEX pgworkers.job_ready")  # built afterwards: a third of the time
     own.execute(
@@ -339,7 +339,7 @@ def test_with_a_million_rows_each_statement_reads_what_it_changes(own: psycopg.C
     read = _pages(own, claim.claim(host_id, wants, ["t"]))
     assert read["rows"] == 200, "each is found once and changed once"
     assert read["pages"] < 100 * 25
-    jobs = desk.ask(claim.claim(host_id, wants, ["t"]))
+    jobs = desk.execute(claim.claim(host_id, wants, ["t"]))
     held = [job.fence for job in jobs]
     ends = [JobFinish(**one._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED) for one in held]
     agains = [JobRetry(**one._asdict(), verdict=Verdict.ERROR, delay_seconds=1.0) for one in held]

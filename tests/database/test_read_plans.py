@@ -219,7 +219,7 @@ def test_every_reader_is_bounded(
 
 #: 30,000 jobs each that a burst must pass by, or that a batch has.
 MANY_JOBS = """
-INSERT INTO pgworkers.handles (total) VALUES (60000);
+INSERT INTO pgworkers.batch (total) VALUES (60000);
 INSERT INTO pgworkers.job (queue, task, batch_id) SELECT 'a', 'unknown', 1 FROM generate_series(1, 30000);
 INSERT INTO pgworkers.job (queue, task, state, run_at)
 SELECT 'a', 't', 'scheduled', now() + make_interval(secs => 60 + n) FROM generate_series(1, 30000) n;

@@ -261,7 +261,7 @@ def test_a_job_that_is_requeued_while_it_is_moved_is_there_once(db: Db, dsn: str
             ):
                 pass
     assert [one.outcome for one in asked.result(60)] == ["changing"]
-    assert [one.outcome for one in desk.ask(requeue.requeue([job]))] == ["requeued"]
+    assert [one.outcome for one in desk.execute(requeue.requeue([job]))] == ["requeued"]
     assert desk.states() == [(job, "ready")]
 
 

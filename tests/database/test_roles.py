@@ -1,4 +1,4 @@
-"""The roles of docs/security.md against a real server: each role, each table and function, each verb, as the page says."""
+"""The roles of docs/reference/roles.md against a real server: each role, each table and function, each verb, as the page says."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pgworkers.postgres.statements import Query, run
 from pgworkers.schedule import definitions
 
 ROLES = ("owner", "worker", "operator", "payload", "viewer", "enqueue")
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "roles.md"
 #: The letters of the page.
 VERBS = {
     "r": "SELECT * FROM {} WHERE false",
@@ -192,7 +192,7 @@ def test_nobody_but_the_owner_makes_objects(acting: psycopg.Connection[Any], rol
 def test_an_enqueuer_with_a_trap_in_its_path_reaches_nothing_with_the_owners_rights(
     shared: str, admin: psycopg.Connection[Any]
 ) -> None:
-    """enqueue_now() acts for the owner and has no search_path of its own (docs/adr/2302): the attack is this role's."""
+    """enqueue_now() acts for the owner and has no search_path of its own (docs/adr/32): the attack is this role's."""
     admin.execute(TRAP.encode())
     try:
         admin.execute(

@@ -52,7 +52,7 @@ def outcome(db: Db) -> dict[str, Any]:
 def test_success(db: Db, leader: Leader, own_desk: Desk) -> None:
     job = tick(db, leader, own_desk)
     assert outcome(db)["outcome"] == "claimed", "its host names no worker that runs it"
-    own_desk.end(job, result='{"rows": 12}', duration=1.5)
+    own_desk.end(job, result='{"rows": 12}', duration_seconds=1.5)
     found = outcome(db)
     assert (found["outcome"], found["attempt"], found["duration"], found["rows"]) == ("succeeded", 1, 1.5, 12)
     assert found["error_code"] is None
@@ -84,7 +84,7 @@ def test_not_reentrant_is_not_run_again_when_its_host_dies(
 ) -> None:
     tick(db, leader, own_desk, reentrant=reentrant)
     db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '1 hour'")
-    (rescued,) = own_desk.ask(maintenance.rescue_jobs("00000000-0000-0000-0000-000000000009", 10))
+    (rescued,) = own_desk.execute(maintenance.rescue_jobs("00000000-0000-0000-0000-000000000009", 10))
     assert str(rescued.state) == after
     found = outcome(db)
     assert (found["outcome"], found["error_code"]) == (after, None if reentrant else "stale")

@@ -1,4 +1,4 @@
-"""docs/logging.md says what the lines for machines have, and says all of it."""
+"""docs/reference/log-lines.md says what the lines for machines have, and says all of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import get_args
 from pgworkers import events
 from pgworkers.observe.log import JSON_KEYS, KEYS_OUTSIDE_DATA, UNLOGGED_EVENTS
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "logging.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "log-lines.md").read_text()
 
 
 def rows(heading: str) -> dict[str, str]:
@@ -30,5 +30,5 @@ def test_every_fact_has_a_row_with_its_data_or_has_no_line() -> None:
         if fact not in UNLOGGED_EVENTS or fact is events.LogLinesDropped
     }
     page = {name: re.findall(r"`(\w+)`", text) for name, text in rows("fact").items()}
-    assert {name: page.get(name) for name in told} == told, "add the fact to docs/logging.md or to log.SILENT"
+    assert {name: page.get(name) for name in told} == told, "add the fact to docs/reference/log-lines.md or to log.SILENT"
     assert set(page) - set(told) == {"summary", "log"}

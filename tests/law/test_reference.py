@@ -32,30 +32,30 @@ def test_the_reference_pages_are_current() -> None:
 
 
 def test_how_deep_arguments_may_be_nested_is_what_the_code_says() -> None:
-    page = (HOUSE / "docs" / "security.md").read_text()
+    page = (HOUSE / "docs" / "explanation" / "security.md").read_text()
     assert f"nested deeper than {MAX_DEPTH} levels" in page
 
 
 def test_a_stale_page_is_noticed_and_written_again(tmp_path: Path) -> None:
     for name in ("pgworkers", "scripts", "docs"):
         shutil.copytree(HOUSE / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    page = tmp_path / "docs" / "settings.md"
+    page = tmp_path / "docs" / "reference" / "settings.md"
     whole = page.read_text()
     page.write_text(whole.replace("PGWORKERS_DRAIN", "PGWORKERS_DRIAN"))
     assert gen_docs(tmp_path, "--check").returncode == 1
-    assert gen_docs(tmp_path).stdout == "wrote docs/settings.md\n"
+    assert gen_docs(tmp_path).stdout == "wrote docs/reference/settings.md\n"
     assert page.read_text() == whole
 
 
 def test_every_command_is_documented() -> None:
-    page = (HOUSE / "docs" / "cli.md").read_text()
+    page = (HOUSE / "docs" / "reference" / "cli.md").read_text()
     names = [name for name, command, _ in walk_commands() if command is not root]
     assert len(names) > 20
     assert [name for name in names if f" `{name}`\n" not in page] == []
 
 
 def test_every_setting_is_documented() -> None:
-    page = (HOUSE / "docs" / "settings.md").read_text()
+    page = (HOUSE / "docs" / "reference" / "settings.md").read_text()
     for setting in fields(Settings):
         assert f"| `{setting.name}` |" in page
         assert f"`{ENVIRONMENT_PREFIX}{setting.name.upper()}`" in page
@@ -86,7 +86,7 @@ def test_every_option_has_a_variable() -> None:
 
 def test_help_needs_neither_the_driver_nor_rich() -> None:
     code = (
-        "import sys; from pgworkers.cli.error_report import guarded; assert guarded(['--help']) == 0;"
+        "import sys; from pgworkers.cli.error_report import run_command_line; assert run_command_line(['--help']) == 0;"
         "sys.exit(', '.join(sorted({'psycopg', 'rich', 'msgspec', 'psutil', 'asyncio'} & set(sys.modules))) or 0)"
     )
     ended = subprocess.run(
@@ -124,12 +124,12 @@ def test_everything_a_user_may_call_is_in_the_reference_and_explained(kind: type
     twins = {api.async_twin(kind, name) for name in shown}
     public = {name for name, _ in inspect.getmembers(kind, _is_method) if not name.startswith("_")}
     forgotten = public - set(shown) - twins - api.INTERNAL_MEMBERS.get(kind, frozenset())
-    assert forgotten == set(), "name it in CHAPTERS of pgworkers/cli/api.py, or in OURS"
+    assert forgotten == set(), "name it in CHAPTERS of pgworkers/cli/api.py, or in INTERNAL_MEMBERS"
     assert [name for name in {*shown, *twins} if name and not inspect.getdoc(getattr(kind, name))] == []
 
 
 def test_every_public_name_and_option_is_in_the_reference_and_explained() -> None:
-    page = (HOUSE / "docs" / "api.md").read_text()
+    page = (HOUSE / "docs" / "reference" / "api.md").read_text()
     assert [name for name in pgworkers.__all__ if name not in page and name != "__version__"] == []
     for taken, _ in api.OPTIONS.values():
         told = {name: meaning for name, _, meaning in api.options_with_comments(taken)}

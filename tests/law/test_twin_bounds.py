@@ -95,4 +95,4 @@ def test_each_bound_is_used_where_users_write() -> None:
         for name in vars(bounds)
         if name.isupper() and not name.endswith("PRINTED_BYTES") and name not in used and name != "UTC"
     ]
-    assert unused == ["DURATION_MAX_DAYS"], "it makes DURATION_MAX_SECONDS"
+    assert unused == ["MAX_DURATION_DAYS"], "it makes MAX_DURATION_SECONDS"

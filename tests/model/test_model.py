@@ -74,7 +74,7 @@ class Machine(RuleBasedStateMachine):
 
     def _new_host(self) -> str:
         made = str(uuid.uuid4())
-        self.desk.ask(hosts.register_host(made, "box", 1, "", "app.py", "1", ["a"], [], 600.0))
+        self.desk.execute(hosts.register_host(made, "box", 1, "", "app.py", "1", ["a"], [], 600.0))
         self.model.hosts.add(made)
         return made
 
@@ -125,7 +125,7 @@ class Machine(RuleBasedStateMachine):
             after=tuple(parents),
             on_failed=on_failed,
         )
-        answer = self.desk.ask(enqueue.enqueue(new))
+        answer = self.desk.execute(enqueue.enqueue(new))
         holder = self.model.live_with(unique)
         if holder is not None:
             assert (answer.id, answer.is_new) == (holder.id, False)
@@ -139,13 +139,13 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def link(self) -> None:
         """What the leader does at some moment after an enqueue with `after`."""
-        self.desk.ask(maintenance.link_dependencies(100))
+        self.desk.execute(maintenance.link_dependencies(100))
         self.model.link()
 
     @rule(who=st.integers(0, 1), count=st.integers(1, 3))
     def claim(self, who: int, count: int) -> None:
         expected = self.model.claimable(count)
-        claimed = self.desk.ask(claim.claim(self.hosts[who], [claim.QueueCapacity("a", count)], ["t"]))
+        claimed = self.desk.execute(claim.claim(self.hosts[who], [claim.QueueCapacity("a", count)], ["t"]))
         assert [c.id for c in claimed] == [j.id for j in expected]
         for got, job in zip(claimed, expected, strict=True):
             self.model.claim(job, self.hosts[who])
@@ -181,14 +181,14 @@ class Machine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 9))
     def release(self, pick: int) -> None:
         id, lease, owner = self._key(pick)
-        released = self.desk.ask(finish.release(owner, [self._fence(id, lease)]))
+        released = self.desk.execute(finish.release(owner, [self._fence(id, lease)]))
         assert released.released_count == self.model.release(id, lease, owner)
 
     @precondition(lambda self: self.keys)
     @rule(pick=st.integers(0, 9))
     def progress(self, pick: int) -> None:
         id, lease, owner = self._key(pick)
-        saved = self.desk.ask(
+        saved = self.desk.execute(
             finish.save_progress(owner, [ProgressUpdate(*self._fence(id, lease), "1", '{"n": 1}')])
         )
         assert bool(saved) == (self.model.held(id, lease, owner) is not None)
@@ -198,7 +198,7 @@ class Machine(RuleBasedStateMachine):
         own = [
             self._fence(id, lease) for id, lease, _ in self.keys
         ]  # also those of others: to this host they are lost
-        renewed = self.desk.ask(hosts.renew_lease(self.hosts[who], own, "running", "[]"))
+        renewed = self.desk.execute(hosts.renew_lease(self.hosts[who], own, "running", "[]"))
         assert renewed.is_known
         held = {
             key: job
@@ -212,44 +212,44 @@ class Machine(RuleBasedStateMachine):
             for j in self.model.jobs.values()
             if j.host == self.hosts[who] and j.state == "running"
         }
-        assert set(self.desk.ask(hosts.jobs_of_host(self.hosts[who], 0.0)).fences) == mine_now
+        assert set(self.desk.execute(hosts.jobs_of_host(self.hosts[who], 0.0)).fences) == mine_now
 
     @rule(pick=st.integers(0, 9))
     def cancel(self, pick: int) -> None:
         id = self._id(pick)
-        assert self.desk.ask(cancel.cancel(id)) == self.model.cancel(id)
+        assert self.desk.execute(cancel.cancel(id)) == self.model.cancel(id)
 
     @rule(pick=st.integers(0, 9))
     def discard(self, pick: int) -> None:
         id = self._id(pick)
-        assert self.desk.ask(cancel.discard(id)) == self.model.discard(id)
+        assert self.desk.execute(cancel.discard(id)) == self.model.discard(id)
 
     @rule(pick=st.integers(0, 9))
     def requeue(self, pick: int) -> None:
         id = self._id(pick)
-        [answer] = self.desk.ask(requeue.requeue([id]))
+        [answer] = self.desk.execute(requeue.requeue([id]))
         assert answer.outcome == self.model.requeue(id)
 
     @rule(who=st.integers(0, 1))
     def lose_a_host(self, who: int) -> None:
-        self.desk.ask(hosts.remove_host(self.hosts[who]))
+        self.desk.execute(hosts.remove_host(self.hosts[who]))
         self.model.hosts.discard(self.hosts[who])
         self.hosts[who] = self._new_host()
 
     @rule(who=st.integers(0, 1))
     def rescue(self, who: int) -> None:
-        rescued = self.desk.ask(maintenance.rescue_jobs(self.hosts[who], 100))
+        rescued = self.desk.execute(maintenance.rescue_jobs(self.hosts[who], 100))
         assert {job.id: str(job.state) for job in rescued} == self.model.rescue(self.hosts[who])
 
     @rule()
     def promote(self) -> None:
         time.sleep(0.002)  # what is due soon, is due
-        assert self.desk.ask(maintenance.promote_due(100)).count == self.model.promote()
+        assert self.desk.execute(maintenance.promote_due(100)).count == self.model.promote()
 
     @rule()
     def expire(self) -> None:
         time.sleep(0.002)
-        assert self.desk.ask(maintenance.expire_jobs(100)) == self.model.expire()
+        assert self.desk.execute(maintenance.expire_jobs(100)) == self.model.expire()
 
     # -- what must hold -------------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ def _end(state: JobState, verdict: Verdict) -> Query[Any]:
 
 
 def _new(**more: Any) -> Query[Any]:
-    return enqueue.enqueue(enqueue.NewJob("t", queue="a", **more))
+    return enqueue.enqueue(model.NewJob("t", queue="a", **more))
 
 
 #: Each on job 1, by the lease 1 of the owner where it needs one.
@@ -58,7 +58,7 @@ VERBS: dict[str, Callable[[], Query[Any]]] = {
     "promote": lambda: maintenance.promote_due(10),
     "expire": lambda: maintenance.expire_jobs(10),
     "prune": lambda: maintenance.prune_history(3600.0, 0.0, 10),
-    "enqueue unique": lambda: _new(unique="k"),
+    "enqueue unique": lambda: _new(unique_key="k"),
     "enqueue after": lambda: _new(after=(1,)),
     "pause": lambda: queues.pause_queue("a"),
 }
@@ -82,18 +82,18 @@ def arrange(desk: Desk, state: str) -> None:
     """Job 1 in this state, under lease 1 if it ever ran."""
     desk.conn.execute(EMPTY)
     when = {"scheduled": {"delay": 0.0001}, "expired": {"expires": 0.0}}.get(state, {})
-    desk.put(unique="k", max_crashes=5, **when)
+    desk.put(unique_key="k", max_crashes=5, **when)
     if state in ("scheduled", "ready", "expired"):
         return
-    [claimed] = desk.ask(claim.claim(OWNER, [claim.QueueCapacity("a", 1)], ["t"]))
+    [claimed] = desk.execute(claim.claim(OWNER, [claim.QueueCapacity("a", 1)], ["t"]))
     assert (claimed.id, claimed.lease) == (1, 1)
     CLAIMED[:] = [claimed.fence]
     if state == "lost":
-        desk.ask(hosts.remove_host(OWNER))
+        desk.execute(hosts.remove_host(OWNER))
     elif state == "dead":
-        desk.ask(_end(JobState.DEAD, Verdict.ERROR))
+        desk.execute(_end(JobState.DEAD, Verdict.ERROR))
     elif state == "succeeded":
-        desk.ask(_end(JobState.SUCCEEDED, Verdict.SUCCEEDED))
+        desk.execute(_end(JobState.SUCCEEDED, Verdict.SUCCEEDED))
 
 
 def number(job: int | None) -> int | None:
@@ -125,25 +125,25 @@ def answer(desk: Desk, verb: str, skipped: threading.Event | None = None) -> Any
     `skipped` says that it was."""
     try:
         if verb == "requeue":
-            return requeue.requeue_until_settled(desk.ask, [1])[1]  # as the command asks
-        said = desk.ask(VERBS[verb]())
+            return requeue.requeue_until_settled(desk.execute, [1])[1]  # as the command asks
+        said = desk.execute(VERBS[verb]())
         while skipped is not None and _locked(desk, verb, said):
             skipped.set()
             time.sleep(0.005)
-            said = desk.ask(VERBS[verb]())
+            said = desk.execute(VERBS[verb]())
     except psycopg.Error as error:
         return type(error).__name__
     match verb:
         case "prune":
-            return said.count
+            return said.changed_rows
         case "claim":
             return [(job.id, job.lease) for job in said]
         case "promote":
             return said.count
         case "enqueue unique" | "enqueue after":
-            return number(said.id), said.created
+            return number(said.id), said.is_new
         case "renew":
-            return said.known, said.alone, len(said.cancels), len(said.lost)  # not when it was
+            return said.is_known, said.is_alone, len(said.cancel_requests), len(said.lost_leases)  # not when it was
         case _:
             return next(iter(said.values()), "written") if isinstance(said, dict) else said
 
@@ -151,14 +151,14 @@ def answer(desk: Desk, verb: str, skipped: threading.Event | None = None) -> Any
 def _locked(desk: Desk, verb: str, said: Any) -> bool:
     """Was the row skipped because another session has it?"""
     if verb == "release":
-        return bool(said.locked)
+        return bool(said.locked_fences)
     if verb == "progress":
         return said == 0 and _is_held(desk)
     return verb.startswith(("finish", "retry")) and bool(said) and _is_held(desk)
 
 
 def _is_held(desk: Desk) -> bool:
-    return CLAIMED[0] in desk.ask(hosts.jobs_of_host(OWNER, 0.0)).fences
+    return CLAIMED[0] in desk.execute(hosts.jobs_of_host(OWNER, 0.0)).fences
 
 
 class Pairs:

@@ -21,7 +21,13 @@ BOUNDARY = (
     Mutant(
         "S-02-notification-is-believed",
         "a cancel stops a job only if the job's row says so",
-        (Edit("pgworkers/master/host.py", r"self\.renewal\.reread\(\)", "self.dispatch.cancel(job)"),),
+        (
+            Edit(
+                "pgworkers/master/host.py",
+                r"self\.lease_keeper\.renew_soon\(\)",
+                "self.dispatcher.cancel(self.dispatcher.held_jobs[job].fence)",
+            ),
+        ),
         (
             "tests/security/test_forged_hints.py::test_s01_s02_no_notification_of_any_login_ends_a_host_or_stops_a_job",
         ),
@@ -78,7 +84,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/claimer.py",
-                r"(?<=    async def _set_aside\(self, error: BaseException \| None\) -> bool:\n)",
+                r"(?<=    async def _finish_unclaimable_jobs\(self, error: BaseException \| None\) -> bool:\n)",
                 "        return False\n",
             ),
         ),
@@ -152,7 +158,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/claimer.py",
-                r"            if name in self\._dispatch\.desks:\n",
+                r"            if name in self\._dispatch\.buffers:\n",
                 "            if True:\n",
             ),
             Edit(
@@ -342,8 +348,9 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/postgres/session_settings.py",
-                r"for name, value in \(MEANING \| timeouts\(settings\)\)\.items\(\):",
-                'for name, value in {**MEANING, **timeouts(settings), "search_path": "public,pg_catalog"}.items():',
+                r"for name, value in \(STATEMENT_SETTINGS \| timeouts\(settings\)\)\.items\(\):",
+                'for name, value in (STATEMENT_SETTINGS | timeouts(settings) | {"search_path": "public,pg_catalog"})'
+                ".items():",
             ),
         ),
         (
@@ -407,10 +414,11 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/http.py",
-                r"            Client\(sock, str\(peer\[0\]\), self\)\.begin\(\)\n"
-                r"            if len\(self\.clients\) > MAX_CLIENTS:\n                self\._evict\(\)\n",
-                "            if len(self.clients) >= MAX_CLIENTS:\n                sock.close()\n                continue\n"
-                "            Client(sock, str(peer[0]), self).begin()\n",
+                r"            HttpConnection\(sock, str\(peer\[0\]\), self\)\.start\(\)\n"
+                r"            if len\(self\.connections\) > MAX_CONNECTIONS:\n                self\._evict\(\)\n",
+                "            if len(self.connections) >= MAX_CONNECTIONS:\n"
+                "                sock.close()\n                continue\n"
+                "            HttpConnection(sock, str(peer[0]), self).start()\n",
             ),
         ),
         # Not those that read nothing: where the answer fits into the buffers of the kernel, they are not slow.
@@ -475,7 +483,7 @@ BOUNDARY = (
         "a .pgworkers of another user is refused",
         (
             Edit(
-                "pgworkers/postgres/connect.py",
+                "pgworkers/postgres/database_choice.py",
                 r"why = reason_to_distrust\(chosen\.home, [^\n]*\)\n",
                 "why = None\n",
             ),
@@ -496,7 +504,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/worker_channel.py",
-                r"            self\.broken = self\.broken or str\(error\)\n",
+                r"            self\.protocol_error = self\.protocol_error or str\(error\)\n",
                 "            raise\n",
             ),
         ),
@@ -541,7 +549,13 @@ BOUNDARY = (
     Mutant(
         "S-low-core-dumps",
         "no process of a host writes a core dump unless the setting says so",
-        (Edit("pgworkers/master/main.py", r"        limits\.set_core\(plan\.settings\.core_limit\)\n", ""),),
+        (
+            Edit(
+                "pgworkers/master/main.py",
+                r"        limits\.set_core_dump_limit\(plan\.settings\.core_limit\)\n",
+                "",
+            ),
+        ),
         ("tests/tree/test_numeric.py::test_no_process_writes_a_core_dump_unless_it_may",),
         r"'unlimited' != '1",
     ),
@@ -555,14 +569,14 @@ BOUNDARY = (
     Mutant(
         "S-low-root-without-a-word",
         "doctor warns of jobs that run as root",
-        (Edit("pgworkers/doctor/machine.py", r"if not machine\.root:", "if True:"),),
+        (Edit("pgworkers/doctor/machine.py", r"if not machine\.is_root:", "if True:"),),
         ("tests/unit/test_doctor_judgements.py::test_jobs_that_run_as_root_are_a_warning",),
         r"'ok' != 'warn'",
     ),
     Mutant(
         "S-low-core-limit-unseen",
         "doctor warns of core dumps",
-        (Edit("pgworkers/doctor/machine.py", r"if machine\.cores in \(0, 1\):", "if True:"),),
+        (Edit("pgworkers/doctor/machine.py", r"if machine\.max_core_bytes in \(0, 1\):", "if True:"),),
         ("tests/unit/test_doctor_judgements.py::test_core_dumps_are_a_warning",),
         r"'ok'> == 'warn'",
     ),
@@ -572,8 +586,8 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/doctor/checks.py",
-                r"cluster\.grants\(p\.ask\(cluster\.stray_grants\(\)\)\)",
-                "cluster.grants([])",
+                r"cluster\.check_grants\(p\.query\(cluster\.grants_without_role\(\)\)\)",
+                "cluster.check_grants([])",
             ),
         ),
         ("tests/database/test_doctor.py::test_a_grant_of_a_role_that_does_not_exist_is_reported",),
@@ -585,8 +599,8 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/doctor/checks.py",
-                r"cluster\.mutexes\(p\.ask\(cluster\.missing_mutexes\(\)\)\)",
-                "cluster.mutexes(0)",
+                r"cluster\.check_mutexes\(p\.query\(cluster\.missing_mutexes\(\)\)\)",
+                "cluster.check_mutexes(0)",
             ),
         ),
         ("tests/database/test_doctor.py::test_missing_rows_of_the_mutex_are_reported_with_the_fix",),

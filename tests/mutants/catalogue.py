@@ -87,7 +87,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/dispatcher.py",
-                r"if \(known is not None and known\.key == job\[:2\]\) or job\[:2\] in self\._taken_back:",
+                r"if \(known is not None and known\.key == job\[:2\]\) or job\[:2\] in self\._reclaimed_keys:",
                 "if False:",
             ),
         ),
@@ -95,7 +95,7 @@ MUTANTS = (
             "tests/unit/test_dispatch.py::test_the_number_of_a_lost_claim_that_is_given_again_is_another_job",
             "tests/unit/test_dispatch.py::test_an_order_that_a_worker_has_not_read_is_not_confused_with_a_later_one",
         ),
-        r"assert \(\(?\[?(Held|Fence)\(",
+        r"assert \(\(?\[?(HeldJob|Fence)\(",
     ),
     Mutant(
         "rescue-by-id-only",
@@ -113,7 +113,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/duties.py",
-                r"rescued = await _one_by_one\(asker, host, reckoned\)",
+                r"rescued = await _rescue_one_by_one\(asker, host, reckoned\)",
                 "raise",
             ),
         ),
@@ -137,8 +137,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/lease_keeper.py",
-                r"if monotonic\(\) >= self\._due:",
-                'if monotonic() >= self._due and self._view()[0] != "draining":',
+                r"if monotonic\(\) >= self\._due_at:",
+                'if monotonic() >= self._due_at and self._snapshot()[0] != "draining":',
             ),
         ),
         (f"{FAULT}/test_drains.py::test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead",),
@@ -165,8 +165,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/host.py",
-                r"self\.term\.move\(sent \+ self\.settings\.lease\)",
-                "self.term.move(sent + 1e6)",
+                r"self\.lease_deadline\.extend_to\(sent \+ self\.settings\.lease\)",
+                "self.lease_deadline.extend_to(sent + 1e6)",
             ),
         ),
         ("tests/tree/test_inside.py::test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers",),
@@ -178,7 +178,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/main.py",
-                r"(fence = self\._term\.until / 1e9) - self\._settings\.lease / 3",
+                r"(fence = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease / 3",
                 r"\1 + self._settings.lease * 0.8",
             ),
         ),
@@ -205,7 +205,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/worker/attempt.py",
-                r"if scoreboard\.now\(\) >= self\._until:",
+                r"if clock\.boottime_ns\(\) >= self\._lease_expires_at:",
                 "if False:",
             ),
         ),
@@ -221,8 +221,10 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/drain.py",
-                r'(    for worker in host\.dispatch\.busy\(\):\n        host\.dispatch\.wish\(worker, "drain"\))',
-                '    host.ends.release([w.held.fence for w in host.dispatch.busy() if w.held], "mutant")\n\\1',
+                r"(    for worker in host\.dispatcher\.busy_workers\(\):\n"
+                r'        host\.dispatcher\.request_stop\(worker, "drain"\))',
+                "    jobs = [worker.current_job for worker in host.dispatcher.busy_workers()]\n"
+                '    host.finisher.release([job.fence for job in jobs if job], "mutant")\n\\1',
             ),
         ),
         (f"{FAULT}/test_drains.py::test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead",),
@@ -234,8 +236,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/leadership.py",
-                r"return await self\._line\.ask\(query, session=self\._session\)",
-                "return await self._line.ask(query)",
+                r"return await self\._line\.execute\(query, session_number=self\._session_number\)",
+                "return await self._line.execute(query)",
             ),
         ),
         (
@@ -259,7 +261,7 @@ MUTANTS = (
             "tests/database/test_schedule_fire.py"
             "::test_a_stale_plan_does_nothing_and_neither_would_it_without_the_revision",
         ),
-        r"Left contains one more item: Ticked\(",
+        r"Left contains one more item: InsertedTick\(",
     ),
     Mutant(
         "release-gives-the-lease-back",
@@ -283,7 +285,9 @@ MUTANTS = (
         "os.kill(pid) instead of pidfd",
         (
             Edit(
-                "pgworkers/supervisor/stopper.py", r"if not ladder\.concerns\(climb, now_seen\):", "if False:"
+                "pgworkers/supervisor/stopper.py",
+                r"if not ladder\.applies_to\(climb, now_seen\):",
+                "if False:",
             ),
         ),
         ("tests/process/test_kill.py::test_a_worker_that_went_on_meanwhile_is_not_killed[GoesOn]",),
@@ -327,9 +331,9 @@ MUTANTS = (
         "worker identity = hostname",
         (
             Edit(
-                "pgworkers/master/lease_keeper.py",
+                "pgworkers/master/boot.py",
                 r"return str\(uuid\.uuid4\(\)\)",
-                "return str(uuid.uuid5(uuid.NAMESPACE_DNS, socket.gethostname()))",
+                'return str(uuid.uuid5(uuid.NAMESPACE_DNS, __import__("socket").gethostname()))',
             ),
         ),
         (
@@ -340,7 +344,13 @@ MUTANTS = (
     Mutant(
         "texts-as-they-come",
         "error text not cleaned",
-        (Edit("pgworkers/job/sanitize.py", r"return _UNFIT\.sub\(REPLACEMENT, value\)", "return value"),),
+        (
+            Edit(
+                "pgworkers/job/sanitize.py",
+                r"return _FORBIDDEN_CHARACTERS\.sub\(REPLACEMENT_CHARACTER, value\)",
+                "return value",
+            ),
+        ),
         (
             "tests/database/test_job_finish.py"
             "::test_nothing_a_handler_leaves_behind_stops_its_job_or_its_neighbours[dead-0]",
@@ -357,7 +367,9 @@ MUTANTS = (
                 "renewed_at = to_timestamp(%(wall)s::float8)",
             ),
             Edit(
-                "pgworkers/job/hosts.py", r'"host": host,', '"host": host, "wall": __import__("time").time(),'
+                "pgworkers/job/hosts.py",
+                r'"host": host,(?=\n        "deadlines")',
+                '"host": host, "wall": __import__("time").time(),',
             ),
         ),
         (f"{FAULT}/test_clocks.py::test_row_70_the_wall_clock_of_a_host_decides_nothing[-1d]",),
@@ -370,7 +382,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/lease_keeper.py",
-                r"if not self\._seen:\n            return None",
+                r"if not self\._offsets:\n            return None",
                 "if True:\n            return None",
             ),
         ),
@@ -419,7 +431,13 @@ MUTANTS = (
     Mutant(
         "ends-are-not-halved",
         "a batch of ends that takes too long is halved, not sent again as it was",
-        (Edit("pgworkers/master/finisher.py", r"self\.now = max\(1, count // 2\)", "self.now = self._most"),),
+        (
+            Edit(
+                "pgworkers/master/finisher.py",
+                r"self\.current = max\(1, count // 2\)",
+                "self.current = self.most",
+            ),
+        ),
         (
             "tests/database/test_ends_slow.py"
             "::test_a_slow_trigger_makes_batches_smaller_and_one_hopeless_row_holds_up_no_other",
@@ -432,7 +450,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/finisher.py",
-                r"(await self\._line\.rest\(\)\n)                self\._take_back\(\)\n",
+                r"(await self\._line\.wait_for_backoff\(\)\n)                self\._requeue_deferred\(\)\n",
                 r"\1",
             ),
         ),
@@ -484,8 +502,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/job/finish.py",
-                r"not end\.keep_args and end\.state is _SUCCEEDED",
-                "not end.keep_args",
+                r"not end\.should_keep_args and end\.state is _SUCCEEDED_STATE",
+                "not end.should_keep_args",
             ),
         ),
         ("tests/database/test_job_finish.py::test_only_a_success_drops_its_arguments",),

@@ -33,7 +33,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/client/database.py",
-                r'limit: int = declared\.one\("payload_limit", self\._given\)',
+                r'limit: int = declared\.load_one_setting\("payload_limit", self\._app_settings\)',
                 "limit: int = self.settings.payload_limit",
             ),
         ),
@@ -45,7 +45,7 @@ DAILY_USE = (
         "a result that cannot be kept is the end of its job",
         (Edit("pgworkers/job/retry_policy.py", r"Verdict\.UNFIT, Verdict\.BAD_RESULT\)", "Verdict.UNFIT)"),),
         ("tests/unit/test_verdict.py::test_a_result_that_cannot_be_kept_is_the_end_at_once",),
-        r"isinstance\(Again\(",
+        r"isinstance\(JobRetry\(",
     ),
     Mutant(
         "C3-bad-result-is-an-error",
@@ -53,8 +53,8 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/worker/outcome.py",
-                r'return Outcome\("bad_result", clean.line\(_text_of\(error\)\)\)',
-                'return Outcome("error", said(error))',
+                r'return ExceptionReport\("bad_result", sanitize\.one_line\(_text_of\(error\)\)\)',
+                'return ExceptionReport("error", one_line(error))',
             ),
         ),
         ("tests/process/test_worker_outcomes.py::test_results_that_are_no_results_are_clear_errors",),
@@ -63,7 +63,7 @@ DAILY_USE = (
     Mutant(
         "C4-threads-of-numpy-stay",
         "threads of numeric libraries are ended before the fork",
-        (Edit("pgworkers/supervisor/app_loader.py", r"    pools\.stop\(\)\n", ""),),
+        (Edit("pgworkers/supervisor/fork_safety.py", r"    stop_library_threads\(\)\n", ""),),
         ("tests/tree/test_numeric.py::test_numpy_at_the_top_of_the_app_with_threads",),
         r"queue many: .* starts threads while it is imported",
     ),
@@ -73,7 +73,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/boot.py",
-                r"    if options\.check:\n        check_imports",
+                r"    if options\.is_check:\n        check_imports",
                 "    if False:\n        check_imports",
             ),
         ),
@@ -85,8 +85,8 @@ DAILY_USE = (
         "the message names the library whose threads forbid the fork",
         (
             Edit(
-                "pgworkers/supervisor/app_loader.py",
-                r"if any\(name\.startswith\(NATIVE\) for name in found\) and",
+                "pgworkers/supervisor/fork_safety.py",
+                r"if any\(name\.startswith\(NATIVE_THREAD_PREFIX\) for name in found\) and",
                 "if False and",
             ),
         ),
@@ -99,12 +99,12 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/dispatcher.py",
-                r"desk\.problem = Problem\(said\.error, said\.traceback\)",
+                r"desk\.start_problem = StartProblem\(said\.error, said\.traceback\)",
                 "pass",
             ),
             Edit(
                 "pgworkers/master/dispatcher.py",
-                r"if not died\.ready and died\.status",
+                r"if not died\.was_ready and died\.status",
                 "if False and died.status",
             ),
         ),
@@ -124,7 +124,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/verdict.py",
-                r'return f"stopped over its memory limit: peak \{show_size\(peak\)\}\{allowed\}"',
+                r'return f"stopped over its memory limit: peak \{format_size\(peak\)\}\{allowed\}"',
                 'return "stopped over its memory limit"',
             ),
         ),
@@ -186,7 +186,7 @@ DAILY_USE = (
         "names that -Q a,b:4 cannot say are refused where they are declared",
         (
             Edit(
-                "pgworkers/options/enqueue.py",
+                "pgworkers/options/values.py",
                 r"    if found:\n        where = ",
                 "    if False:\n        where = ",
             ),
@@ -229,8 +229,8 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/job/hosts.py",
-                r"deadlines = \[Deadline\(",
-                "deadlines: list[Deadline] = [] and [Deadline(",
+                r"deadlines = \[ChangedDeadline\(",
+                "deadlines: list[ChangedDeadline] = [] and [ChangedDeadline(",
             ),
         ),
         (
@@ -244,7 +244,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/dispatcher.py",
-                r"            worker\.tell\(MoveDeadline\([^\n]*\n",
+                r"            worker\.send_to_supervisor\(\n +SetDeadline\([^\n]*\n +\)\n",
                 "            pass\n",
             ),
         ),
@@ -257,7 +257,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/scaling.py",
-                r"self\._host\.facts\.tell\(QueueThrottled\(config\.name, config\.throttled, config\.throttles\)\)",
+                r"self\._host\.events\.emit\(\s+QueueThrottled\([^\n]*\)\s+\)",
                 "pass",
             ),
         ),
@@ -284,22 +284,24 @@ DAILY_USE = (
             Edit(
                 "pgworkers/observe/log.py",
                 r"(        events\.TickFired,\n)",
-                r"\1        events.TicksSkipped,\n",
+                r"\1        events.TicksMissed,\n",
             ),
         ),
         ("tests/unit/test_log.py::test_what_became_of_a_lost_lease_and_of_missed_ticks_and_purges",),
-        r"TicksSkipped",
+        r"TicksMissed",
     ),
     Mutant(
         "C10-purges-in-silence",
         "purges are logged",
         (
             Edit(
-                "pgworkers/master/duties.py", r"self\._facts\.tell\(Purged\(purged, int\(count\)\)\)", "pass"
+                "pgworkers/master/duties.py",
+                r"self\._facts\.emit\(RowsPurged\(purged, int\(count\)\)\)",
+                "pass",
             ),
         ),
         ("tests/database/test_duties.py::test_what_is_purged_is_told",),
-        r"\[\] == \[Purged",
+        r"\[\] == \[RowsPurged",
     ),
     Mutant(
         "C10-rescued-is-another-hosts",
@@ -320,8 +322,8 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/cli/duties.py",
-                r"from pgworkers\.master\.all_duties import all_duties",
-                "from pgworkers.master.duties import Duties as all_duties",
+                r"from pgworkers\.master\.all_duties import make_duties",
+                "from pgworkers.master.duties import DutyRunner as make_duties",
             ),
             Edit("pgworkers/cli/duties.py", r", desks=None", ""),
         ),
@@ -334,7 +336,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/cli/jobs/story.py",
-                r'if \(job\.error or ""\)\.startswith\(FOLLOWED\):',
+                r'if \(job\.error or ""\)\.startswith\(CANCELLED_PREFIX\):',
                 "if False:",
             ),
         ),
@@ -344,7 +346,7 @@ DAILY_USE = (
     Mutant(
         "C11-waits-for-its-time",
         "jobs show says which job a dependent job waits for",
-        (Edit("pgworkers/cli/jobs/story.py", r"return waiting_for\(around\) or f", "return f"),),
+        (Edit("pgworkers/cli/jobs/story.py", r"return reason_scheduled\(around\) or f", "return f"),),
         ("tests/database/test_cli_jobs.py::test_show_says_what_a_dependent_job_waits_for",),
         r"scheduled: waits for its time",
     ),
@@ -361,8 +363,8 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/cli/jobs/story.py",
-                r"return MEANINGS\[Verdict\.CANCELLED\] if asked is None else _by\(asked\)",
-                "return MEANINGS[Verdict.CANCELLED]",
+                r"return VERDICT_MEANINGS\[Verdict\.CANCELLED\] if asked is None else _operator_sentence\(asked\)",
+                "return VERDICT_MEANINGS[Verdict.CANCELLED]",
             ),
         ),
         ("tests/database/test_cli_jobs.py::test_show_says_which_login_and_user_cancelled_it_and_why",),
@@ -384,7 +386,13 @@ DAILY_USE = (
     Mutant(
         "C12-leases-churn",
         "a host whose workers all wait does not claim the same jobs again and again",
-        (Edit("pgworkers/master/assignment.py", r"2 \* \(DEEP if self\.alone else AHEAD\)", "2 * AHEAD"),),
+        (
+            Edit(
+                "pgworkers/master/assignment.py",
+                r"2 \* \(LOOK_AHEAD_ONLY_HOST_SECONDS if self\.is_only_host else CLAIM_AHEAD_SECONDS\)",
+                "2 * CLAIM_AHEAD_SECONDS",
+            ),
+        ),
         ("tests/tree/test_lookahead.py::test_jobs_that_no_worker_here_can_begin_are_left_alone",),
         r"'running'\} == \{'ready'\}|claimed and given back again",
     ),
@@ -394,10 +402,14 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/client/client.py",
-                r"return refused\(exc, role=",
-                "return exc or refused(exc, role=",
+                r"return translate_error\(exc, role=",
+                "return exc or translate_error(exc, role=",
             ),
-            Edit("pgworkers/client/client.py", r"return translate\(exc, ", "return exc or translate(exc, "),
+            Edit(
+                "pgworkers/client/client.py",
+                r"return enqueue_error\(exc, ",
+                "return exc or enqueue_error(exc, ",
+            ),
         ),
         ("tests/security/test_denied.py::test_a_stranger_gets_an_error_of_ours[newest-direct]",),
         r"InsufficientPrivilege: permission denied",
@@ -405,7 +417,13 @@ DAILY_USE = (
     Mutant(
         "C13-refused-schema-without-its-grant",
         "a refused CREATE SCHEMA says what was tried and the missing GRANT",
-        (Edit("pgworkers/postgres/migrate.py", r"raise _denied\(conn, schema, error\) from error", "raise"),),
+        (
+            Edit(
+                "pgworkers/postgres/migrate.py",
+                r"raise _explain_missing_grant\(conn, schema, error\) from error",
+                "raise",
+            ),
+        ),
         (
             "tests/security/test_denied.py::test_a_refused_migration_says_what_was_tried_and_the_missing_grant",
         ),
@@ -446,8 +464,8 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/supervisor/reaper.py",
-                r"struck=worker\.slot\.struck >= worker\.slot\.asked",
-                "struck=True",
+                r"was_raised=worker\.slot\.job_stopped_raised_at >= worker\.slot\.stop_requested_at",
+                "was_raised=True",
             ),
         ),
         ("tests/process/test_stop_ladder.py::test_a_raise_is_recorded_only_if_jobstopped_was_raised",),
@@ -456,7 +474,13 @@ DAILY_USE = (
     Mutant(
         "C15-second-host-without-metrics",
         "a second host of a machine listens for metrics on the next free port",
-        (Edit("pgworkers/master/main.py", r"return bind_free\(address\) if", "return bind(address) if"),),
+        (
+            Edit(
+                "pgworkers/master/main.py",
+                r"(?<=    return \(\n        )listen_on_next_free\(address\)(?=\n        if)",
+                "listen(address)",
+            ),
+        ),
         (
             "tests/tree/test_mended.py::test_two_hosts_of_one_machine_have_metrics_of_their_own_and_are_told_apart",
         ),
@@ -468,7 +492,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/boot.py",
-                r"if options\.check and not server\.status\(\)\.exists:",
+                r"if options\.is_check and not server\.status\(\)\.has_data:",
                 "if False:",
             ),
         ),
@@ -487,7 +511,14 @@ DAILY_USE = (
     Mutant(
         "C16-two-connections-for-each-worker",
         "blocking and async handlers of a worker share one connection",
-        (Edit("pgworkers/client/client.py", r"        if self\.is_single:\n", "        if False:\n", 2),),
+        (
+            Edit(
+                "pgworkers/client/client.py",
+                r"        if self\.has_single_connection:\n",
+                "        if False:\n",
+                2,
+            ),
+        ),
         (
             "tests/tree/test_connections.py::test_handlers_that_enqueue_share_one_connection_which_closes_when_idle",
         ),
@@ -496,7 +527,7 @@ DAILY_USE = (
     Mutant(
         "C16-connection-stays-open",
         "the connection of a worker closes when it is idle",
-        (Edit("pgworkers/worker/heartbeat.py", r"self\._birth\.app\.client\.close_unused\(\)", "pass"),),
+        (Edit("pgworkers/worker/heartbeat.py", r"self\._setup\.app\.client\.close_unused\(\)", "pass"),),
         (
             "tests/tree/test_connections.py::test_handlers_that_enqueue_share_one_connection_which_closes_when_idle",
         ),
@@ -508,13 +539,13 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/postgres/session_settings.py",
-                r"return MEANING \| transactions \| timeouts\(settings\)",
-                'return {"search_path": MEANING["search_path"]} | timeouts(settings)',
+                r"return STATEMENT_SETTINGS \| transactions \| timeouts\(settings\)",
+                'return {"search_path": STATEMENT_SETTINGS["search_path"]} | timeouts(settings)',
             ),
             Edit(
                 "pgworkers/postgres/session_settings.py",
-                r"in \(MEANING \| timeouts\(settings\)\)\.items\(\)",
-                'in ({"search_path": MEANING["search_path"]} | timeouts(settings)).items()',
+                r"in \(STATEMENT_SETTINGS \| timeouts\(settings\)\)\.items\(\)",
+                'in ({"search_path": STATEMENT_SETTINGS["search_path"]} | timeouts(settings)).items()',
             ),
         ),
         ("tests/database/test_session_settings.py::test_each_setting_is_what_we_rely_on",),

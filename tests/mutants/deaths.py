@@ -123,7 +123,7 @@ DEATHS = (
     Mutant(
         "A5-orphans-stay",
         "the next master of the machine ends an orphan before it serves",
-        (Edit("pgworkers/master/host.py", r"await orphans\.end_former\(self\.id\)", "(0, 0)"),),
+        (Edit("pgworkers/master/host.py", r"await orphans\.kill_former_hosts\(self\.id\)", "(0, 0)"),),
         ("tests/tree/test_orphans.py::test_the_next_master_ends_an_orphan_before_it_serves",),
         r"1 process left by a former host of this machine killed",
     ),
@@ -131,8 +131,12 @@ DEATHS = (
         "A6-supervisor-death-is-a-crash",
         "the death of a supervisor costs its jobs no crash",
         (
-            Edit("pgworkers/master/verdict.py", r"elif died\.lost:", "elif False:"),
-            Edit("pgworkers/master/verdict.py", r"lost=died\.lost,", "lost=False,"),
+            Edit("pgworkers/master/verdict.py", r"elif died\.is_lost:", "elif False:"),
+            Edit(
+                "pgworkers/master/verdict.py",
+                r"is_supervisor_lost=died\.is_lost,",
+                "is_supervisor_lost=False,",
+            ),
         ),
         ("tests/tree/test_deaths.py::test_kills_of_a_supervisor_cost_its_jobs_nothing",),
         r"not within [\d.]+ s: start 3",
@@ -156,14 +160,14 @@ DEATHS = (
         (
             Edit(
                 "pgworkers/job/retry_policy.py",
-                r"return Dead\(\) if losses \+ 1 >= MAX_LOSSES else AgainIn",
-                "return AgainIn",
+                r"EndJob\(\)\s+if consecutive_losses \+ 1 >= MAX_CONSECUTIVE_LOSSES\s+else RetryAfter",
+                "RetryAfter",
             ),
         ),
         (
             "tests/unit/test_retry.py::test_a_lost_supervisor_costs_nothing_until_it_happened_too_often_in_a_row",
         ),
-        r"AgainIn\(seconds=[\d.]+, free=True\) == Dead",
+        r"RetryAfter\(delay_seconds=[\d.]+, is_free=True\) == EndJob",
     ),
     Mutant(
         "A7-leader-forgets-that-it-leads",
@@ -184,8 +188,8 @@ DEATHS = (
         (
             Edit(
                 "pgworkers/master/leadership.py",
-                r"LeaderLockHeld\(self\.lock_holder\.pid, self\.lock_holder\.user, self\.lock_holder\.application\)",
-                'LeaderChanged(False, "a leader that stopped renewing was deposed")',
+                r"LeaderLockTaken\(self\.lock_holder\.pid, self\.lock_holder\.user, self\.lock_holder\.application\)",
+                'LeadershipChanged(False, "a leader that stopped renewing was deposed")',
             ),
         ),
         (
@@ -208,8 +212,8 @@ DEATHS = (
         (
             Edit(
                 "pgworkers/supervisor/reaper.py",
-                r"Rung\.DUMP in climb\.times and Rung\.KILL not in climb\.times",
-                "Rung.DUMP not in climb.times and Rung.KILL in climb.times",
+                r"Rung\.DUMP in climb\.rung_times and Rung\.KILL not in climb\.rung_times",
+                "Rung.DUMP not in climb.rung_times and Rung.KILL in climb.rung_times",
             ),
         ),
         ("tests/process/test_dump_crash.py::test_a_stop_keeps_its_reason_and_says_that_the_dump_crashed",),

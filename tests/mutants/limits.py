@@ -79,7 +79,7 @@ LIMITS = (
             ),
         ),
         (f"{FLAT}::test_a_claim_that_began_before_a_mark_leaves_its_limit_to_the_next",),
-        r"assert \[Claimed\(",
+        r"assert \[ClaimedJob\(",
     ),
     Mutant(
         "D3-lane-without-a-mark",
@@ -148,7 +148,7 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/master/claim_positions.py",
-                r"self\._per_limited_job \* limited",
+                r"self\._seconds_per_limited_job \* limited",
                 "0.0003 * limited",
             ),
         ),
@@ -199,7 +199,7 @@ LIMITS = (
     Mutant(
         "D2-crowded-queue-without-an-end",
         "a claim of a crowded queue ends where the last portion ended",
-        (Edit("pgworkers/master/claimer.py", r" \| self\._crowds\.ranges\(room\)", ""),),
+        (Edit("pgworkers/master/claimer.py", r" \| self\._slow_queues\.ranges\(room\)", ""),),
         (
             "tests/unit/test_crowds.py::test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task",
         ),
@@ -211,14 +211,14 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/master/connection.py",
-                r"slow = \(timeouts or refusable\) and ",
+                r"slow = \(raise_timeouts or raise_refusals\) and ",
                 "slow = False and ",
             ),
         ),
         (
             "tests/database/test_line_then.py::test_of_a_statement_that_failed_nobody_has_an_answer[slow by itself]",
         ),
-        r"LineDown",
+        r"ConnectionDown",
     ),
     Mutant(
         "D8-best-lane-is-cut",
@@ -234,7 +234,13 @@ LIMITS = (
     Mutant(
         "D3-old-marks-stay",
         "marks of limits that went quiet are deleted",
-        (Edit("pgworkers/master/duties.py", r" +\"marks of limits\": lambda: [^\n]+\n", ""),),
+        (
+            Edit(
+                "pgworkers/master/duties.py",
+                r" +\"marks of limits\": lambda: concurrency\.prune_limit_scan_starts\([^)]+\),\n",
+                "",
+            ),
+        ),
         ("tests/database/test_duties.py::test_old_marks_of_limits_are_deleted_and_young_ones_kept",),
         r"assert 0 == 5",
     ),
@@ -275,7 +281,7 @@ LIMITS = (
             ),
         ),
         (f"{LIMITED}::test_a_mark_that_is_younger_than_a_claim_in_flight_hides_none_of_its_jobs",),
-        r"assert \[Claimed\(",
+        r"assert \[ClaimedJob\(",
     ),
     Mutant(
         "L2-limits-locked-by-name",
@@ -296,7 +302,7 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/master/finisher.py",
-                r"unwritten = len\(self\._pending\) \+ len\(self\._writing\.aside\)",
+                r"unwritten = len\(self\._pending\) \+ len\(self\._writer\.deferred\)",
                 "unwritten = len(self._pending)",
             ),
         ),
@@ -309,7 +315,7 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/master/claim_policy.py",
-                r"self\._sizes\[queue\]\.failed\(portion, slow=True\)\n",
+                r"self\._sizes\[queue\]\.record_failed\(portion, slow=True\)\n",
                 "pass\n",
             ),
         ),

@@ -34,6 +34,8 @@ from pgworkers.supervisor.messages import (
     Forked,
     Scale,
     StackDumped,
+    StallChanged,
+    StartDelayed,
     StopJob,
     SupervisorFact,
 )
@@ -85,7 +87,7 @@ def as_report(frame: frames.Frame) -> frames.Frame:
     return frame._replace(kind=FrameKind.REPORT, body=msgspec.json.encode(report))
 
 
-class Crewman:
+class PlayedWorker:
     """One worker as the master sees it: its pid and its socket."""
 
     def __init__(self, slot: int, pid: int, incarnation: int, channel: list[int]) -> None:
@@ -93,18 +95,18 @@ class Crewman:
         self.pid = pid
         self.incarnation = incarnation
         fd, self.reads, self.writes, *page = channel
-        self.shelf = page[0] if page else -1  # a worker of one job has none
+        self.page = page[0] if page else -1  # a worker of one job has none
         self.sock = socket.socket(fileno=fd)
         self.sock.setblocking(False)
         self._reader = frames.FrameReader()
         self._frames: list[frames.Frame] = []
-        self._early: set[tuple[int, int]] = set()  # ends that were read from the shelf and will come again
+        self._early: set[tuple[int, int]] = set()  # ends that were read from the page and will come again
         self._sent: set[tuple[int, int]] = set()  # that have come, though they may lie there a moment longer
         self.closed = False
         self.ready = False
 
     def pump(self) -> None:
-        lying = report_page.read(self.shelf) if self.shelf >= 0 else b""
+        lying = report_page.read(self.page) if self.page >= 0 else b""
         self._receive()
         for frame in frames.FrameReader().feed(lying):
             key = frame.job, frame.lease
@@ -191,10 +193,10 @@ class Crewman:
     def close(self) -> None:
         """The whole channel: an idle worker leaves."""
         self.sock.close()
-        for fd in (self.reads, self.writes, self.shelf):
+        for fd in (self.reads, self.writes, self.page):
             if fd >= 0:
                 os.close(fd)
-        self.reads = self.writes = self.shelf = -1
+        self.reads = self.writes = self.page = -1
 
     def run(self, job: int, task: str, **how: Any) -> Report:
         self.order(job, task, **how)
@@ -212,7 +214,7 @@ class Play:
         environ: dict[str, str] | None = None,
         stderr: Any = None,
         queue: dict[str, Any] | None = None,
-        term: float = 3600.0,
+        lease_seconds: float = 3600.0,
         **settings: Any,
     ) -> None:
         config = directory / "app.py"
@@ -221,16 +223,16 @@ class Play:
         values = {"heartbeat": 0.05, "ask_grace": 600.0, "raise_grace": 600.0, **settings}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = directory / "stderr"
-        self.term = LeaseDeadlineWriter()
-        self.term.extend_to(time.clock_gettime(time.CLOCK_BOOTTIME) + term)
+        self.lease = LeaseDeadlineWriter()
+        self.lease.extend_to(time.clock_gettime(time.CLOCK_BOOTTIME) + lease_seconds)
         with theirs, self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "pgworkers.supervisor"),
-                    *("--fd", str(theirs.fileno()), "--term", str(self.term.fd)),
-                    *("--parent", str(os.getpid()), TITLE_PADDING_ARGUMENT),
+                    *("--control-fd", str(theirs.fileno()), "--lease-fd", str(self.lease.fd)),
+                    *("--parent-pid", str(os.getpid()), TITLE_PADDING_ARGUMENT),
                 ],
-                pass_fds=[theirs.fileno(), self.term.fd],
+                pass_fds=[theirs.fileno(), self.lease.fd],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stderr=log if stderr is None else stderr,
@@ -239,8 +241,8 @@ class Play:
             )
         self.control = PacketSocket(ours)
         self.facts: list[SupervisorFact] = []
-        self.crew: dict[int, Crewman] = {}
-        self.everyone: list[Crewman] = []
+        self.workers: dict[int, PlayedWorker] = {}
+        self.everyone: list[PlayedWorker] = []
         self.gone = False
         self.send(
             Boot(
@@ -272,9 +274,9 @@ class Play:
         for data, fds in packets:
             fact: SupervisorFact = msgspec.json.decode(data, type=SupervisorFact)
             if isinstance(fact, Forked):
-                self.crew[fact.slot] = Crewman(fact.slot, fact.pid, fact.incarnation, fds)
-                self.crew[fact.slot].ready = fact.is_ready
-                self.everyone.append(self.crew[fact.slot])
+                self.workers[fact.slot] = PlayedWorker(fact.slot, fact.pid, fact.incarnation, fds)
+                self.workers[fact.slot].ready = fact.is_ready
+                self.everyone.append(self.workers[fact.slot])
             self.facts.append(fact)
 
     def fact(self, kind: type[T], where: Callable[[T], bool] = lambda _: True) -> T:
@@ -290,7 +292,7 @@ class Play:
 
         return until(kind.__name__, look, tell=lambda: f"; there are {self.facts}")
 
-    def end(self, worker: Crewman, job: int) -> Died | Report:
+    def end(self, worker: PlayedWorker, job: int) -> Died | Report:
         """What comes first: the report of a job, or somebody's death."""
 
         def look() -> Died | Report | None:
@@ -304,12 +306,12 @@ class Play:
 
         return until(f"the end of job {job}", look)
 
-    def worker(self, slot: int = 0, *, other_than: int = 0) -> Crewman:
+    def worker(self, slot: int = 0, *, other_than: int = 0) -> PlayedWorker:
         """A worker that has said READY, or need not."""
 
-        def look() -> Crewman | None:
+        def look() -> PlayedWorker | None:
             self.pump()
-            found = self.crew.get(slot)
+            found = self.workers.get(slot)
             if found is None or found.pid == other_than:
                 return None
             return found if found.ready or found.take(FrameKind.READY) else None
@@ -318,7 +320,7 @@ class Play:
         found.ready = True
         return found
 
-    def named(self, worker: Crewman, word: str) -> str:
+    def named(self, worker: PlayedWorker, word: str) -> str:
         """Wait until a stack of the worker has a word in it: a dump may find it a moment too early, or asleep."""
 
         def look() -> str | None:
@@ -335,7 +337,7 @@ class Play:
 
     def stop(
         self,
-        worker: Crewman,
+        worker: PlayedWorker,
         job: int,
         reason: str = "cancel",
         *,
@@ -350,9 +352,9 @@ class Play:
             self.send(Exit())
             until("the supervisor's end", lambda: (self.pump(), self.process.poll() is not None)[1])
         self.control.sock.close()
-        os.close(self.term.fd)
-        for crewman in self.everyone:
-            crewman.close()
+        os.close(self.lease.fd)
+        for worker in self.everyone:
+            worker.close()
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -363,16 +365,16 @@ __all__ = [
     "Alive",
     "BootFailed",
     "Booted",
-    "Crewman",
     "Died",
     "DumpStacks",
     "Exit",
     "Forked",
     "Play",
-    "StartDelayed",
+    "PlayedWorker",
     "Scale",
     "StackDumped",
     "StallChanged",
+    "StartDelayed",
     "StopJob",
     "is_alive",
     "stands",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import Died, Dump, Play, Stack, is_alive, until
+from play import Died, DumpStacks, Play, StackDumped, is_alive, until
 
 APP = """
 import multiprocessing, socket
@@ -171,8 +171,8 @@ def test_a_stop_writes_nothing_to_a_file_that_took_our_numbers(tmp_path: Path) -
         worker = play.worker()
         worker.order(1, "takes_numbers", how="returns")
         until("the handler has our numbers", (tmp_path / "taken").exists)
-        play.send(Dump(worker.slot, worker.incarnation, 7))
-        assert "closed the descriptor" in play.fact(Stack, lambda stack: stack.token == 7).text
+        play.send(DumpStacks(worker.slot, worker.incarnation, 7))
+        assert "closed the descriptor" in play.fact(StackDumped, lambda stack: stack.token == 7).text
         play.stop(worker, 1, ask=0.0, rais=0.0)
         died = play.fact(Died)
         assert (died.job, died.reason) == (1, "cancel")

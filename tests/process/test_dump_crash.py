@@ -1,4 +1,4 @@
-"""A dump in which CPython itself crashes: it reads the frames of running threads without a lock (docs/adr/0203).
+"""A dump in which CPython itself crashes: it reads the frames of running threads without a lock (docs/adr/14).
 
 It is played by the handler, which crashes when its stacks are asked for: the real crash is rare.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from play import Died, Dump, Play, is_alive, until
+from play import Died, DumpStacks, Play, is_alive, until
 
 from pgworkers.master.verdict import from_death
 
@@ -73,7 +73,7 @@ def test_a_job_whose_stack_an_operator_wanted_is_not_blamed_for_the_crash(play: 
     worker = play.worker()
     worker.order(1, "crashes_in_its_dump")
     until("the handler's start", (tmp_path / "started").exists)
-    play.send(Dump(worker.slot, worker.incarnation, 77))
+    play.send(DumpStacks(worker.slot, worker.incarnation, 77))
     died = play.fact(Died)
     assert (died.job, died.reason, died.status, died.dumping) == (1, None, "SIGABRT", True)
     assert (from_death(died).error or "").endswith(CRASHED)

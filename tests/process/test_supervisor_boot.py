@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import Booted, BootFailed, Died, Forked, Play, Resting, is_alive, until
+from play import Booted, BootFailed, Died, Forked, Play, StartDelayed, is_alive, until
 
 TASKS = """
 @app.task
@@ -136,7 +136,7 @@ def test_a_crash_loop_at_start_backs_off_and_recovers(tmp_path: Path) -> None:
         died = play.fact(Died)
         assert (died.was_ready, died.status, died.job) == (False, "exit 1", 0)
         assert "no model" in (died.output or "")
-        pauses = [play.fact(Resting) for _ in range(4)]
+        pauses = [play.fact(StartDelayed) for _ in range(4)]
         assert [rest.deaths for rest in pauses] == [1, 2, 3, 4]
         assert [rest.seconds for rest in pauses] == [0.05, 0.1, 0.2, 0.3]
         (tmp_path / "repaired").touch()
@@ -155,7 +155,7 @@ def test_only_one_is_tried_while_starts_fail(tmp_path: Path) -> None:
             assert play.fact(Died).status == "exit 9"
         for deaths in (5, 6, 7):
             assert play.fact(Died).was_ready is False
-            until(f"death {deaths}", lambda deaths=deaths: play.fact(Resting).deaths == deaths)
+            until(f"death {deaths}", lambda deaths=deaths: play.fact(StartDelayed).deaths == deaths)
         forked = [fact.slot for fact in play.facts if isinstance(fact, Forked)]
         assert forked[:4] == [0, 1, 2, 3]
         assert set(forked[4:]) == {0}

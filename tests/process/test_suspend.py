@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from play import Crewman, Died, Play, stands, until
+from play import Died, Play, PlayedWorker, stands, until
 
 from pgworkers.clock import boottime
 from pgworkers.ipc.scoreboard import Scoreboard
@@ -52,7 +52,7 @@ def play(tmp_path: Path) -> Iterator[Play]:
         yield playing
 
 
-def asked(play: Play, worker: Crewman, job: int, token: int, *, suspend: bool = True) -> SuspendAnswered:
+def asked(play: Play, worker: PlayedWorker, job: int, token: int, *, suspend: bool = True) -> SuspendAnswered:
     play.send(SuspendJob(worker.slot, worker.incarnation, job, 1, token, suspend))
     return play.fact(SuspendAnswered, lambda answer: answer.token == token)
 
@@ -145,7 +145,7 @@ def test_a_suspension_ends_with_its_job_whoever_let_it_go_on(sleeper: WorkerReco
     assert not stands(sleeper.pid)
 
 
-def moves(play: Play, worker: Crewman, job: int, at: float) -> None:
+def moves(play: Play, worker: PlayedWorker, job: int, at: float) -> None:
     play.send(SetDeadline(worker.slot, worker.incarnation, job, 1, int(at * 1e9)))
 
 

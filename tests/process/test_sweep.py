@@ -25,9 +25,9 @@ from pgworkers.supervisor.worker_pool import WorkerPool
 SWEEPER = """
 import os, subprocess, sys, time
 from pgworkers.linux import prctl
-from pgworkers.linux.sweep import Sweep
+from pgworkers.linux.sweep import ProcessSweep
 
-prctl.inherit_orphans()
+prctl.become_subreaper()
 spared = subprocess.Popen(["sleep", "999"])
 depth = int(sys.argv[1])
 chain = subprocess.Popen([sys.executable, "-c", '''
@@ -44,7 +44,7 @@ members = []
 for line in chain.stdout:
     if line == "end\\n": break
     members.append(int(line))
-killed, strays = 0, Sweep()
+killed, strays = 0, ProcessSweep()
 while True:
     now, left = strays.step({spared.pid})
     killed += now
@@ -169,7 +169,7 @@ def test_a_sweep_whose_last_new_stray_is_gone_waits_for_the_kernel_again(immorta
             strays._freeze([one for one in [proc.read_stat(brief)] if one is not None])
             assert not strays.is_waiting_for_kernel
         strays.step(spared)
-        assert strays.is_waiting, "all that is left was sent SIGKILL"
+        assert strays.is_waiting_for_kernel, "all that is left was sent SIGKILL"
 
 
 def zombies(count: int) -> list[int]:
@@ -203,13 +203,13 @@ def test_a_crowd_of_zombies_is_reaped_in_parts_and_the_living_are_stopped_first(
 @pytest.mark.usefixtures("in_small_parts")
 def test_a_sweep_that_gives_up_reaps_before_it_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
-    crew = idle_crew(told)
-    fact = dying(crew, 0.0)
+    pool = idle_pool(told)
+    fact = dying(pool, 0.0)
     monkeypatch.setattr(reaper, "SWEEP_SLICE_SECONDS", -1.0)
     ended = zombies(6)
-    crew.reap_dead(0.5)
+    pool.reap_dead(0.5)
     assert told == []
-    crew.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS + 1.0)
+    pool.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS + 1.0)
     assert told == [fact]
     assert [pid for pid in ended if proc.read_stat(pid) is not None] == []
     assert fact.swept == 0, "nothing was alive"
@@ -217,8 +217,8 @@ def test_a_sweep_that_gives_up_reaps_before_it_kills(monkeypatch: pytest.MonkeyP
 
 SESSIONS = """
 import os, time
-from pgworkers.linux import prctl, tree
-from pgworkers.linux.sweep import Sweep
+from pgworkers.linux import prctl, proc
+from pgworkers.linux.sweep import ProcessSweep
 
 def leader(ends):
     # The leader of a session, and an orphan of it: (its pid, the orphan's pid).
@@ -234,20 +234,20 @@ def leader(ends):
         time.sleep(999)
     return pid, int(os.read(reader, 20))
 
-def states(*pids): return "".join(tree.stat(pid).state for pid in pids)
+def states(*pids): return "".join(proc.read_stat(pid).state for pid in pids)
 
-prctl.inherit_orphans()
+prctl.become_subreaper()
 first, successor = leader(ends=True)
 spared, orphan = leader(ends=False)
-while states(first) != "Z" or tree.stat(orphan).ppid != os.getpid(): time.sleep(0.001)
-strays = Sweep()
+while states(first) != "Z" or proc.read_stat(orphan).ppid != os.getpid(): time.sleep(0.001)
+strays = ProcessSweep()
 strays._children = lambda: [first, orphan]  # as if the successor was forked after the look
 strays._catch({spared})  # a whole step may kill the orphan as well
 while states(successor, orphan) != "TT": time.sleep(0.001)
 print(states(spared))
 del strays._children
 while strays.step({spared})[1]: pass
-print(states(spared), tree.children(os.getpid()) == [spared])
+print(states(spared), proc.children(os.getpid()) == [spared])
 os.kill(spared, 9)
 """
 
@@ -259,10 +259,10 @@ def test_the_group_of_a_stray_is_stopped_and_that_of_a_spared_child_is_not() -> 
 
 BELOW_A_SPARED_CHILD = """
 import os, time
-from pgworkers.linux import prctl, tree
-from pgworkers.linux.sweep import Sweep
+from pgworkers.linux import prctl, proc
+from pgworkers.linux.sweep import ProcessSweep
 
-prctl.inherit_orphans()
+prctl.become_subreaper()
 reader, writer = os.pipe()
 spared = os.fork()
 if spared == 0:
@@ -280,10 +280,10 @@ if spared == 0:
         time.sleep(999)
     time.sleep(999)
 leader, orphan = map(int, os.read(reader, 99).split())
-while tree.stat(orphan).ppid != os.getpid(): time.sleep(0.001)
-strays = Sweep()
+while proc.read_stat(orphan).ppid != os.getpid(): time.sleep(0.001)
+strays = ProcessSweep()
 while strays.step({spared})[1]: pass
-print(tree.stat(leader).state == "T", tree.stat(orphan))
+print(proc.read_stat(leader).state == "T", proc.read_stat(orphan))
 os.kill(leader, 9)
 os.kill(spared, 9)
 """
@@ -297,8 +297,8 @@ def test_the_group_of_a_stray_is_not_stopped_if_it_has_members_below_a_spared_ch
 
 MOVED_TO_ITS_OWN_SESSION = """
 import os, signal, time
-from pgworkers.linux import prctl, tree
-from pgworkers.linux.sweep import Sweep
+from pgworkers.linux import prctl, proc
+from pgworkers.linux.sweep import ProcessSweep
 
 reader, writer = os.pipe()
 supervisor = os.fork()
@@ -306,19 +306,19 @@ if supervisor == 0:
     os.setsid()
     if os.fork() == 0:
         os.setpgid(0, 0)
-        prctl.inherit_orphans()
+        prctl.become_subreaper()
         os.setpgid(0, os.getsid(0))
         left = os.fork()
         if left == 0:
             time.sleep(999)
         os.setsid()
-        strays = Sweep()
+        strays = ProcessSweep()
         while strays.step(())[1]: pass
         os.write(writer, str(left).encode())
         os._exit(0)
     while True: signal.pause()
 left = int(os.read(reader, 20))
-print(tree.stat(supervisor).state == "T", tree.stat(left))
+print(proc.read_stat(supervisor).state == "T", proc.read_stat(left))
 os.kill(supervisor, 9)
 """
 
@@ -380,40 +380,40 @@ def test_the_children_of_a_process_whose_main_thread_has_ended_are_found() -> No
             parent.kill()
 
 
-def dying(crew: WorkerPool, since: float) -> Died:
-    """A worker of this crew that is dead; nothing but its orphans is left."""
+def dying(pool: WorkerPool, since: float) -> Died:
+    """A worker of this pool that is dead; nothing but its orphans is left."""
     fact = Died(0, 1 << 22, 1, 7, 1, "SIGKILL", 9, True)
-    crew._dying[0] = reaper.Death(fact, since)
+    pool._dying[0] = reaper.Death(fact, since)
     return fact
 
 
-def idle_crew(told: list[Any]) -> WorkerPool:
-    nursery: Any = SimpleNamespace(settings=Settings(max_workers=1))
-    return WorkerPool(nursery, 0, told.append)
+def idle_pool(told: list[Any]) -> WorkerPool:
+    template: Any = SimpleNamespace(settings=Settings(max_workers=1))
+    return WorkerPool(template, 0, told.append)
 
 
 def test_children_that_are_only_frozen_when_the_sweep_gives_up_are_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[Any] = []
-    crew = idle_crew(told)
-    fact = dying(crew, 0.0)
+    pool = idle_pool(told)
+    fact = dying(pool, 0.0)
     with sleeper() as child:
         with monkeypatch.context() as patch:
             freeze = ProcessSweep._freeze
             patch.setattr(
                 ProcessSweep, "_freeze", lambda self, found: freeze(self, found) or True
             )  # it never ends
-            crew.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS - 1.0)
+            pool.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS - 1.0)
             until("it is frozen", lambda: stands(child))
             assert told == []
-            crew.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS + 1.0)
+            pool.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS + 1.0)
         assert told == [fact]
         assert fact.stuck == [], "it was not sent SIGKILL before"
 
         def freed() -> bool:
-            crew.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS + 2.0)
-            return not crew._dying
+            pool.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS + 2.0)
+            return not pool._dying
 
         until("its slot is free", freed)
         assert not is_alive(child)
@@ -421,39 +421,39 @@ def test_children_that_are_only_frozen_when_the_sweep_gives_up_are_killed(
 
 def test_the_death_of_a_worker_with_thousands_of_stuck_children_fits_in_a_packet(immortal: set[int]) -> None:
     told: list[Any] = []
-    crew = idle_crew(told)
-    fact = dying(crew, 0.0)
+    pool = idle_pool(told)
+    fact = dying(pool, 0.0)
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(sleeper()) for _ in range(25)]
         immortal.update(children)
-        crew.reap_dead(0.5)
+        pool.reap_dead(0.5)
         until(
-            "all are sent SIGKILL", lambda: crew.reap_dead(1.0) is None and crew._sweep.is_waiting_for_kernel
+            "all are sent SIGKILL", lambda: pool.reap_dead(1.0) is None and pool._sweep.is_waiting_for_kernel
         )
-        crew.reap_dead(reaper.KERNEL_HANG_SECONDS + 1.0)
+        pool.reap_dead(reaper.KERNEL_HANG_SECONDS + 1.0)
         assert told == [fact]
         assert len(fact.stuck) == 21
         assert fact.stuck[-1] == "5 more"
-        assert crew._dying[0].stuck == set(children), "the slot is kept for all of them"
+        assert pool._dying[0].stuck == set(children), "the slot is kept for all of them"
 
 
 def test_a_child_of_another_user_is_named_and_does_not_keep_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `sudo` does under a host that is not root."""
     told: list[Any] = []
-    crew = idle_crew(told)
-    fact = dying(crew, 0.0)
+    pool = idle_pool(told)
+    fact = dying(pool, 0.0)
     with sleeper() as child:
         monkeypatch.setattr(sweep, "_send", lambda pid, number: False)
         fact.killed_children = [f"sleep (pid {child})", "other (pid 1)"]
-        crew.reap_dead(0.5)
+        pool.reap_dead(0.5)
         assert told == []
-        crew.reap_dead(reaper.KERNEL_HANG_SECONDS + 1.0)
+        pool.reap_dead(reaper.KERNEL_HANG_SECONDS + 1.0)
         assert told == [fact]
         assert fact.stuck == []
         assert [text.split()[0] for text in fact.foreign] == [str(child)]
         assert fact.killed_children == ["other (pid 1)"], "it was not killed"
-        crew.reap_dead(reaper.KERNEL_HANG_SECONDS + 1.1)
-        assert crew._dying == {}
+        pool.reap_dead(reaper.KERNEL_HANG_SECONDS + 1.1)
+        assert pool._dying == {}
         assert is_alive(child)
 
 
@@ -471,14 +471,14 @@ def test_a_process_that_proc_hides_has_no_children(look: Any, monkeypatch: pytes
 
 UNPRIVILEGED = """
 import os, subprocess
-from pgworkers.linux.sweep import Sweep
+from pgworkers.linux.sweep import ProcessSweep
 
 child = subprocess.Popen(["sleep", "999"])
 os.setresuid(12345, 12345, 0)
-strays = Sweep()
+strays = ProcessSweep()
 found = [strays.step(()) for _ in range(3)]
-print([killed for killed, _ in found], found[-1][1] == [child.pid], strays.is_waiting)
-print(strays.refused([child.pid]) == {child.pid}, strays.killed([child.pid]), child.poll())
+print([killed for killed, _ in found], found[-1][1] == [child.pid], strays.is_waiting_for_kernel)
+print(strays.not_permitted([child.pid]) == {child.pid}, strays.unkillable([child.pid]), child.poll())
 os.setresuid(0, 0, 0)
 child.kill()
 """

@@ -160,11 +160,11 @@ def test_the_deadline_of_a_job_counts_while_it_waits_and_that_of_an_attempt_does
 
 
 def test_nothing_begins_beyond_the_term_of_its_lease(tmp_path: Path) -> None:
-    with Play(tmp_path, APP, term=-1.0) as play:
+    with Play(tmp_path, APP, lease_seconds=-1.0) as play:
         worker = play.worker()
         worker.order(1, "gated")
         report = worker.report(1)
         assert (report.outcome, report.has_started, report.reason) == ("stopped", False, None)
         assert not (tmp_path / "begun").exists()
-        play.term.extend_to(time.clock_gettime(time.CLOCK_BOOTTIME) + 3600.0)  # a renewal held
+        play.lease.extend_to(time.clock_gettime(time.CLOCK_BOOTTIME) + 3600.0)  # a renewal held
         assert msgspec.json.decode(worker.run(2, "quick", n=7).result) == 7

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from play import Crewman, Died, Exit, Forked, Play, Scale, is_alive, until
+from play import Died, Exit, Forked, Play, PlayedWorker, Scale, is_alive, until
 
 from pgworkers.linux import proc
 from pgworkers.worker.messages import FrameKind
@@ -234,32 +234,32 @@ def test_multiprocessing_works_in_a_handler(play: Play) -> None:
         assert bytes(worker.run(job, "multiprocess", n=10).result) == b"45"
 
 
-def all_gone(play: Play, crew: list[Crewman], *others: int) -> bool:
-    return not any(is_alive(pid) for pid in (play.process.pid, *(w.pid for w in crew), *others))
+def all_gone(play: Play, workers: list[PlayedWorker], *others: int) -> bool:
+    return not any(is_alive(pid) for pid in (play.process.pid, *(w.pid for w in workers), *others))
 
 
 @pytest.mark.parametrize("how", ["daemon", "plain"])
 def test_a_closed_control_socket_is_the_end_of_everything(tmp_path: Path, how: str) -> None:
     with Play(tmp_path, APP, workers=3) as play:
-        crew = [play.worker(slot) for slot in range(3)]
-        crew[0].order(1, "leaves_and_hangs", how=how)
-        crew[1].order(2, "hang", label="x")
+        workers = [play.worker(slot) for slot in range(3)]
+        workers[0].order(1, "leaves_and_hangs", how=how)
+        workers[1].order(2, "hang", label="x")
         child = read_child(tmp_path)
         play.control.sock.close()
         play.gone = True
         until(
             "an empty tree",
-            lambda: all_gone(play, crew, child) or (play.process.poll(), False)[1],
+            lambda: all_gone(play, workers, child) or (play.process.poll(), False)[1],
         )
 
 
 def test_the_death_of_the_supervisor_takes_its_workers(tmp_path: Path) -> None:
     with Play(tmp_path, APP, workers=3) as play:
-        crew = [play.worker(slot) for slot in range(3)]
-        crew[1].order(2, "hang", label="x")
+        workers = [play.worker(slot) for slot in range(3)]
+        workers[1].order(2, "hang", label="x")
         until("the start", (tmp_path / "started").exists)
         os.kill(play.process.pid, signal.SIGKILL)
-        until("an empty tree", lambda: all_gone(play, crew) or (play.process.poll(), False)[1])
+        until("an empty tree", lambda: all_gone(play, workers) or (play.process.poll(), False)[1])
 
 
 def test_a_worker_whose_master_is_gone_ends_itself(tmp_path: Path) -> None:
@@ -306,15 +306,15 @@ def test_scaling_up_forks_and_scaling_down_forks_no_replacements(tmp_path: Path)
     with Play(tmp_path, APP, workers=1) as play:
         play.worker(0)
         play.send(Scale(3))
-        crew = [play.worker(slot) for slot in range(3)]
+        workers = [play.worker(slot) for slot in range(3)]
         play.send(Scale(1))
         play.obeyed()  # a death that it sees before the order would be replaced
-        for worker in crew[1:]:
+        for worker in workers[1:]:
             worker.close()
         assert {play.fact(Died).slot, play.fact(Died).slot} == {1, 2}
-        os.kill(crew[0].pid, signal.SIGKILL)
+        os.kill(workers[0].pid, signal.SIGKILL)
         play.fact(Died)
-        play.worker(0, other_than=crew[0].pid)
+        play.worker(0, other_than=workers[0].pid)
         assert len([fact for fact in play.facts if isinstance(fact, Forked)]) == 4
 
 

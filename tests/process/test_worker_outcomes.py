@@ -182,7 +182,7 @@ def test_unknown_tasks_and_wrong_arguments_are_errors(play: Play) -> None:
     worker = play.worker()
     assert "no task 'ghost'" in (worker.run(1, "ghost").error or "")
     unfit = worker.run(2, "add", a=1, b="x")
-    assert (unfit.outcome, (unfit.error or "")[:19]) == ("unfit", "UnfitArguments: add")
+    assert (unfit.outcome, (unfit.error or "")[:25]) == ("unfit", "StoredArgumentsError: add")
     assert worker.run(3, "add", a=1, b=1).outcome == "done"
 
 
@@ -258,10 +258,10 @@ def test_a_worker_has_exactly_the_descriptors_it_needs(tmp_path: Path) -> None:
             dump = f"/memfd:pgworkers-dump-q-{slot} (deleted)"
             assert [names.pop(fd) for fd in (0, 1, 2)] == ["/dev/null", output, output]
             left = sorted(name.partition(":[")[0] for name in names.values())
-            shelf = "/memfd:pgworkers-shelf (deleted)"
-            term = "/memfd:pgworkers-term (deleted)"
+            page = "/memfd:pgworkers-report-page (deleted)"
+            lease = "/memfd:pgworkers-lease-deadline (deleted)"
             refs = f"/proc/{worker.pid}/clear_refs"
-            assert left == sorted([output, dump, shelf, term, "socket", "pipe", refs])
+            assert left == sorted([output, dump, page, lease, "socket", "pipe", refs])
             pipe = next(int(fd) for fd, name in names.items() if name.startswith("pipe:"))
             flags = Path(f"/proc/{worker.pid}/fdinfo/{pipe}").read_text().split("flags:")[1].split()[0]
             assert int(flags, 8) & os.O_ACCMODE == os.O_RDONLY, "only the master can write a ticket"

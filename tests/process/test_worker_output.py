@@ -102,7 +102,7 @@ def test_nobody_reads_the_screen(tmp_path: Path) -> None:
         if writer >= 0:
             os.close(writer)
     lines = bytes(shown).splitlines()
-    confession = b"[pgworkers: %d bytes of output were not shown: nobody read them in time]" % dropped
+    confession = b"[pgworkers: dropped %d bytes of output: stderr was not read in time]" % dropped
     assert lines.count(confession) == 1, "on a line of its own"
     assert set(lines) - {confession} <= {b"x" * 99, b"the last line", b"no newline: x", b"fine"}, (
         "whole lines"

@@ -97,9 +97,9 @@ def test_the_priority_of_the_task_is_the_highest(web: Session, admin: Session, m
 
 def test_a_job_is_not_held_by_an_enqueuer(web: Session, worker: Session, admin: Session) -> None:
     with pytest.raises(InsufficientPrivilege, match="may not enqueue a held job"):
-        put(web, unique="k", held=True)
+        put(web, unique_key="k", is_held=True)
     assert admin.execute("SELECT count(*) FROM pgworkers.job").fetchone() == (0,)
-    assert put(worker, unique="k", held=True) > 0
+    assert put(worker, unique_key="k", is_held=True) > 0
 
 
 def test_operators_may_exceed_it(operator: Session, admin: Session) -> None:
@@ -110,7 +110,7 @@ def test_operators_may_exceed_it(operator: Session, admin: Session) -> None:
 def test_each_job_keeps_the_login_that_enqueued_it(
     web: Session, operator: Session, worker: Session, admin: Session
 ) -> None:
-    made = {put(web): "web", put(web, unique="k"): "web", put(operator): "operator"}
+    made = {put(web): "web", put(web, unique_key="k"): "web", put(operator): "operator"}
     copy_jobs(worker, "pgworkers", [NewJob("t", queue="copied")])
     found = dict(
         admin.execute("SELECT id, enqueued_by FROM pgworkers.job WHERE queue <> 'copied'").fetchall()
@@ -125,18 +125,18 @@ def test_each_job_keeps_the_login_that_enqueued_it(
 
 
 def test_the_arguments_of_others_are_not_replaced(web: Session, operator: Session, admin: Session) -> None:
-    job = put(operator, args_json='{"a": 1}', unique="guessed")
+    job = put(operator, args_json='{"a": 1}', unique_key="guessed")
     with pytest.raises(InsufficientPrivilege, match="may not replace its arguments"):
-        put(web, args_json='{"a": 2}', unique="guessed", on_conflict="replace")
+        put(web, args_json='{"a": 2}', unique_key="guessed", on_conflict="replace")
     assert row(admin, job, "args") == ({"a": 1},)
     grant(operator, "web", may_replace=True)
-    assert put(web, args_json='{"a": 2}', unique="guessed", on_conflict="replace") == job
+    assert put(web, args_json='{"a": 2}', unique_key="guessed", on_conflict="replace") == job
     assert row(admin, job, "args") == ({"a": 2},)
 
 
 def test_ones_own_are_replaced(web: Session, admin: Session) -> None:
-    job = put(web, args_json='{"a": 1}', unique="k")
-    assert put(web, args_json='{"a": 2}', unique="k", on_conflict="replace") == job
+    job = put(web, args_json='{"a": 1}', unique_key="k")
+    assert put(web, args_json='{"a": 2}', unique_key="k", on_conflict="replace") == job
     assert row(admin, job, "args") == ({"a": 2},)
 
 

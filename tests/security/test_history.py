@@ -52,7 +52,7 @@ NOT_ALLOWED = [
     "INSERT INTO pgworkers.job (queue, task, created_at, errors) VALUES ('q', 't', now(), '{no}')",
     "DELETE FROM pgworkers.job",
     "DELETE FROM pgworkers.dependency",
-    "UPDATE pgworkers.handles SET finished_at = now()",
+    "UPDATE pgworkers.batch SET finished_at = now()",
     "UPDATE pgworkers.tick SET reason = 'no'",
     "UPDATE pgworkers.queue SET declared_retention = '0'",
     "SELECT pgworkers.end_jobs('{1}', 'host_lost', 'no')",
@@ -155,7 +155,7 @@ def test_every_verb_of_an_operator_still_works(operator: Session, admin: Session
     desk.register()
     admin.execute("INSERT INTO pgworkers.queue (name) VALUES ('q')")
     admin.execute("INSERT INTO pgworkers.schedule (name, task, every) VALUES ('s', 't', 60)")
-    admin.execute("INSERT INTO pgworkers.handles (total) VALUES (1)")
+    admin.execute("INSERT INTO pgworkers.batch (total) VALUES (1)")
     running, waiting, member = desk.run_one().id, desk.put(), desk.put()
     admin.execute("UPDATE pgworkers.job SET batch_id = 1, linked = true WHERE id = %s", [member])
     task = admin.execute("SELECT task FROM pgworkers.job WHERE id = %s", [running]).fetchone()
@@ -172,7 +172,7 @@ def test_every_verb_of_an_operator_still_works(operator: Session, admin: Session
     run(operator, "pgworkers", batches.cancel_batch(1))
     run(operator, "pgworkers", batches.cancel_batch_jobs(1, 10))
     assert [trace[0] for trace in traces(admin, member)] == ["cancel"]
-    assert admin.execute("SELECT finished_at IS NOT NULL FROM pgworkers.handles").fetchone() == (True,)
+    assert admin.execute("SELECT finished_at IS NOT NULL FROM pgworkers.batch").fetchone() == (True,)
     run(operator, "pgworkers", enqueue.enqueue(NewJob("t", queue="q", unique_key="u", args_json="{}")))
     assert copy_jobs(operator, "pgworkers", [NewJob("t", queue="q", delay=60.0, meta_json="{}")]) == 1
     assert admin.execute("SELECT count(*) FROM pgworkers.job WHERE enqueued_by = 'operator'").fetchone() == (

@@ -14,7 +14,8 @@ import psycopg
 import pytest
 
 from pgworkers.job import claim, enqueue, finish, hosts, maintenance, model, queries
-from pgworkers.job.model import JobState, Verdict
+from pgworkers.job.finish import JobFinish, JobRetry
+from pgworkers.job.model import JobState, NewJob, Verdict
 from pgworkers.postgres.pooler import is_pooled
 from pgworkers.postgres.statements import Query, run
 
@@ -42,23 +43,23 @@ class Desk:
     schema: str
     host: str = field(default_factory=lambda: str(uuid.uuid4()))
 
-    def ask(self, query: Query[T]) -> T:
+    def execute(self, query: Query[T]) -> T:
         return run(self.conn, self.schema, query)
 
     def register(self, lease: float = 30.0) -> None:
-        self.ask(hosts.register_host(self.host, "box", 4711, "", "app.py", "1", ["a"], ["t"], lease))
+        self.execute(hosts.register_host(self.host, "box", 4711, "", "app.py", "1", ["a"], ["t"], lease))
 
     def put(self, task: str = "t", args: str = "{}", **more: Any) -> int:
         """Enqueue a job. With `after`, do what the leader does then: link it to its parents."""
-        made = self.ask(enqueue.enqueue(enqueue.NewJob(task, args, **{"queue": "a", **more}))).id
+        made = self.execute(enqueue.enqueue(NewJob(task, args, **{"queue": "a", **more}))).id
         if more.get("after"):
-            self.ask(maintenance.link_dependencies(1000))
+            self.execute(maintenance.link_dependencies(1000))
         return made
 
     def take(
         self, count: int = 1, queue: str = "a", tasks: tuple[str, ...] = ("t",)
     ) -> list[model.ClaimedJob]:
-        return self.ask(claim.claim(self.host, [claim.QueueCapacity(queue, count)], list(tasks)))
+        return self.execute(claim.claim(self.host, [claim.QueueCapacity(queue, count)], list(tasks)))
 
     def run_one(self, **more: Any) -> model.ClaimedJob:
         """Enqueue a job and claim it."""
@@ -68,32 +69,32 @@ class Desk:
 
     def end(self, job: model.ClaimedJob, state: JobState = JobState.SUCCEEDED, **more: Any) -> str:
         verdict = more.pop("verdict", Verdict.SUCCEEDED if state is JobState.SUCCEEDED else Verdict.ERROR)
-        one = finish.JobFinish(**job.fence._asdict(), state=state, verdict=verdict, **more)
+        one = JobFinish(**job.fence._asdict(), state=state, verdict=verdict, **more)
         return self.finish([one])[job.fence]
 
-    def finish(self, ends: list[finish.JobFinish], host: str | None = None) -> dict[model.Fence, str]:
+    def finish(self, ends: list[JobFinish], host: str | None = None) -> dict[model.Fence, str]:
         """Write these ends as the master does: "written", "already", "lost" or "again" for each."""
         host = host or self.host
-        answers = self.ask(finish.finish(host, ends))
+        answers = self.execute(finish.finish(host, ends))
         missing = [end for end in ends if answers.get(end.fence) == "missing"]
-        answers |= self.ask(finish.check_unwritten_finishes(host, missing)) if missing else {}
+        answers |= self.execute(finish.check_unwritten_finishes(host, missing)) if missing else {}
         return {end.fence: answers.get(end.fence, "written") for end in ends}
 
-    def again(self, job: model.ClaimedJob, after: float = 60.0, **more: Any) -> str:
+    def again(self, job: model.ClaimedJob, delay_seconds: float = 60.0, **more: Any) -> str:
         verdict = more.pop("verdict", Verdict.ERROR)
-        one = finish.JobRetry(**job.fence._asdict(), verdict=verdict, delay_seconds=after, **more)
+        one = JobRetry(**job.fence._asdict(), verdict=verdict, delay_seconds=delay_seconds, **more)
         return self.retry([one])[job.fence]
 
-    def retry(self, agains: list[finish.JobRetry], host: str | None = None) -> dict[model.Fence, str]:
+    def retry(self, agains: list[JobRetry], host: str | None = None) -> dict[model.Fence, str]:
         """Write these attempts as the master does: "written", "already" or "lost" for each."""
         host = host or self.host
-        answers = self.ask(finish.retry(host, agains))
+        answers = self.execute(finish.retry(host, agains))
         missing = [again for again in agains if again.fence in answers]
-        answers |= self.ask(finish.check_unwritten_retries(host, missing)) if missing else {}
+        answers |= self.execute(finish.check_unwritten_retries(host, missing)) if missing else {}
         return {again.fence: answers.get(again.fence, "written") for again in agains}
 
     def see(self, job_id: int) -> queries.JobView:
-        found = self.ask(queries.get_job(job_id))
+        found = self.execute(queries.get_job(job_id))
         assert found is not None
         return found
 
@@ -121,7 +122,7 @@ class Desk:
 
         def work() -> None:
             try:
-                future.set_result(self.ask(query))
+                future.set_result(self.execute(query))
             except BaseException as exc:
                 future.set_exception(exc)
 

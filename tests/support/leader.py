@@ -18,7 +18,7 @@ PATIENT = Settings(statement_timeout=60.0)
 
 
 class Leader:
-    """One line and what it told."""
+    """One connection and what it told."""
 
     def __init__(self, dsn: str, settings: Settings | None = None) -> None:
         self.told: list[Event] = []
@@ -26,27 +26,27 @@ class Leader:
         facts.subscribe(self.told.append)
         self._facts = facts
         self._runner = asyncio.Runner()
-        self.line = ReconnectingConnection("duty", dsn, settings or PATIENT, facts)
+        self.connection = ReconnectingConnection("duty", dsn, settings or PATIENT, facts)
 
     def sync(self, *specs: ScheduleSpec) -> list[str]:
-        return self._runner.run(scheduler.sync(self.line, specs))
+        return self._runner.run(scheduler.sync(self.connection, specs))
 
     def fire(self) -> int:
-        return self._runner.run(scheduler.fire_due_schedules(self.line, self._facts))
+        return self._runner.run(scheduler.fire_due_schedules(self.connection, self._facts))
 
     def prune(self, retention: float) -> int:
-        total, step = 0, self.ask(fire.prune_ticks(retention, 1000))
-        while step.next is not None:
-            total += step.count
-            step = self.ask(fire.prune_ticks(retention, 1000, step.next))
-        return int(total + step.count)
+        total, portion = 0, self.execute(fire.prune_ticks(retention, 1000))
+        while portion.next_key is not None:
+            total += portion.changed_rows
+            portion = self.execute(fire.prune_ticks(retention, 1000, portion.next_key))
+        return int(total + portion.changed_rows)
 
-    def ask(self, query: Any) -> Any:
-        return self._runner.run(self.line.execute(query))
+    def execute(self, query: Any) -> Any:
+        return self._runner.run(self.connection.execute(query))
 
     def facts(self, kind: type[Any]) -> Sequence[Any]:
         return [fact for fact in self.told if isinstance(fact, kind)]
 
     def close(self) -> None:
-        self._runner.run(self.line.close())
+        self._runner.run(self.connection.close())
         self._runner.close()

@@ -24,16 +24,16 @@ LOSES_A_DEATH = """
 from pgworkers.supervisor import main as _main
 from pgworkers.supervisor.messages import Died as _Died
 
-_tell = _main.Supervisor._tell
+_emit = _main.Supervisor._emit
 _lost = []
 
 def _forgetful(self, fact, *fds):
     if isinstance(fact, _Died) and not _lost:
         _lost.append(fact)
         return
-    _tell(self, fact, *fds)
+    _emit(self, fact, *fds)
 
-_main.Supervisor._tell = _forgetful
+_main.Supervisor._emit = _forgetful
 """
 
 

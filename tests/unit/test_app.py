@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pgworkers import App, Ctx, Exponential, UsageError
+from pgworkers import App, Ctx, ExponentialBackoff, UsageError
 from pgworkers.settings import Settings
 from pgworkers.specs import AppSpec, BackoffSpec
 
@@ -39,7 +39,7 @@ def test_importing_and_declaring_opens_nothing() -> None:
     code = (
         "import sys\nfrom pgworkers import App, Ctx\napp = App()\napp.queue('q')\n"
         "@app.task\ndef f(ctx: Ctx, x: int) -> int: return x\n"
-        "app.describe(); f(None, 1); f.call(None, b'{\"x\": 1}'); f.encode_result(1, 9)\n"
+        "app.describe(); f(None, 1); f.run_handler(None, b'{\"x\": 1}'); f.encode_result(1, 9)\n"
         "import threading\n"
         "heavy = {'psycopg', 'rich', 'click', 'psutil', 'croniter', 'prometheus_client'}\n"
         "print(heavy & set(sys.modules), threading.active_count())"
@@ -97,7 +97,7 @@ def test_defaults_of_a_task() -> None:
         (5, BackoffSpec(kind="fixed", base=5, jitter=0)),
         (["1s", 10], BackoffSpec(kind="list", delays=(1, 10), jitter=0)),
         (
-            Exponential(base="1s", factor=3, cap="1m", jitter=0.5),
+            ExponentialBackoff(base="1s", factor=3, cap="1m", jitter=0.5),
             BackoffSpec(base=1, factor=3, cap=60, jitter=0.5),
         ),
         (lambda attempt: attempt, BackoffSpec(kind="function")),
@@ -136,7 +136,7 @@ def test_a_backoff_function_is_asked_and_its_failures_are_not_the_jobs() -> None
         ({"priority": 1 << 40}, "priority: 1099511627776 is out of range"),
         ({"backoff": []}, "backoff: an empty list"),
         ({"backoff": object()}, "backoff: object is no back-off"),
-        ({"backoff": Exponential(factor=0.5)}, "backoff: factor must be at least 1"),
+        ({"backoff": ExponentialBackoff(factor=0.5)}, "backoff: factor must be at least 1"),
         ({"backoff": ["1s", "x"]}, "backoff: 'x' is not a duration"),
         ({"queue": ""}, "queue: '' is empty"),
         ({"name": "a\nb"}, "task name: 'a\\nb' holds control"),

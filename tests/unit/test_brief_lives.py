@@ -89,13 +89,13 @@ class Stage:
         )
         self.desk = self.dispatch.buffers["default"]
         self.looked = 0  # how often somebody looked what a worker has not begun: also when it hangs up
-        recover = self.dispatch.on_channel_closed
+        on_channel_closed = self.dispatch.on_channel_closed
 
         def look(worker: WorkerChannel) -> None:
             self.looked += 1
-            recover(worker)
+            on_channel_closed(worker)
 
-        cast("Any", self.dispatch).recover = look
+        cast("Any", self.dispatch).on_channel_closed = look
         boot = Boot("app.py", ONE, 1, {}, "host")
         self.supervisors = SupervisorPool(
             settings, facts, self.dispatch, {"default": boot}, "v1", -1, asyncio.create_task
@@ -104,10 +104,10 @@ class Stage:
             queue="default",
             version="v1",
             workers={},
-            retired=False,
-            booted=True,
+            is_retired=False,
+            is_booted=True,
             send=lambda command: None,
-            hang_up=lambda: None,
+            close=lambda: None,
         )
         self.crew: list[Born] = []
 
@@ -237,7 +237,7 @@ def test_who_is_not_born_ready_has_none_until_it_says_so() -> None:
 def test_who_is_born_ready_to_a_supervisor_that_was_replaced_meanwhile_gets_nothing_and_leaves() -> None:
     async def scene(stage: Stage) -> None:
         stage.claims(1)
-        stage.supervisor.retired = True
+        stage.supervisor.is_retired = True
         born = stage.forked()
         assert (born.seen.state, stage.waiting()) == ("leaving", [1]), "its code is the old one"
         assert born.theirs.recv(1) == b"", "it is let go"

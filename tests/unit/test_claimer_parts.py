@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, cast
 
 import pytest
-from support.claimer import Quiet, Roomy, claimer
+from support.claimer import CLAIM_STATEMENTS, Quiet, Roomy, claimer
 
 from pgworkers.events import EventBus
 from pgworkers.job.claim import HIGHEST_PRIORITY, LOWEST_PRIORITY, WHOLE_QUEUE, QueueCapacity, ScanRange
@@ -47,212 +47,213 @@ def job(job_id: int, priority: int = 0, queue: str = "q") -> ClaimedJob:
 
 
 def test_a_host_sleeps_until_much_comes_in_and_again_after_a_while_without() -> None:
-    wakes = SleepPolicy()
-    assert wakes.announcement_due(["q", "r"]) == {"q", "r"}
-    wakes.record_announcement(frozenset({"q", "r"}), 0.0)
-    wakes.record_claim({"q": 1, "r": 1}, {}, 0.5, 0.5)
-    assert wakes.announcement_due(["q", "r"]) is None
+    policy = SleepPolicy()
+    assert policy.announcement_due(["q", "r"]) == {"q", "r"}
+    policy.record_announcement(frozenset({"q", "r"}), 0.0)
+    policy.record_claim({"q": 1, "r": 1}, {}, 0.5, 0.5)
+    assert policy.announcement_due(["q", "r"]) is None
     for n in range(MAX_NOTIFICATIONS_PER_WINDOW + 1):
-        assert wakes.announcement_due(["q", "r"]) is None, "a few notifications change nothing"
-        wakes.record_notification("q", 1.0 + n / 1000)
-    assert wakes.announcement_due(["q", "r"]) == {"r"}, "nobody is notified of a busy queue"
-    wakes.record_announcement(frozenset({"r"}), 1.1)
-    assert wakes.seconds_until_claim(1.2, 1.0, True) == AWAKE_CLAIM_SECONDS, (
+        assert policy.announcement_due(["q", "r"]) is None, "a few notifications change nothing"
+        policy.record_notification("q", 1.0 + n / 1000)
+    assert policy.announcement_due(["q", "r"]) == {"r"}, "nobody is notified of a busy queue"
+    policy.record_announcement(frozenset({"r"}), 1.1)
+    assert policy.seconds_until_claim(1.2, 1.0, True) == AWAKE_CLAIM_SECONDS, (
         "it looks by itself, if it has room"
     )
-    assert wakes.seconds_until_claim(1.2, 1.0, False) == 1.0
-    wakes.record_claim({"q": 1, "r": 1}, {"q": 1}, 2.0, 10.0)
-    wakes.record_claim({"q": 1, "r": 1}, {}, 2.0 + AWAKE_QUIET_SECONDS / 2, 10.0)
-    wakes.record_claim({"r": 1}, {}, 9.0, 10.0)  # no room for q: who would be notified?
-    assert wakes.announcement_due(["q", "r"]) is None
-    wakes.record_claim({"q": 1, "r": 1}, {}, 9.0 + 2 * AWAKE_QUIET_SECONDS, 10.5)
-    assert wakes.announcement_due(["q", "r"]) == {"q", "r"}
-    assert wakes.seconds_until_claim(9.3, 1.0, True) == 1.0
+    assert policy.seconds_until_claim(1.2, 1.0, False) == 1.0
+    policy.record_claim({"q": 1, "r": 1}, {"q": 1}, 2.0, 10.0)
+    policy.record_claim({"q": 1, "r": 1}, {}, 2.0 + AWAKE_QUIET_SECONDS / 2, 10.0)
+    policy.record_claim({"r": 1}, {}, 9.0, 10.0)  # no room for q: who would be notified?
+    assert policy.announcement_due(["q", "r"]) is None
+    policy.record_claim({"q": 1, "r": 1}, {}, 9.0 + 2 * AWAKE_QUIET_SECONDS, 10.5)
+    assert policy.announcement_due(["q", "r"]) == {"q", "r"}
+    assert policy.seconds_until_claim(9.3, 1.0, True) == 1.0
 
 
 def test_notifications_that_come_slowly_keep_it_asleep() -> None:
-    wakes = SleepPolicy()
-    wakes.record_announcement(frozenset({"q"}), 0.0)
+    policy = SleepPolicy()
+    policy.record_announcement(frozenset({"q"}), 0.0)
     for n in range(10 * MAX_NOTIFICATIONS_PER_WINDOW):
-        wakes.record_notification("q", n * 0.01)
-    assert wakes.announcement_due(["q"]) is None
+        policy.record_notification("q", n * 0.01)
+    assert policy.announcement_due(["q"]) is None
 
 
 def test_who_falls_asleep_looks_again_at_growing_distances() -> None:
-    wakes = SleepPolicy()
-    wakes.record_announcement(frozenset({"q"}), 10.0)
+    policy = SleepPolicy()
+    policy.record_announcement(frozenset({"q"}), 10.0)
     now = 10.0
     for look in RECHECK_DELAYS_SECONDS:
-        assert abs(wakes.seconds_until_claim(now, 1.0, True) - (10.0 + look - now)) < 1e-9
+        assert abs(policy.seconds_until_claim(now, 1.0, True) - (10.0 + look - now)) < 1e-9
         now = 10.0 + look
-        wakes.record_claim({"q": 1}, {}, now, now + 1.0)
-    assert wakes.seconds_until_claim(now, 1.0, True) == 1.0, "then the poll is enough"
-    wakes.record_announcement(frozenset(), 11.0)
-    assert wakes.seconds_until_claim(11.0, 1.0, True) == 1.0, "nothing fell asleep"
+        policy.record_claim({"q": 1}, {}, now, now + 1.0)
+    assert policy.seconds_until_claim(now, 1.0, True) == 1.0, "then the poll is enough"
+    policy.record_announcement(frozenset(), 11.0)
+    assert policy.seconds_until_claim(11.0, 1.0, True) == 1.0, "nothing fell asleep"
 
 
 def test_a_database_that_forgot_is_told_again() -> None:
-    wakes = SleepPolicy()
-    wakes.record_announcement(frozenset({"q"}), 0.0)
-    wakes.record_claim_sent()
-    wakes.record_claim({"q": 1}, {}, 5.0, 9.0)
-    wakes.forget_announcement()
-    assert not wakes.is_known_empty("q", 5.0)
-    assert wakes.announcement_due(["q"]) == {"q"}
-    wakes.record_announcement(frozenset({"q"}), 6.0)
-    assert 0 < wakes.seconds_until_claim(6.0, 1.0, True) <= RECHECK_DELAYS_SECONDS[0] + 1e-9
-    assert [wakes.seconds_until_claim(7.0, 1.0, False) for _ in range(4)] == [0.0, 0.0, 0.0, 1.0], (
+    policy = SleepPolicy()
+    policy.record_announcement(frozenset({"q"}), 0.0)
+    policy.record_claim_sent()
+    policy.record_claim({"q": 1}, {}, 5.0, 9.0)
+    policy.forget_announcement()
+    assert not policy.is_known_empty("q", 5.0)
+    assert policy.announcement_due(["q"]) == {"q"}
+    policy.record_announcement(frozenset({"q"}), 6.0)
+    assert 0 < policy.seconds_until_claim(6.0, 1.0, True) <= RECHECK_DELAYS_SECONDS[0] + 1e-9
+    assert [policy.seconds_until_claim(7.0, 1.0, False) for _ in range(4)] == [0.0, 0.0, 0.0, 1.0], (
         "each look once, room or not"
     )
 
 
 def asleep(*queues: str) -> SleepPolicy:
     """Of a host that has slept for long, and has just sent a claim."""
-    wakes = SleepPolicy()
-    wakes.record_announcement(frozenset(queues), 0.0)
-    wakes.record_claim({}, {}, 1.0, 1.0)
-    wakes.record_claim_sent()
-    return wakes
+    policy = SleepPolicy()
+    policy.record_announcement(frozenset(queues), 0.0)
+    policy.record_claim({}, {}, 1.0, 1.0)
+    policy.record_claim_sent()
+    return policy
 
 
 def test_a_queue_that_gave_less_than_there_was_room_for_is_dry_until_it_is_heard_of() -> None:
-    wakes = asleep("q", "r", "s")
-    wakes.record_claim({"q": 2, "r": 2}, {"q": 1, "r": 2}, 10.0, 12.0)
-    assert [wakes.is_known_empty(queue, 10.1) for queue in "qrs"] == [True, False, False], (
+    policy = asleep("q", "r", "s")
+    policy.record_claim({"q": 2, "r": 2}, {"q": 1, "r": 2}, 10.0, 12.0)
+    assert [policy.is_known_empty(queue, 10.1) for queue in "qrs"] == [True, False, False], (
         "the others may have more"
     )
-    assert wakes.seconds_until_claim(10.5, 5.0, True) == 1.5, "and for no longer than this"
-    assert not wakes.is_known_empty("q", 12.0)
-    assert [wakes.seconds_until_claim(12.0, 5.0, True), wakes.seconds_until_claim(12.0, 5.0, True)] == [
+    assert policy.seconds_until_claim(10.5, 5.0, True) == 1.5, "and for no longer than this"
+    assert not policy.is_known_empty("q", 12.0)
+    assert [policy.seconds_until_claim(12.0, 5.0, True), policy.seconds_until_claim(12.0, 5.0, True)] == [
         0.0,
         5.0,
     ], "it is looked at once"
-    wakes.record_claim_sent()
-    wakes.record_claim({"q": 1}, {}, 20.0, 22.0)
-    wakes.record_notification("r", 20.1)
-    assert wakes.is_known_empty("q", 20.1)
-    wakes.record_notification("q", 20.2)
-    assert not wakes.is_known_empty("q", 20.2)
+    policy.record_claim_sent()
+    policy.record_claim({"q": 1}, {}, 20.0, 22.0)
+    policy.record_notification("r", 20.1)
+    assert policy.is_known_empty("q", 20.1)
+    policy.record_notification("q", 20.2)
+    assert not policy.is_known_empty("q", 20.2)
 
 
 def test_what_is_heard_while_a_claim_is_on_its_way_it_may_have_missed() -> None:
-    wakes = asleep("q", "r")
-    wakes.record_notification("q", 1.5)
-    wakes.record_claim({"q": 1, "r": 1}, {}, 2.0, 4.0)
-    assert (wakes.is_known_empty("q", 2.0), wakes.is_known_empty("r", 2.0)) == (False, True)
-    wakes.record_claim_sent()
-    wakes.assume_any_ready()
-    wakes.record_claim({"q": 1, "r": 1}, {}, 3.0, 5.0)
-    assert (wakes.is_known_empty("q", 3.0), wakes.is_known_empty("r", 3.0)) == (False, False), (
+    policy = asleep("q", "r")
+    policy.record_notification("q", 1.5)
+    policy.record_claim({"q": 1, "r": 1}, {}, 2.0, 4.0)
+    assert (policy.is_known_empty("q", 2.0), policy.is_known_empty("r", 2.0)) == (False, True)
+    policy.record_claim_sent()
+    policy.assume_any_ready()
+    policy.record_claim({"q": 1, "r": 1}, {}, 3.0, 5.0)
+    assert (policy.is_known_empty("q", 3.0), policy.is_known_empty("r", 3.0)) == (False, False), (
         "anything may have changed"
     )
-    wakes.record_claim_sent()
-    wakes.record_claim({"q": 1, "r": 1}, {}, 4.0, 6.0)
-    assert wakes.is_known_empty("q", 4.0)
-    wakes.assume_any_ready()
-    assert not wakes.is_known_empty("q", 4.0)
+    policy.record_claim_sent()
+    policy.record_claim({"q": 1, "r": 1}, {}, 4.0, 6.0)
+    assert policy.is_known_empty("q", 4.0)
+    policy.assume_any_ready()
+    assert not policy.is_known_empty("q", 4.0)
 
 
 def test_a_queue_of_which_nobody_is_notified_is_never_dry() -> None:
-    wakes = asleep("r")
-    wakes.record_claim({"q": 1}, {}, 2.0, 4.0)
-    assert not wakes.is_known_empty("q", 2.0)
+    policy = asleep("r")
+    policy.record_claim({"q": 1}, {}, 2.0, 4.0)
+    assert not policy.is_known_empty("q", 2.0)
 
 
 def test_while_it_falls_asleep_nothing_stays_dry() -> None:
-    wakes = asleep("q")
-    wakes.record_claim({"q": 1}, {}, 2.0, 4.0)
-    wakes.record_announcement(frozenset({"q", "r"}), 2.1)
-    assert not wakes.is_known_empty("q", 2.1)
+    policy = asleep("q")
+    policy.record_claim({"q": 1}, {}, 2.0, 4.0)
+    policy.record_announcement(frozenset({"q", "r"}), 2.1)
+    assert not policy.is_known_empty("q", 2.1)
     for look in RECHECK_DELAYS_SECONDS:
-        wakes.record_claim_sent()
-        wakes.record_claim({"q": 1}, {}, 2.1, 4.1)
-        assert wakes.is_known_empty("q", 2.1)
-        assert wakes.seconds_until_claim(2.1 + look, 1.0, True) == 0.0
-        assert not wakes.is_known_empty("q", 2.1 + look)
+        policy.record_claim_sent()
+        policy.record_claim({"q": 1}, {}, 2.1, 4.1)
+        assert policy.is_known_empty("q", 2.1)
+        assert policy.seconds_until_claim(2.1 + look, 1.0, True) == 0.0
+        assert not policy.is_known_empty("q", 2.1 + look)
 
 
 def test_hosts_that_share_a_queue_share_the_looks() -> None:
     for hosts, share in ((1, 1), (4, 4), (1000, MAX_HOSTS_SHARING_CLAIMS)):
-        wakes = asleep("q")
-        wakes.host_count = hosts
+        policy = asleep("q")
+        policy.host_count = hosts
         for _ in range(MAX_NOTIFICATIONS_PER_WINDOW + 1):
-            wakes.record_notification("q", 10.0)
-        assert wakes.seconds_until_claim(10.0, 5.0, True) == AWAKE_CLAIM_SECONDS * share
-        wakes.record_claim({"q": 1}, {}, 10.0 + 0.9 * AWAKE_QUIET_SECONDS * share, 20.0)
-        assert wakes.is_awake("q")
-        wakes.record_claim({"q": 1}, {}, 10.0 + 1.1 * AWAKE_QUIET_SECONDS * share, 20.0)
-        assert not wakes.is_awake("q")
+            policy.record_notification("q", 10.0)
+        assert policy.seconds_until_claim(10.0, 5.0, True) == AWAKE_CLAIM_SECONDS * share
+        policy.record_claim({"q": 1}, {}, 10.0 + 0.9 * AWAKE_QUIET_SECONDS * share, 20.0)
+        assert policy.is_awake("q")
+        policy.record_claim({"q": 1}, {}, 10.0 + 1.1 * AWAKE_QUIET_SECONDS * share, 20.0)
+        assert not policy.is_awake("q")
 
 
 def test_a_full_queue_is_not_asked_about_until_a_claim_finds_less_than_there_was_room_for() -> None:
-    wakes = asleep("q", "r")
-    wakes.record_full({"q"})
-    assert wakes.announcement_due(["q", "r"]) is None, "the database knows"
-    wakes.record_claim_sent()
-    wakes.record_claim({"q": 2}, {"q": 2}, 2.0, 4.0)
-    assert wakes.announcement_due(["q", "r"]) is None
-    assert not wakes.is_known_empty("q", 2.0)
-    wakes.record_claim_sent()
-    wakes.record_claim({"q": 2}, {"q": 1}, 3.0, 5.0)
-    assert wakes.announcement_due(["q", "r"]) == {"q", "r"}
-    assert not wakes.is_known_empty("q", 3.0), "no host is notified of it yet"
+    policy = asleep("q", "r")
+    policy.record_full({"q"})
+    assert policy.announcement_due(["q", "r"]) is None, "the database knows"
+    policy.record_claim_sent()
+    policy.record_claim({"q": 2}, {"q": 2}, 2.0, 4.0)
+    assert policy.announcement_due(["q", "r"]) is None
+    assert not policy.is_known_empty("q", 2.0)
+    policy.record_claim_sent()
+    policy.record_claim({"q": 2}, {"q": 1}, 3.0, 5.0)
+    assert policy.announcement_due(["q", "r"]) == {"q", "r"}
+    assert not policy.is_known_empty("q", 3.0), "no host is notified of it yet"
 
 
 def test_a_host_that_falls_asleep_beside_others_does_not_look_again() -> None:
-    wakes = SleepPolicy()
-    wakes.record_announcement(frozenset({"q"}), 1.0, frozenset())
-    assert wakes.seconds_until_claim(1.0, 5.0, True) == 5.0
-    wakes.record_announcement(frozenset({"q", "r"}), 1.0, frozenset({"r"}))
-    assert 0 < wakes.seconds_until_claim(1.0, 5.0, True) <= RECHECK_DELAYS_SECONDS[0]
+    policy = SleepPolicy()
+    policy.record_announcement(frozenset({"q"}), 1.0, frozenset())
+    assert policy.seconds_until_claim(1.0, 5.0, True) == 5.0
+    policy.record_announcement(frozenset({"q", "r"}), 1.0, frozenset({"r"}))
+    assert 0 < policy.seconds_until_claim(1.0, 5.0, True) <= RECHECK_DELAYS_SECONDS[0]
 
 
 def test_a_queue_is_polled_when_nothing_was_heard_of_it() -> None:
-    wakes = asleep("q", "r")
+    policy = asleep("q", "r")
     for noticed in (True, False):  # that the time is over, before it looks
-        wakes.record_claim({"q": 1, "r": 1}, {}, 2.0, 4.0)
+        policy.record_claim({"q": 1, "r": 1}, {}, 2.0, 4.0)
         if noticed:
-            assert wakes.seconds_until_claim(4.0, 9.0, True) == 0.0
-        wakes.record_notification("r", 4.0)
-        wakes.record_claim_sent()
-        wakes.record_claim({"q": 1, "r": 1}, {"q": 1, "r": 1}, 4.0, 6.0)
-        assert (wakes.was_polled("q"), wakes.was_polled("r")) == (True, False)
-        wakes.record_claim({"q": 1}, {}, 4.0, 6.0)
-        assert not wakes.was_polled("q"), "that was the claim before"
-        wakes.assume_any_ready()
-        wakes.record_claim_sent()
+            assert policy.seconds_until_claim(4.0, 9.0, True) == 0.0
+        policy.record_notification("r", 4.0)
+        policy.record_claim_sent()
+        policy.record_claim({"q": 1, "r": 1}, {"q": 1, "r": 1}, 4.0, 6.0)
+        assert (policy.was_polled("q"), policy.was_polled("r")) == (True, False)
+        policy.record_claim({"q": 1}, {}, 4.0, 6.0)
+        assert not policy.was_polled("q"), "that was the claim before"
+        policy.assume_any_ready()
+        policy.record_claim_sent()
 
 
 class Sharing(Quiet):
-    """A database in which other hosts sleep. `sent` are the statements, `claims` what the next claims find."""
+    """A database in which other hosts policy. `sent` are the statements, `claims` what the next claims find."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sent: list[str] = []
         self.found: list[list[ClaimedJob]] = []
 
-    async def ask(self, query: Query[Any], **how: Any) -> Any:
-        self.sent.append(query.statement.name.partition("_aged")[0].partition("_placed")[0])
-        if query.statement.name.startswith("claim") and self.found:
+    async def execute(self, query: Query[Any], **how: Any) -> Any:
+        is_claim = query.statement.name in CLAIM_STATEMENTS
+        self.sent.append("claim" if is_claim else query.statement.name)
+        if is_claim and self.found:
             found = self.found.pop(0)
             how["then"](found)
             return found
-        return await super().ask(query, **how)
+        return await super().execute(query, **how)
 
 
 class Crowded(Roomy):
-    """Desks with room for as many jobs as `room` says, on a host that shares its queues with others."""
+    """Buffers with room for as many jobs as `room` says, on a host that shares its queues with others."""
 
-    sharing_hosts = 3
+    other_hosts_sharing = 3
 
     def __init__(self, queues: str, room: int) -> None:
         super().__init__(queues)
         self.room = room
 
-    def wants(self) -> list[QueueCapacity]:
-        return [QueueCapacity(queue, self.room) for queue in self.desks] if self.room else []
+    def capacity(self) -> list[QueueCapacity]:
+        return [QueueCapacity(queue, self.room) for queue in self.buffers] if self.room else []
 
-    def take(self, claimed: list[ClaimedJob]) -> None:
+    def accept(self, claimed: list[ClaimedJob]) -> None:
         self.room -= len(claimed)
 
 
@@ -262,15 +263,17 @@ def chosen_host(
     """The statements of a sleeping host that is chosen for jobs: True stands for one job, False for any number."""
 
     async def story() -> list[str]:
-        line, desk = Sharing(), Crowded("q", 1)
-        desk.sharing_hosts = sharing
+        connection, dispatcher = Sharing(), Crowded("q", 1)
+        dispatcher.other_hosts_sharing = sharing
         settings = Settings(poll=3600.0, ageing=0)
-        claims = Claimer("host", cast("Any", line), cast("Any", desk), EventBus(), settings, lambda: True)
+        claims = Claimer(
+            "host", cast("Any", connection), cast("Any", dispatcher), EventBus(), settings, lambda: True
+        )
         running = asyncio.ensure_future(claims.run())
         claims.on_reconnect()
         await asyncio.sleep(2 * RECHECK_DELAYS_SECONDS[-1])  # it has fallen asleep
-        line.sent.clear()
-        line.found, desk.room = found, room
+        connection.sent.clear()
+        connection.found, dispatcher.room = found, room
         for _ in range(rounds):
             for is_one_job in hints:
                 claims.on_notification_for_this_host("q", is_one_job=is_one_job)
@@ -279,7 +282,7 @@ def chosen_host(
                 await asyncio.sleep(0)
         assert not running.done()
         running.cancel()
-        return line.sent
+        return connection.sent
 
     return asyncio.run(asyncio.wait_for(story(), 60))
 
@@ -287,10 +290,10 @@ def chosen_host(
 @pytest.mark.parametrize(
     ("room", "hints", "found", "sent"),
     [
-        (0, [True], [], ["pass_on"]),
+        (0, [True], [], ["host_pass_on"]),
         (1, [True], [[job(1)]], ["claim"]),
-        (1, [True, True], [[job(1)]], ["claim", "pass_on"]),
-        (1, [False], [[job(1)]], ["claim", "pass_on"]),
+        (1, [True, True], [[job(1)]], ["claim", "host_pass_on"]),
+        (1, [False], [[job(1)]], ["claim", "host_pass_on"]),
         (2, [True, True, True], [[job(1)]], ["claim"]),
         (2, [False], [[job(1)]], ["claim"]),
         (1, [True], [], ["claim"]),
@@ -317,54 +320,56 @@ def test_a_full_host_without_others_passes_nothing_on() -> None:
 
 def test_however_many_hints_come_a_full_host_sends_few_statements() -> None:
     """Any login can send them."""
-    assert chosen_host(0, [True, False] * 50, [], rounds=20).count("pass_on") <= 2
+    assert chosen_host(0, [True, False] * 50, [], rounds=20).count("host_pass_on") <= 2
 
 
 def missed(waited: float, sharing: int) -> list[str]:
     """The statements after the poll of a sleeping host has found a job that had waited for so long."""
 
     async def story() -> list[str]:
-        line, desk = Sharing(), Crowded("q", 2)
-        desk.sharing_hosts = sharing
+        connection, dispatcher = Sharing(), Crowded("q", 2)
+        dispatcher.other_hosts_sharing = sharing
         settings = Settings(poll=3 * RECHECK_DELAYS_SECONDS[-1], ageing=0)
-        claims = Claimer("host", cast("Any", line), cast("Any", desk), EventBus(), settings, lambda: True)
+        claims = Claimer(
+            "host", cast("Any", connection), cast("Any", dispatcher), EventBus(), settings, lambda: True
+        )
         running = asyncio.ensure_future(claims.run())
         claims.on_reconnect()
         await asyncio.sleep(2 * RECHECK_DELAYS_SECONDS[-1])  # it has fallen asleep
-        line.sent.clear()
-        line.found = [[job(1)._replace(ready_seconds=waited)], [job(2)._replace(ready_seconds=waited)]]
-        while line.found:
+        connection.sent.clear()
+        connection.found = [[job(1)._replace(ready_seconds=waited)], [job(2)._replace(ready_seconds=waited)]]
+        while connection.found:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
         running.cancel()
-        return line.sent
+        return connection.sent
 
     return asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_a_host_that_finds_a_missed_job_says_so_once() -> None:
-    assert missed(5.0, 3).count("notify_all") == 1
-    assert "notify_all" not in missed(MISSED_NOTIFICATION_SECONDS / 2, 3), "its host is on its way"
-    assert "notify_all" not in missed(5.0, 0), "there is no other host"
+    assert missed(5.0, 3).count("host_notify_all") == 1
+    assert "host_notify_all" not in missed(MISSED_NOTIFICATION_SECONDS / 2, 3), "its host is on its way"
+    assert "host_notify_all" not in missed(5.0, 0), "there is no other host"
 
 
 def test_room_in_a_dry_queue_is_no_reason_to_look() -> None:
     async def story() -> list[int]:
-        line = Quiet()
-        claims = claimer(line, Settings(poll=60.0, ageing=0))  # every look is a whole one
+        connection = Quiet()
+        claims = claimer(connection, Settings(poll=60.0, ageing=0))  # every look is a whole one
         running = asyncio.ensure_future(claims.run())
         claims.on_reconnect()
         await asyncio.sleep(2 * RECHECK_DELAYS_SECONDS[-1])  # it has fallen asleep
-        seen = [len(line.asked)]
+        seen = [len(connection.asked)]
         for happens in (claims.on_capacity, claims.on_notification, claims.on_capacity):
             happens("q")
             claims.on_notifications_read()
             await asyncio.sleep(0.01)
-            seen.append(len(line.asked))
+            seen.append(len(connection.asked))
         claims.wake_for_all_queues()
         await asyncio.sleep(0.01)
         running.cancel()
-        return [*seen, len(line.asked)]
+        return [*seen, len(connection.asked)]
 
     before, room, heard, room_again, poked = asyncio.run(story())
     assert room == before
@@ -377,25 +382,25 @@ def test_a_look_for_the_oldest_is_followed_by_an_ordinary_one() -> None:
     """It leaves jobs whose task is limited by now to the ordinary look, which must not wait for the poll."""
 
     async def story() -> list[str]:
-        line = Quiet()
-        claims = claimer(line, Settings(poll=3600.0, ageing=60.0))
+        connection = Quiet()
+        claims = claimer(connection, Settings(poll=3600.0, ageing=60.0))
         running = asyncio.ensure_future(claims.run())
         claims.on_reconnect()
         await asyncio.sleep(2 * RECHECK_DELAYS_SECONDS[-1])  # it has fallen asleep
-        line.asked.clear()
+        connection.asked.clear()
         loop = asyncio.get_running_loop()
         until = loop.time() + 60
-        while "claim_aged" not in line.names and loop.time() < until:
+        while "claim_oldest" not in connection.names and loop.time() < until:
             claims.on_notification("q")
             claims.on_notifications_read()
             await asyncio.sleep(0.02)  # not so often that it stops asking to be told
-        while line.names[-1] != "claim" and loop.time() < until:
+        while connection.names[-1] != "claim" and loop.time() < until:
             await asyncio.sleep(0.01)  # nobody is heard of any more
         running.cancel()
-        return line.names
+        return connection.names
 
     names = asyncio.run(story())
-    assert "claim_aged" in names
+    assert "claim_oldest" in names
     assert names[-1] == "claim"
 
 
@@ -630,22 +635,24 @@ def test_a_slow_answer_does_not_keep_the_head_from_being_looked_at() -> None:
 
 
 def test_a_large_claim_is_handed_over_in_pieces_and_others_have_their_turn_in_between() -> None:
-    class Desk:
+    class Dispatcher:
         def __init__(self) -> None:
             self.taken: list[int] = []
 
-        def take(self, claimed: list[int]) -> None:
+        def accept(self, claimed: list[int]) -> None:
             assert len(claimed) <= DISPATCH_CHUNK_JOBS
             self.taken += claimed
             time.sleep(2 * DISPATCH_SLICE_SECONDS)  # those who were woken have the core
 
     async def story() -> tuple[list[int], list[int]]:
-        desk, seen = Desk(), list[int]()
-        claims = Claimer("host", cast("Any", None), cast("Any", desk), EventBus(), Settings(), lambda: True)
+        dispatcher, seen = Dispatcher(), list[int]()
+        claims = Claimer(
+            "host", cast("Any", None), cast("Any", dispatcher), EventBus(), Settings(), lambda: True
+        )
 
         async def other() -> None:
-            while len(desk.taken) < 5 * DISPATCH_CHUNK_JOBS:
-                seen.append(len(desk.taken))
+            while len(dispatcher.taken) < 5 * DISPATCH_CHUNK_JOBS:
+                seen.append(len(dispatcher.taken))
                 await asyncio.sleep(0)
 
         waiting = asyncio.ensure_future(other())
@@ -653,7 +660,7 @@ def test_a_large_claim_is_handed_over_in_pieces_and_others_have_their_turn_in_be
         claims._dispatch_first_chunk(claimed)
         await claims._dispatch_in_chunks(claimed)
         await waiting
-        return desk.taken, seen
+        return dispatcher.taken, seen
 
     taken, seen = asyncio.run(story())
     assert taken == list(range(5 * DISPATCH_CHUNK_JOBS)), "all of it, in its order"

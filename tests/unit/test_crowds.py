@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
-from support.claimer import Quiet, claimer
+from support.claimer import CLAIM_STATEMENTS, Quiet, claimer
 
 from pgworkers.clock import monotonic
 from pgworkers.events import ClaimTooSlow, Event, EventBus, JobsParked
@@ -111,53 +111,53 @@ class Crowded(Quiet):
         self.left = left
         self.told: list[tuple[str, tuple[str, ...]]] = []
 
-    async def ask(
+    async def execute(
         self,
         query: Query[Any],
         *,
-        refusable: bool = False,
-        timeouts: bool = False,
+        raise_refusals: bool = False,
+        raise_timeouts: bool = False,
         then: Callable[[Any], None] | None = None,
     ) -> Any:
         name, params = query.statement.name, query.params
-        if name == "park":
+        if name == "claim_park":
             self.told.append((name, (params["queue"],)))
             if params["queue"] != "j":
                 return ParkedPortion({}, None)
             self.left -= 1
             return ParkedPortion({"unknown": 2000}, (0, 1000) if self.left else None, 50_000)
-        if name.startswith("claim"):
+        if name in CLAIM_STATEMENTS:
             queues = tuple(params["queues"])
             self.told.append((name, queues))
             if "j" in queues and self.left and (name == "claim" or LAST in params["lasts"][1:2]):
-                assert timeouts, "the database is not to blame"
+                assert raise_timeouts, "the database is not to blame"
                 raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
-        return await super().ask(query, then=then)
+        return await super().execute(query, then=then)
 
 
 def test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task() -> None:
     heard: list[Event] = []
 
     async def story() -> Crowded:
-        line = Crowded(5)
-        facts = EventBus()
-        facts.subscribe(heard.append, ClaimTooSlow, JobsParked)
-        claims = claimer(line, Settings(poll=60.0, ageing=0), facts, queues="jm")
+        connection = Crowded(5)
+        events = EventBus()
+        events.subscribe(heard.append, ClaimTooSlow, JobsParked)
+        claims = claimer(connection, Settings(poll=60.0, ageing=0), events, queues="jm")
         running = asyncio.ensure_future(claims.run())
         claims.wake_for_all_queues()
-        while line.left or not line.told or line.told[-1][0] != "claim":
+        while connection.left or not connection.told or connection.told[-1][0] != "claim":
             await asyncio.sleep(0.001)
         running.cancel()
-        return line
+        return connection
 
     told = asyncio.run(story()).told
-    assert told[:3] == [("claim", ("j", "m")), ("park", ("j",)), ("park", ("m",))]
-    claims = [(name, queues) for name, queues in told[3:] if name != "park"]
-    assert claims[0] == ("claim_placed", ("j", "m")), (
+    assert told[:3] == [("claim", ("j", "m")), ("claim_park", ("j",)), ("claim_park", ("m",))]
+    claims = [(name, queues) for name, queues in told[3:] if name != "claim_park"]
+    assert claims[0] == ("claim_ranges", ("j", "m")), (
         "both are claimed after the first portion, up to its end"
     )
-    assert [name for name, _ in told].count("park") == 6
-    assert [type(fact) for fact in heard] == [ClaimTooSlow, JobsParked, JobsParked]
+    assert [name for name, _ in told].count("claim_park") == 6
+    assert [type(event) for event in heard] == [ClaimTooSlow, JobsParked, JobsParked]
     assert heard[1:] == [
         JobsParked("j", "unknown", 2000, is_done=False),
         JobsParked("j", "unknown", 10_000, is_done=True),
@@ -195,37 +195,37 @@ class SlowToWrite(Quiet):
         super().__init__()
         self.told: list[tuple[str, int]] = []
 
-    async def ask(
+    async def execute(
         self,
         query: Query[Any],
         *,
-        refusable: bool = False,
-        timeouts: bool = False,
+        raise_refusals: bool = False,
+        raise_timeouts: bool = False,
         then: Callable[[Any], None] | None = None,
     ) -> Any:
-        if query.statement.name == "park":
+        if query.statement.name == "claim_park":
             look = query.params["look"]
             self.told.append(("park", look))
             if look > 300:
                 raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
             return ParkedPortion({}, None)
-        if query.statement.name.startswith("claim") and "j" in tuple(query.params["queues"]):
+        if query.statement.name in CLAIM_STATEMENTS and "j" in tuple(query.params["queues"]):
             self.told.append(("claim", 0))
-        return await super().ask(query, then=then)
+        return await super().execute(query, then=then)
 
 
 def test_a_park_that_times_out_closes_no_queue() -> None:
     async def story() -> SlowToWrite:
-        line = SlowToWrite()
-        claims = claimer(line, Settings(poll=0.01, ageing=0), EventBus(), queues="j")
+        connection = SlowToWrite()
+        claims = claimer(connection, Settings(poll=0.01, ageing=0), EventBus(), queues="j")
         claims._slow_queues.record_slow_claim(["j"], monotonic())
         running = asyncio.ensure_future(claims.run())
         claims.wake_for_all_queues()
         async with asyncio.timeout(20):
-            while line.told[-2:] != [("park", 250), ("claim", 0)]:
+            while connection.told[-2:] != [("park", 250), ("claim", 0)]:
                 await asyncio.sleep(0.001)
         running.cancel()
-        return line
+        return connection
 
     told = asyncio.run(story()).told
     assert [look for name, look in told if name == "park"] == [2000, 1000, 500, 250]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.claimer import Quiet, claimer
+from support.claimer import CLAIM_STATEMENTS, Quiet, claimer
 
 from pgworkers.events import Event, EventBus, NotificationReceived
 from pgworkers.job.notification_payloads import HostHint, JobsReady
@@ -34,11 +34,11 @@ class Session:
 
 
 def renewal(
-    facts: EventBus, on_hint: Callable[[HostHint], None], on_heard: Callable[[], None]
+    events: EventBus, on_hint: Callable[[HostHint], None], on_heard: Callable[[], None]
 ) -> LeaseKeeper:
     nobody = cast("Any", SimpleNamespace())
     return LeaseKeeper(
-        *("host", nobody, nobody, facts, Settings()),
+        *("host", nobody, nobody, events, Settings()),
         *(nobody, nobody, on_hint, on_heard, nobody),
     )
 
@@ -51,13 +51,13 @@ def test_of_notices_that_came_together_the_claimer_is_told_once_when_all_were_he
 ) -> None:
     happened: list[str] = []
 
-    def counted(fact: Event) -> None:
-        assert isinstance(fact, NotificationReceived)
+    def counted(event: Event) -> None:
+        assert isinstance(event, NotificationReceived)
         happened.append("counted")
 
-    facts = EventBus()
-    facts.subscribe(counted)
-    host = renewal(facts, lambda hint: happened.append(str(hint)), lambda: happened.append("all heard"))
+    events = EventBus()
+    events.subscribe(counted)
+    host = renewal(events, lambda hint: happened.append(str(hint)), lambda: happened.append("all heard"))
     host.read_pending(cast("Any", Session(*said)))
     hints = [str(JobsReady(text.removeprefix("ready:"))) for text in said if text.startswith("ready:")]
     assert happened == [*hints, "all heard", *["counted"] * len(said)]
@@ -74,23 +74,23 @@ def test_one_claim_is_for_all_queues_that_were_heard_of_together_and_is_sent_bef
     happened: list[Any] = []
 
     class Told(Quiet):
-        async def ask(self, query: Query[Any], **how: Any) -> Any:
-            if query.statement.name.startswith("claim"):
+        async def execute(self, query: Query[Any], **how: Any) -> Any:
+            if query.statement.name in CLAIM_STATEMENTS:
                 happened.append(sorted(query.params["queues"]))
-            return await super().ask(query, **how)
+            return await super().execute(query, **how)
 
     async def story() -> None:
-        facts = EventBus()
-        claims = claimer(Told(), Settings(poll=FOREVER, ageing=0), facts, queues="abc")
+        events = EventBus()
+        claims = claimer(Told(), Settings(poll=FOREVER, ageing=0), events, queues="abc")
         running = asyncio.ensure_future(claims.run())
         claims.on_reconnect()
         while not happened:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         happened.clear()  # all queues are dry
-        facts.subscribe(lambda fact: happened.append(fact.payload), NotificationReceived)
+        events.subscribe(lambda event: happened.append(event.payload), NotificationReceived)
         host = renewal(
-            facts,
+            events,
             lambda hint: claims.on_notification(cast("JobsReady", hint).queue),
             claims.on_notifications_read,
         )

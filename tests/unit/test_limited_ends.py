@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
-from support.claimer import Quiet, claimer
+from support.claimer import CLAIM_STATEMENTS, Quiet, claimer
 
 from pgworkers.events import EventBus
 from pgworkers.job.finish import JobFinish, JobRetry
@@ -25,7 +25,7 @@ FOREVER = 3600.0
 class Writing(Quiet):
     """It also writes whatever end it is sent."""
 
-    time_limit = 5.0
+    statement_timeout = 5.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,12 +33,12 @@ class Writing(Quiet):
         self.answers.set()
         self.lost = 0  # so many ends are not answered
 
-    async def ask(
+    async def execute(
         self,
         query: Query[Any],
         *,
-        refusable: bool = False,
-        timeouts: bool = False,
+        raise_refusals: bool = False,
+        raise_timeouts: bool = False,
         then: Callable[[Any], None] | None = None,
     ) -> Any:
         if query.statement.name in ("finish", "retry"):
@@ -50,23 +50,23 @@ class Writing(Quiet):
             if query.statement.name == "finish":
                 return query.read([(None, 1)])  # all are written
             return query.read([(nth, 1) for nth in range(1, len(query.params["ids"]) + 1)])
-        if query.statement.name.startswith("claim"):
+        if query.statement.name in CLAIM_STATEMENTS:
             self.asked.append(query)
             await self.answers.wait()
             assert then is not None
             then([])
             return []
-        return await super().ask(query)
+        return await super().execute(query)
 
 
 class Host:
     """A claimer and the ends, on one database, wired as `Host` does it; its only queue is known to be dry."""
 
     def __init__(self) -> None:
-        settings, facts = Settings(poll=FOREVER, ageing=0), EventBus()  # every look is a whole one
-        self.line = Writing()
-        self.claims = claimer(self.line, settings, facts)
-        self.ends = Finisher("host", cast("Any", self.line), facts, 100)
+        settings, events = Settings(poll=FOREVER, ageing=0), EventBus()  # every look is a whole one
+        self.connection = Writing()
+        self.claims = claimer(self.connection, settings, events)
+        self.ends = Finisher("host", cast("Any", self.connection), events, 100)
         self.ends.on_written = self.claims.wake_for_all_queues
         self._ended = 0
 
@@ -75,7 +75,7 @@ class Host:
         await self.ends.all_written.wait()
         for _ in range(20):
             await asyncio.sleep(0)
-        return len(self.line.asked)
+        return len(self.connection.asked)
 
     def ends_together(self, *limited: bool, again: bool = False) -> None:
         """Jobs have ended: one behind a limit for each True, one that is not for each False."""
@@ -150,10 +150,10 @@ def test_an_end_that_could_not_be_written_frees_nobodys_place_until_it_is(play: 
     async def scene(host: Host) -> None:
         seen: list[int] = []
 
-        async def rest() -> None:
-            seen.append(len(host.line.asked))
+        async def wait_for_backoff() -> None:
+            seen.append(len(host.connection.asked))
 
-        host.line.lost, host.line.rest = 2, rest  # type: ignore[method-assign]
+        host.connection.lost, host.connection.wait_for_backoff = 2, wait_for_backoff  # type: ignore[method-assign]
         host.ends_together(True)
         assert await host.looks() == 2
         assert seen == [1, 1], "its row still counts: a look would have been in vain"
@@ -166,13 +166,13 @@ def test_an_end_that_is_written_while_a_claim_is_on_its_way_makes_it_look_once_m
 
     async def scene(host: Host) -> None:
         for limited, looks in ((False, 2), (True, 4)):
-            host.line.answers.clear()
+            host.connection.answers.clear()
             host.claims.on_notification("q")
             host.claims.on_notifications_read()
             before = await host.looks()
             host.ends_together(limited)
             assert await host.looks() == before, "one claim at a time"
-            host.line.answers.set()
+            host.connection.answers.set()
             assert await host.looks() == looks
 
     play(scene)
@@ -181,7 +181,7 @@ def test_an_end_that_is_written_while_a_claim_is_on_its_way_makes_it_look_once_m
 def test_no_job_is_claimed_while_too_many_ends_wait_and_the_claimer_hears_when_they_are_written() -> None:
     async def story() -> None:
         host = Host()
-        host.ends = Finisher("host", cast("Any", host.line), EventBus(), 2)
+        host.ends = Finisher("host", cast("Any", host.connection), EventBus(), 2)
         told: list[bool] = []
         host.ends.on_written = lambda: told.append(host.ends.has_capacity())
         host.ends_together(*[False] * 4)
@@ -199,7 +199,7 @@ def test_no_job_is_claimed_while_too_many_ends_wait_and_the_claimer_hears_when_t
 def test_ends_that_are_set_aside_count_as_ends_that_wait() -> None:
     """They have run and are not written: this host would repeat them all if it were lost."""
     host = Host()
-    host.ends = Finisher("host", cast("Any", host.line), EventBus(), 2)
+    host.ends = Finisher("host", cast("Any", host.connection), EventBus(), 2)
     host.ends_together(*[False] * 5)
     pending, aside = host.ends._pending, host.ends._writer.deferred
     ends = [pending.popleft() for _ in range(4)]
@@ -216,7 +216,7 @@ def test_ends_that_are_set_aside_count_as_ends_that_wait() -> None:
 def test_the_claimer_hears_when_an_end_that_was_set_aside_is_written() -> None:
     async def story() -> None:
         host = Host()
-        host.ends = Finisher("host", cast("Any", host.line), EventBus(), 2)
+        host.ends = Finisher("host", cast("Any", host.connection), EventBus(), 2)
         told: list[bool] = []
         host.ends.on_written = lambda: told.append(host.ends.has_capacity())
         host.ends_together(*[False] * 5)

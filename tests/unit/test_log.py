@@ -47,7 +47,7 @@ def ended(job: int = 1042, state: str = "succeeded", **other: Any) -> events.Att
         "cpu": 4.1,
         "peak_rss": 312 << 20,
         "error": None,
-        "again_in": None,
+        "retry_in": None,
     }
     return events.AttemptEnded(**{**told, **other})
 
@@ -58,7 +58,7 @@ def of_a_job(text: str) -> list[events.Event]:
     return [
         ended(task=text, args=json.dumps({"x": text}), attempt=2),
         ended(task=text, state="dead", error=text, attempt=2),
-        ended(task=text, state="scheduled", error=text, again_in=3.0, attempt=2),
+        ended(task=text, state="scheduled", error=text, retry_in=3.0, attempt=2),
         events.JobRescued(*said, "scheduled"),
         events.LeaseLost(*said, True),
         events.LeaseLost(*said, True, is_rescued=True),
@@ -153,21 +153,21 @@ class TestText:
                 },
                 "cancelled after 4.2s cpu 4.1s peak 312MB; it ended with OSError: x",
             ),
-            ({"error": "ValueError: no", "again_in": 3.0}, "error: ValueError: no (again in 3s)"),
-            ({"error": "asked to be retried", "again_in": 1.0}, "asked to be retried in 1s"),
+            ({"error": "ValueError: no", "retry_in": 3.0}, "error: ValueError: no (again in 3s)"),
+            ({"error": "asked to be retried", "retry_in": 1.0}, "asked to be retried in 1s"),
             (
-                {"verdict": "throttled", "error": "slow down", "again_in": 0.0},
+                {"verdict": "throttled", "error": "slow down", "retry_in": 0.0},
                 "throttled: slow down (again when its queue has cooled down)",
             ),
-            ({"error": "asked to be retried: busy", "again_in": 0.0}, "asked to be retried at once: busy"),
-            ({"verdict": "snoozed", "error": "snoozed", "again_in": 1.0}, "snoozed for 1s"),
-            ({"verdict": "snoozed", "error": "snoozed: night", "again_in": 1.0}, "snoozed for 1s: night"),
-            ({"verdict": "throttled", "error": "throttled", "again_in": 60.0}, "throttled (again in 1m)"),
+            ({"error": "asked to be retried: busy", "retry_in": 0.0}, "asked to be retried at once: busy"),
+            ({"verdict": "snoozed", "error": "snoozed", "retry_in": 1.0}, "snoozed for 1s"),
+            ({"verdict": "snoozed", "error": "snoozed: night", "retry_in": 1.0}, "snoozed for 1s: night"),
+            ({"verdict": "throttled", "error": "throttled", "retry_in": 60.0}, "throttled (again in 1m)"),
             (
                 {
                     "verdict": "interrupted",
                     "error": "interrupted: the host was told to stop",
-                    "again_in": 0.0,
+                    "retry_in": 0.0,
                 },
                 "interrupted: the host was told to stop (again at once)",
             ),
@@ -272,14 +272,14 @@ class TestRate:
         for _ in range(1000):
             log(ended())
         assert len(lines) == 1000
-        log, lines, _ = self.make(quiet=True)
+        log, lines, _ = self.make(is_quiet=True)
         for _ in range(1000):
             log(ended())
         log(ended(state="dead"))
         assert len(lines) == 1
 
     def test_a_json_sum_has_the_fixed_keys(self) -> None:
-        log, lines, _ = self.make(rate=1, style="json")
+        log, lines, _ = self.make(rate=1, format="json")
         for _ in range(5):
             log(ended())
         log.flush_summaries()
@@ -534,7 +534,7 @@ def test_what_became_of_a_lost_lease_and_of_missed_ticks_and_purges() -> None:
         events.QueueThrottled("mail", 60.0, 1): "queue mail is throttled: no job of it starts for 1m",
         events.QueueThrottled("mail", 60.0, 3): "for 1m (throttle 3 in a row)",
         ended(
-            state="scheduled", verdict="throttled", error="slow down", again_in=0.0
+            state="scheduled", verdict="throttled", error="slow down", retry_in=0.0
         ): "(again when its queue has cooled down)",
     }
     lines: list[str] = []

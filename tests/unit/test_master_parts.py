@@ -180,7 +180,7 @@ def test_a_listener_that_fails_before_it_took_any_ends_all_the_same(caplog: pyte
     class Deaf:
         def __call__(self, fact: events.Event) -> None: ...
 
-        def hears(self, kind: type) -> BatchHandler:
+        def handler_for(self, kind: type) -> BatchHandler:
             return self.hear
 
         def hear(self, facts: Iterator[events.Event]) -> None:
@@ -216,14 +216,16 @@ def test_processes_of_a_former_host_that_do_not_end_are_told_although_none_was_k
     async def stays_out(host: object) -> bool:
         return False
 
-    monkeypatch.setattr("pgworkers.master.host.orphans.end_former", nothing_ends)
-    monkeypatch.setattr("pgworkers.master.host.join", stays_out)
-    monkeypatch.setattr("pgworkers.master.host.signals.hear", lambda host: None)
-    monkeypatch.setattr("pgworkers.master.host.prctl.inherit_orphans", lambda: None)
+    monkeypatch.setattr("pgworkers.master.host.orphans.kill_former_hosts", nothing_ends)
+    monkeypatch.setattr("pgworkers.master.host.register", stays_out)
+    monkeypatch.setattr("pgworkers.master.host.signals.install_handlers", lambda host: None)
+    monkeypatch.setattr("pgworkers.master.host.prctl.become_subreaper", lambda: None)
     told: list[Any] = []
-    facts = EventBus()
-    facts.subscribe(told.append)
-    stage: Any = SimpleNamespace(id="host", facts=facts, lines={}, why="", become=lambda state, why: None)
+    bus = EventBus()
+    bus.subscribe(told.append)
+    stage: Any = SimpleNamespace(
+        id="host", events=bus, connections={}, leave_reason="", move_to=lambda state, why: None
+    )
     asyncio.run(Host.serve(stage))
     assert told == [events.FormerHostProcessesKilled(0, 2)]
     line = message_of(told[0])

@@ -33,11 +33,11 @@ def test_sigterm_is_heard_after_more_deaths_than_the_loop_has_room_for() -> None
 
     async def main() -> None:
         host: Any = SimpleNamespace(
-            leaving=False,
+            is_leaving=False,
             leave=heard.append,
             supervisors=SimpleNamespace(reap=lambda: None),
-            requests=SimpleNamespace(tell_stacks=lambda: None),
-            reloads=SimpleNamespace(wish=lambda: None),
+            operator_requests=SimpleNamespace(log_all_stacks=lambda: None),
+            reloader=SimpleNamespace(request=lambda: None),
         )
         signals.install_handlers(host)
         for _ in range(5000):  # while the loop stands still

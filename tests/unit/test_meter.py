@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pgworkers.linux import proc
+from pgworkers.worker import meter as worker_meter
 from pgworkers.worker.meter import JobMeter
 
 
@@ -14,8 +14,8 @@ from pgworkers.worker.meter import JobMeter
 def cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """CPU time of the process in nanoseconds, as the test says."""
     clock = [0]
-    monkeypatch.setattr(proc, "process_time_ns", lambda: clock[0])
-    monkeypatch.setattr(proc, "getrusage", lambda _who: _NOTHING)
+    monkeypatch.setattr(worker_meter, "process_time_ns", lambda: clock[0])
+    monkeypatch.setattr(worker_meter, "getrusage", lambda _who: _NOTHING)
     return clock
 
 

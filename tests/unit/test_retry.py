@@ -15,17 +15,17 @@ EXACT = BackoffSpec(jitter=0.0)
 
 
 def decided(verdict: Verdict, **more: object) -> EndJob | RetryAfter:
-    facts: dict[str, object] = {
+    given: dict[str, object] = {
         "attempt": 1,
         "max_attempts": 10,
         "crashes": 0,
         "max_crashes": 3,
         "backoff": EXACT,
-        "after": None,
-        "rand": 0.5,
-        "past_deadline": False,
+        "requested_delay": None,
+        "random_fraction": 0.5,
+        "is_past_deadline": False,
     }
-    return decide_retry(verdict, **{**facts, **more})  # type: ignore[arg-type]
+    return decide_retry(verdict, **{**given, **more})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("verdict", [Verdict.ERROR, Verdict.TIMEOUT, Verdict.MEMORY_LIMIT])
@@ -51,24 +51,24 @@ def test_a_crash_has_its_own_budget_besides_the_attempts(verdict: Verdict) -> No
 
 @pytest.mark.parametrize("verdict", sorted(FREE_VERDICTS))
 def test_what_is_free_never_ends_a_job(verdict: Verdict) -> None:
-    spent = {"attempt": 10, "crashes": 9, "past_deadline": True}
+    spent = {"attempt": 10, "crashes": 9, "is_past_deadline": True}
     assert decided(verdict, **spent) == RetryAfter(0.0, is_free=True)
-    assert decided(verdict, after=30.0, **spent) == RetryAfter(30.0, is_free=True)
+    assert decided(verdict, requested_delay=30.0, **spent) == RetryAfter(30.0, is_free=True)
 
 
 def test_what_the_handler_asked_for_wins_over_the_curve_but_not_over_the_budget() -> None:
-    assert decided(Verdict.ERROR, after=7.0) == RetryAfter(7.0, is_free=False)
-    assert decided(Verdict.ERROR, after=0.0) == RetryAfter(0.0, is_free=False)
-    assert decided(Verdict.ERROR, after=7.0, attempt=10) == EndJob()
-    assert decided(Verdict.ERROR, after=math.inf) == RetryAfter(MAX_SECONDS, is_free=False)
-    assert decided(Verdict.ERROR, after=-3.0) == RetryAfter(0.0, is_free=False)
+    assert decided(Verdict.ERROR, requested_delay=7.0) == RetryAfter(7.0, is_free=False)
+    assert decided(Verdict.ERROR, requested_delay=0.0) == RetryAfter(0.0, is_free=False)
+    assert decided(Verdict.ERROR, requested_delay=7.0, attempt=10) == EndJob()
+    assert decided(Verdict.ERROR, requested_delay=math.inf) == RetryAfter(MAX_SECONDS, is_free=False)
+    assert decided(Verdict.ERROR, requested_delay=-3.0) == RetryAfter(0.0, is_free=False)
 
 
 def test_terminal_verdicts() -> None:
     assert decided(Verdict.DISCARDED) == EndJob()
     assert decided(Verdict.EXPIRED) == EndJob()
     assert decided(Verdict.CANCELLED) == EndJob(JobState.CANCELLED)
-    assert decided(Verdict.ERROR, past_deadline=True) == EndJob()
+    assert decided(Verdict.ERROR, is_past_deadline=True) == EndJob()
     with pytest.raises(ValueError, match="succeeded"):
         decided(Verdict.SUCCEEDED)
 
@@ -122,7 +122,7 @@ def test_a_policy_can_end_a_job_or_delay_it_but_not_lengthen_its_life(verdict: V
     assert decided(verdict, policy=False) == EndJob()
     assert decided(verdict, policy=90.0) == RetryAfter(90.0, is_free=False)
     assert decided(verdict, policy=0.0) == RetryAfter(0.0, is_free=False), "at once is not never"
-    assert decided(verdict, policy=90.0, after=5.0) == RetryAfter(5.0, is_free=False), (
+    assert decided(verdict, policy=90.0, requested_delay=5.0) == RetryAfter(5.0, is_free=False), (
         "the handler knows better"
     )
     assert decided(verdict, policy=90.0, attempt=10) == EndJob()
@@ -135,8 +135,12 @@ def test_no_policy_is_asked_about_what_is_not_the_jobs_doing(verdict: Verdict) -
 
 
 def test_a_lost_supervisor_costs_nothing_until_it_happened_too_often_in_a_row() -> None:
-    spent = {"attempt": 10, "crashes": 9, "lost": True}
+    spent = {"attempt": 10, "crashes": 9, "is_supervisor_lost": True}
     assert decided(Verdict.INTERRUPTED, **spent) == RetryAfter(0.0, is_free=True)
-    assert decided(Verdict.INTERRUPTED, **spent, losses=3, rand=0.0) == RetryAfter(1.5, is_free=True)
-    assert isinstance(decided(Verdict.INTERRUPTED, **spent, losses=MAX_CONSECUTIVE_LOSSES - 2), RetryAfter)
-    assert decided(Verdict.INTERRUPTED, **spent, losses=MAX_CONSECUTIVE_LOSSES - 1) == EndJob()
+    assert decided(Verdict.INTERRUPTED, **spent, consecutive_losses=3, random_fraction=0.0) == RetryAfter(
+        1.5, is_free=True
+    )
+    assert isinstance(
+        decided(Verdict.INTERRUPTED, **spent, consecutive_losses=MAX_CONSECUTIVE_LOSSES - 2), RetryAfter
+    )
+    assert decided(Verdict.INTERRUPTED, **spent, consecutive_losses=MAX_CONSECUTIVE_LOSSES - 1) == EndJob()

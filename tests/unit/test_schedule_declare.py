@@ -48,7 +48,7 @@ def test_everything_it_takes(app: App) -> None:
         start=NOW,
         end=NOW + timedelta(days=9),
         missed="all",
-        window="2h",
+        missed_window="2h",
         overlap="replace",
         reentrant=False,
         paused=True,

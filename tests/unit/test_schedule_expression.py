@@ -158,7 +158,7 @@ def test_zones_are_found_where_the_system_has_none() -> None:
     """As in a slim image without /usr/share/zoneinfo: the tzdata package that pgworkers depends on has them."""
     code = (
         "import zoneinfo; assert zoneinfo.TZPATH == ();"
-        "from pgworkers.schedule.cron import cron; print(cron('0 3 * * *', 'Australia/Lord_Howe'))"
+        "from pgworkers.schedule.cron import cron_calendar; print(cron_calendar('0 3 * * *', 'Australia/Lord_Howe'))"
     )
     environ = {**os.environ, "PYTHONTZPATH": ""}
     found = subprocess.run(

@@ -65,12 +65,12 @@ def test_a_slow_pass_over_seconds_misses_none() -> None:
 
 def test_all_comes_in_portions_the_oldest_first_and_not_beyond_the_window() -> None:
     now = NOON + 1000 * MINUTE + timedelta(seconds=30)
-    first = decide("all", NOON, now, window=600 * 60.0)
+    first = decide("all", NOON, now, missed_window_seconds=600 * 60.0)
     assert first.ticks == minutes(401, 400 + MAX_TICKS_PER_PLAN)
     assert first.skipped_ticks == 400
     assert first.next_tick == NOON + (401 + MAX_TICKS_PER_PLAN) * MINUTE
     rest, since, fired = 0, first.considered_until, len(first.ticks)
-    while (made := decide("all", since, now, window=600 * 60.0)).ticks:
+    while (made := decide("all", since, now, missed_window_seconds=600 * 60.0)).ticks:
         rest, since, fired = rest + made.skipped_ticks, made.considered_until, fired + len(made.ticks)
     assert (rest, fired, since) == (0, 600, NOON + 1000 * MINUTE)
 

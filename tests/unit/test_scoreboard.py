@@ -43,7 +43,7 @@ def test_a_job_is_seen_from_its_lease_to_its_end() -> None:
 def test_a_job_writes_the_fields_that_are_meant_and_no_others() -> None:
     """They are written in a row, by their places."""
     slot = Scoreboard(1)[0]
-    ours = set(range(vars(Slot)["started"].index, vars(Slot)["lease"].index + 1))
+    ours = set(range(vars(Slot)["started_at"].index, vars(Slot)["lease"].index + 1))
     for index in range(FIELDS):
         slot.view[index] = 99
     slot.begin_job(
@@ -111,4 +111,6 @@ def test_a_deadline_moves_as_far_as_the_whole_job_may_take_and_for_this_job_alon
     feed = SlotFeed(slot, 8, 1, max_extension=5_000_000_000)
     assert slot.effective_deadline() == 0
     feed.extend(2.0)
-    assert (slot.effective_deadline(), feed.remaining()) == (0, None), "there was no limit, and there is none"
+    assert (slot.effective_deadline(), feed.seconds_left()) == (0, None), (
+        "there was no limit, and there is none"
+    )

@@ -11,13 +11,23 @@ from pgworkers.specs import TaskSpec
 
 
 def held(
-    *, timeout: float | None = None, memory: int | None = None, remaining: float | None = None
+    *,
+    timeout_seconds: float | None = None,
+    memory_bytes: int | None = None,
+    seconds_to_deadline: float | None = None,
 ) -> HeldJob:
-    told = {"timeout": timeout, "memory": memory, "remaining": remaining, "id": 7, "lease": 1, "attempt": 1}
+    given = {
+        "timeout_seconds": timeout_seconds,
+        "memory_bytes": memory_bytes,
+        "seconds_to_deadline": seconds_to_deadline,
+        "id": 7,
+        "lease": 1,
+        "attempt": 1,
+    }
     blank = {"int": 0, "str": "", "bool": False, "list[str]": [], "float": 0.0}
     fields = {name: blank.get(str(kind)) for name, kind in ClaimedJob.__annotations__.items()}
     return HeldJob(
-        ClaimedJob(**{**fields, **told}),
+        ClaimedJob(**{**fields, **given}),
         TaskSpec("work", "default", timeout=600.0, memory=1 << 30, stall_timeout=30.0),
     )
 
@@ -27,10 +37,10 @@ def held(
     [
         ("cancel", held(), "cancelled"),
         ("deadline", held(), "stopped at its deadline: 10m for one attempt"),
-        ("deadline", held(timeout=5.0), "stopped at its deadline: 5s for one attempt"),
-        ("deadline", held(remaining=0.0), "stopped at its deadline for the whole job"),
+        ("deadline", held(timeout_seconds=5.0), "stopped at its deadline: 5s for one attempt"),
+        ("deadline", held(seconds_to_deadline=0.0), "stopped at its deadline for the whole job"),
         ("memory", held(), "stopped over its memory limit: peak 2.0GB, 1.0GB allowed"),
-        ("memory", held(memory=512 << 20), "stopped over its memory limit: peak 2.0GB, 512MB allowed"),
+        ("memory", held(memory_bytes=512 << 20), "stopped over its memory limit: peak 2.0GB, 512MB allowed"),
         ("stall", held(), "stopped: it showed no sign of life for 30s (stall_timeout)"),
         ("drain", held(), "interrupted: the host was told to stop"),
         ("deadline", None, "stopped at its deadline"),
@@ -55,7 +65,7 @@ def test_each_reason_has_a_sentence_of_its_own() -> None:
 
 
 def test_an_extended_deadline_says_so() -> None:
-    job = held(timeout=5.0)
+    job = held(timeout_seconds=5.0)
     job.extended_seconds = 90.0
     assert (
         stop_sentence("deadline", job, 0, None)

@@ -40,7 +40,7 @@ def test_free_and_crash_verdicts_are_apart() -> None:
 
 
 def test_the_diagram_in_the_docs_shows_exactly_these_moves() -> None:
-    page = (ROOT / "docs" / "states.md").read_text()
+    page = (ROOT / "docs" / "reference" / "states.md").read_text()
     drawn = {
         (JobState(source), JobState(target)): verb
         for source, target, verb in re.findall(r"^    (\w+) --> (\w+): (\w+)", page, re.MULTILINE)
@@ -50,5 +50,5 @@ def test_the_diagram_in_the_docs_shows_exactly_these_moves() -> None:
 
 
 def test_the_docs_name_every_verdict() -> None:
-    page = (ROOT / "docs" / "states.md").read_text()
+    page = (ROOT / "docs" / "reference" / "states.md").read_text()
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [str(verdict) for verdict in Verdict]

@@ -64,7 +64,7 @@ def encode(task: Any, *args: Any, **kwargs: Any) -> bytes:
 def through(app: App, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What the handler gets after the journey."""
     task = app.task(fn)
-    return task.call(None, encode(task, *args, **kwargs))
+    return task.run_handler(None, encode(task, *args, **kwargs))
 
 
 MOMENT = datetime(2024, 2, 29, 12, 0, 1, 5, tzinfo=UTC)
@@ -138,7 +138,7 @@ def test_stored_arguments_are_an_object_of_names_without_defaults(app: App) -> N
 
 
 def test_a_missing_positional_before_a_given_one_takes_its_default(app: App) -> None:
-    assert app.task(every_kind).call(None, b'{"a": 1, "rest": [7], "d": 4}') == (1, 2, 3, (7,), 4, 5, {})
+    assert app.task(every_kind).run_handler(None, b'{"a": 1, "rest": [7], "d": 4}') == (1, 2, 3, (7,), 4, 5, {})
 
 
 def test_a_context_is_injected_and_not_stored(app: App) -> None:
@@ -284,7 +284,7 @@ def test_stored_arguments_that_do_not_fit_do_not_reach_the_handler(
 
 def test_stored_arguments_nested_too_deeply_are_an_argument_error(app: App) -> None:
     with pytest.raises(ArgumentError, match="nested too deeply"):
-        app.task(every_kind).call(None, b'{"d": 1, "a":' + b"[" * 100_000)
+        app.task(every_kind).run_handler(None, b'{"d": 1, "a":' + b"[" * 100_000)
 
 
 class Alien:

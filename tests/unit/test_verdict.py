@@ -15,7 +15,9 @@ from pgworkers.supervisor.messages import Died
 from pgworkers.worker.messages import Report
 
 
-def held(*, attempt: int = 1, max_attempts: int = 3, crashes: int = 0, wish: str | None = None) -> HeldJob:
+def held(
+    *, attempt: int = 1, max_attempts: int = 3, crashes: int = 0, stop_reason: str | None = None
+) -> HeldJob:
     job = ClaimedJob(
         7,
         4,
@@ -36,7 +38,7 @@ def held(*, attempt: int = 1, max_attempts: int = 3, crashes: int = 0, wish: str
         False,
     )
     found = HeldJob(job, TaskSpec("work", "default"))
-    found.stop_reason = wish
+    found.stop_reason = stop_reason
     return found
 
 
@@ -48,8 +50,8 @@ def died(status: str = "SIGKILL", signal: int = 9, **kwargs: object) -> Died:
     return Died(0, 1, 1, 7, 4, status, signal, True, **kwargs)  # type: ignore[arg-type]
 
 
-def test_done_is_succeeded_whatever_was_wished() -> None:
-    end = written(Report("done", 1.0, 0.5, 1000), wish="cancel")
+def test_done_is_succeeded_whatever_was_requested() -> None:
+    end = written(Report("done", 1.0, 0.5, 1000), stop_reason="cancel")
     assert isinstance(end, JobFinish)
     assert (end.state, end.verdict) == (JobState.SUCCEEDED, Verdict.SUCCEEDED)
 
@@ -73,7 +75,7 @@ def test_an_unknown_outcome_is_a_failure_and_never_a_success() -> None:
 
 
 def test_a_cancel_that_met_a_failing_handler_skips_the_retry_curve() -> None:
-    end = written(Report("error", 1, 1, 1, error="x"), wish="cancel")
+    end = written(Report("error", 1, 1, 1, error="x"), stop_reason="cancel")
     assert isinstance(end, JobFinish)
     assert end.state is JobState.CANCELLED
 
@@ -99,7 +101,7 @@ def test_a_stopped_handler_ends_by_the_reason_of_the_ladder(
     ("death", "verdict"),
     [
         (died(), Verdict.CRASH),
-        (died(oom=True), Verdict.OOM),
+        (died(is_oom=True), Verdict.OOM),
         (died("SIGSEGV", 11), Verdict.CRASH),
         (died("exit 0", 0), Verdict.EXIT),
         (died(reason="memory"), Verdict.MEMORY_LIMIT),
@@ -151,7 +153,7 @@ def test_a_handler_that_exits_is_told_the_same_when_it_was_the_last_crash() -> N
 
 def test_a_worker_without_its_channel_says_who_took_it() -> None:
     assert "closed descriptors that were not its own" in (
-        from_death(died("exit 0", 0, closed=True)).error or ""
+        from_death(died("exit 0", 0, has_closed_channel=True)).error or ""
     )
     assert "closed" not in (from_death(died("exit 0", 0)).error or "")
 
@@ -181,7 +183,7 @@ def test_a_memory_verdict_names_limit_and_peak() -> None:
         died(reason="memory"), memory_limit=100 << 20, memory_used=150 << 20, peak_rss=10 << 20
     )
     assert from_death(death).error == "stopped over its memory limit: peak 150MB, 100MB allowed"
-    kernel = msgspec.structs.replace(died(oom=True), peak_rss=200 << 20)
+    kernel = msgspec.structs.replace(died(is_oom=True), peak_rss=200 << 20)
     assert (from_death(kernel).error or "").endswith(": peak 200MB, no limit of its own (memory=)")
     limited = msgspec.structs.replace(kernel, memory_limit=300 << 20)
     assert (from_death(limited).error or "").endswith(": peak 200MB, 300MB allowed")

@@ -1,19 +1,20 @@
+"""`pgworkers jobs deadline`: give a job more or less time, also while it runs."""
+
 from __future__ import annotations
 
 import click
 
 from pgworkers.cli import database, output
 from pgworkers.cli.formatting import show_duration
-from pgworkers.cli.invocation import invocation_of
+from pgworkers.cli.invocation import CliCommand, invocation_of
 from pgworkers.cli.job_changes import no_such_jobs
-from pgworkers.cli.jobs.command import jobs
 from pgworkers.cli.parameters import parse_job_id
 from pgworkers.errors import NotFound, PgworkersError, UsageError
 from pgworkers.job.model import TERMINAL_STATES, JobState
 from pgworkers.units import parse_duration as seconds_of
 
 
-@jobs.command("deadline")
+@click.command("deadline", cls=CliCommand)
 @click.argument("job", metavar="ID", type=parse_job_id)
 @click.argument("when", metavar="+TIME|now")
 @click.pass_context

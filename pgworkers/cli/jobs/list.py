@@ -1,3 +1,8 @@
+"""`pgworkers jobs list`: the newest jobs, filtered by state, queue and task.
+
+A search reads a bounded number of rows, so that it stays cheap on a large table. The command says where it ended.
+"""
+
 from __future__ import annotations
 
 from typing import Any
@@ -6,14 +11,13 @@ import click
 
 from pgworkers.cli import database, output
 from pgworkers.cli.formatting import relative_time, shorten, show_arguments, show_duration, utcnow
-from pgworkers.cli.invocation import invocation_of
-from pgworkers.cli.jobs.command import jobs
+from pgworkers.cli.invocation import CliCommand, invocation_of
 from pgworkers.cli.output import Column
 from pgworkers.cli.parameters import job_filter_options, parse_job_id, parse_states
 from pgworkers.job.model import HELD_STATES, JobState
 
 
-@jobs.command("list")
+@click.command("list", cls=CliCommand)
 @job_filter_options
 @click.option(
     "--limit",

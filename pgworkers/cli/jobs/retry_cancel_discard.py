@@ -1,3 +1,8 @@
+"""`pgworkers jobs retry | cancel | discard`: what each of them does to jobs, and in which states it is allowed.
+
+`cli.job_changes` has what they share: choosing jobs by id or by filter, the confirmation, and the report.
+"""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

@@ -1,17 +1,21 @@
+"""`pgworkers jobs show`: one job with its attempts, what it waits for, and what operators did to it.
+
+For people it is told as a story (`story`). With `-o json` it is one document.
+"""
+
 from __future__ import annotations
 
 import click
 
 from pgworkers.cli import database, output
 from pgworkers.cli.formatting import utcnow
-from pgworkers.cli.invocation import invocation_of
+from pgworkers.cli.invocation import CliCommand, invocation_of
 from pgworkers.cli.job_changes import no_such_jobs
-from pgworkers.cli.jobs.command import jobs
 from pgworkers.cli.parameters import parse_job_id
 from pgworkers.errors import NotFound
 
 
-@jobs.command("show")
+@click.command("show", cls=CliCommand)
 @click.argument("number", metavar="ID", type=parse_job_id)
 @click.pass_context
 def show_job(ctx: click.Context, *, number: int) -> None:

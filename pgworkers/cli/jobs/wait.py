@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from psycopg import sql
 
 from pgworkers.cli import database, output
 from pgworkers.cli.database import OpenDatabase
 from pgworkers.cli.formatting import shorten, show_duration
-from pgworkers.cli.invocation import Invocation, invocation_of
+from pgworkers.cli.invocation import CliCommand, Invocation, invocation_of
 from pgworkers.cli.job_changes import no_such_jobs
-from pgworkers.cli.jobs.command import jobs
 from pgworkers.cli.output import Column
 from pgworkers.cli.parameters import parse_duration, parse_job_id
 from pgworkers.errors import NotFound, ResultTimeout
-from pgworkers.job import queries
 from pgworkers.job.model import TERMINAL_STATES, JobState
 from pgworkers.job.notification_payloads import MIN_HINT_INTERVAL_SECONDS
-from pgworkers.job.queries import JobView
-from pgworkers.postgres.statements import run
 from pgworkers.units import format_duration
 
+if TYPE_CHECKING:
+    from pgworkers.job.queries import JobView
 
-@jobs.command("wait")
+
+@click.command("wait", cls=CliCommand)
 @click.argument("job_ids", metavar="ID...", nargs=-1, required=True, type=parse_job_id)
 @click.option(
     "--timeout",
@@ -43,8 +41,6 @@ def wait(ctx: click.Context, *, job_ids: tuple[int, ...], timeout: float | None)
       pgworkers jobs wait 1042
       pgworkers jobs wait --timeout 5m 1042 1043 && echo both succeeded
     """
-    from pgworkers.cli.jobs.wait import wait_until_ended
-
     invocation = invocation_of(ctx)
     with database.open_database(invocation) as db:
         ended = wait_until_ended(db, job_ids, timeout)
@@ -78,6 +74,7 @@ _JOBS_PER_QUERY = 1000
 
 def wait_until_ended(db: OpenDatabase, ids: Sequence[int], timeout: float | None) -> list[JobView]:
     """The jobs once all have ended, in the order asked for. Unknown ids end the wait at once."""
+    from psycopg import sql
 
     began = time.monotonic()
     db.conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"{db.schema}_done")))
@@ -103,6 +100,9 @@ def wait_until_ended(db: OpenDatabase, ids: Sequence[int], timeout: float | None
 
 
 def _read_jobs(db: OpenDatabase, ids: Sequence[int]) -> dict[int, JobView]:
+    from pgworkers.job import queries
+    from pgworkers.postgres.statements import run
+
     found: dict[int, JobView] = {}
     for at in range(0, len(ids), _JOBS_PER_QUERY):
         some = list(ids[at : at + _JOBS_PER_QUERY])

@@ -84,7 +84,7 @@ class TopLoop:
             act, text = what
             if act.kind == "stack":
                 text = wrap_text(text, self._terminal.size()[0])
-                pane = f"stack of {act.named}", text
+                pane = f"stack of {act.target}", text
                 self._view = replace(self._view, pane=pane, pane_offset=0, message="")
             else:
                 self._view = replace(self._view, message=text)

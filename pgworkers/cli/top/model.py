@@ -214,7 +214,7 @@ def as_document(picture: Snapshot, wish: ViewOptions) -> dict[str, Any]:
     """The same tree for scripts."""
     found: dict[str, Any] = {"totals": totals(picture), "cut": picture.is_truncated, "hosts": []}
     found["queues"] = [asdict(depth) for depth in picture.queues if wish.queue in (None, depth.queue)]
-    for row in tree_rows(picture, ViewOptions(**{**asdict(wish), "tree": True})):
+    for row in tree_rows(picture, ViewOptions(**{**asdict(wish), "is_tree": True})):
         if row.worker is not None:
             told = {**asdict(row.worker), "shown": worker_state(row.worker, row.host)}
             found["hosts"][-1]["queues"][-1]["workers"].append(told)
