@@ -1,7 +1,7 @@
 """The clocks of a process.
 
-In SQL the clock of the database decides. In a process the monotonic clock measures waits, and CLOCK_BOOTTIME, which also counts
-suspended time, decides leases and deadlines. The wall clock of a host is only printed.
+In SQL the clock of the database decides. In a process the monotonic clock measures waits, and CLOCK_BOOTTIME, which also
+counts suspended time, decides leases and deadlines. The wall clock of a host is only printed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`Ctx`: what a running handler knows of its job, and how it tells about itself.
 
 A handler that wants one annotates its first parameter `Ctx`. The context touches neither socket nor database:
-the worker fills in a `Feed` (is a stop wished, how long is left) and its heartbeat thread takes what changed.
+the worker fills in a `JobControl` (is a stop wished, how long is left) and its heartbeat thread takes what changed.
 Everything the two threads share is guarded by one lock.
 
 What a handler keeps over its attempts.
@@ -91,13 +91,11 @@ class Ctx:
         self.attempt = attempt  #: the first is 1
         self.crashes = crashes  #: how often the process died under this job
         self.lease = lease  #: grows with every execution: a fencing number for outside systems
-        self.meta: dict[str, Any] = dict(
-            meta or {}
-        )  #: what `using(meta=...)` said; a schedule or a batch adds its own
+        #: what `using(meta=...)` said; a schedule or a batch adds its own
+        self.meta: dict[str, Any] = dict(meta or {})
         self.errors = list(errors)  #: one line per failed attempt, the newest last
-        self.checkpoint = Checkpoint(
-            checkpoint
-        )  #: a dict that survives retries, kills and deploys; JSON, at most 1 MiB
+        #: a dict that survives retries, kills and deploys; JSON, at most 1 MiB
+        self.checkpoint = Checkpoint(checkpoint)
         self.log = JobLogger(  #: a logger whose records name the job
             logging.getLogger(f"pgworkers.job.{task}"),
             {"job": job, "task": task, "queue": queue, "attempt": attempt},
@@ -230,8 +228,8 @@ class Ctx:
                 or sum(map(model.child_characters, all_of_them)) > model.MAX_CHILDREN_CHARACTERS
             ):
                 raise UsageError(
-                    f"ctx.enqueue: more than {model.MAX_CHILDREN_PER_JOB:,} jobs or 4MB with the end of one; none of these was enqueued; "
-                    "use app.enqueue_many(...)"
+                    f"ctx.enqueue: more than {model.MAX_CHILDREN_PER_JOB:,} jobs or 4MB with the end of one; "
+                    "none of these was enqueued; use app.enqueue_many(...)"
                 )
             self._children = all_of_them
 

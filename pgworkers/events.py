@@ -1,14 +1,10 @@
-"""The facts. Each is stated once, in the past tense; logs, metrics and tests listen to them.
-Those of processes stand in `lives`, measurements in `sightings`; `Fact` is any of them. Where they are told: `facts`.
+"""Every event of a host, and the bus that passes them to listeners: the log, metrics, tracing and tests.
 
-Facts of processes: supervisors and workers, from their start to their death. `events` lists them with all.
+An event is something that happened, named in the past tense. First come the events of jobs and of the host, then those of
+its processes, then measurements, which are for gauges and are not logged. `Event` is any of them.
 
-Facts that are measurements: what was seen at one moment, for gauges. Nobody logs them; `events` lists them with all.
-
-Where facts are told, and who listens.
-
-`EventBus.tell` never raises and never waits: a listener that fails is logged and left out for that fact, because a
-fact must not delay or break the job it is about.
+`EventBus.emit` never raises and never waits. A listener that fails is logged and skipped for that event, because an event
+must not delay or break the job that it is about.
 """
 
 from __future__ import annotations
@@ -64,7 +60,7 @@ class JobsReleased:
 class LeaseLost(JobEvent, frozen=True, gc=False):
     """Another host owns the job now; whatever this host still says about it is refused.
 
-    `rescued`: the leader took it back, because this host had not renewed in time.
+    `is_rescued`: the leader took it back, because this host had not renewed in time.
     """
 
     is_running: bool
@@ -201,7 +197,7 @@ class ClaimTooSlow:
 
 @dataclass(frozen=True, slots=True)
 class JobsParked:
-    """Jobs of a task that this host does not know made its claims slow. It moves them out of the way; `done`: all."""
+    """Jobs of a task that this host does not know made its claims slow. It moves them out of the way; `is_done`: all."""
 
     queue: str
     task: str
@@ -340,7 +336,10 @@ class SchedulesMeasured:
 
 @dataclass(frozen=True, slots=True)
 class StorageMeasured:
-    """The leader's snapshot of the tables, and of the oldest transaction that holds back vacuum; `who` is empty: none."""
+    """The leader's snapshot of the tables, and of the oldest transaction that holds back vacuum.
+
+    `oldest_transaction_holder` is empty if there is none.
+    """
 
     tables: list[TableSize]
     oldest_transaction_seconds: float
@@ -449,7 +448,8 @@ Event = (
     | WorkerForked | WorkerReady | WorkerLeakedThreads | WorkerDied | WorkerStackDumped
     | SupervisorStarted | SupervisorBooted | SupervisorBootFailed | SupervisorDied | SupervisorUnresponsive
     | WorkerRestartDelayed | OrphansKilled | FormerHostProcessesKilled
-    | DatabaseConnectionLost | DatabaseConnectionRestored | FinishTooSlow | StatementExecuted | JobsClaimed | NotificationReceived
+    | DatabaseConnectionLost | DatabaseConnectionRestored | FinishTooSlow | StatementExecuted
+    | JobsClaimed | NotificationReceived
     | QueueThrottled | RowsPurged | TickFired | TicksMissed | ScheduleFailed | UnknownTaskFound
     | ClaimTooSlow | JobsParked
     | QueuesMeasured | SchedulesMeasured | StorageMeasured | MemoryMeasured | LoopLagMeasured | HandlerMetricsReceived
@@ -508,9 +508,9 @@ BatchHandler = Callable[[Iterator[Any]], None]
 class EventBus:
     """Where facts are told and who listens.
 
-    A listener that does something else with each kind says so: its `handler_for(kind)` is what hears facts of that kind, many at a
-    time, or None. It is asked once for each kind, so that the facts of jobs find their way without a look and without a call
-    for each of them.
+    A listener that treats each kind in its own way has a method `handler_for(kind)`, which returns the handler of that kind,
+    or None. It is called once for each kind. The handler gets many events at a time, so that events of jobs cost neither
+    a lookup nor a call each.
     """
 
     def __init__(self) -> None:

@@ -203,9 +203,8 @@ class Batch:
 
     def __init__(self, batch_id: int, client: Client, then: Job[Any] | None = None) -> None:
         self.id = batch_id  #: its number
-        self.then = (
-            then  #: the handle of the job that comes after it, if there is one and the batch was made here
-        )
+        #: the handle of the job that comes after it, if there is one and the batch was made here
+        self.then = then
         self._client = client
 
     def counts(self) -> BatchCounts:

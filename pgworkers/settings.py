@@ -182,9 +182,9 @@ class Settings:
         needed = 1.5 * (3 * self.renew + self.statement_timeout)
         if needed > self.lease:
             raise UsageError(
-                f"lease={format_duration(self.lease)} is too short: three renewals ({format_duration(self.renew)} each) and one "
-                f"statement timeout ({format_duration(self.statement_timeout)}) must fit into two thirds of it, where "
-                f"exclusive jobs are stopped; raise lease to {format_duration(needed)} or lower renew"
+                f"lease={format_duration(self.lease)} is too short: three renewals ({format_duration(self.renew)} each) "
+                f"and one statement timeout ({format_duration(self.statement_timeout)}) must fit into two thirds of it, "
+                f"where exclusive jobs are stopped; raise lease to {format_duration(needed)} or lower renew"
             )
         check_schema_name(self.schema)
         if self.log not in ("text", "json"):

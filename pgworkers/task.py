@@ -1,12 +1,12 @@
 """A task: a function that can be called, and enqueued.
 
-`Task[P, R]` is generic over the parameters that `enqueue` takes and over the result of the job. The subclasses differ in the
-plain call. `CtxTask` takes a context first and replaces None by one for use outside a worker. A call of an `async def` handler
-returns a coroutine (`CallR`), while its job still results in `R`.
+`Task[P, R]` is generic over the parameters that `enqueue` takes and over the result of the job. The subclasses differ in
+the plain call. `CtxTask` takes a context first and replaces None by one for use outside a worker. A call of an `async def`
+handler returns a coroutine (`CallR`), while its job still results in `R`.
 
 The overloads of `TaskDecorator` tell a type checker which parameters `enqueue` takes. Their order matters. The result of an
-async handler is what it awaits to. A first parameter `Ctx` is not passed to `enqueue`. A first parameter that accepts anything
-(`Any`, `object`) would also fit the overloads for `Ctx`, so it is matched before them and left unchecked.
+async handler is what it awaits to. A first parameter `Ctx` is not passed to `enqueue`. A first parameter that accepts
+anything (`Any`, `object`) would also fit the overloads for `Ctx`, so it is matched before them and left unchecked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """docs/reference/api.md, made from the code: signatures, docstrings, and the comments beside options and attributes.
 
-`CHAPTERS` lists what the page shows. `INTERNAL_MEMBERS` lists what is public in Python but not meant for users, so that a law
-test notices a method that is in neither.
+`CHAPTERS` lists what the page shows. `INTERNAL_MEMBERS` lists what is public in Python but not meant for users, so that a
+law test notices a method that is in neither.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ CHAPTERS: tuple[tuple[str, str, type, str, tuple[str, ...]], ...] = (
         Ctx,
         "ctx",
         (
-            "cancelled", "check_cancelled", "track", "progress", "deadline", "extend", "enqueue", "enqueued", "connect", "rate",
-            "metrics", "traceparent", "for_test",
+            "cancelled", "check_cancelled", "track", "progress", "deadline", "extend", "enqueue", "enqueued", "connect",
+            "rate", "metrics", "traceparent", "for_test",
         ),
     ),
     (
@@ -103,8 +103,8 @@ INTERNAL_MEMBERS: dict[type, frozenset[str]] = {
     App: frozenset({"describe", "use_database"}),
     Task: frozenset(
         {
-            "arguments", "backoff_delay", "build_codecs", "declared_spec", "decode_result", "encode_result", "location", "queue",
-            "run_handler", "to_spec", "try_read_signature",
+            "arguments", "backoff_delay", "build_codecs", "declared_spec", "decode_result", "encode_result", "location",
+            "queue", "run_handler", "to_spec", "try_read_signature",
         }
     ),
     Ctx: frozenset({"take_checkpoint", "take_children", "take_metrics", "take_progress"}),
@@ -118,7 +118,12 @@ ERRORS = (
     errors.QuotaExceeded, errors.SchemaOutOfDate, errors.NotFound,
     errors.AppNotLoaded, errors.UsageError, errors.PgworkersError,
 )  # fmt: skip
-LITERALS = {"OnConflict": OnConflict, "OnFailed": OnFailed, "MissedPolicy": MissedPolicy, "OverlapPolicy": OverlapPolicy}
+LITERALS = {
+    "OnConflict": OnConflict,
+    "OnFailed": OnFailed,
+    "MissedPolicy": MissedPolicy,
+    "OverlapPolicy": OverlapPolicy,
+}
 #: Options that a method takes as keywords, and the function that has their defaults.
 OPTIONS: dict[tuple[type, str], tuple[type, Callable[..., Any]]] = {
     (App, "task"): (TaskOptions, read_task_options),
@@ -241,10 +246,17 @@ def _paragraphs(documented: Any) -> str:
     return "\n\n".join(re.sub(r"\s*\n(?!- )\s*", " ", block) for block in re.split(r"\n\s*\n", text))
 
 
+def attributes_with_comments(kind: type) -> list[tuple[str, str]]:
+    """The attributes that `__init__` sets and a comment `#:` explains, in the same line or in the one above."""
+    assignment = (
+        r"^ +(?:#: (?P<above>.+)\n +)?self\.(?P<name>\w+)(?:: [^=\n]+)? = (?:.*?  #: (?P<behind>.+))?"
+    )
+    found = re.finditer(assignment, inspect.getsource(kind), re.MULTILINE)
+    return [(match["name"], text) for match in found if (text := match["above"] or match["behind"])]
+
+
 def _attributes(kind: type) -> Iterator[str]:
-    """What `__init__` sets and a comment `#:` beside it explains."""
-    found = re.findall(r"self\.(\w+)(?:: [^=]+)? = .*?  #: (.+)", inspect.getsource(kind))
-    if found:
+    if found := attributes_with_comments(kind):
         rows = [f"| `{name}` | {_table_cell(text)} |" for name, text in found]
         yield "\n".join(["| attribute | meaning |", "|---|---|", *rows])
 

@@ -113,8 +113,8 @@ def open_database(
 ) -> Iterator[OpenDatabase]:
     """A connection to the database that is meant; an embedded server is started for as long as it takes.
 
-    `create` allows making an embedded server that does not exist yet; `check` refuses a schema that this code
-    does not speak.
+    `should_create_embedded` allows making an embedded server that does not exist yet; `should_check_schema` refuses a
+    schema that this code does not speak.
     """
     from pgworkers.postgres import connect, database_choice, migrate
 

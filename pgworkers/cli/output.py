@@ -50,7 +50,7 @@ def print_rows(
     if_empty: str,
     quiet_column: str | None = None,
 ) -> None:
-    """Print rows the way `-o` says; `-q` prints only the column `key` of each."""
+    """Print rows the way `-o` says; `-q` prints only the column `quiet_column` of each."""
     if said.output == "json":
         print_json([as_record(row) for row in found])
     elif said.output == "ndjson":

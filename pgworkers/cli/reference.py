@@ -1,4 +1,4 @@
-"""The reference pages, made from the declarations: docs/reference/cli.md from the commands, docs/reference/settings.md, docs/reference/metrics.md.
+"""The pages of docs/reference that are made from declarations: cli.md from the commands, settings.md and metrics.md.
 
 `scripts/gen-docs` writes them and a law test compares them, so that no page can be forgotten or wrong.
 """

@@ -67,7 +67,7 @@ class Client:
     def enqueue(self, new: NewJob, conn: Any = None) -> Enqueued:
         if conn is None:
             try:
-                return self._process_connection.run(self._verb(new, alone=True))
+                return self._process_connection.run(self._verb(new, is_own_transaction=True))
             except Exception as exc:
                 raise self._explain_enqueue_error(exc, lost=lost(exc)) from exc
         from pgworkers.postgres.statements import run
@@ -85,7 +85,7 @@ class Client:
     async def aenqueue(self, new: NewJob, conn: Any = None) -> Enqueued:
         if conn is None:
             try:
-                return await self._loop_connections.run(self._verb(new, alone=True))
+                return await self._loop_connections.run(self._verb(new, is_own_transaction=True))
             except Exception as exc:
                 raise self._explain_enqueue_error(exc, lost=lost(exc)) from exc
         from pgworkers.postgres.statements import arun

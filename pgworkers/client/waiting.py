@@ -100,7 +100,7 @@ class ThreadWaiters:
             self._remove(waiter)
 
     def _read_for_all(self, me: _Waiter, step: float) -> None:
-        """One step of reading; the caller holds `_reading`."""
+        """One step of reading; the caller holds `_reader_lock`."""
         try:
             if self._conn is None:
                 self._conn = self._client.connect("wait")

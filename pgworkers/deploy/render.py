@@ -63,10 +63,11 @@ MASTER_MEMORY_BYTES = 256 << 20
 
 
 def render_dockerfile(app: Deployment, *, python: str) -> str:
+    stop, port = app.stop_timeout_seconds, METRICS_PORT
     return f"""\
 # Made by `pgworkers export docker`. The master is PID 1: it reaps, and passes signals on itself; no init is needed.
-# Stop it with patience: docker run --stop-timeout {app.stop_timeout_seconds}, or stop_grace_period: {app.stop_timeout_seconds}s in a compose file.
-# /metrics answers inside the container only. For a Prometheus outside: -e PGWORKERS_METRICS=0.0.0.0:{METRICS_PORT}, on a network
+# Stop it with patience: docker run --stop-timeout {stop}, or stop_grace_period: {stop}s in a compose file.
+# /metrics answers inside the container only. For a Prometheus outside: -e PGWORKERS_METRICS=0.0.0.0:{port}, on a network
 # that only it shares; if it asks by a name, -e PGWORKERS_METRICS_HOSTS=NAME.
 FROM python:{python}-slim
 RUN useradd --system --uid 10001 --create-home --shell /usr/sbin/nologin pgworkers

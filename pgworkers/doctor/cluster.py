@@ -38,7 +38,7 @@ LEADERLESS_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ScheduleStatus:
-    """A schedule and its last tick. `overdue`: seconds since the leader should have looked at it; negative: not yet."""
+    """A schedule and its last tick. `overdue_seconds`: since the leader should have looked at it; negative: not yet."""
 
     name: str
     scope: str
@@ -59,7 +59,7 @@ class ScheduleStatus:
 
 @dataclass(frozen=True, slots=True)
 class LeaderTerm:
-    """The term of the host that leads. `left`: seconds until it runs out; negative: it ran out."""
+    """The term of the host that leads. `seconds_left`: seconds until it runs out; negative: it ran out."""
 
     host: UUID
     seconds_left: float
@@ -308,7 +308,8 @@ def check_schedules(found: list[ScheduleStatus], leads: bool, tolerance: Thresho
                 )
             )
         elif one.overdue_seconds > tolerance.warn_after_seconds:
-            what = f"{one.full_name} is overdue: the leader should have looked at it {format_duration(one.overdue_seconds)} ago"
+            ago = format_duration(one.overdue_seconds)
+            what = f"{one.full_name} is overdue: the leader should have looked at it {ago} ago"
             why = "its jobs are not made" + (
                 "; the duty `ticks` fails or is slow" if leads else ": no host leads"
             )

@@ -25,7 +25,10 @@ _MAX_RECENT_JOBS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class RunningJob:
-    """A job in a worker of a living host. Seconds; `over`: past its deadline or timeout, `cancelled`: since the wish."""
+    """A job in a worker of a living host.
+
+    `overdue_seconds`: how long it is past its deadline or timeout. `seconds_since_cancel`: since its cancel was requested.
+    """
 
     id: int
     queue: str
@@ -74,7 +77,7 @@ def queue_rates() -> Query[list[QueueRate]]:
 
 
 def check_stuck_jobs(found: list[RunningJob], stop_seconds: float, tolerance: Thresholds) -> list[Finding]:
-    """`graces`: how long after a wish or a deadline a job may still be there."""
+    """`stop_seconds`: how long after a wish or a deadline a job may still be there."""
     bad = [
         finding for job in found if (finding := _judge_running_job(job, stop_seconds, tolerance)) is not None
     ]

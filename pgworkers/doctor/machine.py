@@ -289,7 +289,10 @@ def check_core_dumps(machine: MachineFacts) -> list[Finding]:
 
 
 def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) -> list[Finding]:
-    """The time a service manager gives against what a stop may take. `told`: by the setting stop_timeout, 0: nothing."""
+    """Compare the time that a service manager allows with what a stop may take.
+
+    `configured` is the setting stop_timeout; 0: not set.
+    """
     check = "drain"
     mode = machine.kill_mode
     found: list[Finding] = []

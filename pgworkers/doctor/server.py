@@ -92,13 +92,9 @@ def check_clock(clocks: ClockOffset, tolerance: Thresholds) -> list[Finding]:
         what = f"this machine's clock is {format_duration(abs(clocks.database_ahead_seconds))} {way} the database's"
         why = "it decides no job, but times in logs do not fit those of jobs, and at=datetime.now()+… is another moment"
         return [warn("clock", what, why, "timedatectl set-ntp true", ahead=clocks.database_ahead_seconds)]
-    return [
-        ok(
-            "clock",
-            f"within {format_duration(max(abs(clocks.database_ahead_seconds), clocks.uncertainty_seconds))} of the database's",
-            ahead=clocks.database_ahead_seconds,
-        )
-    ]
+    apart = max(abs(clocks.database_ahead_seconds), clocks.uncertainty_seconds)
+    what = f"within {format_duration(apart)} of the database's"
+    return [ok("clock", what, ahead=clocks.database_ahead_seconds)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +148,7 @@ def check_encryption(links: Sequence[ConnectionSecurity]) -> list[Finding]:
 
 
 def check_pooler(is_pooled: bool, has_direct_dsn: bool, is_direct_pooled: bool) -> list[Finding]:
-    """`direct`: PGWORKERS_DIRECT_DSN is set."""
+    """`has_direct_dsn`: PGWORKERS_DIRECT_DSN is set."""
     why = "a session's lock and its notifications get lost in a transaction pooler; `pgworkers run` refuses to start there"
     fix = "PGWORKERS_DIRECT_DSN=postgresql://…  # the direct address of the same database; enqueuers may keep the pooler"
     if is_pooled and not has_direct_dsn:

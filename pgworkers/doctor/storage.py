@@ -37,7 +37,7 @@ _JOB_APPLICATION_NAME = re.compile(r" job (\d+) lease \d+$")
 
 @dataclass(frozen=True, slots=True)
 class VacuumBlocker:
-    """Who may hold back vacuum. `transactions`: how many have begun since, None: it holds back nothing yet."""
+    """Who may hold back vacuum. `held_back_transactions`: how many have begun since, None: it holds back nothing yet."""
 
     kind: str  # hidden, session, prepared, slot, standby
     name: str
@@ -135,7 +135,8 @@ def _judge_vacuum_blocker(holder: VacuumBlocker, tolerance: Thresholds) -> Findi
     how = warn if holder.age < 10 * tolerance.warn_after_seconds else fail
     facts = {"seconds": holder.age, "pid": holder.pid, "user": holder.user, "application": holder.application}
     if holder.kind == "prepared":
-        what = f"the prepared transaction {holder.name} of {holder.user}, {format_duration(holder.age)} old, holds back vacuum"
+        age = format_duration(holder.age)
+        what = f"the prepared transaction {holder.name} of {holder.user}, {age} old, holds back vacuum"
         gid = holder.name.replace("'", "''")
         return how(
             "transactions",
@@ -183,7 +184,8 @@ def check_dead_rows(found: list[TableStatistics], fresh: int, tolerance: Thresho
             else f"{format_duration(table.seconds_since_vacuum)} ago"
         )
         what = f"{table.name} has {table.dead_rows:,} dead rows and {table.live_rows:,} live ones; it was vacuumed {last}"
-        why = f"autovacuum should have come at {table.autovacuum_threshold:,.0f}: somebody holds it back, or it cannot keep up"
+        threshold = f"{table.autovacuum_threshold:,.0f}"
+        why = f"autovacuum should have come at {threshold}: somebody holds it back, or it cannot keep up"
         fix = psql_command(f"VACUUM (VERBOSE, ANALYZE) {{schema}}.{quote_identifier(table.name)}")
         bad.append(warn(check, what, why, fix, table=table.name, dead=table.dead_rows, live=table.live_rows))
     most = max((table.dead_rows for table in found), default=0)

@@ -70,7 +70,7 @@ def candidate_directories(bindir: Path | None) -> Iterator[Path]:
 def find_binaries(
     account: Account, bindir: Path | None, stores: tuple[Path, ...], required_major: int | None
 ) -> Binaries:
-    """Programs that the account can run; of the major version `wanted` when there is data of that version."""
+    """Programs that the account can run; of the major version `required_major` when there is data of that version."""
     seen: list[str] = []
     for directory in dict.fromkeys(candidate_directories(bindir)):
         if not all((directory / name).is_file() for name in _REQUIRED_PROGRAMS):

@@ -58,7 +58,7 @@ def refuse_unusable_home(home: Path) -> None:
 
 @contextmanager
 def start_lock(home: Path, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """The right to start or stop the server of this home; `waiting` is called if another has it now."""
+    """The right to start or stop the server of this home; `on_wait` is called if another has it now."""
     descriptor = _open_lock_file(home / "start.lock")
     try:
         if not _try_lock(descriptor, fcntl.LOCK_EX):

@@ -53,7 +53,7 @@ class EmbeddedServer:
         on_message: Callable[[str], None] | None = None,
         stores: tuple[Path, ...] = places.SHARED_DIRECTORIES,
     ) -> None:
-        """`options` are settings of a server that this object starts; `say` is told what takes time."""
+        """`options` are settings of a server that this object starts; `on_message` is told what takes time."""
         self.home = home.expanduser().absolute().resolve()
         self._options = dict(options or {})
         self._bindir = bindir

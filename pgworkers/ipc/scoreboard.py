@@ -5,7 +5,7 @@ there is no descriptor to leak and no file to clean up, and it is gone with the 
 
 Every field is one aligned 64-bit integer with exactly one writer, so a reader sees an old or a new value,
 never half of one. What belongs together is held together by the lease: the worker writes it last when a job
-begins and clears it first when the job has ended; `Slot.running` reads job and lease before and after the
+begins and clears it first when the job has ended; `Slot.read_job` reads job and lease before and after the
 rest.
 
 Times are nanoseconds of CLOCK_BOOTTIME. Deadlines are promises to the outside world, where time goes on
@@ -85,7 +85,7 @@ class Slot:
 
     # written by the worker
     beat_count = Field(0)
-    # of the job that runs here, in the order in which `begin` writes them
+    # of the job that runs here, in the order in which `begin_job` writes them
     started_at = Field(1)
     cpu_at_start = Field(2)  # microseconds used when the job began
     output_start = Field(3)  # offset in the capture file where the job's output begins
@@ -99,7 +99,7 @@ class Slot:
     state = Field(11)
     job = Field(12)
     lease = Field(13)
-    task_dumps_written = Field(14)  # the last `tell` that was answered
+    task_dumps_written = Field(14)  # the last `task_dumps_requested` that was answered
     has_closed_channel = Field(15)  # 1: a handler has closed its channel to the master
     # written by the supervisor
     stop_job = Field(16)
@@ -220,7 +220,8 @@ _LEASE, STATE, _DEADLINE = _index("lease"), _index("state"), _index("deadline")
 _STOP_JOB, _STOP_LEASE, _STOP_REASON = _index("stop_job"), _index("stop_lease"), _index("stop_reason")
 _RUNNING, _IDLE, _LEAVING = int(SlotState.RUNNING), int(SlotState.IDLE), int(SlotState.LEAVING)
 
-# Fields in a row by one call, each as one number and in their order. `begin`: started … lease; `end`: deadline … job.
+# Fields in a row by one call, each as one number and in their order.
+# `begin_job`: started_at … lease; `end_job`: deadline … job.
 _begin, _BEGIN_AT = struct.Struct("13q").pack_into, 8 * _index("started_at")
 _end, _END_AT = struct.Struct("6q").pack_into, 8 * _index("deadline")
 

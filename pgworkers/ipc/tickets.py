@@ -53,7 +53,8 @@ def wait_for_ticket(
 ) -> tuple[JobKey | None, bool]:
     """The next ticket, however long it takes, None when nobody can write one any more; and: had it to be waited for?
 
-    `rest` is called before waiting; when it says False there will be no ticket either. `pause` waits for something to read.
+    `before_wait` is called before waiting; when it says False there will be no ticket either.
+    `wait` waits for something to read.
     """
     waited = False
     while True:

@@ -66,7 +66,7 @@ class BatchCountPortion:
 
 
 def open_batch(on_failed: OnFailed) -> Query[int]:
-    """The id of a new batch; its jobs and `seal` follow in the same transaction."""
+    """The id of a new batch; its jobs and `seal_batch` follow in the same transaction."""
     return Query(_BATCH_OPEN, {"on_failed": on_failed}, lambda rows: int(rows[0][0]))
 
 
@@ -107,7 +107,10 @@ def count_batch(batch_id: int, before: BatchCountPortion | None = None) -> Query
 
 
 def cancel_batch(batch_id: int) -> Query[bool]:
-    """Mark it and cancel what comes after it. False: there is no such batch. `cancel_jobs` follows until nothing is left."""
+    """Mark it and cancel what comes after it. Returns False if there is no such batch.
+
+    `cancel_batch_jobs` follows, until nothing is left.
+    """
     return Query(_BATCH_CANCEL, {"id": batch_id}, bool)
 
 

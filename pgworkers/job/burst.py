@@ -21,18 +21,18 @@ _BURST_LEFT_BEHIND = Statement.from_file(__file__, "burst_left_behind")
 #: Beyond so many jobs nobody counts what a burst leaves.
 MAX_LEFT_BEHIND_ROWS = 10_000
 
-#: Jobs of each part that one statement of `unfinished` looks at.
+#: Jobs of each part that one statement of `unfinished_work` looks at.
 UNFINISHED_SCAN_ROWS = 10_000
-#: Ended parents with many followers that one statement of `unfinished` looks at.
+#: Ended parents with many followers that one statement of `unfinished_work` looks at.
 MAX_UNSETTLED_PARENTS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedWork:
-    """What a burst waits for, as one statement found it. `next`: where the next statement begins; None: that was all.
+    """What a burst waits for, as one statement found it. `next_place`: where the next statement begins; None: that was all.
 
-    `crowded`: queues whose first ready jobs all belong to other tasks. `is_partial`: there may be more that this statement
-    did not look at, and the hosts or the leader will soon have dealt with what it looked at.
+    `crowded_queues`: queues whose first ready jobs all belong to other tasks. `is_partial`: there may be more that this
+    statement did not look at, and the hosts or the leader will soon have dealt with what it looked at.
     """
 
     jobs: int
@@ -59,7 +59,7 @@ class LeftBehind:
 
 @dataclass(frozen=True, slots=True)
 class BusyHost:
-    """A host that holds jobs. `silent`: seconds since it renewed; after `lease` they are lost."""
+    """A host that holds jobs. `silent_seconds`: seconds since it renewed; after `lease_seconds` they are lost."""
 
     id: UUID
     name: str

@@ -58,9 +58,9 @@ def claim(
 ) -> Query[list[ClaimedJob]]:
     """Take up to `count` jobs of each queue, of the tasks this host knows, by priority and then in enqueue order.
 
-    `places` are where to look in a queue, the highest priorities first; else everywhere. Without `gates`, jobs behind a
-    concurrency limit are left alone. With `aged`, those that have been ready for so many seconds come first, the oldest of
-    them before all, wherever they are.
+    `scan_ranges` are where to look in a queue, the highest priorities first; else everywhere. Without `include_limited`,
+    jobs behind a concurrency limit are left alone. With `min_age_seconds`, those that have been ready for so many
+    seconds come first, the oldest of them before all, wherever they are.
     """
     counts: dict[str, int] = {}
     for want in capacities:
@@ -112,7 +112,7 @@ PARK_PORTION_ROWS = 2000
 class ParkedPortion(NamedTuple):
     """What one portion moved, by task, and the place (priority, id) of the last job it looked at; None: that was all.
 
-    `newest`: the id of the newest job of all queues.
+    `newest_id`: the id of the newest job of all queues.
     """
 
     jobs_by_task: dict[str, int]

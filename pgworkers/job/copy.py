@@ -51,7 +51,7 @@ def copy_jobs(
 ) -> int:
     """Enqueue these jobs, all or none; inside the caller's transaction when there is one. Answers how many.
 
-    `stream`: nobody else uses the connection, so that the COPY may stay open while the iterator goes on.
+    `is_own_connection`: nobody else uses the connection, so that the COPY may stay open while the iterator goes on.
     """
     with _transaction(conn, is_own_connection):
         with conn.cursor(row_factory=tuple_row) as cursor:
@@ -82,7 +82,7 @@ async def acopy_jobs(
     *,
     is_own_connection: bool = False,
 ) -> int:
-    """`copy_in` on an async connection."""
+    """`copy_jobs` on an async connection."""
     async with _atransaction(conn, is_own_connection):
         async with conn.cursor(row_factory=tuple_row) as cursor:
             await cursor.execute(_COPY_DEFAULTS.render(schema))
@@ -161,8 +161,8 @@ class CopyRows:
         for job in jobs:
             key = (
                 job.task, job.queue, job.priority, job.max_attempts, job.max_crashes, job.run_at, job.delay, job.expires,
-                job.deadline, job.timeout, job.memory, job.concurrency_key, job.meta_json, job.batch_id, job.unique_key, job.after,
-                job.is_held, job.idempotency_key,
+                job.deadline, job.timeout, job.memory, job.concurrency_key, job.meta_json, job.batch_id, job.unique_key,
+                job.after, job.is_held, job.idempotency_key,
             )  # fmt: skip
             if key != last:
                 whole = self._has_all_columns

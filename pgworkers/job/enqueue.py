@@ -1,4 +1,4 @@
-"""Enqueue: one job, by the SQL function that everybody else uses too. Many: see `copying`."""
+"""Enqueue: one job, by the SQL function that everybody else uses too. Many: see `copy`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Enqueued(NamedTuple):
 
 
 def enqueue(job: NewJob, *, is_own_transaction: bool = False) -> Query[Enqueued]:
-    """Enqueue one job. Errors of the database become ours by `translate`.
+    """Enqueue one job. Errors of the database become ours by `enqueue_error`.
 
-    `alone`: the statement is a transaction of its own.
+    `is_own_transaction`: the statement is a transaction of its own.
     """
     if _is_plain(job):
         wire = (

@@ -1,7 +1,7 @@
 """Depth: how much waits in each queue, read by the leader for everybody's gauges.
 
-One statement counts what is small; a `Tally` goes on in slices, so that no statement is long, however long the backlog: a
-hundred thousand rows at once are 33 ms of a core.
+One statement counts what is small; a `DepthCount` goes on in slices, so that no statement is long, however long the
+backlog: a hundred thousand rows at once are 33 ms of a core.
 
 Strangers: ready jobs of tasks that no host of their queue has. Nobody takes them, and nobody else would say so.
 """

@@ -74,7 +74,7 @@ def prune_hosts(
 ) -> Query[Portion[str]]:
     """Forget hosts that have been gone for ten leases and own nothing; one portion of a walk.
 
-    `clock`: the database's time as the host reckons it; the earlier of the two counts.
+    `host_clock`: the database's time as the host reckons it; the earlier of the two counts.
     """
     params = {"portion": portion, "after": after or NO_HOST_ID, "clock": host_clock}
     return Query(_HOST_PRUNE, params, lambda rows: Portion(rows[0][0], rows[0][1]))
@@ -85,7 +85,7 @@ _HOST_RENEW = Statement.from_file(__file__, "host_renew")
 
 @dataclass(frozen=True, slots=True)
 class ChangedDeadline:
-    """A deadline that this host does not know. `epoch`: the database's time of it; `remaining`: seconds until then."""
+    """A deadline that this host does not know yet, as a time of the database and as seconds until then."""
 
     fence: Fence
     deadline_epoch: float | None
@@ -94,10 +94,10 @@ class ChangedDeadline:
 
 @dataclass(frozen=True, slots=True)
 class RenewalAnswer:
-    """What a host learns by renewing. `known` is False when its row is gone: it must register again.
+    """What a host learns by renewing. `is_known` is False when its row is gone: it must register again.
 
-    `alone`: no other host lives. `sharing`: how many other living hosts serve a queue of this one. `at`: the database's
-    time. `longest`: of all hosts' leases, in seconds.
+    `is_alone`: no other host lives. `sharing_hosts`: how many other living hosts serve a queue of this one.
+    `database_time`: the database's time. `longest_lease_seconds`: of all hosts' leases, in seconds.
     """
 
     is_known: bool
@@ -160,7 +160,7 @@ def jobs_of_host(
 ) -> Query[HeldJobs]:
     """Every job this host claimed at least `age` seconds ago and has not ended; with `since`, of those claimed after it.
 
-    `clock`: the database's time as the host reckons it; the age is counted by the earlier of the two.
+    `host_clock`: the database's time as the host reckons it; the age is counted by the earlier of the two.
     """
     return Query(_HOST_JOBS, {"host": host, "age": age, "since": since, "clock": host_clock}, _read_held_jobs)
 
@@ -235,8 +235,8 @@ def try_lead(
 ) -> Query[LeadershipAnswer]:
     """Take the term for `seconds` if it is free, without waiting. The host's row then says that it leads.
 
-    `may_depose`: also from a leader that has not renewed its term in time. `clock`: the database's time as the host reckons
-    it; the earlier of the two counts.
+    `may_depose`: also from a leader that has not renewed its term in time. `host_clock`: the database's time as the host
+    reckons it; the earlier of the two counts.
     """
     params = {"host": host, "seconds": seconds, "may_depose": may_depose, "clock": host_clock}
     return Query(_LEADER_TRY, params, _read_leadership)

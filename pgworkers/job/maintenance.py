@@ -1,4 +1,4 @@
-"""A walk reads a table in portions, so that each statement is short. A `Step` says where the next portion begins.
+"""A walk reads a table in portions, so that each statement is short. A `Portion` says where the next portion begins.
 
 Look: what the leader has to do, and when, in one statement.
 
@@ -37,7 +37,7 @@ P = TypeVar("P")
 
 @dataclass(frozen=True, slots=True)
 class Portion(Generic[P]):
-    """One portion. `count`: how many rows it changed. `next`: the place to go on from, None at the end of the table."""
+    """One portion: how many rows it changed, and the key to continue from (None at the end of the table)."""
 
     next_key: P | None
     changed_rows: int
@@ -115,8 +115,8 @@ def rescue_jobs(
 ) -> Query[list[RescuedJob]]:
     """Rescue at most `limit` jobs, none of `host` itself. Only a host that has renewed without a gap may ask.
 
-    `clock`: the database's time as the host reckons it; who is lost is judged by the earlier of the two.
-    `only`: this job and no other. `refused`: why the database will not schedule it again, so that it ends instead.
+    `host_clock`: the database's time as the host reckons it; who is lost is judged by the earlier of the two.
+    `only_job`: this job and no other. `refusal`: why the database will not schedule it again, so that it ends instead.
     """
     cause = None if refusal is None else sanitize.one_line(refusal, MAX_ERROR_LINE_CHARACTERS)
     params = {

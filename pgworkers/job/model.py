@@ -1,6 +1,6 @@
 """The seven states of a job, the moves between them, and the verdicts of an attempt.
 
-One enum in SQL (`job_state`) and here; a test compares them. `MOVES` is the table the diagram in the docs is
+One enum in SQL (`job_state`) and here; a test compares them. `JOB_STATE_MOVES` is the table the diagram in the docs is
 checked against. `claimed` is in no row: readers see it in place of `running` while no worker is known to have the job.
 
 A job to be: plain data, so that preparing one loads nothing of the database.

@@ -97,7 +97,8 @@ MAX_JOB_ID = (1 << 63) - 1
 class JobView:
     """A job as the view `pgworkers.jobs` shows it, live or finished. JSON columns are Python values, or Unreadable.
 
-    For a role that sees no payload, `args` and the `result` of a success are `HIDDEN`; `checkpoint` and `meta` are None.
+    For a role that sees no payload, `args` and the `result` of a success are `HIDDEN_PAYLOAD`; `checkpoint` and `meta`
+    are None.
     """
 
     id: int
@@ -159,7 +160,7 @@ class AttemptView:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs are meant. No states, queues or tasks mean any; `before` is an id: only older ones."""
+    """Which jobs are meant. No states, queues or tasks mean any; `before_id` is an id: only older ones."""
 
     states: Sequence[JobState] = ()
     queues: Sequence[str] = ()
@@ -170,9 +171,9 @@ class JobFilter:
 
 @dataclass(frozen=True, slots=True)
 class SearchPage:
-    """One step of a search. `ids`: the newest first. `before`: where the next step begins; None: there is nothing older.
+    """One step of a search. `ids`: the newest first. `before_id`: where the next step begins; None: there is nothing older.
 
-    `is_partial`: hosts hold more than `MAX_HELD` jobs, and it did not look at all of them.
+    `is_partial`: hosts hold more than `MAX_HELD_JOBS` jobs, and it did not look at all of them.
     """
 
     ids: list[int]
@@ -183,9 +184,9 @@ class SearchPage:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What a search found. `before`: it looked at no job older than this, and there may be more; None: these are all.
+    """What a search found. `before_id`: it looked at no job older than this, and there may be more; None: these are all.
 
-    `is_partial`: hosts hold more than `MAX_HELD` jobs, and it did not look at all of them.
+    `is_partial`: hosts hold more than `MAX_HELD_JOBS` jobs, and it did not look at all of them.
     """
 
     jobs: list[JobView]
@@ -195,7 +196,7 @@ class SearchResult:
 
 @dataclass(frozen=True, slots=True)
 class JobCount:
-    """How many jobs a filter means; `complete` is False when there may be more."""
+    """How many jobs a filter means; `is_complete` is False when there may be more."""
 
     jobs: int
     is_complete: bool
@@ -205,7 +206,7 @@ class JobCount:
 class QueueView:
     """A queue and its counts. `oldest_ready`: seconds the longest waiting ready job has waited, among those counted.
 
-    `capped` names the counts that stop at `MAX_COUNT`: there are more.
+    `capped` names the counts that stop at `MAX_COUNTED_JOBS`: there are more.
     """
 
     name: str
@@ -328,7 +329,7 @@ def find_jobs(ask: RunQuery, where: JobFilter, max_looked: int = MAX_SEARCHED_RO
 
 
 def count_jobs(ask: RunQuery, where: JobFilter, max_looked: int = MAX_SEARCHED_ROWS) -> JobCount:
-    """How many jobs a filter means, up to `MAX_COUNT`."""
+    """How many jobs a filter means, up to `MAX_COUNTED_JOBS`."""
     jobs = 0
     for page in search_pages(ask, replace(where, limit=MAX_COUNTED_JOBS + 1), max_looked):
         jobs += len(page.ids)
@@ -485,7 +486,7 @@ class WorkerOverview:
 def overview(
     limit: int, *, should_notify_hosts: bool
 ) -> Query[tuple[list[HostOverview], list[WorkerOverview]]]:
-    """`tell`: say that somebody looks. More than `limit` workers are cut, busy ones last."""
+    """`should_notify_hosts`: say that somebody looks. More than `limit` workers are cut, busy ones last."""
     return Query(_QUERY_OVERVIEW, {"limit": limit, "watch": should_notify_hosts}, _read_overview)
 
 

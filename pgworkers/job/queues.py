@@ -21,9 +21,9 @@ _QUEUE_SET_RETENTION = Statement.from_file(__file__, "queue_set_retention")
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """What operators tuned. None: what the app says. `throttled`: seconds until the queue may be claimed from again.
+    """What operators tuned. None: what the app says. `throttled_seconds`: seconds until the queue may be claimed from again.
 
-    `total` are the workers over all hosts, if they are counted so, whoever said it.
+    `total_workers` are the workers over all hosts, if they are counted so, whoever said it.
     """
 
     name: str
@@ -42,7 +42,7 @@ class QueueConfig:
 class CoolDown:
     """How long a queue cools down when it is throttled for the nth time in a row: min(base * growth^n, most), in seconds.
 
-    After `grace` without a throttle one of them is forgotten, and by a success all of them.
+    After `quiet_seconds` without a throttle one of them is forgotten, and by a success all of them.
     """
 
     base_seconds: float = 60.0

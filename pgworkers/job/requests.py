@@ -34,7 +34,7 @@ class OperatorRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestAnswer:
-    """`done` is None while nobody has answered."""
+    """`is_done` is None while nobody has answered."""
 
     id: int
     job_id: int | None

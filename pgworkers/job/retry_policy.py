@@ -28,7 +28,7 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True)
 class RetryAfter:
-    """Another attempt after `seconds`; `free`: this one is given back."""
+    """Another attempt after `delay_seconds`; `is_free`: this one is given back."""
 
     delay_seconds: float
     is_free: bool
@@ -51,10 +51,11 @@ def decide_retry(
 ) -> EndJob | RetryAfter:
     """What becomes of a job whose attempt ended with `verdict`.
 
-    `attempt` counts this attempt, `crashes` are those before it (both as claimed). `after` is what the handler asked
-    for; `rand` in [0, 1) spreads the delay. `policy` is what the task says of this verdict: False, no further attempt; a
-    number, the delay before it. It can shorten a job's life, not lengthen it: the budgets hold. `lost`: its supervisor
-    died. That is no crash of the job, and `losses` says how often in a row it happened before.
+    `attempt` counts this attempt, `crashes` are those before it (both as claimed). `requested_delay` is what the handler
+    asked for; `random_fraction` in [0, 1) spreads the delay. `policy` is what the task says of this verdict: False, no
+    further attempt; a number, the delay before it. It can shorten a job's life, not lengthen it: the budgets hold.
+    `is_supervisor_lost`: its supervisor died. That is no crash of the job, and `consecutive_losses` says how often in a
+    row it happened before.
     """
     if verdict is Verdict.SUCCEEDED:
         raise ValueError("a job that succeeded is not retried")

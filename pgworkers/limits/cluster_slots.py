@@ -38,7 +38,7 @@ def grant_slots(
 ) -> Query[int]:
     """Let each host have what is `wanted` for it, as far as the total allows. Answers how many grants changed.
 
-    `clock`: the database's time as the host reckons it; who has not acknowledged is judged by the earlier of the two.
+    `host_clock`: the database's time as the host reckons it; who has not acknowledged is judged by the earlier of the two.
     """
     params = {
         "queue": queue,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """`rate` tokens a second; up to `burst` may lie in the bucket."""
+    """`tokens_per_second` tokens a second; up to `burst` may lie in the bucket."""
 
     scope: str
     tokens_per_second: float

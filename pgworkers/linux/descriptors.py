@@ -3,7 +3,8 @@
 A handler may close any number (`os.closerange` does it by the hundred), and what it opens next gets the lowest free one. A
 worker that used a number without a look would write its frames into the handler's own socket. So its descriptors are
 
-- out of reach: `lift` moves them to numbers that open() does not return before a thousand others are taken, and
+- out of reach: `move_to_high_number` moves them to numbers that open() does not return before a thousand others are
+taken, and
 - checked: a `OwnedDescriptor` knows its inode, and a number that means another file now is neither used nor closed.
 
 faulthandler writes to a number from a signal handler, where nothing can be checked. The supervisor looks before it asks for

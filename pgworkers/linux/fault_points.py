@@ -1,7 +1,7 @@
 """Points where a test lets a process die, sleep or leave.
 
 `PGWORKERS_FAULT=name[:action]`, several separated by commas. The action is `kill` (SIGKILL to itself, the
-default), `sleep=SECONDS` or `exit=STATUS`. Points that every job passes are asked only if there are any (`ARMED`).
+default), `sleep=SECONDS` or `exit=STATUS`. Points that every job passes are asked only if there are any (`IS_ARMED`).
 
 Points, in the order of a job's life:
 

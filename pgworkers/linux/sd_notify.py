@@ -31,7 +31,7 @@ class ServiceNotifier:
         return self._socket is not None
 
     def notify(self, **words: str | int) -> bool:
-        """`tell(READY=1, STATUS="3/6 busy")`: one datagram. False: it could not be sent now."""
+        """`notify(READY=1, STATUS="3/6 busy")`: one datagram. False: it could not be sent now."""
         if self._socket is None or self._address is None:
             return False
         lines = (f"{name}={' '.join(str(value).split())}" for name, value in words.items())

@@ -51,8 +51,8 @@ class SignalWakeup:
 
 
 class BlockedSignals:
-    """No signal handler runs here, but that of `heard`: around fork, where the child still has its parent's handlers, and
-    where a thread begins, which is born with the mask of its maker."""
+    """No signal handler runs here, but that of `except_for`: around fork, where the child still has its parent's handlers,
+    and where a thread begins, which is born with the mask of its maker."""
 
     def __init__(self, except_for: int = 0) -> None:
         self._numbers = [signum for signum in _NUMBERS if signum != except_for]
@@ -66,7 +66,7 @@ class BlockedSignals:
 
 
 def signals_to_reset(except_for: Iterable[int]) -> list[tuple[int, Any]]:
-    """Which signals are not as in a fresh Python, with what they are there: SIGPIPE is ignored. `taken`: but for these."""
+    """Signals that differ from a fresh Python, with their fresh handlers (SIGPIPE is ignored), but for `except_for`."""
     found = []
     for signum in _NUMBERS:
         wanted = _c.SIG_IGN if signum == _c.SIGPIPE else _c.SIG_DFL

@@ -49,7 +49,8 @@ def _reason_text(one: LeftBehind) -> str:
         case "paused":
             return f"the queue {queue} is paused; {shell_command('queues resume', one.queue)} lets them go on"
         case "no workers":
-            return f"the queue {queue} is scaled to 0 workers; {shell_command('queues scale', one.queue, default=True)} undoes it"
+            undo = shell_command("queues scale", one.queue, default=True)
+            return f"the queue {queue} is scaled to 0 workers; {undo} undoes it"
         case "limit":
             return f"the limit of {task}, or of their concurrency key, is 0; pgworkers queues limits shows it"
         case "unknown":

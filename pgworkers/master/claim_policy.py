@@ -4,16 +4,17 @@ Notifications make all commits on the server wait for one another, so they are f
 network card does under load: interrupts while little comes in, polling while much does.
 
 A queue is *asleep* as long as few notifications of it arrive: each new job wakes one of the sleeping hosts at once. When
-they come faster than `BUSY`, it is *awake*: no host is notified of it, and the host looks every `STEP` while it has room.
-When it had room and found nothing for `QUIET`, it falls asleep again. Hosts that share a queue share the looks: each looks
-less often and stays awake for longer, up to `MAX_SHARE` times, so that together they look as often as one.
+they come faster than `MAX_NOTIFICATIONS_PER_WINDOW`, it is *awake*: no host is notified of it, and the host looks every
+`AWAKE_CLAIM_SECONDS` while it has room. When it had room and found nothing for `AWAKE_QUIET_SECONDS`, it falls asleep
+again. Hosts that share a queue share the looks: each looks less often and stays awake for longer, up to
+`MAX_HOSTS_SHARING_CLAIMS` times, so that together they look as often as one.
 
 A queue is *full* when the host was notified of a job for which it had no room, and passed the notification on. It asks to
 be notified again when a claim has found less than there was room for. (docs/adr/21)
 
 Falling asleep has a gap: a transaction that saw no sleeping host may commit its job just after this host has looked. So
-the host looks again, a few times, at growing distances (`LOOKS`); what commits later still is found by the poll. If another
-host slept already, that transaction has notified it, and there are no more looks.
+the host looks again, a few times, at growing distances (`RECHECK_DELAYS_SECONDS`); what commits later still is found by
+the poll. If another host slept already, that transaction has notified it, and there are no more looks.
 
 A queue that sleeps and gave less than there was room for is *dry*: whatever becomes ready in it is notified, so until then
 nobody looks, however many workers get free. It is dry for no longer than the poll, or until a look can go where the last

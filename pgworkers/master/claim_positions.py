@@ -14,14 +14,16 @@ it brings jobs, that is half of the time.
 
 How a host looks at what lies before the places where it last found work; pure.
 
-There may be a retry, a job that committed late, one that was given back; and the remains of all jobs since a snapshot was
-taken that is still held. As long as that is cheap, the look begins at the head, at every claim: such a look is followed by
-others without one for `SHARE` times as long as it took longer than they do, but never for longer than `most`: how long a
-claim took is also how slow the network was, and a job must not wait for that in front of idle workers.
+There may be a retry, a job that committed late, one that was given back; and the remains of all jobs since a snapshot
+was taken that is still held. As long as that is cheap, the look begins at the head, at every claim: such a look is
+followed by others without one for `PAUSE_PER_SCAN_FACTOR` times as long as it took longer than they do, but never for
+longer than `most`: how long a claim took is also how slow the network was, and a job must not wait for that in front of
+idle workers.
 
 When it is not cheap, the claims behind it must not wait for all of it: it is made in steps, from the place down to the head,
 each over so many ids as are not slow to go through. Quick steps become longer, until one reaches the head. A round that
-takes longer than `most` gets more of the time, `HASTE` instead of `SHARE`; its steps stay short. (docs/adr/22)
+takes longer than `most` gets more of the time, `PAUSE_PER_LATE_SCAN_FACTOR` instead of
+`PAUSE_PER_SCAN_FACTOR`; its steps stay short. (docs/adr/22)
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ MAX_PRIORITIES_REMEMBERED = 16  # priorities of a queue that are remembered
 SLOW_SCAN_SECONDS, SLOW_SCAN_SECONDS_PER_JOB = 0.01, 0.00003
 #: Seconds that a job behind a limit may take more than that.
 SLOW_SCAN_SECONDS_PER_LIMITED_JOB = 0.0003
-#: A slow look behind limits that was in vain is not repeated for this long, or `HASTE` times as long as it took if that is longer. The first
-#: look of a host is slow where a snapshot is held; it makes marks, and the next one is quick.
+#: A slow look behind limits that was in vain is not repeated for this long, or `PAUSE_PER_LATE_SCAN_FACTOR` times as long
+#: as it took if that is longer. The first look of a host is slow where a snapshot is held; it makes marks, and the next one
+#: is quick.
 GATES_PAUSE_SECONDS = 1.0
 #: At most one claim in so many takes the oldest jobs first.
 CLAIMS_PER_OLDEST_FIRST = 10

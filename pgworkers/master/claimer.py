@@ -1,6 +1,7 @@
-"""The claimer: keeps the desks supplied, on the claim connection, while earlier jobs run and finish.
+"""Claims jobs for the buffers of the dispatcher, on the claim connection, while earlier jobs run and finish.
 
-It claims when it is told of work or of room for it, and by itself as `SleepPolicy` says; where it looks, `ClaimPositions` says.
+It claims when a notification comes or a worker is free, and otherwise as often as `SleepPolicy` decides. `ClaimPositions`
+decides where in a queue it looks.
 
 A new job wakes one host. If that host has no room, it passes the notification on to another one. If it does not come,
 because it was killed or stopped, the poll of another host finds the job, and that host lets all be notified for a while.
@@ -274,7 +275,7 @@ class Claimer:
     async def _pass_on_notifications(self) -> None:
         """Let another host be notified of jobs that this one was chosen for and cannot claim now.
 
-        However many hints come, this causes no more than one statement per `HINT_PAUSE_SECONDS`.
+        However many hints come, this causes no more than one statement per `MIN_HINT_INTERVAL_SECONDS`.
         """
         if not self._notified_jobs:
             return

@@ -93,12 +93,12 @@ class ReconnectingConnection:
         raise_timeouts: bool = False,
         then: Callable[[T], None] | None = None,
     ) -> T:
-        """Run one statement; data errors pass through, everything else becomes `ConnectionDown`. `then`: who has the answer first.
+        """Run one statement. Data errors are raised as they are; everything else becomes `ConnectionDown`.
 
-        With `session`, only on that very session: a connection that came back is another one. With `refusable`, what code in
-        the database raises passes through, too: a trigger of the user's says nothing about the connection. With `refusable`
-        or `timeouts`, so does the end of a statement that the server found too slow: the server answers, so the statement is
-        the cause.
+        `then` is called with the answer before this returns. With `session_number`, the statement runs only on that
+        session: a connection that came back is another one. With `raise_refusals`, errors that code in the database
+        raises are raised as they are, too: a user's trigger says nothing about the connection. With `raise_refusals` or
+        `raise_timeouts`, so is a statement timeout: the server answers, so the statement is the cause.
         """
         exchange = self._exchange
         if exchange is None or exchange.is_closed:

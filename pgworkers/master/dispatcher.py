@@ -2,8 +2,8 @@
 
 The buffer belongs to the queue and not to a worker, so no job waits behind a long one. It is deeper than the idle workers
 only while the queue's jobs are short or their ends foreseen, and what nobody took in time is given back to the other
-hosts. Of short jobs a few milliseconds' worth wait in front of each worker (`handing`); they are taken back when the job
-before them runs long. No SQL here and no waiting: claims come in through `take`, ends go out through `Ends`.
+hosts. Of short jobs a few milliseconds' worth wait in front of each worker (`assignment`); they are taken back when the job
+before them runs long. No SQL here and no waiting: claims come in through `accept`, ends go out through `Finisher`.
 """
 
 from __future__ import annotations

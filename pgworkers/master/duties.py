@@ -2,7 +2,7 @@
 
 Each skips what others have locked, and runs on the leading session. Its statements touch a bounded number of rows. It loops
 until nothing is left or until its slice of time is over; then the other duties come in between, and it goes on where it
-stopped. A duty that fails is told and counted, and never stops the others. `perform_whole` runs one by hand.
+stopped. A duty that fails is told and counted, and never stops the others. `perform_completely` runs one by hand.
 
 Most have nothing to do most of the time. One look (job/look) says for which of them there is something, and when; only the
 others have a period of their own. Who schedules something for the next seconds notifies `due:`; the leader looks at once.

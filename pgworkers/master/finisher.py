@@ -369,8 +369,11 @@ class ResultWriter:
         self.deferred: DeferredResults[HeldJob, JobFinish | JobRetry] = DeferredResults()
 
     async def write(self, batch: list[PendingResult]) -> None:
-        """Write them all. Raises `psycopg.Error`: none is written as the database refuses one, or took too long; `ConnectionDown`:
-        it is not known which are written."""
+        """Write them all.
+
+        `psycopg.Error`: none is written, because the database refuses one or took too long. `ConnectionDown`: it is not
+        known which are written.
+        """
         self._on_written(batch, await self._execute([end for _, end in batch]))
 
     async def write_single(self, held: HeldJob, end: JobFinish | JobRetry, error: psycopg.Error) -> None:

@@ -255,7 +255,7 @@ class LeaseKeeper:
     def renew_soon(self) -> None:
         """Renew soon, because the row of a held job may have changed: only what the renewal reads is believed.
 
-        However many hints come, this causes no more than one renewal per `HINT_PAUSE_SECONDS`.
+        However many hints come, this causes no more than one renewal per `MIN_HINT_INTERVAL_SECONDS`.
         """
         self._must_renew_soon = True
         self._due_at = min(self._due_at, self._sent_at + MIN_HINT_INTERVAL_SECONDS)

@@ -1,4 +1,4 @@
-"""Processes that outlived their supervisor, or a former master of this machine (`end_former`).
+"""Processes that outlived their supervisor, or a former master of this machine (`kill_former_hosts`).
 
 The master is the subreaper of its tree, so it inherits those of a dead supervisor: it kills and reaps them.
 

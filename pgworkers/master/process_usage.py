@@ -27,7 +27,7 @@ class ProcessUsage:
     def sample(self, idle_marks: Mapping[int, int | None], now: float) -> dict[int, tuple[float | None, int]]:
         """Percent of a core since the last look (None at the first) and resident bytes, of each with its descendants.
 
-        Of those who rest by their marks (`Resting`), as it was at the last look.
+        Of those who rest by their marks (`RemeasurePolicy`), as it was at the last look.
         """
         due = set(self._remeasure_policy.due(idle_marks, now))
         found: dict[int, tuple[float | None, int]] = {}

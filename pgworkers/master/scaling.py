@@ -1,7 +1,7 @@
 """How many workers each queue has here: what the app says, what operators tuned, what the cluster leaves to this host.
 
-`targets` decides and is pure; `Scaler` reads the rows when it is told of a change (and now and then without), and acts.
-What cannot be read changes nothing: the workers that run go on.
+`target_workers` decides and is pure; `Scaler` reads the rows when it is told of a change (and now and then without), and
+acts. What cannot be read changes nothing: the workers that run go on.
 
 Of a queue whose workers are counted over all hosts this host has a grant (flow/slots). It acknowledges each grant before it
 uses it, and goes on counting as taken whatever still runs beyond it. A host that has not acknowledged for a lease has lost

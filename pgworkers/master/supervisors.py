@@ -1,7 +1,8 @@
 """The supervisors of this host: started, watched, and started again.
 
-The master execs them (it never forks itself). What they say of their workers goes to `hearing`. When a supervisor dies, its
-workers die with it by PDEATHSIG; their ends are written only when each is really gone, so that no job runs twice at once.
+The master execs them (it never forks itself). What they say of their workers goes to `worker_lifecycle`. When a
+supervisor dies, its workers die with it by PDEATHSIG; their ends are written only when each is really gone, so that no
+job runs twice at once.
 
 A supervisor that says nothing: told when it is odd, killed when it is too long.
 """

@@ -59,7 +59,7 @@ def json_record(
     attempt: int | None = None,
     data: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One JSON line before it is encoded; its keys are `KEYS`."""
+    """One JSON line before it is encoded; its keys are `JSON_KEYS`."""
     return {
         "at": utc_timestamp(time.time()),
         "level": level,

@@ -1,5 +1,6 @@
-"""Every metric, declared once: name, kind, labels, what it means. docs/reference/metrics.md is made from this; dashboards and alerts
-use exactly these names (a law test).
+"""Every metric, declared once: name, kind, labels, what it means.
+
+docs/reference/metrics.md is made from this; dashboards and alerts use exactly these names (a law test).
 
 Labels come from closed sets (states, verdicts, reasons) or from names that the app declares (queues, tasks, schedules);
 never from a pid, a job id or a text. What is `cluster` is told by the leader alone, so that a sum over
@@ -103,17 +104,20 @@ JOB_METRICS = (
     Metric("job_duration_seconds", "histogram", "How long attempts took.", _JOB_LABELS, _DURATION_BUCKETS),
     Metric("job_wait_seconds", "histogram", "From due to started.", _QUEUE_LABELS, _WAIT_BUCKETS),
     Metric("job_cpu_seconds_total", "counter", "CPU seconds of attempts, their children included.", _JOB_LABELS),
-    Metric("job_peak_memory_bytes", "gauge", "Largest peak of the attempts that ended in the last 5 to 10 minutes.", _JOB_LABELS),
+    Metric("job_peak_memory_bytes", "gauge", "Largest peak of the attempts that ended in the last 5 to 10 minutes.",
+           _JOB_LABELS),
     Metric("jobs_running", "gauge", "Attempts that run on this host.", _QUEUE_LABELS),
     Metric("job_oldest_running_seconds", "gauge", "Age of the oldest attempt that runs here; 0: none.", _QUEUE_LABELS),
     Metric("jobs_rescued_total", "counter", "Jobs taken back from lost hosts by this leader.", ("queue", "reason")),
     Metric("leases_lost_total", "counter", "Jobs that turned out to belong to another host.", _QUEUE_LABELS),
     Metric("finishes_rejected_total", "counter", "Ends refused because the lease was no longer valid.", _QUEUE_LABELS),
-    Metric("job_stop_seconds", "histogram", "From the wish that a job should stop until it was gone.", ("reason",), _STOP_BUCKETS),
+    Metric("job_stop_seconds", "histogram", "From the wish that a job should stop until it was gone.",
+           ("reason",), _STOP_BUCKETS),
 )  # fmt: skip
 QUEUE_METRICS = (
     Metric("queue_jobs", "gauge", "Jobs by state; counts stop at 100,000.", ("queue", "state"), is_cluster_wide=True),
-    Metric("queue_oldest_ready_seconds", "gauge", "How long the oldest ready job has waited.", _QUEUE_LABELS, is_cluster_wide=True),
+    Metric("queue_oldest_ready_seconds", "gauge", "How long the oldest ready job has waited.",
+           _QUEUE_LABELS, is_cluster_wide=True),
     Metric("queue_paused", "gauge", "1 while the queue is paused.", _QUEUE_LABELS, is_cluster_wide=True),
     Metric("queue_limit", "gauge", "Workers over all hosts; no series: no limit.", _QUEUE_LABELS, is_cluster_wide=True),
     Metric("queue_throttled", "gauge", "1 while the queue cools down.", _QUEUE_LABELS, is_cluster_wide=True),
@@ -122,7 +126,8 @@ QUEUE_METRICS = (
 SCHEDULE_METRICS = (
     Metric("schedule_ticks_total", "counter", "Ticks: fired, skipped (overlap), missed (passed by) or failed.",
            ("schedule", "result")),
-    Metric("schedule_last_tick_timestamp_seconds", "gauge", "The last tick that was fired.", ("schedule",), is_cluster_wide=True),
+    Metric("schedule_last_tick_timestamp_seconds", "gauge", "The last tick that was fired.",
+           ("schedule",), is_cluster_wide=True),
     Metric("schedule_next_tick_timestamp_seconds", "gauge", "When the next tick is due, jitter included.", ("schedule",),
            is_cluster_wide=True),
 )  # fmt: skip
@@ -131,7 +136,8 @@ PROCESS_METRICS = (
     Metric("worker_starts_total", "counter", "Workers forked.", _QUEUE_LABELS),
     Metric("worker_exits_total", "counter", "Workers gone: left, threads (left by jobs), idle (had no job), or the verdict.",
            ("queue", "reason")),
-    Metric("worker_memory_bytes", "gauge", "Memory of all workers and what they started; shared pages count once.", _QUEUE_LABELS),
+    Metric("worker_memory_bytes", "gauge", "Memory of all workers and what they started; shared pages count once.",
+           _QUEUE_LABELS),
     Metric("worker_memory_max_bytes", "gauge", "Memory of the largest worker.", _QUEUE_LABELS),
     Metric("worker_start_seconds", "histogram", "From the fork until ready.", _QUEUE_LABELS, _DURATION_BUCKETS),
     Metric("worker_stalled", "gauge", "Workers whose job neither beats nor uses CPU.", _QUEUE_LABELS),
@@ -166,7 +172,8 @@ DATABASE_METRICS = (
     Metric("notifications_total", "counter", "Notifications received."),
     Metric("table_dead_tuples", "gauge", "Dead rows that vacuum has not removed.", ("table",), is_cluster_wide=True),
     Metric("table_bytes", "gauge", "Size of a table with its partitions and indexes.", ("table",), is_cluster_wide=True),
-    Metric("oldest_transaction_seconds", "gauge", "Age of the oldest transaction that holds back vacuum.", is_cluster_wide=True),
+    Metric("oldest_transaction_seconds", "gauge", "Age of the oldest transaction that holds back vacuum.",
+           is_cluster_wide=True),
 )  # fmt: skip
 
 METRIC_SECTIONS = {

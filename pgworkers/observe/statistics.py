@@ -161,7 +161,7 @@ def _totals_for(pocket: dict[TotalsKey, MinuteTotals], key: TotalsKey) -> Minute
 
 
 def prune(older_than: float, limit: int) -> Query[int]:
-    """Delete at most so many rows of minutes more than `older` seconds ago. Answers how many."""
+    """Delete at most so many rows of minutes more than `older_than` seconds ago. Answers how many."""
     return Query(_PRUNE, {"older": older_than, "limit": limit}, len)
 
 

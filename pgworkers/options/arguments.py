@@ -179,7 +179,7 @@ class Arguments:
 
     @cached_property
     def _placed(self) -> int | None:
-        """How many arguments, given by place, are a struct of `_shape` as they are."""
+        """How many arguments, given by place, are a struct of `_struct_type` as they are."""
         return None if self._simple_names is None else len(self._simple_names)
 
     @cached_property

@@ -15,7 +15,6 @@ from pgworkers.errors import UsageError
 from pgworkers.payload import NotJson, encode
 from pgworkers.units import parse_duration, parse_size
 
-
 Duration = float | str | timedelta
 MAX_INT4 = (1 << 31) - 1
 

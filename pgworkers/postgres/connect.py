@@ -50,7 +50,7 @@ _READ_ONLY_ERROR = "session is read-only"
 def connect(settings: Settings, dsn: str, role: str, *, is_pooled: bool = False) -> psycopg.Connection[Any]:
     """A blocking connection for `role` ("cli", "client"): autocommit, READ COMMITTED, every wait bounded.
 
-    `pooled`: a pooler is known to be there; otherwise the first answer tells.
+    `is_pooled`: a pooler is known to be there; otherwise the first answer tells.
     """
     try:
         conn = (None if is_pooled else _connect_direct(settings, dsn, role)) or _connect_pooled(settings, dsn)
@@ -117,7 +117,7 @@ async def aconnect(
 
 
 async def _aconnect_direct(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConnection[Any] | None:
-    """`_direct` for an event loop."""
+    """`_connect_direct` for an event loop."""
     threshold = 0 if role in HOST_ROLES else 5
     try:
         conn = await psycopg.AsyncConnection.connect(
@@ -189,7 +189,7 @@ def connect_for_handler(
 async def aconnect_for_handler(
     settings: Settings, dsn: str, name: str, **options: Any
 ) -> psycopg.AsyncConnection[Any]:
-    """`connect_handler` for an event loop."""
+    """`connect_for_handler` for an event loop."""
     conninfo = _handler_conninfo(settings, dsn, name)
     try:
         conn: psycopg.AsyncConnection[Any] = await psycopg.AsyncConnection.connect(
@@ -281,7 +281,7 @@ def _short_reason(dsn: str, reason: str) -> str:
 
 
 def _refuse_unsupported_server(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """UsageError for a server that cannot work, by what it says of itself at the start of a session (docs/reference/databases.md)."""
+    """Raise UsageError for a server that cannot work, judged by what it reports at connect (docs/reference/databases.md)."""
     said = conn.info.parameter_status
     if said("crdb_version"):
         lacks = "CockroachDB, which has no LISTEN, no ctid and no advisory locks of sessions"
@@ -295,7 +295,8 @@ def _refuse_unsupported_server(conn: psycopg.Connection[Any] | psycopg.AsyncConn
             )
         return
     raise UsageError(
-        f"this is {lacks}: pgworkers cannot work there; nothing was done; use Postgres 13 or newer (docs/reference/databases.md)"
+        f"this is {lacks}: pgworkers cannot work there; nothing was done; "
+        "use Postgres 13 or newer (docs/reference/databases.md)"
     )
 
 

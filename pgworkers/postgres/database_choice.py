@@ -79,8 +79,9 @@ def app_owner(config: str | None) -> int | None:
 
 
 def app_directory(config: str | None) -> Path:
-    """The directory of an app, by its name alone: the embedded server lives there, as it does for Python (`origin_of`).
+    """The directory of an app, found by its name alone. The embedded server lives there.
 
+    For an imported app it is the directory of `App.source_file`, so both find the same server.
     A dotted name is looked for as an import would, but nothing of it is imported: who asks is often the master.
     """
     name = (config or "").rpartition(":")[0] or config or ""

@@ -22,13 +22,15 @@ from pgworkers.errors import (
 def translate_error(
     error: psycopg.Error, not_done: str = "nothing was changed", role: str = ""
 ) -> PgworkersError:
-    """The error to raise instead. `undone`: what was not done. `role`: which of our roles may do it."""
+    """The error to raise instead. `not_done`: what was not done. `role`: which of our roles may do it."""
     text = first_line(error)
     hint = (error.diag.message_hint or "").strip().rstrip(".")
     match error:
         case errors.InsufficientPrivilege():
             fix = hint or (f"GRANT {role} to this login" if role else "GRANT one of the roles to this login")
-            return PermissionDenied(f"the database refused: {text}; {not_done}; {fix} (docs/how-to/separate-logins.md)")
+            return PermissionDenied(
+                f"the database refused: {text}; {not_done}; {fix} (docs/how-to/separate-logins.md)"
+            )
         case errors.ConfigurationLimitExceeded():
             return QuotaExceeded(f"{text}; {not_done}" + (f"; {hint}" if hint else ""))
         case (

@@ -176,8 +176,8 @@ def up(
 ) -> list[str]:
     """Apply what is missing. Answers the names of what was applied.
 
-    `say` gets a line while a migration waits for a lock. After `max_lock_wait` seconds of failed attempts in total it is
-    DatabaseUnreachable; the migrations before it stay applied.
+    `on_message` gets a line while a migration waits for a lock. After `max_lock_wait` seconds of failed attempts in
+    total it is DatabaseUnreachable; the migrations before it stay applied.
     """
     migrations = known_migrations() if migrations is None else migrations
     retry = lock_wait.LockRetry(on_message, max_lock_wait)
@@ -399,7 +399,10 @@ def _read_applied(conn: psycopg.Connection[Any], schema: str) -> dict[int, _Appl
             rows = cursor.execute(_APPLIED.render(schema)).fetchall()
             return {row[0]: _AppliedMigration._make(row) for row in rows}
     except InsufficientPrivilege as error:
-        grants = f"GRANT {_quote_if_needed(f'{schema}_viewer')} (or _worker, _operator, _enqueue) TO {_quote_if_needed(conn.info.user)}"
+        grants = (
+            f"GRANT {_quote_if_needed(f'{schema}_viewer')} (or _worker, _operator, _enqueue) "
+            f"TO {_quote_if_needed(conn.info.user)}"
+        )
         raise PermissionDenied(
             f"the schema {schema} is there, but the login {conn.info.user} may not use it "
             f"({error.diag.message_primary}); nothing was done; {grants}; pgworkers migrate roles makes these roles"
@@ -421,8 +424,8 @@ def _refuse_incompatible(schema: str, rows: list[MigrationStatus]) -> None:
         raise SchemaOutOfDate(
             f"the schema {schema} is newer than this pgworkers, which does not know "
             f"{', '.join(row.name for row in unknown)}: that serves code from migration "
-            f"{max(row.oldest_supported for row in unknown):04d} on, and the newest one here is {newest:04d}; nothing was done; "
-            "upgrade pgworkers on this host"
+            f"{max(row.oldest_supported for row in unknown):04d} on, and the newest one here is {newest:04d}; "
+            "nothing was done; upgrade pgworkers on this host"
         )
     newer = [row.name for row in rows if row.state == "newer"]
     missing = [row.name for row in rows if row.state == "pending"]

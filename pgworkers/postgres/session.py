@@ -246,7 +246,10 @@ class AsyncSession(_StatementProtocol):
         should_cancel_on_server: bool = False,
         sole: bool = False,
     ) -> None:
-        """`withdraws`: a statement whose task was cancelled is cancelled on the server, too, which may take a while.
+        """Prepare to use this connection in an event loop.
+
+        `should_cancel_on_server`: a statement whose task was cancelled is cancelled on the server, too. That may take a
+        while.
 
         `sole`: nothing else uses the connection, ever, and before it is closed it is left. Then the loop watches its socket
         all the time.
@@ -258,7 +261,7 @@ class AsyncSession(_StatementProtocol):
         self._waiting = Waiting(conn.pgconn, self.deliver_notifications, stays=sole)
 
     async def run(self, query: Query[T], timeout: float | None) -> T:
-        """Run a query. `limit`: so many seconds until its session is given up."""
+        """Run a query. `timeout`: so many seconds until its session is given up."""
         async with self._lock:
             turns = self.steps(query)
             send, what = next(turns)

@@ -66,7 +66,7 @@ class Firing:
 
 @dataclass(frozen=True, slots=True)
 class InsertedTick:
-    """A tick that was inserted. `job` is None when none was made, for `reason`."""
+    """A tick that was inserted. `job_id` is None when none was made, for `reason`."""
 
     schedule: str
     scope: str
@@ -77,7 +77,7 @@ class InsertedTick:
 
 @dataclass(frozen=True, slots=True)
 class FireResult:
-    """What came of it. A schedule that is not in `written` was changed, paused, removed or fired by somebody else."""
+    """What firing did. A schedule that is not in `skipped_by_schedule` was changed, paused, removed or fired elsewhere."""
 
     skipped_by_schedule: dict[tuple[str, str], int]  # how many of its ticks were passed by
     ticks: list[InsertedTick]

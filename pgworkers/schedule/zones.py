@@ -61,7 +61,7 @@ def wall_time(at: datetime, zone: ZoneInfo) -> datetime:
 
 
 def instant(shown: datetime, zone: ZoneInfo, *, in_second_pass: bool = False) -> datetime:
-    """When the clocks show this; `again`: the second time, if there are two."""
+    """When the clocks show this; `in_second_pass`: the second time, if there are two."""
     return shown.replace(tzinfo=zone, fold=int(in_second_pass)).astimezone(UTC)
 
 

@@ -42,7 +42,7 @@ def describe(
 ) -> AppSpec:
     """What the app declares. AppNotLoaded (with the app's own traceback) when it cannot be imported or described.
 
-    A caller that reaps or kills strays among its children gives the set of those it spares. `say` hears once that the
+    A caller that reaps or kills strays among its children gives the set of those it spares. `on_slow` hears once that the
     import takes its time. `threads` and `preload`: as a queue has them, to see what its supervisor would.
     """
     reader, writer = os.pipe()

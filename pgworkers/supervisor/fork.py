@@ -83,12 +83,12 @@ def fork_worker(
     has_deferred_heartbeat: bool = False,
 ) -> tuple[WorkerRecord, list[int]]:
     """Fork a worker. Returns it and what is the master's: its end of the socket, both ends of the ticket pipe, and
-    the shelf, if it can have one job after another.
+    the report page, if it can have one job after another.
 
     The caller sends them away, so that nobody but the master can write a ticket.
 
-    `not_theirs` are our descriptors that the child must not have: our control socket, the files of its
-    siblings. `brief`: its life will likely be.
+    `private_descriptors` are our descriptors that the child must not have: our control socket, the files of its
+    siblings. `has_deferred_heartbeat`: its life will likely be brief.
     """
     threads = running_threads()
     if threads:

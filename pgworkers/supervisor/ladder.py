@@ -55,7 +55,7 @@ class StopRequest:
         self.is_kill = self.is_kill or is_kill
 
     def rungs_taken(self, *, was_raised: bool) -> list[tuple[str, float]]:
-        """Each rung and its time after the wish. `struck`: JobStopped was raised; else its signal was only sent."""
+        """Each rung and its time after the wish. `was_raised`: JobStopped was raised; else its signal was only sent."""
         return [
             (
                 "signal" if rung is Rung.RAISE and not was_raised else str(rung),
@@ -89,7 +89,7 @@ def is_over(request: StopRequest, seen: SlotView) -> bool:
 
 
 def next_rung(now: float, request: StopRequest, seen: SlotView) -> Rung | None:
-    """The rung to climb now; call again after it was noted in `climb.times`."""
+    """The rung to climb now; call again after it was noted in `request.rung_times`."""
     if not applies_to(request, seen) or Rung.KILL in request.rung_times:
         return None
     if Rung.DUMP not in request.rung_times:

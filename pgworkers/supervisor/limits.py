@@ -1,7 +1,7 @@
 """The limits of a running job: its deadline, its memory, the lease it runs under, and how long it may show no sign of life.
 
-The supervisor checks them on every tick. The numbers are in the worker's scoreboard slot, so they hold without the master and
-without the database. A broken limit becomes a stop request; the ladder does the rest.
+The supervisor checks them on every tick. The numbers are in the worker's scoreboard slot, so they hold without the master
+and without the database. A broken limit becomes a stop request; the ladder does the rest.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class OutputCapture:
         return last.endswith(LAST_STACK_LINES)
 
     def relay(self, screen: OutputScreen, include_partial_lines: bool) -> bool:
-        """Pass on one turn's share of whole lines (or of `everything`); True: perhaps there is more."""
+        """Pass on one turn's share of whole lines (or of all there is); True: perhaps there is more."""
         end = memfd.size(self.output)
         if self.relayed_to == end:
             return False

@@ -71,7 +71,7 @@ def resume(worker: WorkerRecord, now: float) -> None:
 def move_deadline(worker: WorkerRecord, job: int, lease: int, at: int, now: float) -> None:
     """Give an execution another deadline, in nanoseconds; 0: none.
 
-    The clock of a suspended job stands at the beginning of its suspension, and `go_on` adds the whole suspension. The part
+    The clock of a suspended job stands at the beginning of its suspension, and `resume` adds the whole suspension. The part
     of it that is over before the move must not count, so it is subtracted here.
     """
     if at and worker.suspended_at:

@@ -115,7 +115,7 @@ class WorkerPool:
     def reap_dead(self, now: float, *, should_sweep: bool = False) -> None:
         """Reap the dead, sweep what they left, and tell when nothing of them is alive.
 
-        Workers keep their own orphans: there is something to sweep only after a death. `look` all the same.
+        Workers keep their own orphans: there is something to sweep only after a death. `should_sweep` all the same.
         """
         for worker in [
             worker for worker in self if reaper.is_dead(worker) or _is_stuck_in_kernel(worker, now)
@@ -174,7 +174,7 @@ class WorkerPool:
                 del self._dying[slot]
 
     def fork_missing(self, now: float, private_descriptors: Callable[[], list[int]]) -> None:
-        """Fork what is missing, as the budget allows. `not_theirs()`: descriptors a child must not have."""
+        """Fork what is missing, as the budget allows. `private_descriptors()`: those a child must not have."""
         if now < self._next_start:
             return
         if self._budget.failed_starts:

@@ -1,12 +1,12 @@
 """What a handler must not leave for the next job.
 
-A snapshot of the process is taken once, after the start hooks; after each job the differences are put back. `restore`
-answers whether all of it could be undone.
+A snapshot of the process is taken once, after the start hooks; after each job the differences are put back.
+`check_everything` answers whether all of it could be undone.
 
-A look at everything costs two dozen system calls. After a job of less than `BRIEF` that changed nothing from Python
-(`noting`) a `glance` at what is read for nothing and is not noted is enough, and everything is looked at a millisecond
-later, or as soon as the worker rests. In that time nothing can have been forked, and C code that changed the process is seen
-by the jobs of one millisecond.
+A look at everything costs two dozen system calls. After a job of less than `SHORT_JOB_NS` that changed nothing from
+Python (`noting`) a check of what costs nothing to read and is not noted is enough (`after_job`), and everything is
+looked at a millisecond later, or as soon as the worker rests. In that time nothing can have been forked, and C code that
+changed the process is seen by the jobs of one millisecond.
 """
 
 from __future__ import annotations

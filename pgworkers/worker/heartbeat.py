@@ -24,7 +24,7 @@ from pgworkers.worker.channel import ReportOutbox
 from pgworkers.worker.messages import FrameKind, Progress
 from pgworkers.worker.startup import WorkerSetup, disable_stack_dumps, ignore_dump_signal, restore_dump_signal
 
-#: Seconds without a heartbeat, where lives are brief (`WorkerSetup.brief`): most are over by then.
+#: Seconds without a heartbeat, where lives are brief (`WorkerSetup.has_deferred_heartbeat`): most are over by then.
 DEFERRED_START_SECONDS = 0.1
 #: Beats without a job after which a worker rests, and how many times longer its beats take then.
 IDLE_BEATS_BEFORE_REST = 3

@@ -48,7 +48,7 @@ _READY = frames.encode(FrameKind.READY, 0, 0)
 
 class WorkerProcess:
     """Made in its supervisor, once for each slot, as the crib of all that will be born there: what a worker makes for itself
-    it makes in pages that it has to copy first. So nothing here belongs to a process until `live`."""
+    it makes in pages that it has to copy first. So nothing here belongs to a process until `run`."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
@@ -205,7 +205,10 @@ class WorkerProcess:
         self._slot.end_job()
 
     def _finish_order(self, attempt: Attempt, short_duration: int | None) -> bool:
-        """What may be left to do after a job; True: it was the last. `brief`: how long it took, if a glance was enough."""
+        """What may be left to do after a job; True: it was the last.
+
+        `short_duration`: how long it took, if it was so short that a partial check was enough.
+        """
         attempt.close_sessions()
         if fault_points.IS_ARMED:
             fault_points.fault_point("before_report")
@@ -235,7 +238,7 @@ class WorkerProcess:
         return report.is_last
 
     def _send_success(self, attempt: Attempt, took: int, cpu: int, peak: int, *, should_queue: bool) -> None:
-        """In the short form, since it says it all; `lay`: many at once."""
+        """In the short form, since it says it all; `should_queue`: many at once."""
         task = attempt.template.order.task
         if took < SHORT_JOB_NS:
             self._short_tasks.add(task)

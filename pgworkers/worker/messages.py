@@ -47,14 +47,14 @@ class FrameKind(IntEnum):
     READY = 2  #: worker -> master: hooks have run, orders may come (job and lease are 0, empty body)
     REPORT = 3  #: worker -> master: how it ended
     PROGRESS = 4  #: worker -> master, from the heartbeat thread
-    SUCCESS = 5  #: worker -> master: it ended well and there is nothing more to say (`done`)
+    SUCCESS = 5  #: worker -> master: it ended well and there is nothing more to say (`encode_success`)
     METRICS = 6  #: worker -> master: what `ctx.metrics` was told, with a beat or before the end
-    START_FAILED = 8  #: worker -> master: a start hook failed; it leaves (`Unstarted`; job and lease are 0)
+    START_FAILED = 8  #: worker -> master: a start hook failed; it leaves (`StartFailed`; job and lease are 0)
     BUSY_THREADS = 7  #: worker -> master: threads that a job left use CPU while there is none (no job, no lease, no body)
 
 
 class Order(msgspec.Struct, array_like=True):
-    """One job for one worker; job id and lease are in the frame's header, the arguments behind it (`head`)."""
+    """One job for one worker. Job id and lease are in the frame's header; the arguments follow (`encode_order_header`)."""
 
     task: str
     queue: str
@@ -160,7 +160,7 @@ def encode_success(job: int, lease: int, duration: int, cpu: int, peak_rss: int,
 
 
 def check_success(body: bytes) -> None:
-    """Raise FrameError for a body that `read_done` cannot read."""
+    """Raise FrameError for a body that `decode_success` cannot read."""
     if len(body) < _SUCCESS_BODY.size:
         raise frames.FrameError(f"a report of {len(body)} bytes is too short")
 

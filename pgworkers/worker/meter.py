@@ -15,11 +15,11 @@ PEAK_RESET_INTERVAL_NS = 10_000_000  #: nanoseconds
 
 
 class JobMeter:
-    """CPU time and largest resident size of this process from `begin` to the end of a job, waited-for children included.
+    """CPU time and largest resident size of this process from `start` to the end of a job, waited-for children included.
 
     The end of a job is the beginning of the next one that follows at once. The kernel's high-water mark is set back when a
-    job moved it, and every RESET_EVERY otherwise: of very short jobs in a row, one may be told the size that the process had
-    a moment before it.
+    job moved it, and every PEAK_RESET_INTERVAL_NS otherwise: of very short jobs in a row, one may be told the size that
+    the process had a moment before it.
 
     Of the shortest nothing is asked (`guess`): to ask takes as long as they do. Their CPU time is the time they took, and
     their peak that of the job before. What they really used is divided by durations among them and the next job that is
@@ -59,7 +59,7 @@ class JobMeter:
         return took // 1000, self._last * 1024
 
     def stop(self, took: int) -> tuple[int, int]:
-        """CPU time since `begin`, and the peak in bytes."""
+        """CPU time since `start`, and the peak in bytes."""
         own, waited = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
         peak = self._last = own.ru_maxrss
         cpu = process_time_ns() + int((waited.ru_utime + waited.ru_stime) * 1e9)

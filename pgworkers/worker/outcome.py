@@ -28,11 +28,10 @@ class ExceptionReport:
 def report_exception(
     error: BaseException, *, is_stop_requested: bool, has_seen_stop: bool, limit: int
 ) -> ExceptionReport:
-    """`stop_wished`: somebody wants this very execution to stop; `stop_seen`: the handler asked and was
-    told so.
+    """Describe how a handler ended by an exception.
 
-    An error of a handler that was told to stop is how it stopped; one that merely came at the same time is
-    not.
+    `is_stop_requested`: this execution should stop. `has_seen_stop`: the handler asked, and learned of it. An error of a
+    handler that has seen the stop is how it stopped. One that merely came at the same time is not.
     """
     if is_stop_requested and (has_seen_stop or _is_caused_by_stop(error)):
         return ExceptionReport("stopped", one_line(error), traceback_text(error, limit))

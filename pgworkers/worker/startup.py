@@ -89,7 +89,7 @@ def apply_queue_limits(setup: WorkerSetup) -> None:
 
 
 def has_queue_limits(setup: WorkerSetup) -> bool:
-    """Is there anything for `bound` to do?"""
+    """Is there anything for `apply_queue_limits` to do?"""
     queue = setup.queue
     return bool(queue.cores or queue.pin or queue.address_space is not None or "numpy.random" in sys.modules)
 

@@ -221,7 +221,7 @@ def test_the_leader_links_a_portion_of_new_followers_without_reading_all_of_them
 class Leading:
     """A leadership that is never lost."""
 
-    leads, since = True, monotonic()
+    is_leader, leader_since = True, monotonic()
 
     async def until_leading(self) -> None:
         pass

@@ -244,7 +244,7 @@ def test_show_names_five_of_many_parents_and_one_that_waits_for_a_retry(cli: Com
 
 
 def test_show_says_which_batch_a_job_waits_for(cli: Command, db: Db) -> None:
-    last = add(db, is_held=True)
+    last = add(db, held=True)
     row = db.execute(
         "INSERT INTO pgworkers.batch (total, then_id) VALUES (3, %s) RETURNING id", [last]
     ).fetchone()
@@ -358,7 +358,7 @@ def test_one_value_that_python_cannot_read_hides_nothing_else(cli: Command, db: 
 
 def test_arguments_that_do_not_fit_are_not_blamed_on_the_handler(cli: Command, db: Db) -> None:
     job = add(db)
-    end(db, job, errors=("UnfitArguments: render: the stored arguments do not fit",))
+    end(db, job, errors=("StoredArgumentsError: render: the stored arguments do not fit",))
     told = cli("jobs", "show", str(job)).lines()[1]
     assert "its arguments do not fit the task; the handler was not run" in told
     assert "handler raised" not in told

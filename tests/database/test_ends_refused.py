@@ -89,7 +89,7 @@ def test_a_trigger_that_raises_holds_up_one_job_and_loses_nothing(
     assert [fact.job for fact in facts(AttemptEnded)] == [ids[0], ids[2], ids[3], ids[1]]
     assert {fact.job for fact in facts(FinishFailed)} == {ids[1]}
     assert all("not on a Sunday" in fact.error for fact in facts(FinishFailed))
-    pauses = [fact.again_in for fact in facts(FinishFailed)]
+    pauses = [fact.retry_in for fact in facts(FinishFailed)]
     assert pauses == sorted(set(pauses)), "ever longer"
     assert facts(DatabaseConnectionLost) == facts(FinishRejected) == []
     seen = desk.see(ids[1])

@@ -154,7 +154,7 @@ def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_another(empti
             await slow
         assert exchange.is_closed
         with pytest.raises(psycopg.OperationalError):
-            await exchange.ask(say("SELECT 1"), LONG)
+            await exchange.run(say("SELECT 1"), LONG)
         end(emptied, pid)
 
     story(emptied, told)

@@ -191,13 +191,13 @@ def test_a_handler_that_should_stop_does_not_wait_and_keeps_no_token(app: App, d
 
 
 class _Stopping:
-    def cancelled(self) -> bool:
+    def is_stop_requested(self) -> bool:
         return True
 
-    def remaining(self) -> float | None:
+    def seconds_left(self) -> float | None:
         return None
 
-    def reason(self) -> str:
+    def stop_reason(self) -> str:
         return "cancel"
 
 

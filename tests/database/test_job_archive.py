@@ -53,7 +53,9 @@ def test_partitions_are_made_ahead_once(own: Desk, today: str) -> None:
         "SELECT (now() AT TIME ZONE 'UTC')::date - (min(applied_at) AT TIME ZONE 'UTC')::date FROM pgworkers.migration"
     ).fetchone()
     assert days is not None
-    assert own.execute(maintenance.make_partitions(3)) == 2 * days[0], "the migration made those of its own day"
+    assert own.execute(maintenance.make_partitions(3)) == 2 * days[0], (
+        "the migration made those of its own day"
+    )
     before = partitions(own)
     assert own.execute(maintenance.make_partitions(5)) == 4
     assert len(partitions(own) - before) == 4
@@ -122,9 +124,9 @@ def prune(desk: Desk, retention: float, dead: float) -> int:
     return total
 
 
-def keep(desk: Desk, **queues: float | None) -> None:
+def keep(desk: Desk, **retentions: float | None) -> None:
     """How many seconds each queue keeps its finished jobs, as the app declares it."""
-    desk.execute(queues.declare_queues(list(queues), dict.fromkeys(queues), queues))
+    desk.execute(queues.declare_queues(list(retentions), dict.fromkeys(retentions), retentions))
 
 
 def ended(desk: Desk, name: str, days: float, state: JobState = JobState.SUCCEEDED) -> int:

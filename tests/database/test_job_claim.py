@@ -80,7 +80,12 @@ def test_a_throttled_queue_gives_nothing_until_it_has_cooled_down(desk: Desk) ->
 STEPS = [claim.ScanRange(0, 0, 1, 10), claim.ScanRange(0, 0, 11)]
 
 
-HOWS = [{}, {"places": {"a": STEPS}}, {"aged": 0.0}, {"aged": 60.0, "places": {"a": STEPS}}]
+HOWS = [
+    {},
+    {"scan_ranges": {"a": STEPS}},
+    {"min_age_seconds": 0.0},
+    {"min_age_seconds": 60.0, "scan_ranges": {"a": STEPS}},
+]
 
 
 @pytest.mark.parametrize("how", HOWS, ids=str)

@@ -102,4 +102,6 @@ def test_a_move_leaves_a_trace_that_jobs_show_tells(desk: Desk) -> None:
     (running,) = desk.take()
     desk.end(running)
     desk.execute(cancel.set_deadline(job, 600.0))
-    assert desk.execute(operations.operations_of_job(job)) == [done], "nothing was done to a job that has ended"
+    assert desk.execute(operations.operations_of_job(job)) == [done], (
+        "nothing was done to a job that has ended"
+    )

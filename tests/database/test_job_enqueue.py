@@ -116,9 +116,13 @@ def test_a_later_time_makes_it_scheduled_and_tells_nobody(desk: Desk) -> None:
 
 def test_a_unique_key_leads_to_the_live_job_that_holds_it(desk: Desk) -> None:
     first = desk.execute(enqueue(NewJob("t", '{"v": 1}', queue="a", unique_key="k")))
-    assert desk.execute(enqueue(NewJob("t", '{"v": 2}', queue="a", unique_key="k"))) == Enqueued(first.id, False)
+    assert desk.execute(enqueue(NewJob("t", '{"v": 2}', queue="a", unique_key="k"))) == Enqueued(
+        first.id, False
+    )
     assert desk.see(first.id).args == {"v": 1}
-    replaced = desk.execute(enqueue(NewJob("t", '{"v": 3}', queue="a", unique_key="k", on_conflict="replace")))
+    replaced = desk.execute(
+        enqueue(NewJob("t", '{"v": 3}', queue="a", unique_key="k", on_conflict="replace"))
+    )
     assert replaced == Enqueued(first.id, False)
     assert desk.see(first.id).args == {"v": 3}
     assert desk.execute(enqueue(NewJob("other", queue="a", unique_key="k"))).is_new, "keys belong to a task"

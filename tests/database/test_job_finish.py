@@ -21,7 +21,14 @@ def test_a_success_moves_to_history_with_its_result_and_costs(desk: Desk) -> Non
     job = desk.run_one(meta_json='{"why": "x"}')
     desk.listen()
     assert (
-        desk.end(job, result='{"url": "u"}', duration_seconds=1.5, cpu_seconds=1.25, peak_rss_bytes=4096, progress="[3, 3]")
+        desk.end(
+            job,
+            result='{"url": "u"}',
+            duration_seconds=1.5,
+            cpu_seconds=1.25,
+            peak_rss_bytes=4096,
+            progress="[3, 3]",
+        )
         == "written"
     )
     seen = desk.see(job.id)
@@ -245,7 +252,7 @@ HOSTILE: list[dict[str, Any]] = [
     {"progress": "{", "checkpoint": "{"},
     {"error": "x" * 50_000_000},
     {"error": "", "exit_status": "\x00", "worker": "\x00", "version": "\ud8ff"},
-    {"duration": float("nan"), "cpu": float("inf"), "peak_rss": 2**62},
+    {"duration_seconds": float("nan"), "cpu_seconds": float("inf"), "peak_rss_bytes": 2**62},
 ]
 
 

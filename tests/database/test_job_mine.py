@@ -41,5 +41,6 @@ def test_a_look_goes_on_where_the_last_one_ended(desk: Desk) -> None:
     assert later.complete_until > seen.complete_until
     assert desk.execute(jobs_of_host(desk.host, 0.0, later.complete_until)).fences == []
     assert (
-        desk.execute(jobs_of_host(desk.host, 3600.0, later.complete_until)).complete_until < seen.complete_until
+        desk.execute(jobs_of_host(desk.host, 3600.0, later.complete_until)).complete_until
+        < seen.complete_until
     ), "as far as it looked, not as it was asked"

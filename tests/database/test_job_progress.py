@@ -9,7 +9,10 @@ from pgworkers.job.finish import ProgressUpdate, save_progress
 
 def test_what_changed_is_stored_and_the_rest_stays(desk: Desk) -> None:
     job = desk.run_one()
-    assert desk.execute(save_progress(desk.host, [ProgressUpdate(*job.fence, '{"done": 1}', '{"page": 1}')])) == 1
+    assert (
+        desk.execute(save_progress(desk.host, [ProgressUpdate(*job.fence, '{"done": 1}', '{"page": 1}')]))
+        == 1
+    )
     assert desk.execute(save_progress(desk.host, [ProgressUpdate(*job.fence, '{"done": 2}', None)])) == 1
     seen = desk.see(job.id)
     assert (seen.progress, seen.checkpoint) == ({"done": 2}, {"page": 1})

@@ -18,7 +18,9 @@ from pgworkers.specs import TaskSpec
 def lose(gone: Desk, seen_by: Desk) -> None:
     """Let the lease of a host run out."""
     gone.register(lease=0.05)
-    until(lambda: any(seen.stale for seen in seen_by.execute(queries.list_hosts()) if str(seen.id) == gone.host))
+    until(
+        lambda: any(seen.stale for seen in seen_by.execute(queries.list_hosts()) if str(seen.id) == gone.host)
+    )
 
 
 def test_a_lost_host_costs_its_job_an_attempt_and_no_crash(desk: Desk, other: Desk) -> None:
@@ -185,7 +187,9 @@ def test_a_clock_that_was_set_forward_makes_nobody_lost(desk: Desk, other: Desk)
         == []
     )
     assert desk.execute(hosts.prune_hosts(10, host_clock=reckoned)).changed_rows == 0
-    assert desk.execute(rescue_candidates(desk.host, 10, host_clock=clock)) == [job.id], "and who is lost is lost"
+    assert desk.execute(rescue_candidates(desk.host, 10, host_clock=clock)) == [job.id], (
+        "and who is lost is lost"
+    )
     later = clock + timedelta(days=1)
     other.register()
     assert desk.execute(rescue_jobs(desk.host, 10, host_clock=later)) == [], "the earlier one counts"
@@ -197,7 +201,10 @@ def test_a_rescue_after_the_clock_was_set_back_took_no_less_than_nothing(desk: D
     desk.conn.execute("UPDATE pgworkers.job SET claimed_at = now() + interval '10 min'")
     desk.conn.execute("UPDATE pgworkers.job SET max_attempts = 1 WHERE id = %s", [second.id])
     other.execute(hosts.remove_host(other.host))
-    assert {one.state for one in desk.execute(rescue_jobs(desk.host, 10))} == {JobState.SCHEDULED, JobState.DEAD}
+    assert {one.state for one in desk.execute(rescue_jobs(desk.host, 10))} == {
+        JobState.SCHEDULED,
+        JobState.DEAD,
+    }
     took = [desk.execute(queries.job_attempts(job.id))[0].duration for job in (first, second)]
     assert [*took, desk.see(second.id).duration] == [0, 0, 0]
 

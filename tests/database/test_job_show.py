@@ -74,7 +74,9 @@ def test_a_search_goes_on_in_steps_and_says_where_it_ended(
     )
     monkeypatch.setattr(queries, "MAX_COUNTED_JOBS", 5)
     assert queries.count_jobs(desk.execute, JobFilter()) == queries.JobCount(5, is_complete=False)
-    assert queries.count_jobs(desk.execute, JobFilter(tasks=("rare",))) == queries.JobCount(1, is_complete=True)
+    assert queries.count_jobs(desk.execute, JobFilter(tasks=("rare",))) == queries.JobCount(
+        1, is_complete=True
+    )
 
 
 def test_a_search_for_what_hosts_hold_tells_claimed_from_running(desk: Desk) -> None:

@@ -173,7 +173,9 @@ def test_what_ran_before_a_mark_is_counted_until_it_ends(db: Db, desk: Desk, sna
     desk.end(old[0])
     assert len(desk.take(5)) == 1
     assert desk.take(5) == []
-    assert desk.again(old[1], delay_seconds=0.0) == "written", "the same job may come back, with another claim"
+    assert desk.again(old[1], delay_seconds=0.0) == "written", (
+        "the same job may come back, with another claim"
+    )
     assert len(desk.take(5)) == 1
 
 

@@ -52,11 +52,15 @@ def test_the_answer_is_with_whoever_waits_for_it_before_the_statement_is_counted
     ("text", "how", "got"),
     [
         ("SELECT 1 / 0", {}, "DivisionByZero"),
-        ("SELECT nothing", {}, "LineDown"),
-        ("SELECT pg_terminate_backend(pg_backend_pid())", {}, "LineDown"),
-        ("DO $$ BEGIN RAISE 'no'; END $$", {"refusable": True}, "RaiseException"),
-        ("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)", {}, "LineDown"),
-        ("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)", {"timeouts": True}, "QueryCanceled"),
+        ("SELECT nothing", {}, "ConnectionDown"),
+        ("SELECT pg_terminate_backend(pg_backend_pid())", {}, "ConnectionDown"),
+        ("DO $$ BEGIN RAISE 'no'; END $$", {"raise_refusals": True}, "RaiseException"),
+        ("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)", {}, "ConnectionDown"),
+        (
+            "SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)",
+            {"raise_timeouts": True},
+            "QueryCanceled",
+        ),
     ],
     ids=["data", "wrong", "cut", "refused", "slow", "slow by itself"],
 )

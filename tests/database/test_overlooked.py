@@ -24,13 +24,13 @@ SETTINGS = Settings()
 
 @dataclass
 class OnDesk:
-    """A line to the test's database."""
+    """A connection to the test's database."""
 
     desk: Desk
-    session: int = 1
+    session_number: int = 1
     since: list[bool] = field(default_factory=list)  # of each look: did it go on from another?
 
-    async def ask(self, query: Query[Any]) -> Any:
+    async def execute(self, query: Query[Any]) -> Any:
         self.since.append(query.params["since"] is not None)
         return self.desk.execute(query)
 
@@ -45,7 +45,7 @@ class Known:
     def held_fences(self) -> set[Fence]:
         return self.known
 
-    def fences(self) -> set[Fence]:
+    def pending_fences(self) -> set[Fence]:
         return set()
 
     def release(self, fences: list[Fence], why: str) -> None:
@@ -77,9 +77,11 @@ class Looker:
 def looker(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Looker:
     """One whose sessions have been there for long."""
     claim, finish, known = OnDesk(desk), OnDesk(desk), Known()
-    lines = cast("Any", {"claim": claim, "finish": finish})
+    connections = cast("Any", {"claim": claim, "finish": finish})
     held = cast("Any", known)
-    looker = Looker(claim, finish, known, LostClaims(desk.host, lines, held, held, SETTINGS, lambda: None))
+    looker = Looker(
+        claim, finish, known, LostClaims(desk.host, connections, held, held, SETTINGS, lambda: None)
+    )
     monkeypatch.setattr(lost_claims, "monotonic", lambda: looker.now)
     looker.look()
     looker.now += FULL_SCAN_LEASES_AFTER_RECONNECT * SETTINGS.lease
@@ -103,8 +105,8 @@ def test_after_a_session_was_lost_everything_is_looked_at(desk: Desk, looker: Lo
     assert looker.look() == []
     looker.known.known.clear()  # ended, and the new primary does not know it
     assert looker.look() == []
-    for line in (looker.claim, looker.finish):
-        line.session += 1
+    for connection in (looker.claim, looker.finish):
+        connection.session_number += 1
         assert looker.look() == [ours.fence]
         assert looker.whole
         looker.now += (FULL_SCAN_LEASES_AFTER_RECONNECT - 1) * SETTINGS.lease
@@ -145,15 +147,15 @@ def test_a_look_that_failed_is_made_again(
 ) -> None:
     looker.look()
     lost = desk.run_one()
-    asking = looker.finish.ask
+    execute = looker.finish.execute
 
     async def down(query: Query[Any]) -> Any:
-        raise lost_claims.LineDown("no answer")
+        raise lost_claims.ConnectionDown("no answer")
 
-    monkeypatch.setattr(looker.finish, "ask", down)
+    monkeypatch.setattr(looker.finish, "execute", down)
     assert looker.look() == []
     looker.now += FULL_SCAN_INTERVAL_SECONDS
     assert looker.look() == [], "this one would have been at everything, and that was too much"
-    monkeypatch.setattr(looker.finish, "ask", asking)
+    monkeypatch.setattr(looker.finish, "execute", execute)
     assert looker.look() == [lost.fence]
     assert not looker.whole, "so the next one goes on where the last one ended"

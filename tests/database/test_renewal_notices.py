@@ -15,13 +15,13 @@ from pgworkers.master.lease_keeper import LeaseKeeper
 from pgworkers.settings import Settings
 
 
-class OneLine:
+class OpenConnection:
     """The listening connection, already open."""
 
     def __init__(self, conn: psycopg.AsyncConnection[Any]) -> None:
         self._conn = conn
 
-    async def connection(self) -> psycopg.AsyncConnection[Any]:
+    async def ensure_connected(self) -> psycopg.AsyncConnection[Any]:
         return self._conn
 
 
@@ -38,8 +38,8 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
             host = object.__new__(LeaseKeeper)
             host._host = "host"
-            host._line = OneLine(conn)  # type: ignore[assignment]
-            host.settings, host._facts, host._on_hint = Settings(), EventBus(), happened.append
+            host._line = OpenConnection(conn)  # type: ignore[assignment]
+            host._settings, host._facts, host._on_hint = Settings(), EventBus(), happened.append
             host._on_notifications_read = lambda: None
             host._is_stopping, host._stopped = False, asyncio.Event()
             await host.listen(conn)
@@ -67,7 +67,7 @@ def test_notices_are_heard_while_it_waits_and_a_lost_session_ends_the_wait(
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
             host = object.__new__(LeaseKeeper)
             host._host = "host"
-            host.settings, host._facts, host._due_at = Settings(), EventBus(), monotonic() + 3600
+            host._settings, host._facts, host._due_at = Settings(), EventBus(), monotonic() + 3600
             host._on_hint, host._on_notifications_read = happened.append, lambda: None
             await host.listen(conn)
             host._due_at = monotonic() + 3600

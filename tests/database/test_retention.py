@@ -208,7 +208,7 @@ def test_a_partition_that_is_refused_is_not_read_again(db: Db, dsn: str) -> None
                 before = len(told)
                 await duties.perform_completely("partitions")
                 ran = [fact.statement for fact in told[before:] if isinstance(fact, StatementExecuted)]
-                walked.append(ran.count("archive_keep") - len(maintenance.DEFAULT_PARTITIONS))
+                walked.append(ran.count("partition_move_kept") - len(maintenance.DEFAULT_PARTITIONS))
         finally:
             await line.close()
         return walked

@@ -1,4 +1,4 @@
-"""The roles of docs/reference/roles.md against a real server: each role, each table and function, each verb, as the page says."""
+"""The roles of docs/reference/roles.md against a real server: each role, each table and function, each verb, as it says."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from database.test_search_path import TRAP
 from psycopg import sql
 from psycopg.errors import InsufficientPrivilege
 from support.desk import Desk
 from support.server import Server
-from test_search_path import TRAP
 
 from pgworkers.job import cancel, queues, requests, requeue
 from pgworkers.job.copy import copy_jobs

@@ -111,7 +111,7 @@ def test_three_years_of_seconds_are_one_job(db: Db, leader: Leader) -> None:
 
 
 def test_all_is_bounded_by_the_window_and_by_the_pass(db: Db, leader: Leader) -> None:
-    leader.sync(minutely(db, "s", missed="all", window=4 * 3600.0))
+    leader.sync(minutely(db, "s", missed="all", missed_window=4 * 3600.0))
     leader.fire()
     back(db, "s", "3 days")
     assert [leader.fire(), leader.fire()] == [100, 100]
@@ -166,7 +166,7 @@ def test_three_sessions_without_any_lock_fire_each_tick_once(db: Db, new_leader:
 
 def planned(leader: Leader) -> list[fire.Firing]:
     found = leader.execute(fire.due_schedules(10))
-    return [fire.Firing.of(due, plan_ticks(due.timing, due.considered, due.now)) for due in found]
+    return [fire.Firing.of(due, plan_ticks(due.timing, due.considered_until, due.now)) for due in found]
 
 
 def test_a_stale_plan_does_nothing_and_neither_would_it_without_the_revision(
@@ -428,9 +428,11 @@ def test_a_schedule_that_never_fires_again_is_due_at_no_time(db: Db, leader: Lea
     never = db.execute("SELECT name FROM pgworkers.schedule WHERE due_at = pgworkers.never() ORDER BY 1")
     assert never.fetchall() == [("ended",), ("scoped",)]
     assert leader.execute(maintenance.due_duties())["ticks"] is None, "the leader sleeps"
-    assert [one.next for one in leader.execute(definitions.schedule_times(10))] == [None, None]
+    assert [one.next_tick_at for one in leader.execute(definitions.schedule_times(10))] == [None, None]
     assert [view.next_at for view in leader.execute(definitions.list_schedules())] == [None, None]
-    assert [one.name for one in leader.execute(cluster.schedule_status()) if one.overdue < 0] == ["ended"]
+    assert [one.name for one in leader.execute(cluster.schedule_status()) if one.overdue_seconds < 0] == [
+        "ended"
+    ]
 
 
 def test_the_job_has_what_the_task_and_the_schedule_say(db: Db, leader: Leader) -> None:

@@ -33,7 +33,7 @@ def statements() -> Iterator[tuple[Path, Statement]]:
 
 
 #: Sent for every batch of jobs, or several times a second.
-HOT = {"enqueue", "claim", "finish", "retry", "release", "progress", "renew", "promote", "due"}
+HOT = {"enqueue", "claim", "finish", "retry", "release", "progress", "host_renew", "promote", "fire_due"}
 
 
 def understood(conn: psycopg.Connection[Any], rendered: bytes) -> None:

@@ -348,5 +348,7 @@ def test_limits_wait_for_a_claim_that_asks_for_them(desk: Desk) -> None:
     held = desk.put(concurrency_key="k")
     free = desk.put()
     wants = [QueueCapacity("a", 5)]
-    assert [job.id for job in desk.execute(claim.claim(desk.host, wants, ["t"], include_limited=False))] == [free]
+    assert [job.id for job in desk.execute(claim.claim(desk.host, wants, ["t"], include_limited=False))] == [
+        free
+    ]
     assert [job.id for job in desk.execute(claim.claim(desk.host, wants, ["t"]))] == [held]

@@ -114,7 +114,7 @@ def test_row_40_the_fence_counts_from_the_sending(proxy: Proxy, dsn: str, tmp_pa
             on_heard=lambda: None,
             on_renewed=told.append,
         )
-        held = proxy.hold_reply(mark("job/renew"))
+        held = proxy.hold_reply(mark("job/host_renew"))
         before = boottime()
         answer = asyncio.ensure_future(renewal.renew())
         while not held.done.is_set():

@@ -13,6 +13,7 @@ import click
 import pytest
 
 import pgworkers
+import pgworkers.errors
 from pgworkers.cli import api
 from pgworkers.cli.root import COMMANDS, root, walk_commands
 from pgworkers.payload import MAX_DEPTH
@@ -135,6 +136,24 @@ def test_every_public_name_and_option_is_in_the_reference_and_explained() -> Non
         told = {name: meaning for name, _, meaning in api.options_with_comments(taken)}
         assert list(told) == list(taken.__annotations__)
         assert [name for name, meaning in told.items() if not meaning] == []
+
+
+@pytest.mark.parametrize("kind", [kind for _, _, kind, _, _ in api.CHAPTERS], ids=lambda kind: kind.__name__)
+def test_every_explained_attribute_is_in_the_reference(kind: type) -> None:
+    """A formatter that breaks a line must not hide its comment."""
+    assert len(api.attributes_with_comments(kind)) == inspect.getsource(kind).count("#: ")
+
+
+def test_every_public_name_is_where_the_package_looks_for_it() -> None:
+    errors = {
+        name
+        for name, kind in vars(pgworkers.errors).items()
+        if isinstance(kind, type) and kind.__module__ == "pgworkers.errors"
+    }
+    for name in pgworkers.__all__:
+        assert getattr(pgworkers, name) is not None
+        assert name == "__version__" or (name in errors) != (name in pgworkers._MODULES)
+    assert set(pgworkers._MODULES) <= set(pgworkers.__all__)
 
 
 def _is_method(member: object) -> bool:

@@ -113,7 +113,7 @@ class Machine(RuleBasedStateMachine):
         parents = sorted({ids[-1 - n % len(ids)] for n in after}) if ids else []
         if parents:
             when = "now"
-        new = enqueue.NewJob(
+        new = model.NewJob(
             "t",
             queue="a",
             priority=priority,

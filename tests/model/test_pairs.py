@@ -143,7 +143,12 @@ def answer(desk: Desk, verb: str, skipped: threading.Event | None = None) -> Any
         case "enqueue unique" | "enqueue after":
             return number(said.id), said.is_new
         case "renew":
-            return said.is_known, said.is_alone, len(said.cancel_requests), len(said.lost_leases)  # not when it was
+            return (
+                said.is_known,
+                said.is_alone,
+                len(said.cancel_requests),
+                len(said.lost_leases),
+            )  # not when it was
         case _:
             return next(iter(said.values()), "written") if isinstance(said, dict) else said
 

@@ -84,7 +84,7 @@ def _held(site: Site, lost: str) -> int:
 
 def _sweeps(site: Site) -> int:
     """How many performances of the duty took jobs: statements less than a second apart are one."""
-    mark = beginning("job/backend")  # sent after each statement that took jobs
+    mark = beginning("job/handler_session_end")  # sent after each statement that took jobs
     times = site.logged(mark)
     return sum(1 for n, at in enumerate(times) if n == 0 or (at - times[n - 1]).total_seconds() > 1.0)
 

@@ -28,14 +28,14 @@ from pgworkers.postgres.statements import Statement
 PACKAGE = Path(pgworkers.__file__).parent
 #: Statements that only a leader sends, by the file that holds them.
 DUTIES = (
-    "job/look",
-    "job/depth",
+    "job/due_duties",
+    "job/gauge_depth",
     "job/promote",
     "job/expire",
     "job/rescue",
-    "job/host_sweep",
-    "schedule/due",
-    "flow/batch_sweep",
+    "job/host_prune",
+    "schedule/fire_due",
+    "job/batch_settle_open",
 )
 LOCK = (
     "SELECT l.pid FROM pg_locks l WHERE locktype = 'advisory' AND granted AND classid = 1885828967"

@@ -59,7 +59,9 @@ CALLS: dict[str, Callable[[App], Any]] = {
 def test_a_stranger_gets_an_error_of_ours(app_of: Callable[[str], App]) -> None:
     app = app_of("stranger")
     for call in CALLS.values():
-        with pytest.raises(PermissionDenied, match=r"permission denied .*GRANT .*docs/how-to/separate-logins.md"):
+        with pytest.raises(
+            PermissionDenied, match=r"permission denied .*GRANT .*docs/how-to/separate-logins.md"
+        ):
             call(app)
 
 

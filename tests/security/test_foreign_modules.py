@@ -98,7 +98,7 @@ def test_an_installed_app_does_not_bring_the_current_directory_along(tmp_path: P
     proof = tmp_path / "proof"
     (tmp_path / "statistics.py").write_text(FOREIGN.format(proof=str(proof)))
     code = (
-        "import sys\nfrom pgworkers.app_import import load\nload('pgworkers.cli.bench.app:app')\n"
+        "import sys\nfrom pgworkers.app_import import import_app\nimport_app('pgworkers.cli.bench.app:app')\n"
         "import statistics\nprint(sys.path[:1])"
     )
     done = subprocess.run(
@@ -112,7 +112,7 @@ def test_an_installed_app_does_not_bring_the_current_directory_along(tmp_path: P
 def test_a_module_of_the_current_directory_that_is_named_is_found_there(tmp_path: Path) -> None:
     (tmp_path / "named.py").write_text("import other_of_it\nfrom pgworkers import App\napp = App()\n")
     (tmp_path / "other_of_it.py").write_text("")
-    code = "from pgworkers.app_import import load\nload('named:app')"
+    code = "from pgworkers.app_import import import_app\nimport_app('named:app')"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         cwd=tmp_path, env=clean_environ(), capture_output=True, text=True, check=False,

@@ -11,7 +11,6 @@ from pgworkers.master.claimer import Claimer
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
-
 #: Statements that claim. Others whose names begin with the same word park jobs or end them.
 CLAIM_STATEMENTS = frozenset({"claim", "claim_oldest", "claim_ranges"})
 

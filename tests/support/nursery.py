@@ -91,7 +91,7 @@ def _main() -> None:
     orders = socket.socket(fileno=int(sys.argv[1]))
     import pgworkers.cli as commands
 
-    for module in pkgutil.iter_modules(commands.__path__, "pgworkers.cli."):
+    for module in pkgutil.walk_packages(commands.__path__, "pgworkers.cli."):
         importlib.import_module(module.name)
     for name in ("pgworkers.app", "psycopg", "rich.table", "rich.console"):
         importlib.import_module(name)

@@ -71,8 +71,8 @@ def test_a_count_that_ended_early_says_so() -> None:
 
 def test_a_machine_is_read(tree: Path) -> None:
     assert look(tree) == MachineFacts(
-        pid=70, is_master=True, max_open_files=1024, max_processes=1000, pids_left=12, is_oom_group_readable=True, systemd_unit="pgworkers.service",
-        stop_timeout_seconds=90.0, kill_mode="control-group", oom_policy="stop",
+        pid=70, is_master=True, max_open_files=1024, max_processes=1000, pids_left=12, is_oom_group_readable=True,
+        systemd_unit="pgworkers.service", stop_timeout_seconds=90.0, kill_mode="control-group", oom_policy="stop",
     )  # fmt: skip
     assert machine.is_master(70, proc=tree / "proc")
     assert not machine.is_master(71, proc=tree / "proc")

@@ -138,7 +138,15 @@ def test_stored_arguments_are_an_object_of_names_without_defaults(app: App) -> N
 
 
 def test_a_missing_positional_before_a_given_one_takes_its_default(app: App) -> None:
-    assert app.task(every_kind).run_handler(None, b'{"a": 1, "rest": [7], "d": 4}') == (1, 2, 3, (7,), 4, 5, {})
+    assert app.task(every_kind).run_handler(None, b'{"a": 1, "rest": [7], "d": 4}') == (
+        1,
+        2,
+        3,
+        (7,),
+        4,
+        5,
+        {},
+    )
 
 
 def test_a_context_is_injected_and_not_stored(app: App) -> None:

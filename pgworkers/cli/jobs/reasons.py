@@ -32,9 +32,11 @@ def reason_not_claimed(job: JobView, around: JobSituation) -> str | None:
     if around.throttled_seconds is not None:
         return f"its queue {queue} was throttled and cools down for {show_duration(around.throttled_seconds)}"
     if around.operator_workers == 0:
-        return f"its queue {queue} is scaled to 0 workers; {shell_command('queues scale', job.queue, default=True)} undoes it"
+        undo = shell_command("queues scale", job.queue, default=True)
+        return f"its queue {queue} is scaled to 0 workers; {undo} undoes it"
     if around.failing_error is not None:
-        return f"workers of its queue {queue} cannot start on {terminal_safe(around.failing_host or '?')}: {terminal_safe(around.failing_error)}"
+        host = terminal_safe(around.failing_host or "?")
+        return f"workers of its queue {queue} cannot start on {host}: {terminal_safe(around.failing_error)}"
     if around.free_task_slots is not None and around.free_task_slots <= 0:
         return f"as many jobs of {task} run as may at once; pgworkers queues limits shows the limit"
     if around.free_key_slots is not None and around.free_key_slots <= 0:

@@ -88,7 +88,8 @@ def tell_story(
     yield ""
     yield from _job_facts(job, now, around)
     for operation in operations:
-        yield f"  {OPERATION_PAST_TENSE.get(operation.verb, operation.verb):<11}{_when(operation.at, now)} {_operator_sentence(operation)}"
+        done = OPERATION_PAST_TENSE.get(operation.verb, operation.verb)
+        yield f"  {done:<11}{_when(operation.at, now)} {_operator_sentence(operation)}"
     if job.state == JobState.READY and around.traceback:
         yield ""
         yield f"why no worker starts on {terminal_safe(around.failing_host or '?')}:"
@@ -116,7 +117,8 @@ def explain_state(
     spent = f"attempt {job.attempt} of {job.max_attempts}"
     match job.state:
         case JobState.SCHEDULED if last is not None and job.attempt:
-            return f"will be tried again {relative_time(job.run_at, now)}, after {_ended(last.verdict, last.error)}, {spent} spent"
+            when, why = relative_time(job.run_at, now), _ended(last.verdict, last.error)
+            return f"will be tried again {when}, after {why}, {spent} spent"
         case JobState.SCHEDULED:
             return reason_scheduled(around) or f"waits for its time, {relative_time(job.run_at, now)}"
         case JobState.READY:
@@ -132,8 +134,8 @@ def explain_state(
             cancel = f", and was asked to stop{by}" if job.cancel_at is not None else ""
             if job.state == JobState.CLAIMED:
                 return (
-                    f"its host took it {relative_time(job.started_at, now)} for {spent}, and has not told of a worker that has "
-                    f"it{cancel}"
+                    f"its host took it {relative_time(job.started_at, now)} for {spent}, and has not told of a worker "
+                    f"that has it{cancel}"
                 )
             still = (
                 f", suspended; {shell_command('jobs resume', job.id)} lets it go on"

@@ -1,7 +1,7 @@
 """`pgworkers top`: the live tree over all hosts, and keys that reach into it.
 
-`top_model` is what is shown; `top_screen` how it looks, made of `top_rows`, made of `top_cells`; `top_keys` what keys mean;
-those are pure. `top_terminal` has the terminal, `top_database` the threads that ask, and in `top_loop` they meet.
+`model` holds what is shown. `screen` draws it from `rows`, which are made of `cells`; `keys` says what keys mean. These are
+pure. `terminal` owns the terminal, `database` has the threads that query, and `loop` connects them.
 """
 
 from __future__ import annotations

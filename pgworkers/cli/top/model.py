@@ -16,7 +16,7 @@ DESCENDING_COLUMNS = frozenset({"cpu", "rss", "time", "progress"})
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that one refresh brought. `cut`: there are more workers than were asked for."""
+    """Everything that one refresh brought. `is_truncated`: there are more workers than were asked for."""
 
     hosts: Sequence[HostOverview] = ()
     workers: Sequence[WorkerOverview] = ()
