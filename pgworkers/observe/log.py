@@ -207,7 +207,7 @@ class Log:
             host, pid = self._host, self._pid
             return encode_json_line(
                 json_record(
-                    level="warning", host=host, pid=pid, event="LinesDropped", message=text, data=data
+                    level="warning", host=host, pid=pid, event="LogLinesDropped", message=text, data=data
                 )
             )
         return f"{self._local_time()} {text}"

@@ -13,7 +13,7 @@ from support.tree import UNHURRIED, Forest, wait_for
 
 from pgworkers.units import parse_duration
 
-CLAIMS = tuple(mark(f"job/{name}") for name in ("claim", "claim_placed", "claim_aged"))
+CLAIMS = tuple(mark(f"job/{name}") for name in ("claim", "claim_ranges", "claim_oldest"))
 
 
 def test_row_33_an_enqueue_without_an_answer_is_repeated_and_makes_one_job(

@@ -12,7 +12,7 @@ from support.tree import Forest, wait_for
 
 from pgworkers.observe.log import JSON_KEYS
 
-HOSTILE = '\x1b[2J\u202e\r\n{"fact": "JobEnded", "job": 1}\n12:00:00 #1 forged'
+HOSTILE = '\x1b[2J\u202e\r\n{"fact": "AttemptEnded", "job": 1}\n12:00:00 #1 forged'
 
 
 def test_json_lines_of_a_host_and_of_its_handlers(forest: Forest) -> None:
@@ -32,7 +32,7 @@ def test_json_lines_of_a_host_and_of_its_handlers(forest: Forest) -> None:
     assert {tuple(line) for line in lines} == {JSON_KEYS}
     host = socket.gethostname()
     assert {(line["host"], line["pid"]) for line in lines} == {(host, master.pid)}
-    ends = {line["job"]: line for line in lines if line["fact"] == "JobEnded"}
+    ends = {line["job"]: line for line in lines if line["fact"] == "AttemptEnded"}
     assert {job: (line["level"], line["data"]["state"]) for job, line in ends.items()} == {
         talk: ("info", "succeeded"),
         fail: ("error", "dead"),
@@ -80,7 +80,7 @@ def test_an_output_that_nobody_reads_stops_nothing(forest: Forest) -> None:
         except BlockingIOError:
             pass
         lines = seen[: seen.rfind(b"\n") + 1].splitlines()
-        return [json.loads(line)["data"] for line in lines if b'"LinesDropped"' in line]
+        return [json.loads(line)["data"] for line in lines if b'"LogLinesDropped"' in line]
 
     def counted() -> bool:
         return sum(data["count"] for data in told()) > len(jobs) / 2

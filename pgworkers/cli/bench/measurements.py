@@ -158,7 +158,7 @@ def bound_app(site: BenchSchema) -> Iterator[App]:
 
 def enqueue_one_by_one(app: App, count: int, done: ProgressCallback) -> float:
     """Jobs per second, one commit each."""
-    task = app.tasks["nothing"]
+    task = app.tasks["do_nothing"]
     began = time.perf_counter()
     for number in range(count):
         task.enqueue(number)
@@ -168,7 +168,7 @@ def enqueue_one_by_one(app: App, count: int, done: ProgressCallback) -> float:
 
 def enqueue_in_bulk(app: App, count: int) -> float:
     """Jobs per second, streamed by COPY."""
-    task = app.tasks["nothing"]
+    task = app.tasks["do_nothing"]
     began = time.perf_counter()
     app.enqueue_many(task.prepare(number) for number in range(count))
     return count / (time.perf_counter() - began)
@@ -257,7 +257,7 @@ def wait_until_drained(site: BenchSchema, host: BenchHost, count: int, done: Pro
 
 def pickup_latencies(site: BenchSchema, app: App, count: int, done: ProgressCallback) -> list[float]:
     """Milliseconds from the call of an enqueue to the start of its handler, on an idle host: by its return it may run."""
-    task, sent = app.tasks["nothing"], {}
+    task, sent = app.tasks["do_nothing"], {}
     first = 0
     for number in range(count):
         called = time.time()
