@@ -26,8 +26,8 @@ LEVELS = 16  # priorities of a queue that are remembered
 SLOW, SLOW_PER_JOB = 0.01, 0.00003
 #: Seconds that a job behind a limit may take more than that.
 SLOW_PER_LIMITED_JOB = 0.0003
-#: A slow look behind limits that was in vain is not repeated for this long, or `HASTE` times as long as it took if that is longer. The first
-#: look of a host is slow where a snapshot is held; it makes marks, and the next one is quick.
+#: A slow look behind limits that was in vain is not repeated for this long, or `HASTE` times as long as it took if that is
+#: longer. The first look of a host is slow where a snapshot is held. It makes marks, and the next one is quick.
 GATES_PAUSE_SECONDS = 1.0
 #: At most one claim in so many takes the oldest jobs first.
 OUT_OF_TURN = 10
