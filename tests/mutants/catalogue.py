@@ -417,7 +417,7 @@ MUTANTS = (
         "a batch of ends that takes too long is halved, not sent again as it was",
         (
             Edit(
-                "pgworkers/master/batch_size.py", r"self\.now = max\(1, count // 2\)", "self.now = self._most"
+                "pgworkers/master/batch_size.py", r"self\.now = max\(1, count // 2\)", "self.now = self.most"
             ),
         ),
         (
