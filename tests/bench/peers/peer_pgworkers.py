@@ -10,6 +10,7 @@ import importlib.metadata as md
 import psycopg
 from days import keep_days
 from harness import *
+
 from pgworkers.postgres.migrate import up
 
 DB = "bench_pgworkers"

@@ -1,0 +1,15 @@
+import re,sys
+s=open("pgworkers/schema/0004_limits.sql").read()
+a=s.index("CREATE FUNCTION pgworkers.admit("); b=s.index("-- What a claim takes where there are limits")
+f=s[a:b].replace("CREATE FUNCTION","CREATE OR REPLACE FUNCTION")
+n=0
+f=f.replace("    IF ids IS NULL THEN","    RAISE NOTICE 'chosen %', clock_timestamp();\n    IF ids IS NULL THEN",1)
+f=f.replace("    mine := ARRAY(","    RAISE NOTICE 'lanes marked %', clock_timestamp();\n    mine := ARRAY(",1)
+f=f.replace("    passed := -pgworkers.slots_read();","    RAISE NOTICE 'mutex %', clock_timestamp();\n    passed := -pgworkers.slots_read();",1)
+f=f.replace("    IF passed + pgworkers.slots_read()","    RAISE NOTICE 'fit %', clock_timestamp();\n    IF passed + pgworkers.slots_read()",1)
+f=f.replace("    RETURN QUERY","    RAISE NOTICE 'before return %', clock_timestamp();\n    RETURN QUERY",1)
+f=f.replace("locked;\nEND $$;","locked;\n    RAISE NOTICE 'returned %', clock_timestamp();\nEND $$;")
+f=f.replace("BEGIN\n","BEGIN\n    RAISE NOTICE 'begin %', clock_timestamp();\n",1)
+a=s.index("CREATE FUNCTION pgworkers.choose("); b=s.index("-- == Workers ===")
+g=s[a:b].replace("CREATE FUNCTION","CREATE OR REPLACE FUNCTION").replace("BEGIN\n","BEGIN\n    RAISE NOTICE 'choose begin %', clock_timestamp();\n",1).replace("    RETURN ARRAY(","    RAISE NOTICE 'choose admitted %', clock_timestamp();\n    RETURN ARRAY(",1)
+sys.stdout.write(f+g)
