@@ -49,6 +49,7 @@ NOT_POOLED_FILES = {
 }
 NOT_POOLED = {
     "test_a_job_that_is_forgotten_while_it_is_moved_leaves_nothing_behind",
+    "test_a_job_that_is_requeued_while_it_is_moved_is_there_once",
     "test_limits_of_several_tasks_are_locked_in_one_order",
     "test_a_role_without_rights_is_told_so",
     "test_waiting_threads_share_one_connection_and_all_wake",
