@@ -42,8 +42,15 @@ NOT_POOLED_FILES = {
     "test_job_lead.py",
     "test_session_settings.py",  # it puts a pooler of its own in front of the server
     "test_pooled_clients.py",
+    # Their sessions have the settings of a host's sessions, which no pooler passes on.
+    "test_bounded_duties.py",
+    "test_limits_flat.py",
+    "test_parked.py",
 }
 NOT_POOLED = {
+    "test_a_job_that_is_forgotten_while_it_is_moved_leaves_nothing_behind",
+    "test_a_job_that_is_requeued_while_it_is_moved_is_there_once",
+    "test_limits_of_several_tasks_are_locked_in_one_order",
     "test_a_role_without_rights_is_told_so",
     "test_waiting_threads_share_one_connection_and_all_wake",
     "test_waiting_coroutines_share_one_connection_and_all_wake",

@@ -224,7 +224,8 @@ def prune_attempts(retention: float, portion: int, after: int | None = None) -> 
 
 
 def _start_key(after: int | None) -> int:
-    return -(2**63) if after is None else after
+    # Not the smallest bigint: a client-side cursor writes it as -9223372036854775808::bigint, which is out of range.
+    return -(2**63) + 1 if after is None else after
 
 
 def _read_portion(rows: list[tuple[Any, ...]]) -> Portion[int]:

@@ -5,6 +5,7 @@ A list of the kind is wrapped where the parameters are made (`Bigints(ids)`); th
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from itertools import chain, repeat
 from struct import pack
 from typing import Any, ClassVar
@@ -93,6 +94,18 @@ class _TimestampsDumper(_FixedSizeDumper):
         return super().dump([moment - _SERVER_EPOCH_MICROSECONDS for moment in obj])
 
 
+class _TimestampsTextDumper(Dumper):
+    """As text, for statements that go through a pooler with their parameters written into them."""
+
+    format = Format.TEXT
+    oid = 1185
+
+    def dump(self, obj: Any) -> bytes:
+        epoch = datetime(1970, 1, 1, tzinfo=UTC)
+        texts = [(epoch + timedelta(microseconds=moment)).isoformat() for moment in obj]
+        return ("{" + ",".join(f'"{text}"' for text in texts) + "}").encode()
+
+
 class _TextsDumper(Dumper):
     format = Format.BINARY
     oid = 1009
@@ -112,7 +125,8 @@ for _kind, _dumper in (
     (Bigints, _BigintsDumper),
     (Integers, _IntegersDumper),
     (Doubles, _DoublesDumper),
-    (Timestamps, _TimestampsDumper),
+    (Timestamps, _TimestampsTextDumper),
+    (Timestamps, _TimestampsDumper),  # the last one is the preferred one
     (Texts, _TextsDumper),
 ):
     psycopg.adapters.register_dumper(_kind, _dumper)

@@ -14,7 +14,9 @@ from support.pooler import BOUNCER, MISSING, bouncer_version, pooling
 
 from pgworkers import App
 from pgworkers.client.handler_connections import JobConnection
+from pgworkers.job import maintenance
 from pgworkers.postgres import connect, pooler
+from pgworkers.postgres.statements import run
 from pgworkers.settings import Settings
 
 pytestmark = pytest.mark.skipif(BOUNCER is None, reason=MISSING)
@@ -165,3 +167,10 @@ def test_a_connection_of_a_handler_prepares_nothing_through_a_pooler(pooled: str
         assert conn.prepare_threshold == 5, "psycopg's own, where there is no pooler"
     with connect.connect_for_handler(Settings(), pooled, "job 1", JobConnection, prepare_threshold=7) as conn:
         assert conn.prepare_threshold == 7, "what the handler says counts"
+
+
+def test_the_first_portion_of_a_walk_can_be_written_into_its_statement(dsn: str) -> None:
+    """The least bigint cannot: `-9223372036854775808::bigint` is out of range."""
+    with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.ClientCursor) as conn:
+        for query in (maintenance.prune_history(1.0, 1.0, 10), maintenance.prune_attempts(1.0, 10)):
+            assert run(conn, "pgworkers", query).count == 0
