@@ -173,4 +173,4 @@ def test_the_first_portion_of_a_walk_can_be_written_into_its_statement(dsn: str)
     """The least bigint cannot: `-9223372036854775808::bigint` is out of range."""
     with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.ClientCursor) as conn:
         for query in (maintenance.prune_history(1.0, 1.0, 10), maintenance.prune_attempts(1.0, 10)):
-            assert run(conn, "pgworkers", query).count == 0
+            assert run(conn, "pgworkers", query).changed_rows == 0
