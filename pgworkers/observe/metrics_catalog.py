@@ -44,7 +44,7 @@ DATABASE_ERROR_CLASSES = (
     "IntegrityError",
 )
 #: Statements that every host sends, and the opening of a connection; others get their series when they are first sent.
-DECLARED_OPERATIONS = ("connect", "claim", "finish", "retry", "release", "renew")
+DECLARED_OPERATIONS = ("connect", "claim", "finish", "retry", "release", "host_renew")
 CAPPED_LABELS = ("job", "queue", "schedule", "op", "duty", "user")
 VERDICTS = tuple(verdict.value for verdict in Verdict)
 QUEUE_STATES = ("scheduled", "ready", "running")

@@ -1,6 +1,6 @@
 """What the master and a worker say to each other over their socketpair.
 
-Frames are a fixed binary header (`process/frames.py`) and a body: JSON, but for the commonest report. Argument, result
+Frames are a fixed binary header (`ipc/frames.py`) and a body: JSON, but for the commonest report. Argument, result
 and checkpoint texts pass through unparsed as `msgspec.Raw`: the master never looks inside them.
 """
 

@@ -43,7 +43,7 @@ class P(Peer):
         import pgworkers_app as module
 
         self.module = module
-        module.app.bind(dsn(DB))
+        module.app.use_database(dsn(DB))
 
     def close(self):
         self.module.app.close()
