@@ -194,7 +194,7 @@ BEGIN
                                AND coalesce(j.host IS NOT NULL AND j.concurrency_key IS NOT NULL, false)
                              ORDER BY j.claimed_at);
         END IF;
-        CONTINUE WHEN pgworkers.slots_read() - before - cardinality(living) <= 100;
+        CONTINUE WHEN pgworkers.slots_read() - before - cardinality(living) <= 20;
         living := living || ARRAY(SELECT o.id FROM unnest(one.older) AS o (id)
                                    WHERE EXISTS (SELECT FROM pgworkers.job j
                                                   WHERE j.id = o.id AND coalesce(j.host IS NOT NULL, false) AND j.claimed_at < one.since LIMIT 1));
@@ -211,10 +211,10 @@ $$;
 
 -- Let the marks of these lanes follow their first jobs, so that no claim passes many entries of jobs that are gone.
 -- A mark moves on to the first ready job behind it. When it is due, or when nothing is ready behind it, the lane is looked at from its head.
--- That reads all entries that vacuum could not remove, so the next such look is due after forty times as long, at most after 5 s. A call
--- begins no such look after it has spent 20 ms on them: claims must not wait for all lanes at once. The others have their turn in the next claims.
+-- That reads all entries that vacuum could not remove, so the next such look is due after 300 times as long as it takes for all lanes
+-- of a claim (`beside` says how many there are), at most after 5 s. A call begins no such look after it has spent 20 ms on them: claims must not wait for all lanes at once. The others have their turn in the next claims.
 -- Returns true if a lane has jobs that the caller could not see from its mark.
-CREATE FUNCTION pgworkers.mark_lanes(queues text[], tasks text[], lanes bigint[]) RETURNS boolean
+CREATE FUNCTION pgworkers.mark_lanes(queues text[], tasks text[], lanes bigint[], beside integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
@@ -239,7 +239,7 @@ BEGIN
             SELECT j.id, j.priority INTO head
               FROM pgworkers.lane_jobs(one.queue, one.task, one.lane, one.level, one.id, one.known, 1) j;
             IF FOUND AND (one.until > clock_timestamp() OR spent > interval '20 ms') THEN
-                CONTINUE WHEN pgworkers.lanes_read() - before <= 50;
+                CONTINUE WHEN pgworkers.lanes_read() - before <= 20;
                 INSERT INTO pgworkers.lane_mark (queue, task, lane, level, id, newest, until)
                 VALUES (one.queue, one.task, one.lane, head.priority, head.id, newest, one.until);
                 DELETE FROM pgworkers.lane_mark m
@@ -255,10 +255,10 @@ BEGIN
         began := clock_timestamp();
         SELECT j.id, j.priority INTO head FROM pgworkers.lane_jobs(one.queue, one.task, one.lane, 1::bigint << 31, 0, 0, 1) j;
         spent := spent + (clock_timestamp() - began);
-        IF FOUND AND pgworkers.lanes_read() - before > 200 THEN
+        IF FOUND AND pgworkers.lanes_read() - before > 20 THEN
             INSERT INTO pgworkers.lane_mark (queue, task, lane, level, id, newest, until)
             VALUES (one.queue, one.task, one.lane, head.priority, head.id, newest,
-                    clock_timestamp() + least(40 * (clock_timestamp() - began), interval '5 s'));
+                    clock_timestamp() + least(300 * beside * (clock_timestamp() - began), interval '5 s'));
         END IF;
         DELETE FROM pgworkers.lane_mark m
          WHERE m.queue = one.queue AND m.task = one.task AND m.lane = one.lane AND m.nth <= one.nth;
@@ -368,8 +368,9 @@ DECLARE
     walked bigint;     -- entries of waiting jobs that were read
     lane_queues text[];    -- of the lanes with room: their queues,
     lane_tasks  text[];    -- their tasks,
-    lanes       bigint[];  -- and their numbers
-    due    boolean;    -- a lane should be looked at from its head
+    lanes       bigint[];  -- their numbers,
+    lane_count  integer;   -- and how many there are
+    due    integer[];  -- those of them that should be looked at from their heads, as positions in these arrays
     passed bigint;     -- entries that a count read, without those of jobs that run
     late   boolean;    -- a limit was marked after this transaction began
     young  text[];     -- tasks whose limit is new,
@@ -425,7 +426,7 @@ BEGIN
     ),
     open_lanes AS MATERIALIZED (
         -- `first`: as many of its jobs as are read of each lane at first. With the same share of each there would be some to spare.
-        SELECT l.queue, l.count, l.task, l.room, l.lane, l.free, least(l.free, 1 + 3 * l.count / count(*) OVER (PARTITION BY l.queue)) AS first,
+        SELECT l.queue, l.count, l.task, l.room, l.lane, l.free, least(l.free, 1 + 3 * l.count / (2 * count(*) OVER (PARTITION BY l.queue))) AS first,
                coalesce(m.level, 1::bigint << 31) AS level, m.id AS begin, m.newest, m.until
           FROM (SELECT l.*, least(l.room, l.room_of_key, l.count) AS free FROM lanes l WHERE l.seen > 0) l
           LEFT JOIN LATERAL (SELECT m.level, m.id, m.newest, m.until FROM pgworkers.lane_mark m
@@ -461,16 +462,21 @@ BEGIN
     SELECT array_agg(c.task ORDER BY c.nth), array_agg(c.key ORDER BY c.nth), array_agg(c.id ORDER BY c.nth),
            (SELECT array_agg(l.queue) FROM open_lanes l), (SELECT array_agg(l.task) FROM open_lanes l),
            (SELECT array_agg(l.lane) FROM open_lanes l),
-           (SELECT bool_or(l.until <= clock_timestamp()
-                           OR NOT EXISTS (SELECT FROM heads h WHERE h.queue = l.queue AND h.task = l.task AND h.lane = l.lane))
-              FROM open_lanes l WHERE l.until IS NOT NULL)
+           (SELECT array_agg(l.nth)
+              FROM (SELECT l.*, row_number() OVER () AS nth FROM open_lanes l) l
+             WHERE l.until <= clock_timestamp()
+                OR l.until IS NOT NULL AND NOT EXISTS (SELECT FROM heads h WHERE h.queue = l.queue AND h.task = l.task AND h.lane = l.lane))
       INTO names, keys, ids, lane_queues, lane_tasks, lanes, due
       FROM chosen c WHERE c.nth <= c.count;
-    -- A mark is of use where a lane has some hundred entries of jobs that are gone.
-    IF due OR pgworkers.lanes_read() - walked > 1000 + 2 * coalesce(cardinality(ids), 0) + 100 * coalesce(cardinality(lanes), 0) THEN
-        IF pgworkers.mark_lanes(lane_queues, lane_tasks, lanes) THEN
-            PERFORM pgworkers.tell('ready:' || q.name) FROM unnest(admit.queues) AS q (name);
-        END IF;
+    -- A mark is of use where a lane has some twenty entries of jobs that are gone.
+    lane_count := coalesce(cardinality(lanes), 0);
+    IF pgworkers.lanes_read() - walked <= 1000 + 2 * coalesce(cardinality(ids), 0) + 20 * lane_count THEN
+        lane_queues := ARRAY(SELECT lane_queues[d.nth] FROM unnest(due) AS d (nth));
+        lane_tasks := ARRAY(SELECT lane_tasks[d.nth] FROM unnest(due) AS d (nth));
+        lanes := ARRAY(SELECT lanes[d.nth] FROM unnest(due) AS d (nth));
+    END IF;
+    IF cardinality(lanes) > 0 AND pgworkers.mark_lanes(lane_queues, lane_tasks, lanes, lane_count) THEN
+        PERFORM pgworkers.tell('ready:' || q.name) FROM unnest(admit.queues) AS q (name);
     END IF;
     IF ids IS NULL THEN
         RETURN;
@@ -510,7 +516,7 @@ BEGIN
                                                     AND (c.of_key IS NULL OR c.nth_of_key <= c.of_key)),
            bool_or(c.late),
            passed - coalesce((SELECT sum(t.used) FROM of_task t), 0) - coalesce((SELECT sum(k.used) FROM of_key k), 0)
-                  - 100 * ((SELECT count(*) FROM of_task) + (SELECT count(*) FROM of_key))
+                  - 20 * ((SELECT count(*) FROM of_task) + (SELECT count(*) FROM of_key))
       INTO fit, late, passed
       FROM (SELECT c.id, c.nth, t.room AS of_task, k.room AS of_key, t.late OR coalesce(k.late, false) AS late,
                    row_number() OVER (PARTITION BY c.task ORDER BY c.nth) AS nth_of_task,
