@@ -1,11 +1,11 @@
 """pgworkers: a Postgres job queue whose jobs are real processes that it can start, measure, stop and explain.
 
-This is what a user's app.py touches: `App` declares queues and tasks, `Ctx` is what a handler knows of its
-job, `Job` is the handle of an enqueued one, `Retry`, `Snooze`, `Discard` and `Throttled` steer an attempt,
-and the errors say what to do.
+These are the names that an app uses. `App` declares queues and tasks. `Ctx` is what a handler knows about its job. `Job` and
+`Batch` are handles of what was enqueued. `Retry`, `Snooze`, `Discard` and `Throttled` are raised by a handler to decide what
+happens to its attempt. Every other exception says what failed and what to do about it.
 
-Names are loaded when they are first used: a process that only wants one room (the master never wants the app,
-a worker never wants psycopg) does not pay for the others.
+A name is imported when it is first used, so that a process does not pay for what it does not need. The master never imports
+the app. A worker imports psycopg only when a handler enqueues or connects.
 """
 
 from __future__ import annotations
@@ -13,93 +13,80 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pgworkers.app import App as App
-    from pgworkers.batch import Batch as Batch
-    from pgworkers.context import Ctx as Ctx
-    from pgworkers.declare.backoff import Exponential as Exponential
+    from pgworkers.app import App
+    from pgworkers.context import Ctx
     from pgworkers.errors import (
-        AppNotLoaded as AppNotLoaded,
+        AppNotLoaded,
+        ArgumentError,
+        DatabaseRefused,
+        DatabaseUnreachable,
+        Discard,
+        DuplicateJob,
+        JobFailed,
+        JobStopped,
+        NotFound,
+        OutcomeUnknown,
+        PermissionDenied,
+        PgworkersError,
+        QuotaExceeded,
+        RateTimeout,
+        ResultError,
+        ResultTimeout,
+        Retry,
+        SchemaOutOfDate,
+        Snooze,
+        Throttled,
+        UsageError,
     )
-    from pgworkers.errors import (
-        ArgumentError as ArgumentError,
-    )
-    from pgworkers.errors import (
-        DatabaseRefused as DatabaseRefused,
-    )
-    from pgworkers.errors import (
-        DatabaseUnreachable as DatabaseUnreachable,
-    )
-    from pgworkers.errors import (
-        Discard as Discard,
-    )
-    from pgworkers.errors import (
-        DuplicateJob as DuplicateJob,
-    )
-    from pgworkers.errors import (
-        JobFailed as JobFailed,
-    )
-    from pgworkers.errors import (
-        JobStopped as JobStopped,
-    )
-    from pgworkers.errors import (
-        NotFound as NotFound,
-    )
-    from pgworkers.errors import (
-        OutcomeUnknown as OutcomeUnknown,
-    )
-    from pgworkers.errors import (
-        PermissionDenied as PermissionDenied,
-    )
-    from pgworkers.errors import (
-        PgworkersError as PgworkersError,
-    )
-    from pgworkers.errors import (
-        QuotaExceeded as QuotaExceeded,
-    )
-    from pgworkers.errors import (
-        RateTimeout as RateTimeout,
-    )
-    from pgworkers.errors import (
-        ResultError as ResultError,
-    )
-    from pgworkers.errors import (
-        ResultTimeout as ResultTimeout,
-    )
-    from pgworkers.errors import (
-        Retry as Retry,
-    )
-    from pgworkers.errors import (
-        SchemaOutOfDate as SchemaOutOfDate,
-    )
-    from pgworkers.errors import (
-        Snooze as Snooze,
-    )
-    from pgworkers.errors import (
-        Throttled as Throttled,
-    )
-    from pgworkers.errors import (
-        UsageError as UsageError,
-    )
-    from pgworkers.handle import Job as Job
-    from pgworkers.job.new import Prepared as Prepared
-    from pgworkers.task import Task as Task
+    from pgworkers.handles import Batch, Job
+    from pgworkers.job.model import PreparedJob
+    from pgworkers.options.retries import ExponentialBackoff
+    from pgworkers.task import Task
 
-_ERRORS = (
-    "AppNotLoaded ArgumentError DatabaseRefused DatabaseUnreachable Discard DuplicateJob JobFailed JobStopped NotFound "
-    "OutcomeUnknown PermissionDenied PgworkersError QuotaExceeded RateTimeout ResultError ResultTimeout "
-    "Retry SchemaOutOfDate Snooze Throttled UsageError"
-)
-_PLACES = {
+    __version__: str
+
+__all__ = [
+    "App",
+    "AppNotLoaded",
+    "ArgumentError",
+    "Batch",
+    "Ctx",
+    "DatabaseRefused",
+    "DatabaseUnreachable",
+    "Discard",
+    "DuplicateJob",
+    "ExponentialBackoff",
+    "Job",
+    "JobFailed",
+    "JobStopped",
+    "NotFound",
+    "OutcomeUnknown",
+    "PermissionDenied",
+    "PgworkersError",
+    "PreparedJob",
+    "QuotaExceeded",
+    "RateTimeout",
+    "ResultError",
+    "ResultTimeout",
+    "Retry",
+    "SchemaOutOfDate",
+    "Snooze",
+    "Task",
+    "Throttled",
+    "UsageError",
+    "__version__",
+]
+
+#: Where a public name is defined. Names that are not listed are exceptions in `pgworkers.errors`.
+_MODULES = {
     "App": "pgworkers.app",
-    "Batch": "pgworkers.batch",
+    "Batch": "pgworkers.handles",
     "Ctx": "pgworkers.context",
-    "Exponential": "pgworkers.declare.backoff",
-    "Job": "pgworkers.handle",
-    "Prepared": "pgworkers.job.new",
+    "ExponentialBackoff": "pgworkers.options.retries",
+    "Job": "pgworkers.handles",
+    "PreparedJob": "pgworkers.job.model",
     "Task": "pgworkers.task",
-    **dict.fromkeys(_ERRORS.split(), "pgworkers.errors"),
 }
-__all__ = sorted([*_PLACES, "__version__"])  # noqa: PLE0605
 
 
 def __getattr__(name: str) -> Any:
@@ -109,9 +96,9 @@ def __getattr__(name: str) -> Any:
         from importlib import metadata  # not above: it weighs more than all the rest
 
         return metadata.version("pgworkers")
-    if name not in _PLACES:
+    if name not in __all__:
         raise AttributeError(f"module 'pgworkers' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    value = globals()[name] = getattr(import_module(_MODULES.get(name, "pgworkers.errors")), name)
     return value
 
 

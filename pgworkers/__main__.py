@@ -7,6 +7,6 @@ import sys
 if __name__ == "__main__":
     if not sys.flags.safe_path:
         del sys.path[0]  # the current directory: what the user names there is put back when it is loaded
-    from pgworkers.cli import main
+    from pgworkers.cli.main import main
 
     main()

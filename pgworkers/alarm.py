@@ -1,7 +1,7 @@
 """One timer of the loop for many waits.
 
 Nearly all waits are over before their time is: to make a timer for each, and to take it away again, would be most of what
-waiting costs (docs/adr/2401).
+waiting costs.
 """
 
 from __future__ import annotations

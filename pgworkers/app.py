@@ -3,46 +3,189 @@
 Importing a module that makes an App opens nothing: no connection, no thread, no psycopg. The first enqueue
 does. The `describe` child turns an App into data for the master; a supervisor imports it once and its workers
 inherit it.
+
+The part of `App` that enqueues by the calendar: schedules, and the scopes of those that have some.
+
+The part of `App` that steers the flow of jobs: rates, batches, routes, built-in tasks.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 
 from pgworkers import settings as declared
-from pgworkers.client.address import Address
-from pgworkers.client.session import Client
+from pgworkers.bounds import MAX_NAME_BYTES, MAX_SCOPE_BYTES
+from pgworkers.client.client import Client
+from pgworkers.client.database import ClientDatabase
+from pgworkers.client.rates import RateRegistry
 from pgworkers.context import Ctx
-from pgworkers.declare.loading import origin_of, release_of
-from pgworkers.declare.options import Duration, refuse_unknown
-from pgworkers.declare.signature import takes_ctx
-from pgworkers.decorator import Anything, Declare, TaskOptions, queue_spec, task_spec
-from pgworkers.errors import UsageError
-from pgworkers.job.new import Prepared, new_job
-from pgworkers.scheduling import Scheduling
+from pgworkers.errors import NotFound, UsageError
+from pgworkers.handles import Batch, Job
+from pgworkers.job.model import OnFailed, PreparedJob, unwrap_prepared
+from pgworkers.limits.rate import Rate
+from pgworkers.options.arguments import takes_context
+from pgworkers.options.enqueue import ON_FAILED
+from pgworkers.options.queue import Route, read_queue_options, read_route
+from pgworkers.options.task import TaskOptions, read_task_options
+from pgworkers.options.values import Duration, read_cli_name, read_name, refuse_unknown_options
 from pgworkers.specs import AppSpec, QueueSpec, ScheduleSpec
-from pgworkers.steering import Steering
-from pgworkers.task import CtxTask, PlainTask, Task
+from pgworkers.task import AnyFirstParameter, CtxTask, PlainTask, Task, TaskDecorator
 
 if TYPE_CHECKING:
     import psycopg
 
-    from pgworkers.handle import Job
+    from pgworkers.options.schedule import ScheduleOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Hook = TypeVar("Hook", bound=Callable[[], Any])
+HookT = TypeVar("HookT", bound=Callable[[], Any])
+
+
+class Scheduling:
+    """Mixed into `App`, which owns the client, the tasks and the schedules."""
+
+    client: Client
+    tasks: dict[str, Task[..., Any]]
+    schedules: dict[str, Callable[[], ScheduleSpec]]
+
+    def schedule(
+        self, cron: str | None = None, /, **options: Unpack[ScheduleOptions]
+    ) -> Callable[[TaskT], TaskT]:
+        """Enqueue a task by the calendar: `@app.schedule("0 3 * * *", tz="Europe/Berlin")` above its `@app.task`."""
+        from pgworkers.options.schedule import ScheduleOptions, declare_schedule
+
+        refuse_unknown_options(options, ScheduleOptions, what="schedule()")
+
+        def declare(task: TaskT, /) -> TaskT:
+            if not isinstance(task, Task) or self.tasks.get(task.name) is not task:
+                raise UsageError(f"@app.schedule: {task!r} is not a task of this app; put it above @app.task")
+            name, spec = declare_schedule(task, cron, options)
+            if name in self.schedules:
+                raise UsageError(f"schedule {name!r} is declared twice; give one of them another name=")
+            self.schedules[name] = spec
+            return task
+
+        return declare
+
+    def add_scope(self, schedule: str, scope: str, args: Mapping[str, Any] | None = None) -> bool:
+        """One more scope (a tenant, say) of a scoped schedule, from now on. False: it was there, with these arguments.
+
+        NotFound if the database has no such scoped schedule: no host with this app has started yet, or it was removed.
+        """
+        from psycopg.errors import NoDataFound
+
+        from pgworkers.schedule import definitions
+
+        scope = read_name(scope, what=f"schedule {schedule}: scope", limit=MAX_SCOPE_BYTES)
+        try:
+            return self.client.run(definitions.add_scope(schedule, scope, dict(args or {})))
+        except (NoDataFound, NotFound):
+            raise NotFound(f"there is no scoped schedule {schedule!r}; no scope was added") from None
+
+    def remove_scope(self, schedule: str, scope: str) -> bool:
+        """One scope less; its jobs go on. False: there was none."""
+        from pgworkers.schedule import definitions
+
+        return self.client.run(definitions.remove_scope(schedule, scope))
+
+
+class Steering:
+    """Mixed into `App`, which owns the client, the tasks and the declaring of them."""
+
+    client: Client
+    tasks: dict[str, Task[..., Any]]
+
+    def __init__(self) -> None:
+        self.rates = RateRegistry(self.client)
+        self.routes: list[Route] = []
+
+    def rate(
+        self, scope: str, rate: float | None = None, per: Duration = "1s", burst: float | None = None
+    ) -> Rate:
+        """A rate that all hosts share: `app.rate("github", rate=50, per="1s").acquire()`.
+
+        Said once with its numbers, later by its name alone. In a handler use `ctx.rate`, which notices a stop.
+        """
+        return self.rates.get(scope, rate, per, burst)
+
+    def batch(
+        self,
+        jobs: Iterable[PreparedJob[Any]],
+        then: PreparedJob[Any] | None = None,
+        *,
+        on_failed: OnFailed = "run",
+        conn: psycopg.Connection[Any] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Batch:
+        """Insert any number of jobs by COPY, and one that begins when the last of them has ended.
+
+        `on_failed`: what failed or cancelled jobs mean for `then`: "run" it all the same (it finds the batch's number in
+        `ctx.meta["batch"]`), "cancel" it, or "wait" until all have succeeded after a retry by an operator.
+        """
+        made = self.client.create_batch(
+            map(unwrap_prepared, jobs), _optional_new_job(then), _check_on_failed(on_failed), conn, progress
+        )
+        return Batch(made.id, self.client, self._handle(made.then_id))
+
+    async def abatch(
+        self,
+        jobs: Iterable[PreparedJob[Any]],
+        then: PreparedJob[Any] | None = None,
+        *,
+        on_failed: OnFailed = "run",
+        conn: psycopg.AsyncConnection[Any] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Batch:
+        """`batch` for asyncio."""
+        made = await self.client.acreate_batch(
+            map(unwrap_prepared, jobs), _optional_new_job(then), _check_on_failed(on_failed), conn, progress
+        )
+        return Batch(made.id, self.client, self._handle(made.then_id))
+
+    def get_batch(self, batch_id: int) -> Batch:
+        """The handle of a batch by its number; in what comes after it: `app.get_batch(ctx.meta["batch"])`."""
+        return Batch(batch_id, self.client)
+
+    def route(self, pattern: str, queue: str) -> None:
+        """Tasks that name no queue go to `queue` when their name fits: `app.route("img.*", "images")`. The first wins."""
+        self.routes.append(
+            read_route(pattern, read_cli_name(queue, what=f"route {pattern}: queue", limit=MAX_NAME_BYTES))
+        )
+
+    def include(self, *names: str, env: Sequence[str] = (), queue: str | None = None) -> None:
+        """Declare built-in tasks: `app.include("exec", "echo")`.
+
+        `env`: variables that commands of `exec` inherit besides the harmless ones. They run whatever the job says: include
+        `exec` only where everybody who may enqueue may also run programs.
+        """
+        from pgworkers.builtin_tasks import get_builtin_task
+
+        for name in names:
+            options = {"name": name} if queue is None else {"name": name, "queue": queue}
+            self._include(get_builtin_task(name, tuple(env)), options)
+
+    def _include(self, fn: Callable[..., Any], options: dict[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _routed(self, task: str) -> str | None:
+        """The queue that the routes give a task, or None."""
+        return next((route.queue for route in self.routes if route.matches(task)), None)
+
+    def _handle(self, job_id: int | None) -> Job[Any] | None:
+        return None if job_id is None else Job(job_id, self.client)
 
 
 class App(Scheduling, Steering):
     """Queues, tasks, hooks and settings of one application.
 
-    `**settings` are those of docs/settings.md: `App(drain="1m")`. `version` is shown for people; by default it is the
-    commit of the app's repository, else `files-` and a hash. Making an App opens nothing: the first enqueue connects.
+    `**settings` are those of docs/reference/settings.md: `App(drain="1m")`. `version` is shown for people; by default it
+    is the commit of the app's repository, else `files-` and a hash. Making an App opens nothing: the first enqueue connects.
     """
 
     def __init__(
@@ -55,16 +198,18 @@ class App(Scheduling, Steering):
         **settings: Any,
     ) -> None:
         given = {"dsn": dsn, "schema": schema, **settings}
-        self.settings = {key: declared.parse(key, value) for key, value in given.items() if value is not None}
-        self.origin = origin_of(sys._getframe(1))
-        self.name = name or self.origin.name
+        self.settings = {
+            key: declared.parse_setting(key, value) for key, value in given.items() if value is not None
+        }
+        self.source_file = _source_file_of(sys._getframe(1))
+        self.name = name or self.source_file.name
         self.version = version
         self.tasks: dict[str, Task[..., Any]] = {}
         self.queues: dict[str, QueueSpec] = {}
         self.schedules: dict[str, Callable[[], ScheduleSpec]] = {}
         self.start_hooks: list[Callable[[], Any]] = []
         self.stop_hooks: list[Callable[[], Any]] = []
-        self.client = Client(Address(self.settings, self.origin.parent))
+        self.client = Client(ClientDatabase(self.settings, self.source_file.parent))
         super().__init__()
 
     def queue(
@@ -82,7 +227,7 @@ class App(Scheduling, Steering):
         max_jobs: int | None = None,
         max_rss: int | str | None = None,
         preload: Sequence[str] = (),
-        batch: bool = True,
+        lookahead: bool = True,
         reload_overlap: bool = False,
         retention: Duration | None = None,
     ) -> None:
@@ -95,16 +240,16 @@ class App(Scheduling, Steering):
         - `preload`: modules imported before the fork, so that workers share their memory
         - `threads`: how many numpy and its kin may start; `nice`: of the processes
         - `cores=[0, 1]`: the only cores its workers run on; `pin=True`: each worker has one of them
-        - `batch=False`: each end is committed before the worker begins its next job; by default short jobs wait a few
+        - `lookahead=False`: each end is committed before the worker begins its next job; by default short jobs wait a few
           milliseconds in front of a worker and their ends are committed together
         - `reload_overlap=True`: after SIGHUP, workers of the new code begin at once beside jobs that run on the old code; by
           default both together run no more jobs than the queue has workers
         - `retention="30d"`: how long its finished jobs are kept, shorter or longer than the setting `retention`
         """
-        spec = queue_spec(
+        spec = read_queue_options(
             name, workers=workers, cluster_workers=cluster_workers, memory=memory, nice=nice, threads=threads,
             cores=cores, pin=pin, address_space=address_space, max_jobs=max_jobs, max_rss=max_rss, preload=preload,
-            batch=batch, reload_overlap=reload_overlap, retention=retention,
+            lookahead=lookahead, reload_overlap=reload_overlap, retention=retention,
         )  # fmt: skip
         if spec.name in self.queues:
             raise UsageError(f"queue {spec.name!r} is declared twice; keep one of the two declarations")
@@ -112,10 +257,10 @@ class App(Scheduling, Steering):
 
     @overload
     def task(
-        self, fn: Callable[Concatenate[Anything, P], Coroutine[Any, Any, R]], /
+        self, fn: Callable[Concatenate[AnyFirstParameter, P], Coroutine[Any, Any, R]], /
     ) -> PlainTask[..., R, Coroutine[Any, Any, R]]: ...
     @overload
-    def task(self, fn: Callable[Concatenate[Anything, P], R], /) -> PlainTask[..., R, R]: ...
+    def task(self, fn: Callable[Concatenate[AnyFirstParameter, P], R], /) -> PlainTask[..., R, R]: ...
     @overload
     def task(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
         self, fn: Callable[Concatenate[Ctx, P], Coroutine[Any, Any, R]], /
@@ -127,34 +272,34 @@ class App(Scheduling, Steering):
     @overload
     def task(self, fn: Callable[P, R], /) -> PlainTask[P, R, R]: ...
     @overload
-    def task(self, /, **options: Unpack[TaskOptions]) -> Declare: ...
+    def task(self, /, **options: Unpack[TaskOptions]) -> TaskDecorator: ...
     def task(self, fn: Any = None, /, **options: Any) -> Any:
         """Declare a task: `@app.task` or `@app.task(queue="reports", timeout="10m", retries=5)`.
 
         Without `retries=` a job has ten attempts. A task without `queue=` goes to the queue "default", or to the only one.
         """
-        refuse_unknown(options, TaskOptions, what="task()")
+        refuse_unknown_options(options, TaskOptions, what="task()")
         if fn is not None:
-            return self._declare(fn, options, sys._getframe(1))
+            return self._declare_task(fn, options, sys._getframe(1))
 
         def declare(fn: Callable[..., Any], /) -> Task[..., Any]:
-            return self._declare(fn, options, sys._getframe(1))
+            return self._declare_task(fn, options, sys._getframe(1))
 
         return declare
 
-    def on_worker_start(self, hook: Hook) -> Hook:
+    def on_worker_start(self, hook: HookT) -> HookT:
         """Decorator: a function that each worker runs after its fork, before its first job: load a model, open a client."""
         self.start_hooks.append(hook)
         return hook
 
-    def on_worker_stop(self, hook: Hook) -> Hook:
+    def on_worker_stop(self, hook: HookT) -> HookT:
         """Decorator: a function that each worker runs before it leaves; not when it is killed."""
         self.stop_hooks.append(hook)
         return hook
 
     def enqueue_many(
         self,
-        jobs: Iterable[Prepared[Any]],
+        jobs: Iterable[PreparedJob[Any]],
         *,
         conn: psycopg.Connection[Any] | None = None,
         progress: Callable[[int], None] | None = None,
@@ -163,29 +308,29 @@ class App(Scheduling, Steering):
 
         `progress` is called with the number so far, `conn` is a psycopg connection of your own.
         """
-        return self.client.copy_in(map(new_job, jobs), conn, progress)
+        return self.client.enqueue_many(map(unwrap_prepared, jobs), conn, progress)
 
     async def aenqueue_many(
         self,
-        jobs: Iterable[Prepared[Any]],
+        jobs: Iterable[PreparedJob[Any]],
         *,
         conn: psycopg.AsyncConnection[Any] | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> int:
         """`enqueue_many` for asyncio."""
-        return await self.client.acopy_in(map(new_job, jobs), conn, progress)
+        return await self.client.aenqueue_many(map(unwrap_prepared, jobs), conn, progress)
 
     def job(self, job_id: int) -> Job[Any]:
         """The handle of a job by its number; nothing is looked up yet."""
-        from pgworkers.handle import Job
+        from pgworkers.handles import Job
 
         return Job(job_id, self.client)
 
-    def bind(self, dsn: str, settings: declared.Settings | Mapping[str, Any] | None = None) -> None:
+    def use_database(self, dsn: str, settings: declared.Settings | Mapping[str, Any] | None = None) -> None:
         """Use this database from now on; the worker calls it after its fork."""
         self.client.close()
-        self.client.address.bind(dsn, settings)
-        self.rates.forget()
+        self.client.database.use(dsn, settings)
+        self.rates.discard_tokens()
 
     def close(self) -> None:
         """Close this process's connection; the next enqueue opens a new one."""
@@ -201,22 +346,22 @@ class App(Scheduling, Steering):
             raise UsageError(f'{self.name} declares no queue; add app.queue("default", workers=2)')
         return AppSpec(
             name=self.name,
-            version=self.version or release_of(self.origin),
+            version=self.version or detect_version(self.source_file),
             queues=tuple(self.queues.values()),
-            tasks=tuple(task.spec() for task in self.tasks.values()),
-            schedules=tuple(self._scheduled(make()) for make in self.schedules.values()),
+            tasks=tuple(task.to_spec() for task in self.tasks.values()),
+            schedules=tuple(self._check_schedule_queue(make()) for make in self.schedules.values()),
             settings=self.settings,
         )
 
-    def _scheduled(self, spec: ScheduleSpec) -> ScheduleSpec:
+    def _check_schedule_queue(self, spec: ScheduleSpec) -> ScheduleSpec:
         if spec.queue is not None:
-            self._place(spec.queue)
+            self._resolve_queue(spec.queue)
         return spec
 
     def __repr__(self) -> str:
         return f"<App {self.name}: {len(self.queues)} queues, {len(self.tasks)} tasks>"
 
-    def _place(self, queue: str | None, task: str = "") -> str:
+    def _resolve_queue(self, queue: str | None, task: str = "") -> str:
         """The queue of a job: the one named, else the one its task is routed to, else "default", else the only one."""
         queue = queue or self._routed(task)
         if queue is None:
@@ -234,9 +379,9 @@ class App(Scheduling, Steering):
         return queue
 
     def _include(self, fn: Callable[..., Any], options: dict[str, Any]) -> None:
-        self._declare(fn, options, sys._getframe())
+        self._declare_task(fn, options, sys._getframe())
 
-    def _declare(
+    def _declare_task(
         self, fn: Callable[..., Any], options: Mapping[str, Any], frame: FrameType
     ) -> Task[..., Any]:
         if isinstance(fn, Task):
@@ -248,22 +393,80 @@ class App(Scheduling, Steering):
                 f"task {fn.__name__} is a generator; a task returns its result, it does not yield"
             )
         local = frame.f_locals if frame.f_locals is not frame.f_globals else {}
-        kind = CtxTask if takes_ctx(fn, local) else PlainTask
+        kind = CtxTask if takes_context(fn, local) else PlainTask
         curve = options.get("backoff")
         backoff: Callable[[int], float | str] | None = curve if callable(curve) else None
         task: Task[..., Any] = kind(
             fn,
-            task_spec(fn, **options),
+            read_task_options(fn, **options),
             client=self.client,
-            place=self._place,
+            place=self._resolve_queue,
             backoff=backoff,
             local=local,
         )
         if task.name in self.tasks:
             raise UsageError(
-                f"task {task.name!r} is declared twice: {self.tasks[task.name].where()} and {task.where()}; "
+                f"task {task.name!r} is declared twice: {self.tasks[task.name].location()} and {task.location()}; "
                 "give one of them another name with @app.task(name=...)"
             )
-        task.check()
+        task.try_read_signature()
         self.tasks[task.name] = task
         return task
+
+
+TaskT = TypeVar("TaskT", bound=Task[..., Any])
+
+
+def _optional_new_job(then: PreparedJob[Any] | None) -> Any:
+    return None if then is None else then.job
+
+
+def _check_on_failed(on_failed: OnFailed) -> OnFailed:
+    if on_failed not in ON_FAILED:
+        raise UsageError(f"on_failed={on_failed!r}: use {', '.join(ON_FAILED)}; nothing was enqueued")
+    return on_failed
+
+
+def _source_file_of(frame: FrameType) -> Path:
+    """The file that makes an App; the embedded server lives beside it."""
+    file = frame.f_globals.get("__file__")
+    return Path(file).resolve() if isinstance(file, str) else Path.cwd() / "app.py"
+
+
+def detect_version(app_file: Path) -> str:
+    """Which release of the app this is: its repository's commit, else a hash of its directory's files."""
+    directory = app_file.parent
+    for parent in (directory, *directory.parents):
+        head = _git_commit(parent / ".git")
+        if head:
+            return head[:10]
+    digest = hashlib.sha256()
+    try:
+        for file in sorted(directory.glob("*.py"))[:1000]:
+            info = file.stat()
+            digest.update(f"{file.name} {info.st_mtime_ns} {info.st_size}\n".encode())
+    except OSError:
+        pass
+    return "files-" + digest.hexdigest()[:10]
+
+
+def _git_commit(git: Path) -> str | None:
+    """The commit HEAD points to, read without starting git."""
+    try:
+        if git.is_file():  # a worktree: "gitdir: ..."
+            git = (git.parent / git.read_text().removeprefix("gitdir:").strip()).resolve()
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head or None
+        ref = head.removeprefix("ref: ")
+        common = git / "commondir"
+        for base in (git, (git / common.read_text().strip()).resolve()) if common.is_file() else (git,):
+            if (base / ref).is_file():
+                return (base / ref).read_text().strip()
+            packed = base / "packed-refs"
+            for line in packed.read_text().splitlines() if packed.is_file() else ():
+                if line.endswith(" " + ref):
+                    return line.split()[0]
+    except (OSError, UnicodeDecodeError):
+        pass
+    return None

@@ -11,43 +11,43 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 #: Queues, tasks, schedules, rate scopes, in UTF-8 (`job_names_fit`, `schedule_names_fit`, `bucket_scope_fits`).
-NAME_BYTES = 200
+MAX_NAME_BYTES = 200
 #: One scope of a scoped schedule (`schedule_names_fit`).
-SCOPE_BYTES = 500
+MAX_SCOPE_BYTES = 500
 #: Keys, which are indexed (`job_unique_fits`, `job_concurrency_key_fits`, `idempotency_key_fits`).
-KEY_BYTES = 1000
+MAX_KEY_BYTES = 1000
 #: How long an idempotency key can lead to its first job (`pgworkers.first_with_key()`). Enqueue-only logins write keys, so
 #: none of them stays for ever.
-IDEMPOTENCY_WINDOW_MAX_DAYS = 31
+MAX_IDEMPOTENCY_WINDOW_DAYS = 31
 #: Begins the concurrency keys of the jobs of schedules with overlap="replace" (`schedule/fire.sql`, `pgworkers.enqueue()`).
 SCHEDULE_KEY_PREFIX = "schedule:"
 
 #: The highest value of the setting payload_limit.
-ARGS_BYTES = 4 << 20
+MAX_ARGS_BYTES = 4 << 20
 #: Arguments as Postgres prints them (`job_args_fit`).
-ARGS_PRINTED_BYTES = 4 << 20
-META_BYTES = 16 << 10
+MAX_ARGS_PRINTED_BYTES = 4 << 20
+MAX_META_BYTES = 16 << 10
 #: (`job_meta_fits`)
-META_PRINTED_BYTES = 32 << 10
-CHECKPOINT_BYTES = 1 << 20
+MAX_META_PRINTED_BYTES = 32 << 10
+MAX_CHECKPOINT_BYTES = 1 << 20
 #: Checkpoint and progress (`job_notes_fit`).
-NOTES_PRINTED_BYTES = 4 << 20
+MAX_NOTES_PRINTED_BYTES = 4 << 20
 #: The highest value of result_limit, as a setting and of a task.
-RESULT_BYTES = 32 << 20
+MAX_RESULT_BYTES = 32 << 20
 #: (`job_result_fits`)
-RESULT_PRINTED_BYTES = 64 << 20
+MAX_RESULT_PRINTED_BYTES = 64 << 20
 
 #: Higher is sooner (`job_priority_fits`). The lowest integer has no opposite.
-PRIORITY_MIN = -(1 << 31) + 1
-PRIORITY_MAX = (1 << 31) - 1
+MIN_PRIORITY = -(1 << 31) + 1
+MAX_PRIORITY = (1 << 31) - 1
 #: max_attempts and max_crashes (`job_budgets`).
-BUDGET_MAX = 10_001
+MAX_ATTEMPTS_OR_CRASHES = 10_001
 #: Memory of an attempt (`job_memory_fits`).
-MEMORY_MIN_BYTES = 1 << 20
-MEMORY_MAX_BYTES = (1 << 60) - 1
+MIN_MEMORY_BYTES = 1 << 20
+MAX_MEMORY_BYTES = (1 << 60) - 1
 #: Delays, timeouts, deadlines: 100 years (`job_timeout_fits`, `seconds_fit`).
-DURATION_MAX_DAYS = 36_500
-DURATION_MAX_SECONDS = DURATION_MAX_DAYS * 86400.0
+MAX_DURATION_DAYS = 36_500
+MAX_DURATION_SECONDS = MAX_DURATION_DAYS * 86400.0
 #: `at=` and what follows from it (`job_moments_fit`). The last moment is `pgworkers.never()`.
-MOMENT_MIN = datetime(1970, 1, 1, tzinfo=UTC)
-MOMENT_MAX = datetime(9999, 1, 1, tzinfo=UTC)
+MIN_TIMESTAMP = datetime(1970, 1, 1, tzinfo=UTC)
+MAX_TIMESTAMP = datetime(9999, 1, 1, tzinfo=UTC)

@@ -1,25 +1,14 @@
-"""Time, sizes and how people write them.
+"""The clocks of a process.
 
-The database clock decides everything in SQL; the monotonic clock decides everything in a process. The wall clock
-of a host decides nothing: it is only printed.
+In SQL the clock of the database decides. In a process the monotonic clock measures waits, and CLOCK_BOOTTIME, which also
+counts suspended time, decides leases and deadlines. The wall clock of a host is only printed.
 """
 
 from __future__ import annotations
 
-import re
 import time
-
-from pgworkers.bounds import DURATION_MAX_SECONDS, MEMORY_MAX_BYTES
-from pgworkers.errors import UsageError
-
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_SIZES = {"": 1, "B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
-_DURATIONS = re.compile(
-    r"(?:\d++(?:\.\d++)?(?:ms|s|m|h|d|w) *+)++"
-)  # ++: nothing is tried twice, however long
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(I?B)?", re.IGNORECASE)
-MAX_SECONDS = DURATION_MAX_SECONDS
+from collections.abc import Callable
+from functools import partial
 
 monotonic = time.monotonic
 
@@ -29,66 +18,5 @@ def boottime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def seconds(value: float | str, *, what: str = "duration") -> float:
-    """Read `30s`, `5m`, `1h30m`, `250ms` or a number of seconds."""
-    if isinstance(value, bool):
-        raise UsageError(f"{what}: {value!r} is not a duration; write 30s, 5m, 1h30m or a number of seconds")
-    if isinstance(value, (int, float)):
-        result = float(value)
-    else:
-        text = value.strip()
-        if _DURATIONS.fullmatch(text):
-            result = sum(float(number) * _UNITS[unit] for number, unit in _DURATION.findall(text))
-        else:
-            try:
-                result = float(text)
-            except ValueError:
-                raise UsageError(
-                    f"{what}: {value!r} is not a duration; write 30s, 5m, 1h30m or a number of seconds"
-                ) from None
-    if not 0 <= result <= MAX_SECONDS:
-        raise UsageError(f"{what}: {value!r} is out of range (0 to 100 years)")
-    return result
-
-
-def size(value: int | str, *, what: str = "size") -> int:
-    """Read `512MB`, `2GB` or a number of bytes; units are powers of 1024."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        result: float = value
-    else:
-        match = _SIZE.fullmatch(str(value).strip())
-        if match is None:
-            raise UsageError(f"{what}: {value!r} is not a size; write 512MB, 2GB or a number of bytes")
-        unit = match[2].upper()
-        result = float(match[1]) * _SIZES[unit + "B" if unit else ""]
-    if not 0 <= result <= MEMORY_MAX_BYTES:
-        raise UsageError(f"{what}: {value!r} is out of range")
-    return int(result)
-
-
-def show_seconds(value: float) -> str:
-    """How a duration reads: 0.4s, 42s, 3m12s, 2h05m, 3d4h; an even one without zeros: 1m, 2h, 14d."""
-    if value <= 0:
-        return "0s"
-    if value < 0.01:
-        return f"{value * 1000:.1f}ms"
-    if value < 10:
-        return f"{value:.2f}".rstrip("0").rstrip(".") + "s"
-    whole = round(value)
-    if whole < 60:
-        return f"{value:.1f}".rstrip("0").rstrip(".") + "s"
-    if whole < 3600:
-        return f"{whole // 60}m" + (f"{whole % 60:02d}s" if whole % 60 else "")
-    if whole < 86400:
-        return f"{whole // 3600}h" + (f"{whole % 3600 // 60:02d}m" if whole % 3600 // 60 else "")
-    return f"{whole // 86400}d" + (f"{whole % 86400 // 3600}h" if whole % 86400 // 3600 else "")
-
-
-def show_size(value: int) -> str:
-    """How a size reads: 812B, 64KB, 312MB, 1.5GB."""
-    amount = float(value)
-    for unit in ("B", "KB", "MB"):
-        if amount < 1024:
-            return f"{amount:.0f}{unit}"
-        amount /= 1024
-    return f"{amount:.1f}GB"
+#: The clock of the scoreboard. Asked several times by every job, so without a function of ours around it.
+boottime_ns: Callable[[], int] = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)

@@ -25,7 +25,7 @@ class ArgumentError(UsageError):
     """Arguments that do not fit the task; nothing was enqueued."""
 
 
-class UnfitArguments(ArgumentError):
+class StoredArgumentsError(ArgumentError):
     """Stored arguments that do not fit the task that was to run with them. The job is dead: it cannot get better."""
 
 
@@ -33,7 +33,7 @@ class ResultError(UsageError):
     """A handler's return value that cannot be kept as a result, or a kept one that does not fit the annotation."""
 
 
-class UnfitResult(ResultError):
+class InvalidResult(ResultError):
     """A handler's return value that cannot be kept. The job is dead: running it again would end the same way."""
 
 
@@ -53,8 +53,8 @@ class DatabaseUnreachable(PgworkersError):
 
     def __init__(self, text: str, *, transient: bool = True, brief: str = "") -> None:
         super().__init__(text)
-        self.transient = transient
-        self.brief = brief or text  # for somebody who is told of it while we try again
+        self.is_transient = transient
+        self.summary = brief or text  # for somebody who is told of it while we try again
 
 
 class DatabaseRefused(PgworkersError):
@@ -62,7 +62,7 @@ class DatabaseRefused(PgworkersError):
 
 
 class PermissionDenied(DatabaseRefused):
-    """The login may not do this; the text says which right it lacks (docs/security.md)."""
+    """The login may not do this; the text says which right it lacks (docs/how-to/separate-logins.md)."""
 
 
 class QuotaExceeded(PgworkersError):
@@ -122,7 +122,7 @@ class RateTimeout(PgworkersError, TimeoutError):
     """`rate.acquire(timeout=...)`: no token of that rate is due in time; none was used. A TimeoutError, too."""
 
 
-class Control(Exception):
+class ControlException(Exception):
     """What a handler raises to say how its attempt ends."""
 
     reason: str = ""
@@ -134,7 +134,7 @@ class Control(Exception):
         return f"{type(self).__name__}({', '.join(said)})"
 
 
-class Retry(Control):
+class Retry(ControlException):
     """Run this job again, `after` so long (or by the task's back-off); costs an attempt."""
 
     def __init__(self, reason: str = "", *, after: float | str | None = None) -> None:
@@ -143,7 +143,7 @@ class Retry(Control):
         self.after = after
 
 
-class Snooze(Control):
+class Snooze(ControlException):
     """Run this job again after `after`; costs no attempt."""
 
     def __init__(self, after: float | str, reason: str = "") -> None:
@@ -152,7 +152,7 @@ class Snooze(Control):
         self.after = after
 
 
-class Discard(Control):
+class Discard(ControlException):
     """This job is dead now; no retries."""
 
     def __init__(self, reason: str = "") -> None:
@@ -160,7 +160,7 @@ class Discard(Control):
         self.reason = reason
 
 
-class Throttled(Control):
+class Throttled(ControlException):
     """The service behind this queue said no: the whole queue cools down, on every host; the job costs no attempt.
 
     `after` says for how long; else it is the setting `throttle` (1 minute), longer each time in a row.

@@ -1,32 +1,24 @@
-"""The facts. Each is stated once, in the past tense; logs, metrics and tests listen to them.
-Those of processes stand in `lives`, measurements in `sightings`; `Fact` is any of them. Where they are told: `facts`.
+"""Every event of a host, and the bus that passes them to listeners: the log, metrics, tracing and tests.
+
+An event is something that happened, named in the past tense. First come the events of jobs and of the host, then those of
+its processes, then measurements, which are for gauges and are not logged. `Event` is any of them.
+
+`EventBus.emit` never raises and never waits. A listener that fails is logged and skipped for that event, because an event
+must not delay or break the job that it is about.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import length_hint
+from typing import Any
 
 import msgspec
 
-from pgworkers.lives import (
-    FormerHostEnded,
-    OrphansKilled,
-    SupervisorBooted,
-    SupervisorDied,
-    SupervisorFailed,
-    SupervisorSilent,
-    SupervisorStarted,
-    WorkerBurned,
-    WorkerDied,
-    WorkerDumped,
-    WorkerForked,
-    WorkerReady,
-    WorkersResting,
-)
-from pgworkers.sightings import HandlerMeasured, LoopWoke, MemorySeen, QueuesSeen, SchedulesSeen, StorageSeen
 
-
-class OfJob(msgspec.Struct, frozen=True, gc=False):
+class JobEvent(msgspec.Struct, frozen=True, gc=False):
     """What facts about a job begin with. Structs: a frozen dataclass costs ten times as much, for every job."""
 
     job: int
@@ -36,11 +28,11 @@ class OfJob(msgspec.Struct, frozen=True, gc=False):
     attempt: int
 
 
-class JobStarted(OfJob, frozen=True, gc=False):
-    waited: float
+class AttemptStarted(JobEvent, frozen=True, gc=False):
+    waited_seconds: float
 
 
-class JobEnded(msgspec.Struct, frozen=True, gc=False):
+class AttemptEnded(msgspec.Struct, frozen=True, gc=False):
     """An attempt ended and its end is written; `state` is where the job is now."""
 
     job: int
@@ -56,7 +48,7 @@ class JobEnded(msgspec.Struct, frozen=True, gc=False):
     cpu: float
     peak_rss: int
     error: str | None
-    again_in: float | None
+    retry_in: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,43 +57,43 @@ class JobsReleased:
     why: str
 
 
-class LeaseLost(OfJob, frozen=True, gc=False):
+class LeaseLost(JobEvent, frozen=True, gc=False):
     """Another host owns the job now; whatever this host still says about it is refused.
 
-    `rescued`: the leader took it back, because this host had not renewed in time.
+    `is_rescued`: the leader took it back, because this host had not renewed in time.
     """
 
-    running: bool
-    rescued: bool = False
+    is_running: bool
+    is_rescued: bool = False
 
 
-class FinishRejected(OfJob, frozen=True, gc=False):
+class FinishRejected(JobEvent, frozen=True, gc=False):
     """The end of an execution was refused: its lease is no longer valid."""
 
 
-class EndRefused(OfJob, frozen=True, gc=False):
+class FinishFailed(JobEvent, frozen=True, gc=False):
     """The database refuses the end of an execution, whatever is left out of it: a trigger of the user's, say."""
 
     error: str
-    again_in: float
+    retry_in: float
 
 
-class JobRescued(OfJob, frozen=True, gc=False):
+class JobRescued(JobEvent, frozen=True, gc=False):
     state: str
 
 
-class StopWished(OfJob, frozen=True, gc=False):
+class StopRequested(JobEvent, frozen=True, gc=False):
     reason: str
 
 
-class DeadlineMoved(OfJob, frozen=True, gc=False):
+class DeadlineMoved(JobEvent, frozen=True, gc=False):
     """An operator moved the deadline of a job that this host has. `seconds`: from now until the new one; None: removed."""
 
     seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class JobStopped:
+class StopCompleted:
     """A job that should stop is gone; `seconds` after the wish."""
 
     job: int
@@ -111,24 +103,24 @@ class JobStopped:
     seconds: float
 
 
-class JobStalled(OfJob, frozen=True, gc=False):
-    stalled: bool
+class JobStallChanged(JobEvent, frozen=True, gc=False):
+    is_stalled: bool
 
 
 @dataclass(frozen=True, slots=True)
-class DatabaseLost:
+class DatabaseConnectionLost:
     role: str
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class DatabaseBack:
+class DatabaseConnectionRestored:
     role: str
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class DatabaseSlow:
+class FinishTooSlow:
     """Ends could not be written within the time limit of a statement. Told once, until full batches are fast again."""
 
     jobs: int
@@ -136,24 +128,24 @@ class DatabaseSlow:
 
 
 @dataclass(frozen=True, slots=True)
-class StatementRun:
-    op: str
+class StatementExecuted:
+    statement: str
     seconds: float
     error: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class JobsClaimed:
     count: int
 
 
 @dataclass(frozen=True, slots=True)
-class Notified:
+class NotificationReceived:
     payload: str
 
 
 @dataclass(frozen=True, slots=True)
-class DutyDone:
+class DutyPerformed:
     duty: str
     count: int
     seconds: float
@@ -163,7 +155,7 @@ class DutyDone:
 class DutyFailed:
     duty: str
     error: str
-    cut: bool = False  # only because the database did not answer, which is told by itself
+    is_connection_lost: bool = False  # only because the database did not answer, which is told by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +170,7 @@ class TickFired:
 
 
 @dataclass(frozen=True, slots=True)
-class TicksSkipped:
+class TicksMissed:
     """Missed ticks that the schedule's policy passed by."""
 
     schedule: str
@@ -205,16 +197,16 @@ class ClaimTooSlow:
 
 @dataclass(frozen=True, slots=True)
 class JobsParked:
-    """Jobs of a task that this host does not know made its claims slow. It moves them out of the way; `done`: all."""
+    """Jobs of a task that this host does not know made its claims slow. It moves them out of the way; `is_done`: all."""
 
     queue: str
     task: str
     jobs: int
-    done: bool
+    is_done: bool
 
 
 @dataclass(frozen=True, slots=True)
-class TaskUnknown:
+class UnknownTaskFound:
     """Jobs of a task that no host of the queue has wait; told once by a leader that has an idle worker in their queue."""
 
     queue: str
@@ -239,7 +231,7 @@ class QueueThrottled:
 
 
 @dataclass(frozen=True, slots=True)
-class Purged:
+class RowsPurged:
     """A duty deleted what is past its retention. `what`: finished jobs, ticks, a partition by its name."""
 
     what: str
@@ -247,7 +239,7 @@ class Purged:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderLockHeld:
+class LeaderLockTaken:
     """A session that is no host's holds the leader's advisory lock. Duties go on; the host leads by its term."""
 
     pid: int
@@ -256,20 +248,20 @@ class LeaderLockHeld:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderLockFree:
+class LeaderLockFreed:
     """The session that held the leader's lock, and was no host's, has let it go."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderChanged:
-    leads: bool
+class LeadershipChanged:
+    is_leader: bool
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class HostChanged:
+class HostStateChanged:
     """running, draining, stopping, gone."""
 
     state: str
@@ -277,7 +269,7 @@ class HostChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class LinesDropped:
+class LogLinesDropped:
     """Log lines that nobody could be given: the output is not read, is closed, or its disk is full."""
 
     count: int
@@ -292,16 +284,293 @@ class OutputDropped:
     count: int
 
 
-Fact = (
-    JobStarted | JobEnded | JobsReleased | LeaseLost | FinishRejected | EndRefused
-    | JobRescued | StopWished | DeadlineMoved | JobStopped | JobStalled
-    | WorkerForked | WorkerReady | WorkerBurned | WorkerDied | WorkerDumped
-    | SupervisorStarted | SupervisorBooted | SupervisorFailed | SupervisorDied | SupervisorSilent
-    | WorkersResting | OrphansKilled | FormerHostEnded
-    | DatabaseLost | DatabaseBack | DatabaseSlow | StatementRun | Claimed | Notified
-    | QueueThrottled | Purged | TickFired | TicksSkipped | ScheduleFailed | TaskUnknown
+@dataclass(frozen=True, slots=True)
+class FormerHostProcessesKilled:
+    """Processes of a host whose master was gone were still there when this one started."""
+
+    count: int  # that were killed
+    remaining: int  # that did not end
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerMetricsReceived:
+    """What a handler said by `ctx.metrics`, as its worker sent it; `observe.handlers` reads it."""
+
+    task: str
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLagMeasured:
+    """The master's loop slept, and woke up so many seconds late."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMeasured:
+    """Bytes that the workers of each queue use with their children, all together and the largest alone."""
+
+    total_bytes: dict[str, int]
+    largest_bytes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OrphansKilled:
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuesMeasured:
+    """The leader's snapshot of all queues. Told by the leader only, so that sums over hosts count nothing twice."""
+
+    queues: list[QueueDepth]
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulesMeasured:
+    """The leader's snapshot of all schedules."""
+
+    schedules: list[ScheduleTimes]
+
+
+@dataclass(frozen=True, slots=True)
+class StorageMeasured:
+    """The leader's snapshot of the tables, and of the oldest transaction that holds back vacuum.
+
+    `oldest_transaction_holder` is empty if there is none.
+    """
+
+    tables: list[TableSize]
+    oldest_transaction_seconds: float
+    oldest_transaction_holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorBootFailed:
+    """It could not import the app, or not fork."""
+
+    queue: str
+    error: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorBooted:
+    queue: str
+    pid: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorDied:
+    queue: str
+    pid: int
+    status: str
+    restart_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorStarted:
+    queue: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorUnresponsive:
+    """It is alive and its loop does not go round: stopped, or starved."""
+
+    queue: str
+    pid: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEvent:
+    """What facts about a worker begin with."""
+
+    queue: str
+    slot: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDied(WorkerEvent):
+    job: int  # 0: it had none
+    status: str
+    reason: str  # left, threads, while idle, or the verdict
+    orphans_killed: int
+    task: str = ""
+    attempt: int = 0
+    unkillable: tuple[str, ...] = ()  # processes of it that SIGKILL did not end
+    foreign: tuple[str, ...] = ()  # processes of it that are another user's and go on
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerForked(WorkerEvent):
+    """Its supervisor made it; it is not ready yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeakedThreads(WorkerEvent):
+    """Threads that a job left behind used CPU while there was none: it is replaced."""
+
+    job: int  # the last that it had
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady(WorkerEvent):
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRestartDelayed:
+    queue: str
+    seconds: float
+    deaths: int
+    were_ready: bool = False  # they had started, and left before they got a job
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStackDumped(WorkerEvent):
+    """Somebody wanted to know where it is (SIGUSR2)."""
+
+    job: int  # 0: it has none
+    task: str
+    attempt: int
+    stack: str
+
+
+Event = (
+    AttemptStarted | AttemptEnded | JobsReleased | LeaseLost | FinishRejected | FinishFailed
+    | JobRescued | StopRequested | DeadlineMoved | StopCompleted | JobStallChanged
+    | WorkerForked | WorkerReady | WorkerLeakedThreads | WorkerDied | WorkerStackDumped
+    | SupervisorStarted | SupervisorBooted | SupervisorBootFailed | SupervisorDied | SupervisorUnresponsive
+    | WorkerRestartDelayed | OrphansKilled | FormerHostProcessesKilled
+    | DatabaseConnectionLost | DatabaseConnectionRestored | FinishTooSlow | StatementExecuted
+    | JobsClaimed | NotificationReceived
+    | QueueThrottled | RowsPurged | TickFired | TicksMissed | ScheduleFailed | UnknownTaskFound
     | ClaimTooSlow | JobsParked
-    | QueuesSeen | SchedulesSeen | StorageSeen | MemorySeen | LoopWoke | HandlerMeasured
-    | DutyDone | DutyFailed | ReloadRefused | LeaderChanged | LeaderLockHeld | LeaderLockFree
-    | HostChanged | LinesDropped | OutputDropped
+    | QueuesMeasured | SchedulesMeasured | StorageMeasured | MemoryMeasured | LoopLagMeasured | HandlerMetricsReceived
+    | DutyPerformed | DutyFailed | ReloadRefused | LeadershipChanged | LeaderLockTaken | LeaderLockFreed
+    | HostStateChanged | LogLinesDropped | OutputDropped
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """One queue in a snapshot. Counts are capped; `limit` is None when there is none."""
+
+    queue: str
+    ready: int
+    scheduled: int
+    running: int
+    oldest: float  # seconds that the oldest ready job has waited; 0 when nothing is ready
+    paused: bool
+    limit: int | None  # workers over all hosts
+    throttled: bool
+    is_exact: bool = True  # False: the table `host` was locked, so what hosts claimed ahead counts as running
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleTimes:
+    """One schedule (all its scopes) in a snapshot: Unix times of its last tick and of the next; None: there is none."""
+
+    schedule: str
+    last_tick_at: float | None
+    next_tick_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """One table, its partitions and indexes included."""
+
+    table: str
+    dead_rows: int
+    total_bytes: int  # bytes
+
+
+MEASUREMENTS = (
+    QueuesMeasured,
+    SchedulesMeasured,
+    StorageMeasured,
+    MemoryMeasured,
+    LoopLagMeasured,
+    HandlerMetricsReceived,
+)
+
+EventHandler = Callable[[Any], None]
+#: Hears facts of one kind that were told together; what it leaves in the iterator it does not care for.
+BatchHandler = Callable[[Iterator[Any]], None]
+
+
+class EventBus:
+    """Where facts are told and who listens.
+
+    A listener that treats each kind in its own way has a method `handler_for(kind)`, which returns the handler of that kind,
+    or None. It is called once for each kind. The handler gets many events at a time, so that events of jobs cost neither
+    a lookup nor a call each.
+    """
+
+    def __init__(self) -> None:
+        self._subscriptions: list[tuple[EventHandler, tuple[type, ...]]] = []
+        self._handlers: dict[type, list[BatchHandler]] = {}  # who hears a kind of fact
+
+    def subscribe(self, listener: EventHandler, *kinds: type) -> None:
+        """Hear these kinds of facts; without any, all."""
+        self._subscriptions.append((listener, kinds))
+        self._handlers.clear()
+
+    def emit(self, fact: Event) -> None:
+        self.emit_all((fact,))
+
+    def emit_all(self, facts: Sequence[Event]) -> None:
+        """Facts of one kind, in their order."""
+        if not facts:
+            return
+        kind = type(facts[0])
+        hearings = self._handlers.get(kind)
+        if hearings is None:
+            hearings = self._handlers[kind] = self._handlers_of(kind)
+        for hear in hearings:
+            left = iter(facts)
+            while before := length_hint(left):
+                try:
+                    hear(left)
+                    break
+                except Exception:
+                    logging.getLogger("pgworkers").exception("a listener failed at %s", kind.__name__)
+                    if length_hint(left) == before:
+                        next(left)  # it failed before it took one
+
+    def _handlers_of(self, kind: type) -> list[BatchHandler]:
+        found: list[BatchHandler] = []
+        for listener, kinds in self._subscriptions:
+            if not kinds or kind in kinds:
+                chosen = listener.handler_for(kind) if hasattr(listener, "handler_for") else each(listener)
+                if chosen is not None:
+                    found.append(chosen)
+        return found
+
+
+class ByKind:
+    """A listener that does something else with each kind, and hears of many at a time."""
+
+    def handler_for(self, kind: type) -> BatchHandler | None:
+        raise NotImplementedError
+
+    def __call__(self, fact: Event) -> None:
+        hear = self.handler_for(type(fact))
+        if hear is not None:
+            hear(iter((fact,)))
+
+
+def each(listener: EventHandler) -> BatchHandler:
+    """Somebody who hears one fact at a time."""
+
+    def hear(facts: Iterator[Any]) -> None:
+        for fact in facts:
+            listener(fact)
+
+    return hear

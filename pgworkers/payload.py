@@ -20,16 +20,16 @@ from typing import Any
 
 import msgspec
 
-from pgworkers.clock import show_size
+from pgworkers.units import format_size
 
-DEPTH = 64
-INT_MIN, INT_MAX = -(1 << 63), (1 << 63) - 1
+MAX_DEPTH = 64
+MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 63) - 1
 
 # What a NaN becomes, NUL, integers beyond 64 bits, a float that msgspec writes with an exponent. One search for all.
-_TROUBLE = re.compile(rb"null|\\u0000|\d{19}|\de\d+(?:[,\]}]|\Z)")
-_EXACT = 1e16  # the smallest of those
-_BAD_TEXT = re.compile("[\0\ud800-\udfff]")
-_TOO_DEEP = f"is nested deeper than {DEPTH} levels, or contains itself"
+_SUSPICIOUS_JSON = re.compile(rb"null|\\u0000|\d{19}|\de\d+(?:[,\]}]|\Z)")
+_MIN_EXPONENT_FLOAT = 1e16  # the smallest of those
+_UNSTORABLE_CHARACTERS = re.compile("[\0\ud800-\udfff]")
+_TOO_DEEP_MESSAGE = f"is nested deeper than {MAX_DEPTH} levels, or contains itself"
 
 
 class NotJson(ValueError):
@@ -43,16 +43,16 @@ class NotJson(ValueError):
 
 def encode(value: Any, *, limit: int, clean: bool = False) -> bytes:
     """The JSON text of `value`, at most `limit` bytes; with `clean`, bad characters become U+FFFD."""
-    data = _encoded(value)
+    data = _encode_fast(value)
     if data is not None and len(data) > limit:
         raise _too_large(data, limit)
     if (
         data is None
-        or _TROUBLE.search(data)
-        or (len(data) > 2 * DEPTH and data.count(b"[") + data.count(b"{") > DEPTH)
+        or _SUSPICIOUS_JSON.search(data)
+        or (len(data) > 2 * MAX_DEPTH and data.count(b"[") + data.count(b"{") > MAX_DEPTH)
     ):
-        plain = [_plain(value)]
-        _walk(plain, clean)
+        plain = [_to_builtins(value)]
+        _check_values(plain, clean)
         data = _ENCODER.encode(plain[0])
         if len(data) > limit:
             raise _too_large(data, limit)
@@ -60,46 +60,46 @@ def encode(value: Any, *, limit: int, clean: bool = False) -> bytes:
 
 
 def _too_large(data: bytes, limit: int) -> NotJson:
-    return NotJson("", f"takes {len(data):,} bytes as JSON, more than {show_size(limit)}")
+    return NotJson("", f"takes {len(data):,} bytes as JSON, more than {format_size(limit)}")
 
 
-def decoder(hint: Any) -> msgspec.json.Decoder[Any]:
+def make_decoder(hint: Any) -> msgspec.json.Decoder[Any]:
     """A strict decoder for one annotation."""
-    return msgspec.json.Decoder(hint, dec_hook=_from_json)
+    return msgspec.json.Decoder(hint, dec_hook=_decode_hook)
 
 
-def carries(hint: Any) -> str | None:
+def explain_unsupported(hint: Any) -> str | None:
     """Why JSON cannot carry this annotation, or None when it can."""
     try:
-        found = _custom(msgspec.inspect.type_info(hint))
-        msgspec.json.Decoder(hint, dec_hook=_from_json)
+        found = _find_unsupported_type(msgspec.inspect.type_info(hint))
+        msgspec.json.Decoder(hint, dec_hook=_decode_hook)
     except (TypeError, ValueError, RecursionError) as exc:
         return str(exc)
     return f"{found.__module__}.{found.__qualname__} has no JSON form" if found is not None else None
 
 
-def _encoded(value: Any) -> bytes | None:
+def _encode_fast(value: Any) -> bytes | None:
     """The bytes, or None when only a walk can tell what is wrong or clean it."""
     try:
         return _ENCODER.encode(value)
     except RecursionError:
-        raise NotJson("", _TOO_DEEP) from None
+        raise NotJson("", _TOO_DEEP_MESSAGE) from None
     except UnicodeEncodeError:
         return None
     except Exception as exc:  # an object's own code may run in here
         raise NotJson("", f"cannot be written as JSON: {exc}") from exc
 
 
-def _plain(value: Any) -> Any:
+def _to_builtins(value: Any) -> Any:
     try:
-        return msgspec.to_builtins(value, enc_hook=_to_json, str_keys=True)
+        return msgspec.to_builtins(value, enc_hook=_encode_hook, str_keys=True)
     except RecursionError:
-        raise NotJson("", _TOO_DEEP) from None
+        raise NotJson("", _TOO_DEEP_MESSAGE) from None
     except Exception as exc:
         raise NotJson("", f"cannot be written as JSON: {exc}") from exc
 
 
-def _to_json(value: Any) -> Any:
+def _encode_hook(value: Any) -> Any:
     """What msgspec does not know: paths, subclasses of plain types, numbers of numpy and its kin."""
     if isinstance(value, PurePath):
         return os.fspath(value)
@@ -111,16 +111,16 @@ def _to_json(value: Any) -> Any:
     raise NotImplementedError(f"objects of type {type(value).__name__} have no JSON form")
 
 
-def _from_json(hint: type, value: Any) -> Any:
+def _decode_hook(hint: type, value: Any) -> Any:
     if issubclass(hint, PurePath) and isinstance(value, str):
         return hint(value)
     raise ValueError(f"Expected `{hint.__name__}`, got `{type(value).__name__}`")
 
 
-_ENCODER = msgspec.json.Encoder(enc_hook=_to_json)
+_ENCODER = msgspec.json.Encoder(enc_hook=_encode_hook)
 
 
-def _custom(info: Any, seen: set[int] | None = None) -> type | None:
+def _find_unsupported_type(info: Any, seen: set[int] | None = None) -> type | None:
     """The first class within a type that msgspec knows nothing about."""
     seen = set() if seen is None else seen
     if id(info) in seen:
@@ -132,50 +132,52 @@ def _custom(info: Any, seen: set[int] | None = None) -> type | None:
         inner = getattr(info, name)
         for part in inner if isinstance(inner, (list, tuple)) else (inner,):
             if isinstance(part, (msgspec.inspect.Type, msgspec.inspect.Field)):
-                found = _custom(part, seen)
+                found = _find_unsupported_type(part, seen)
                 if found is not None:
                     return found
     return None
 
 
-def _walk(root: list[Any], clean: bool) -> None:
+def _check_values(root: list[Any], clean: bool) -> None:
     """Check (and clean, in place) everything below `root`, a list of one, without recursion."""
     todo: list[tuple[Any, Any, int]] = [(root, None, 0)]
     while todo:
         box, path, depth = todo.pop()
-        if depth > DEPTH:
-            raise NotJson(_shown(path), _TOO_DEEP)
+        if depth > MAX_DEPTH:
+            raise NotJson(_format_path(path), _TOO_DEEP_MESSAGE)
         pairs = list(box.items()) if isinstance(box, dict) else enumerate(box)
         for key, item in pairs:
             here = None if depth == 0 else (path, key)
-            if isinstance(key, str) and _BAD_TEXT.search(key):
+            if isinstance(key, str) and _UNSTORABLE_CHARACTERS.search(key):
                 del box[key]
-                key = _text(key, here, clean)  # noqa: PLW2901
+                key = _clean_text(key, here, clean)  # noqa: PLW2901
                 box[key] = item
             if isinstance(item, str):
-                if _BAD_TEXT.search(item):
-                    box[key] = _text(item, here, clean)
+                if _UNSTORABLE_CHARACTERS.search(item):
+                    box[key] = _clean_text(item, here, clean)
             elif isinstance(item, (dict, list)):
                 todo.append((item, here, depth + 1))
             elif isinstance(item, float):
                 if not math.isfinite(item):
-                    raise NotJson(_shown(here), f"is {item}, which JSON does not have; use None or a string")
+                    raise NotJson(
+                        _format_path(here), f"is {item}, which JSON does not have; use None or a string"
+                    )
                 if (
-                    abs(item) >= _EXACT
+                    abs(item) >= _MIN_EXPONENT_FLOAT
                 ):  # jsonb gives 1e25 back as an integer, and another one than this float is
                     box[key] = msgspec.Raw(f"{item:.1f}".encode())
-            elif isinstance(item, int) and not INT_MIN <= item <= INT_MAX:
-                raise NotJson(_shown(here), "is an integer beyond 64 bits; pass it as a string")
+            elif isinstance(item, int) and not MIN_INTEGER <= item <= MAX_INTEGER:
+                raise NotJson(_format_path(here), "is an integer beyond 64 bits; pass it as a string")
 
 
-def _text(value: str, path: Any, clean: bool) -> str:
+def _clean_text(value: str, path: Any, clean: bool) -> str:
     if clean:
-        return _BAD_TEXT.sub("\ufffd", value)
+        return _UNSTORABLE_CHARACTERS.sub("\ufffd", value)
     what = "a NUL character" if "\0" in value else "a lone surrogate (broken UTF-8?)"
-    raise NotJson(_shown(path), f"contains {what}, which Postgres cannot store")
+    raise NotJson(_format_path(path), f"contains {what}, which Postgres cannot store")
 
 
-def _shown(path: Any) -> str:
+def _format_path(path: Any) -> str:
     parts: list[str] = []
     while path is not None:
         path, key = path

@@ -2,7 +2,7 @@
 
 What waits for an `asyncio.Future` goes on in the next turn of the loop: another look at all sockets, and after a rest a
 tenth of a millisecond, while a job waits in front of an idle worker. A callback of the loop that brings an answer has
-nothing else to do than to let the task go on, so here it does (docs/adr/2401).
+nothing else to do than to let the task go on, so here it does.
 """
 
 from __future__ import annotations

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
-from pgworkers.bounds import ARGS_BYTES, RESULT_BYTES
-from pgworkers.clock import seconds, show_seconds, show_size, size
+from pgworkers.bounds import MAX_ARGS_BYTES, MAX_RESULT_BYTES
 from pgworkers.errors import UsageError
+from pgworkers.units import format_duration, format_size, parse_duration, parse_size
 
-PREFIX = "PGWORKERS_"
-DSN_FILE_BYTES = 8192  #: the longest address that is read from a file
-_FLAGS = {
+ENVIRONMENT_PREFIX = "PGWORKERS_"
+MAX_DSN_FILE_BYTES = 8192  #: the longest address that is read from a file
+_BOOLEAN_WORDS = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
     **dict.fromkeys(("false", "0", "no", "off"), False),
 }
@@ -177,16 +177,16 @@ class Settings:
         "", "A label for people: shown in the master's title, hosts, workers, top and metrics."
     )
 
-    def check(self) -> None:
+    def validate(self) -> None:
         """Refuse what cannot hold."""
         needed = 1.5 * (3 * self.renew + self.statement_timeout)
         if needed > self.lease:
             raise UsageError(
-                f"lease={show_seconds(self.lease)} is too short: three renewals ({show_seconds(self.renew)} each) and one "
-                f"statement timeout ({show_seconds(self.statement_timeout)}) must fit into two thirds of it, where "
-                f"exclusive jobs are stopped; raise lease to {show_seconds(needed)} or lower renew"
+                f"lease={format_duration(self.lease)} is too short: three renewals ({format_duration(self.renew)} each) "
+                f"and one statement timeout ({format_duration(self.statement_timeout)}) must fit into two thirds of it, "
+                f"where exclusive jobs are stopped; raise lease to {format_duration(needed)} or lower renew"
             )
-        refuse_schema(self.schema)
+        check_schema_name(self.schema)
         if self.log not in ("text", "json"):
             raise UsageError(f"log={self.log!r}: use text or json")
         if self.log_level not in ("debug", "info", "warning", "error", "critical"):
@@ -195,9 +195,11 @@ class Settings:
             raise UsageError(
                 f"log_rate={self.log_rate}: use 0 for every line, or a number of lines per second"
             )
-        for name, most in (("payload_limit", ARGS_BYTES), ("result_limit", RESULT_BYTES)):
+        for name, most in (("payload_limit", MAX_ARGS_BYTES), ("result_limit", MAX_RESULT_BYTES)):
             if getattr(self, name) > most:
-                raise UsageError(f"{name}={show_size(getattr(self, name))}: use at most {show_size(most)}")
+                raise UsageError(
+                    f"{name}={format_size(getattr(self, name))}: use at most {format_size(most)}"
+                )
         if not 1 <= self.max_workers <= 1024:
             raise UsageError(f"max_workers={self.max_workers}: use a number from 1 to 1024")
         for name in (
@@ -221,7 +223,7 @@ def _defaults() -> dict[str, Any]:
     return {f.name: f.default for f in fields(Settings)}
 
 
-def refuse_schema(name: str) -> None:
+def check_schema_name(name: str) -> None:
     """UsageError for a schema that cannot be ours alone, or whose name cannot be written everywhere."""
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", name):
         raise UsageError(f"schema={name!r}: use lower-case letters, digits and _, at most 40 characters")
@@ -231,27 +233,27 @@ def refuse_schema(name: str) -> None:
         )
 
 
-def names() -> list[str]:
+def setting_names() -> list[str]:
     return [f.name for f in fields(Settings)]
 
 
-def parse(name: str, value: Any) -> Any:
+def parse_setting(name: str, value: Any) -> Any:
     """One value as its setting's kind, or a UsageError that names the setting."""
     declared = {f.name: f for f in fields(Settings)}.get(name)
     if declared is None:
         raise UsageError(f"there is no setting {name!r}; `pgworkers config show` lists them")
     match declared.metadata["kind"]:
         case "duration":
-            return seconds(value, what=name)
+            return parse_duration(value, what=name)
         case "size":
-            return size(value, what=name)
+            return parse_size(value, what=name)
         case "count":
             try:
                 return int(value)
             except (TypeError, ValueError):
                 raise UsageError(f"{name}: {value!r} is not a whole number") from None
         case "flag":
-            found = _FLAGS.get(str(value).lower())
+            found = _BOOLEAN_WORDS.get(str(value).lower())
             if found is None:
                 raise UsageError(f"{name}: {value!r} is neither true nor false")
             return found
@@ -260,18 +262,18 @@ def parse(name: str, value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedSettings:
     """The settings together with where each value came from."""
 
     settings: Settings
     sources: dict[str, str]
 
 
-def load(
+def load_settings(
     flags: Mapping[str, Any] | None = None,
     app: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
-) -> Loaded:
+) -> LoadedSettings:
     """Settings from the command line, the environment, the app and the defaults, first one wins."""
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
@@ -283,7 +285,7 @@ def load(
         {name: ("command line", value) for name, value in (flags or {}).items() if value is not None},
     ):
         for name, (source, value) in given.items():
-            values[name], sources[name] = parse(name, value), source
+            values[name], sources[name] = parse_setting(name, value), source
         if "dsn_file" in given and given["dsn_file"][1]:
             source, path = given["dsn_file"]
             if given.get("dsn", ("", ""))[0] not in ("", "DATABASE_URL"):
@@ -292,28 +294,28 @@ def load(
     if sources.get("dsn") in files and not values["dsn"]:
         values["dsn"] = read_dsn_file(files[sources["dsn"]])
     settings = Settings(**values)
-    settings.check()
-    return Loaded(settings, {name: sources.get(name, "default") for name in names()})
+    settings.validate()
+    return LoadedSettings(settings, {name: sources.get(name, "default") for name in setting_names()})
 
 
-def one(name: str, app: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Any:
+def load_one_setting(name: str, app: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Any:
     """One setting as `load` would find it without a command line. Cheap, and nothing else is decided by it."""
-    text = (os.environ if environ is None else environ).get(PREFIX + name.upper())
+    text = (os.environ if environ is None else environ).get(ENVIRONMENT_PREFIX + name.upper())
     if text:
-        return parse(name, text)
-    return parse(name, app[name]) if name in app else _defaults()[name]
+        return parse_setting(name, text)
+    return parse_setting(name, app[name]) if name in app else _defaults()[name]
 
 
 def read_dsn_file(path: str) -> str:
     """The address in a file. It has one line; nothing of it is quoted in an error, for it holds the password."""
     try:
         with open(os.path.expanduser(path), encoding="utf-8") as file:
-            text = file.read(DSN_FILE_BYTES + 1)
+            text = file.read(MAX_DSN_FILE_BYTES + 1)
     except (OSError, ValueError) as exc:
         why = exc.strerror if isinstance(exc, OSError) and exc.strerror else "it is not a text file"
         raise UsageError(f"dsn_file: {path!r} cannot be read: {why}; nothing was done") from None
     text = text.strip()
-    if not text or "\n" in text or len(text) > DSN_FILE_BYTES:
+    if not text or "\n" in text or len(text) > MAX_DSN_FILE_BYTES:
         raise UsageError(f"dsn_file: {path!r} must have one line, the address; nothing was done")
     return text
 
@@ -322,23 +324,23 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
     found: dict[str, tuple[str, Any]] = {}
     if environ.get("DATABASE_URL"):
         found["dsn"] = ("DATABASE_URL", environ["DATABASE_URL"])
-    for name in names():
-        variable = PREFIX + name.upper()
+    for name in setting_names():
+        variable = ENVIRONMENT_PREFIX + name.upper()
         if environ.get(variable):
             found[name] = (variable, environ[variable])
     return found
 
 
-def show(name: str, value: Any) -> str:
+def format_setting(name: str, value: Any) -> str:
     """A value as a person writes it; secrets are hidden."""
     declared = {f.name: f for f in fields(Settings)}[name]
     if declared.metadata.get("secret") and value:
         return "(set)"
     match declared.metadata["kind"]:
         case "duration":
-            return show_seconds(value)
+            return format_duration(value)
         case "size":
-            return show_size(value)
+            return format_size(value)
         case "flag":
             return str(value).lower()
         case _:

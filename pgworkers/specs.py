@@ -57,12 +57,12 @@ class QueueSpec(msgspec.Struct, frozen=True):
     max_jobs: int | None = None
     max_rss: int | None = None
     preload: tuple[str, ...] = ()
-    batch: bool = True
+    lookahead: bool = True
     retention: float | None = None  # seconds that finished jobs are kept; None: the setting
     reload_overlap: bool = False  # after a reload, old and new workers may be busy side by side
 
     @property
-    def here(self) -> int:
+    def max_workers_per_host(self) -> int:
         """The most workers of it that one host can have: of those over all hosts, all of them."""
         return self.workers if self.cluster_workers is None else self.cluster_workers
 
@@ -80,7 +80,7 @@ class ScheduleSpec(msgspec.Struct, frozen=True):
     start: datetime | None = None
     end: datetime | None = None
     missed: str = "latest"  # all, skip
-    window: float = 86400.0  # seconds; how far back missed="all" goes
+    missed_window: float = 86400.0  # seconds; how far back missed="all" goes
     overlap: str = "allow"  # skip, replace
     reentrant: bool = True
     paused: bool = False  # when it is first seen; later the operators' word counts

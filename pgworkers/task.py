@@ -1,43 +1,64 @@
 """A task: a function that can be called, and enqueued.
 
-`Task[P, R]` is generic over the parameters that `enqueue` takes and what the job's result will be. The two
-subclasses differ only in how the plain call is typed: `CtxTask` takes a context first (None gives it a
-detached one), and a call of an `async def` handler gives a coroutine (`V`) while its job still results in
-`R`.
+`Task[P, R]` is generic over the parameters that `enqueue` takes and over the result of the job. The subclasses differ in
+the plain call. `CtxTask` takes a context first and replaces None by one for use outside a worker. A call of an `async def`
+handler returns a coroutine (`CallR`), while its job still results in `R`.
+
+The overloads of `TaskDecorator` tell a type checker which parameters `enqueue` takes. Their order matters. The result of an
+async handler is what it awaits to. A first parameter `Ctx` is not passed to `enqueue`. A first parameter that accepts
+anything (`Any`, `object`) would also fit the overloads for `Ctx`, so it is matched before them and left unchecked.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cached_property, update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 import msgspec
 
 from pgworkers import payload
-from pgworkers.clock import seconds
 from pgworkers.context import Ctx
-from pgworkers.declare.arguments import Arguments
-from pgworkers.declare.options import Options, Using, options, refuse_no_connection, refuse_unknown
-from pgworkers.errors import ResultError, UnfitResult, UsageError
-from pgworkers.handle import Job
-from pgworkers.job.new import NewJob, Prepared
+from pgworkers.errors import InvalidResult, ResultError, UsageError
+from pgworkers.handles import Job
+from pgworkers.job.model import NewJob, PreparedJob
 from pgworkers.observe import tracing
+from pgworkers.options.arguments import Arguments
+from pgworkers.options.enqueue import (
+    CheckedEnqueueOptions,
+    EnqueueOptions,
+    read_enqueue_options,
+    refuse_missing_connection,
+)
+from pgworkers.options.values import (
+    refuse_unknown_options,
+)
 from pgworkers.specs import TaskSpec
+from pgworkers.units import parse_duration
 
 if TYPE_CHECKING:
-    from pgworkers.client.session import Client
+    from pgworkers.client.client import Client
     from pgworkers.job.enqueue import Enqueued
 
 P = ParamSpec("P")
 R = TypeVar("R")
-V = TypeVar("V")
+CallR = TypeVar("CallR")
 
 _log = logging.getLogger("pgworkers.task")
-_PLAIN = Options()
+DEFAULT_ENQUEUE_OPTIONS = CheckedEnqueueOptions()
 
 
 class Task(Generic[P, R]):
@@ -54,14 +75,14 @@ class Task(Generic[P, R]):
         local: Mapping[str, Any] | None = None,
     ) -> None:
         update_wrapper(self, fn)
-        self.fn = fn
+        self.function = fn
         self.name = spec.name
         self.is_async = inspect.iscoroutinefunction(inspect.unwrap(fn))
         self._spec = spec
         self._client = client
-        self._place = place
+        self._resolve_queue = place
         self._backoff = backoff
-        self._local = dict(local or {})
+        self._local_names = dict(local or {})
 
     # What a user's code calls.
 
@@ -71,48 +92,48 @@ class Task(Generic[P, R]):
         A task that takes a `Ctx` gets it first: `render(None, 7)` gives it a context of its own, `render(Ctx.for_test(), 7)`
         one of yours.
         """
-        return self.fn(*args, **kwargs)
+        return self.function(*args, **kwargs)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Insert one job and return its handle; ArgumentError, and no job, when the arguments do not fit."""
-        return self._enqueue(_PLAIN, args, kwargs)
+        return self._enqueue(DEFAULT_ENQUEUE_OPTIONS, args, kwargs)
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """`enqueue` for asyncio."""
-        return await self._aenqueue(_PLAIN, args, kwargs)
+        return await self._aenqueue(DEFAULT_ENQUEUE_OPTIONS, args, kwargs)
 
-    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Prepared[R]:
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedJob[R]:
         """Check the arguments now, insert later: with `app.enqueue_many`, `app.batch` or `ctx.enqueue`."""
-        return Prepared(self._new(_PLAIN, args, kwargs))
+        return PreparedJob(self._new_job(DEFAULT_ENQUEUE_OPTIONS, args, kwargs))
 
-    def using(self, **how: Unpack[Using]) -> Bound[P, R]:
+    def using(self, **how: Unpack[EnqueueOptions]) -> BoundTask[P, R]:
         """The same task with options for one enqueue; it has `enqueue`, `aenqueue` and `prepare`, too.
 
         `render.using(delay="5m", unique="report:7").enqueue(7)`
         """
-        refuse_unknown(how, Using, what="using()")
-        refuse_no_connection(how)
-        return Bound(self, options(**how))
+        refuse_unknown_options(how, EnqueueOptions, what="using()")
+        refuse_missing_connection(how)
+        return BoundTask(self, read_enqueue_options(**how))
 
     # What the worker calls.
 
     @cached_property
     def arguments(self) -> Arguments:
         try:
-            return Arguments.of(self.name, self.fn, self._local)
+            return Arguments.from_function(self.name, self.function, self._local_names)
         except NameError as exc:
             raise UsageError(
                 f"task {self.name}: an annotation cannot be resolved: {exc}; "
                 "import it at run time, not under TYPE_CHECKING"
             ) from None
 
-    def call(self, ctx: Ctx | None, args_json: bytes) -> Any:
+    def run_handler(self, ctx: Ctx | None, args_json: bytes) -> Any:
         """Run the handler with stored arguments; a coroutine if it is `async def`."""
         arguments = self.arguments
         args, kwargs = arguments.decode(args_json)
-        if arguments.reserved:
-            return self.fn(ctx if ctx is not None else Ctx.for_test(), *args, **kwargs)
-        return self.fn(*args, **kwargs)
+        if arguments.context_parameter:
+            return self.function(ctx if ctx is not None else Ctx.for_test(), *args, **kwargs)
+        return self.function(*args, **kwargs)
 
     def encode_result(self, value: Any, limit: int) -> bytes:
         """A return value as JSON. NUL and lone surrogates become U+FFFD; NaN, too long or alien is an error."""
@@ -123,7 +144,7 @@ class Task(Generic[P, R]):
         except payload.NotJson as exc:
             spot = f"result.{exc.path}".replace(".[", "[") if exc.path else "the result"
             hint = "; return where it was written, or raise result_limit" if "more than" in exc.reason else ""
-            raise UnfitResult(f"{self.name}: {spot} {exc.reason}{hint}") from None
+            raise InvalidResult(f"{self.name}: {spot} {exc.reason}{hint}") from None
 
     def decode_result(self, text: bytes) -> R:
         """A kept result by the return annotation."""
@@ -134,12 +155,12 @@ class Task(Generic[P, R]):
                 f"{self.name}: the kept result does not fit the return annotation: {exc}"
             ) from None
 
-    def backoff_after(self, attempt: int, exc: BaseException | None = None) -> float | None:
+    def backoff_delay(self, attempt: int, exc: BaseException | None = None) -> float | None:
         """What the task's own back-off function says, or None: there is none, or it failed (logged)."""
         if self._backoff is None:
             return None
         try:
-            return seconds(self._backoff(attempt), what=f"task {self.name} backoff({attempt})")
+            return parse_duration(self._backoff(attempt), what=f"task {self.name} backoff({attempt})")
         except Exception:
             _log.exception("task %s: backoff(%d) failed; the exponential curve is used", self.name, attempt)
             return None
@@ -148,54 +169,54 @@ class Task(Generic[P, R]):
 
     @property
     def queue(self) -> str:
-        return self._place(self._spec.queue or None, self.name)
+        return self._resolve_queue(self._spec.queue or None, self.name)
 
     @property
-    def declared(self) -> TaskSpec:
+    def declared_spec(self) -> TaskSpec:
         """As it was written: the queue may be left open."""
         return self._spec
 
-    def spec(self) -> TaskSpec:
+    def to_spec(self) -> TaskSpec:
         """As data, for the master; UsageError when something about it cannot work."""
-        return msgspec.structs.replace(self._spec, queue=self.queue, signature=self.arguments.shown)
+        return msgspec.structs.replace(self._spec, queue=self.queue, signature=self.arguments.signature_text)
 
-    def check(self) -> None:
+    def try_read_signature(self) -> None:
         """Refuse now what can be refused now; names that are defined later are resolved by the first use."""
         try:
-            self.__dict__["arguments"] = Arguments.of(self.name, self.fn, self._local)
+            self.__dict__["arguments"] = Arguments.from_function(self.name, self.function, self._local_names)
         except NameError:
             pass
 
-    def warm(self) -> None:
+    def build_codecs(self) -> None:
         """Make now what the first job would make. What cannot be made yet the first job will say."""
         try:
-            self.arguments.prepare()
+            self.arguments.build_decoders()
         except Exception:
             pass
 
-    def where(self) -> str:
-        code = getattr(inspect.unwrap(self.fn), "__code__", None)
-        return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(self.fn)
+    def location(self) -> str:
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(self.function)
 
     # A task is pickled as its name, like the function it wraps.
     def __reduce__(self) -> str:
-        return str(self.fn.__qualname__)
+        return str(self.function.__qualname__)
 
     def __repr__(self) -> str:
         return f"<Task {self.name}>"
 
     @cached_property
     def _result_decoder(self) -> Any:
-        return payload.decoder(Any if self.arguments.returns is object else self.arguments.returns)
+        return payload.make_decoder(Any if self.arguments.returns is object else self.arguments.returns)
 
-    def _new(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
-        text = self.arguments.encode(args, kwargs, limit=self._client.address.payload_limit)
+    def _new_job(self, how: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+        text = self.arguments.encode(args, kwargs, limit=self._client.database.payload_limit)
         spec = self._spec
-        queue = self._place(how.queue or spec.queue or None, self.name)
-        if how is _PLAIN:  # by place: by name it takes as long again
+        queue = self._resolve_queue(how.queue or spec.queue or None, self.name)
+        if how is DEFAULT_ENQUEUE_OPTIONS:  # by place: by name it takes as long again
             return NewJob(
                 self.name, text.decode(), queue, spec.priority, None, None, None, "return", spec.max_attempts,
-                spec.max_crashes, None, None, spec.deadline, spec.expires, None, tracing.carried(None),
+                spec.max_crashes, None, None, spec.deadline, spec.expires, None, tracing.with_current_span(None),
             )  # fmt: skip
         return NewJob(
             task=self.name,
@@ -204,7 +225,7 @@ class Task(Generic[P, R]):
             priority=spec.priority if how.priority is None else how.priority,
             run_at=how.at,
             delay=how.delay,
-            unique=how.unique,
+            unique_key=how.unique,
             on_conflict=how.on_conflict,
             max_attempts=how.max_attempts or spec.max_attempts,
             max_crashes=spec.max_crashes,
@@ -213,55 +234,57 @@ class Task(Generic[P, R]):
             deadline=spec.deadline if how.deadline is None else how.deadline,
             expires=spec.expires if how.expires is None else how.expires,
             concurrency_key=how.concurrency_key,
-            meta_json=tracing.carried(how.meta_json),
+            meta_json=tracing.with_current_span(how.meta_json),
             after=how.after,
             on_failed=how.on_failed,
             idempotency_key=how.idempotency_key,
             idempotency_window=how.idempotency_window,
         )
 
-    def _enqueue(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:
-        if not tracing.wanted():
-            return self._job(self._client.enqueue(self._new(how, args, kwargs), how.conn))
-        with tracing.enqueueing(self.name) as span:
-            new = self._new(how, args, kwargs)
+    def _enqueue(self, how: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:
+        if not tracing.is_enabled():
+            return self._handle(self._client.enqueue(self._new_job(how, args, kwargs), how.conn))
+        with tracing.enqueue_span(self.name) as span:
+            new = self._new_job(how, args, kwargs)
             made = self._client.enqueue(new, how.conn)
-            span.made(made.id, new.queue, made.created)
-        return self._job(made)
+            span.set_job(made.id, new.queue, made.is_new)
+        return self._handle(made)
 
-    async def _aenqueue(self, how: Options, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:
-        if not tracing.wanted():
-            return self._job(await self._client.aenqueue(self._new(how, args, kwargs), how.conn))
-        with tracing.enqueueing(self.name) as span:
-            new = self._new(how, args, kwargs)
+    async def _aenqueue(
+        self, how: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Job[R]:
+        if not tracing.is_enabled():
+            return self._handle(await self._client.aenqueue(self._new_job(how, args, kwargs), how.conn))
+        with tracing.enqueue_span(self.name) as span:
+            new = self._new_job(how, args, kwargs)
             made = await self._client.aenqueue(new, how.conn)
-            span.made(made.id, new.queue, made.created)
-        return self._job(made)
+            span.set_job(made.id, new.queue, made.is_new)
+        return self._handle(made)
 
-    def _job(self, made: Enqueued) -> Job[R]:
-        return Job(made.id, self._client, decode=self.decode_result, created=made.created)
+    def _handle(self, made: Enqueued) -> Job[R]:
+        return Job(made.id, self._client, decode=self.decode_result, is_new=made.is_new)
 
 
-class PlainTask(Task[P, R], Generic[P, R, V]):
+class PlainTask(Task[P, R], Generic[P, R, CallR]):
     """A task without a context."""
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
-        return self.fn(*args, **kwargs)  # type: ignore[no-any-return]
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CallR:
+        return self.function(*args, **kwargs)  # type: ignore[no-any-return]
 
 
-class CtxTask(Task[P, R], Generic[P, R, V]):
+class CtxTask(Task[P, R], Generic[P, R, CallR]):
     """A task whose handler takes a context first."""
 
-    def __call__(self, ctx: Ctx | None, /, *args: P.args, **kwargs: P.kwargs) -> V:
-        return self.fn(Ctx.for_test() if ctx is None else ctx, *args, **kwargs)  # type: ignore[no-any-return]
+    def __call__(self, ctx: Ctx | None, /, *args: P.args, **kwargs: P.kwargs) -> CallR:
+        return self.function(Ctx.for_test() if ctx is None else ctx, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
-class Bound(Generic[P, R]):
+class BoundTask(Generic[P, R]):
     """A task together with options; what `task.using(...)` returns."""
 
     task: Task[P, R]
-    options: Options
+    options: CheckedEnqueueOptions
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         return self.task._enqueue(self.options, args, kwargs)
@@ -269,9 +292,43 @@ class Bound(Generic[P, R]):
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         return await self.task._aenqueue(self.options, args, kwargs)
 
-    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> Prepared[R]:
+    def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedJob[R]:
         if self.options.conn is not None:
             raise UsageError(
                 "using(conn=...).prepare(): give the connection to app.enqueue_many(..., conn=conn) instead"
             )
-        return Prepared(self.task._new(self.options, args, kwargs))
+        return PreparedJob(self.task._new_job(self.options, args, kwargs))
+
+
+class AnyFirstParameter:
+    """A stand-in that only a parameter of type Any or object accepts; never made."""
+
+
+class TaskDecorator(Protocol):
+    """A decorator that makes a task of a function."""
+
+    @overload
+    def __call__(
+        self, fn: Callable[Concatenate[AnyFirstParameter, P], Coroutine[Any, Any, R]], /
+    ) -> PlainTask[..., R, Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[AnyFirstParameter, P], R], /) -> PlainTask[..., R, R]: ...
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self, fn: Callable[Concatenate[Ctx, P], Coroutine[Any, Any, R]], /
+    ) -> CtxTask[P, R, Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[Ctx, P], R], /) -> CtxTask[P, R, R]: ...
+
+    @overload
+    def __call__(
+        self, fn: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> PlainTask[P, R, Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> PlainTask[P, R, R]: ...
+
+    def __call__(self, fn: Any, /) -> Any: ...

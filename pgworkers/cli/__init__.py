@@ -24,25 +24,3 @@ What is asked for goes to stdout, everything else (progress, questions, warnings
 pipe sees only data. Text that came from jobs is printed with its control characters escaped: a job must not
 be able to paint on an operator's terminal. Passwords are never printed.
 """
-
-from __future__ import annotations
-
-import sys
-from collections.abc import Sequence
-
-from pgworkers.process import interpreter
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The entry point of the `pgworkers` script."""
-    interpreter.begin()
-    if argv is None:
-        from pgworkers.cli.hiding import hide_passwords
-
-        hide_passwords(sys.argv[1:])
-    from pgworkers.process import streams
-
-    streams.ensure()
-    from pgworkers.cli.failure import guarded
-
-    interpreter.end(guarded(argv))

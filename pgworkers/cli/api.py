@@ -1,7 +1,7 @@
-"""docs/api.md, made from the code: signatures, docstrings, and the comments beside options and attributes.
+"""docs/reference/api.md, made from the code: signatures, docstrings, and the comments beside options and attributes.
 
-What is shown stands in `CHAPTERS`; what is public in Python but not for users stands in `OURS`, so that a law test can tell
-whether something was forgotten.
+`CHAPTERS` lists what the page shows. `INTERNAL_MEMBERS` lists what is public in Python but not meant for users, so that a
+law test notices a method that is in neither.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any, get_args
 
 from pgworkers import errors
 from pgworkers.app import App
-from pgworkers.batch import Batch
-from pgworkers.clock import show_seconds
 from pgworkers.context import Ctx
-from pgworkers.declare.backoff import Exponential
-from pgworkers.declare.options import OnConflict, OnFailed, Using, options
-from pgworkers.declare.schedule import Missed, Overlap, ScheduleOptions, schedule_spec
-from pgworkers.decorator import TaskOptions, task_spec
-from pgworkers.flow.rate import Rate
-from pgworkers.handle import Job
-from pgworkers.job.retry import delay_after
-from pgworkers.job.show import JobView
-from pgworkers.observe.handlers import HandlerMetrics
+from pgworkers.handles import Batch, Job
+from pgworkers.job.model import OnConflict, OnFailed
+from pgworkers.job.queries import JobView
+from pgworkers.job.retry_policy import backoff_delay
+from pgworkers.limits.rate import Rate
+from pgworkers.observe.handler_metrics import HandlerMetrics
+from pgworkers.options.enqueue import EnqueueOptions, read_enqueue_options
+from pgworkers.options.retries import ExponentialBackoff
+from pgworkers.options.schedule import MissedPolicy, OverlapPolicy, ScheduleOptions, read_schedule_options
+from pgworkers.options.task import TaskOptions, read_task_options
 from pgworkers.specs import BackoffSpec
 from pgworkers.task import Task
+from pgworkers.units import format_duration
 
-WIDEST = 100
+MAX_SIGNATURE_CHARACTERS = 100
 _INTRODUCTION = """\
 `from pgworkers import App, Ctx, Retry, …`: every name with a capital letter on this page is there, but `Rate` and `Metrics`.
 
@@ -39,9 +39,9 @@ _INTRODUCTION = """\
 - Arguments and results are JSON, checked against the annotations: plain values, lists, dicts, and `datetime`, `UUID`,
   `Decimal`, `Enum`, `Path`, dataclasses, `msgspec.Struct`.
 - Arguments take at most 1 MiB, a result 16 KiB (`payload_limit` and `result_limit` in [settings.md](settings.md))."""
-_STEER = """\
+_CONTROL_INTRODUCTION = """\
 Raised by a handler. Any other exception is an error: it is retried by the back-off until the attempts are spent."""
-_MEET = """\
+_ERRORS_INTRODUCTION = """\
 All but `JobStopped` are subclasses of `PgworkersError`. Their texts say what happened, what was not done and what to do."""
 _BACKOFF = """\
 How long a failed job waits: `@app.task(backoff=…)`. After attempt *n* the default waits
@@ -53,7 +53,7 @@ How long a failed job waits: `@app.task(backoff=…)`. After attempt *n* the def
 | nothing | the formula above |
 | `"30s"` | always 30 s |
 | `["1s", "10s", "5m"]` | the nth of the list; the last one repeats |
-| `Exponential(base="1s", factor=3, cap="10m", jitter=0.2)` | `min(base * factor^(n-1), cap)`, spread by ± `jitter` |
+| `ExponentialBackoff(base="1s", factor=3, cap="10m", jitter=0.2)` | `min(base * factor^(n-1), cap)`, spread by ± `jitter` |
 | a function | what it returns for n, seconds or a text; if it raises, the formula above (and a log line) |
 
 `Retry(after=…)` and `retry_on={"oom": "10m"}` win over all of them."""
@@ -79,77 +79,83 @@ CHAPTERS: tuple[tuple[str, str, type, str, tuple[str, ...]], ...] = (
         Ctx,
         "ctx",
         (
-            "cancelled", "stop_point", "track", "progress", "deadline", "extend", "enqueue", "enqueued", "connect", "rate",
-            "metrics", "traceparent", "for_test",
+            "cancelled", "check_cancelled", "track", "progress", "deadline", "extend", "enqueue", "enqueued", "connect",
+            "rate", "metrics", "traceparent", "for_test",
         ),
     ),
     (
         "Metrics",
-        "`ctx.metrics`. Caps and an example: [observability.md](observability.md).",
+        "`ctx.metrics`. Caps and an example: [how-to/monitor.md](../how-to/monitor.md).",
         HandlerMetrics,
         "ctx.metrics",
         ("counter", "gauge", "observe"),
     ),
     (
         "Rate",
-        "`app.rate(…)` and `ctx.rate(…)`; how it counts: [flow.md](flow.md).",
+        "`app.rate(…)` and `ctx.rate(…)`; how it counts: [how-to/limit-work.md](../how-to/limit-work.md#rates).",
         Rate,
         "rate",
         ("acquire", "try_acquire", "drain", "give_back"),
     ),
 )  # fmt: skip
 #: Public in Python, but for pgworkers itself.
-OURS: dict[type, frozenset[str]] = {
-    App: frozenset({"bind", "describe"}),
+INTERNAL_MEMBERS: dict[type, frozenset[str]] = {
+    App: frozenset({"describe", "use_database"}),
     Task: frozenset(
         {
-            "arguments", "backoff_after", "call", "check", "decode_result", "declared", "encode_result", "queue", "spec",
-            "warm", "where",
+            "arguments", "backoff_delay", "build_codecs", "declared_spec", "decode_result", "encode_result", "location",
+            "queue", "run_handler", "to_spec", "try_read_signature",
         }
     ),
     Ctx: frozenset({"take_checkpoint", "take_children", "take_metrics", "take_progress"}),
-    HandlerMetrics: frozenset({"take"}),
-    Rate: frozenset({"stopping"}),
+    HandlerMetrics: frozenset({"take_updates"}),
+    Rate: frozenset({"with_stop_point"}),
 }  # fmt: skip
-STEER = (errors.Retry, errors.Snooze, errors.Discard, errors.Throttled)
-MEET = (
+CONTROL_EXCEPTIONS = (errors.Retry, errors.Snooze, errors.Discard, errors.Throttled)
+ERRORS = (
     errors.JobStopped, errors.JobFailed, errors.ResultTimeout, errors.ResultError, errors.RateTimeout, errors.ArgumentError,
     errors.DuplicateJob, errors.OutcomeUnknown, errors.DatabaseUnreachable, errors.DatabaseRefused, errors.PermissionDenied,
     errors.QuotaExceeded, errors.SchemaOutOfDate, errors.NotFound,
     errors.AppNotLoaded, errors.UsageError, errors.PgworkersError,
 )  # fmt: skip
-LITERALS = {"OnConflict": OnConflict, "OnFailed": OnFailed, "Missed": Missed, "Overlap": Overlap}
+LITERALS = {
+    "OnConflict": OnConflict,
+    "OnFailed": OnFailed,
+    "MissedPolicy": MissedPolicy,
+    "OverlapPolicy": OverlapPolicy,
+}
 #: Options that a method takes as keywords, and the function that has their defaults.
 OPTIONS: dict[tuple[type, str], tuple[type, Callable[..., Any]]] = {
-    (App, "task"): (TaskOptions, task_spec),
-    (App, "schedule"): (ScheduleOptions, schedule_spec),
-    (Task, "using"): (Using, options),
+    (App, "task"): (TaskOptions, read_task_options),
+    (App, "schedule"): (ScheduleOptions, read_schedule_options),
+    (Task, "using"): (EnqueueOptions, read_enqueue_options),
 }
 
 
 #: Names in annotations that say little to a reader.
-_WORDS = {
+_ANNOTATION_NAMES = {
     **{name: " | ".join(f'"{one}"' for one in get_args(kind)) for name, kind in LITERALS.items()},
     "Scopes": "Iterable[str] | Mapping[str, Mapping[str, Any]]",
-    "Numbered": "Job",
+    "Delay": "float | str",
+    "HasJobId": "Job",
     "HandlerMetrics": "Metrics",
-    "Bound[P, R]": "Task",
+    "BoundTask[P, R]": "Task",
 }
 
 
 def api_page(made: str) -> str:
-    """docs/api.md; `made` is the line that says who writes it."""
+    """docs/reference/api.md; `made` is the line that says who writes it."""
     parts = ["# The Python API", made, _INTRODUCTION, _contents()]
     for title, words, kind, name, shown in CHAPTERS:
         parts += [f"## {title}", words or _paragraphs(kind)]
         if kind is App:
-            parts.append(_code("App", inspect.signature(App)))
+            parts.append(_signature_block("App", inspect.signature(App)))
         parts += _attributes(kind)
         for member in shown:
-            parts += _member(kind, name, member)
-    parts += ["## Steering an attempt", _STEER, *_exceptions(STEER)]
-    parts += ["## Errors you can meet", _MEET, _errors()]
-    parts += ["## Back-off", _BACKOFF, _waits(), *_exceptions((Exponential,))]
+            parts += _document_member(kind, name, member)
+    parts += ["## Steering an attempt", _CONTROL_INTRODUCTION, *_exceptions(CONTROL_EXCEPTIONS)]
+    parts += ["## Errors you can meet", _ERRORS_INTRODUCTION, _errors()]
+    parts += ["## Back-off", _BACKOFF, _backoff_table(), *_exceptions((ExponentialBackoff,))]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -158,13 +164,13 @@ def _contents() -> str:
     return " · ".join(f"[{title}](#{title.lower().replace(' ', '-')})" for title in titles)
 
 
-def _member(kind: type, name: str, member: str) -> Iterator[str]:
+def _document_member(kind: type, name: str, member: str) -> Iterator[str]:
     found = inspect.getattr_static(kind, member)
     call = name if member == "__call__" else f"{name}.{member}"
     if isinstance(found, property):
         returns = inspect.signature(found.fget).return_annotation  # type: ignore[arg-type]
         yield f"### `{call}`"
-        yield f"```python\n{call}: {_said(returns)}\n```"
+        yield f"```python\n{call}: {_readable_annotation(returns)}\n```"
         yield _paragraphs(found)
         return
     if isinstance(found, classmethod):
@@ -176,9 +182,9 @@ def _member(kind: type, name: str, member: str) -> Iterator[str]:
     if (kind, member) == (App, "task"):
         signature = inspect.Signature([signature.parameters["options"]])
     yield f"### `{call}`"
-    yield _code(call, signature)
+    yield _signature_block(call, signature)
     yield _paragraphs(found)
-    if twin := twin_of(kind, member):
+    if twin := async_twin(kind, member):
         yield f"For asyncio: `await {name}.{twin}(…)`."
     if (kind, member) == (Job, "refresh"):
         names = ", ".join(f"`{field.name}`" for field in fields(JobView))
@@ -187,7 +193,7 @@ def _member(kind: type, name: str, member: str) -> Iterator[str]:
         yield _options(*taken)
 
 
-def twin_of(kind: type, member: str) -> str | None:
+def async_twin(kind: type, member: str) -> str | None:
     """What does the same in an event loop."""
     twin = "await_end" if (kind, member) == (Batch, "wait") else f"a{member}"
     return twin if inspect.iscoroutinefunction(getattr(kind, twin, None)) else None
@@ -197,7 +203,7 @@ def _without_self(signature: inspect.Signature) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def _code(call: str, signature: inspect.Signature) -> str:
+def _signature_block(call: str, signature: inspect.Signature) -> str:
     """A signature as a person writes it, in one line or with a line for each parameter."""
     text = str(signature).replace("'", "")  # annotations are texts
     for name, parameter in signature.parameters.items():  # but defaults that are texts keep their quotes
@@ -209,16 +215,16 @@ def _code(call: str, signature: inspect.Signature) -> str:
     text = re.sub(r"\*args: P\.args, \*\*kwargs: P\.kwargs", "*args, **kwargs", text)
     text = re.sub(r"\*args: Any, \*\*kwargs: Any\) -> Any", "*args, **kwargs)", text)
     text = re.sub(r"(\*\*\w+): (Unpack\[\w+\]|Any)", r"\1", text)
-    text = _said(text)
+    text = _readable_annotation(text)
     line = f"{call}{text}"
-    if len(line) > WIDEST:
+    if len(line) > MAX_SIGNATURE_CHARACTERS:
         inside, _, returns = text[1:].rpartition(")")
         line = f"{call}(\n" + "".join(f"    {part},\n" for part in _split(inside)) + f"){returns}"
     return f"```python\n{line}\n```"
 
 
-def _said(annotation: str) -> str:
-    for name, words in _WORDS.items():
+def _readable_annotation(annotation: str) -> str:
+    for name, words in _ANNOTATION_NAMES.items():
         annotation = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)", words, annotation)
     return annotation
 
@@ -236,31 +242,40 @@ def _split(text: str) -> Iterator[str]:
 
 def _paragraphs(documented: Any) -> str:
     """A docstring as Markdown: its lines are joined, its paragraphs and lists kept."""
-    text = re.sub(r"\bdocs/(\w+\.md)", r"[\1](\1)", inspect.getdoc(documented) or "")
+    text = re.sub(r"\bdocs/([\w/-]+\.md)", r"[\1](../\1)", inspect.getdoc(documented) or "")
     return "\n\n".join(re.sub(r"\s*\n(?!- )\s*", " ", block) for block in re.split(r"\n\s*\n", text))
 
 
+def attributes_with_comments(kind: type) -> list[tuple[str, str]]:
+    """The attributes that `__init__` sets and a comment `#:` explains, in the same line or in the one above."""
+    assignment = (
+        r"^ +(?:#: (?P<above>.+)\n +)?self\.(?P<name>\w+)(?:: [^=\n]+)? = (?:.*?  #: (?P<behind>.+))?"
+    )
+    found = re.finditer(assignment, inspect.getsource(kind), re.MULTILINE)
+    return [(match["name"], text) for match in found if (text := match["above"] or match["behind"])]
+
+
 def _attributes(kind: type) -> Iterator[str]:
-    """What `__init__` sets and a comment `#:` beside it explains."""
-    found = re.findall(r"self\.(\w+)(?:: [^=]+)? = .*?  #: (.+)", inspect.getsource(kind))
-    if found:
-        rows = [f"| `{name}` | {_cell(text)} |" for name, text in found]
+    if found := attributes_with_comments(kind):
+        rows = [f"| `{name}` | {_table_cell(text)} |" for name, text in found]
         yield "\n".join(["| attribute | meaning |", "|---|---|", *rows])
 
 
 def _options(taken: type, declared: Callable[..., Any]) -> str:
     defaults = inspect.signature(declared).parameters
     rows = ["| option | kind | default | meaning |", "|---|---|---|---|"]
-    for name, kind, meaning in commented(taken):
+    for name, kind, meaning in options_with_comments(taken):
         default: Any = defaults[name].default if name in defaults else None
         shown = "" if default is None or default == () else f"`{default!r}`".replace("'", '"')
-        if name == "window":
-            shown = f'`"{show_seconds(default)}"`'
-        rows.append(f"| `{name}` | `{_cell(_said(kind))}` | {shown} | {_cell(meaning)} |")
+        if name == "missed_window":
+            shown = f'`"{format_duration(default)}"`'
+        rows.append(
+            f"| `{name}` | `{_table_cell(_readable_annotation(kind))}` | {shown} | {_table_cell(meaning)} |"
+        )
     return "\n".join(rows)
 
 
-def commented(taken: type) -> list[tuple[str, str, str]]:
+def options_with_comments(taken: type) -> list[tuple[str, str, str]]:
     """The keys of a TypedDict with their kinds and the comments behind them."""
     source = re.sub(r"\[\n\s+([^\n]+)\n\s+\]", r"[\1]", inspect.getsource(taken))
     found = re.findall(r"^    (\w+): ([^#\n]+?)(?:  # (.+))?$", source, re.MULTILINE)
@@ -270,19 +285,19 @@ def commented(taken: type) -> list[tuple[str, str, str]]:
 def _exceptions(kinds: tuple[type, ...]) -> Iterator[str]:
     for kind in kinds:
         yield f"### `{kind.__name__}`"
-        if kind in STEER or kind is Exponential:
-            yield _code(kind.__name__, inspect.signature(kind))
+        if kind in CONTROL_EXCEPTIONS or kind is ExponentialBackoff:
+            yield _signature_block(kind.__name__, inspect.signature(kind))
         yield _paragraphs(kind)
 
 
 def _errors() -> str:
-    rows = [f"| `{kind.__name__}` | {_cell(_paragraphs(kind))} |" for kind in MEET]
+    rows = [f"| `{kind.__name__}` | {_table_cell(_paragraphs(kind))} |" for kind in ERRORS]
     return "\n".join(["| error | meaning |", "|---|---|", *rows])
 
 
-def _waits() -> str:
+def _backoff_table() -> str:
     attempts = range(1, 10)
-    waits = [show_seconds(delay_after(BackoffSpec(), attempt, 0.5)) for attempt in attempts]
+    waits = [format_duration(backoff_delay(BackoffSpec(), attempt, 0.5)) for attempt in attempts]
     head = " | ".join(str(attempt) for attempt in attempts)
     return (
         "The default in numbers, without the spread; the tenth attempt is the last one unless `retries=` says otherwise:\n\n"
@@ -290,5 +305,5 @@ def _waits() -> str:
     )
 
 
-def _cell(text: str) -> str:
+def _table_cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip().replace("|", "\\|")

@@ -1,8 +1,13 @@
-"""`pgworkers config show`: every setting, its value and where it came from."""
+"""`pgworkers config show`: every setting, its value and where it came from.
+
+Variables that look like ours but mean nothing: most likely a setting with a typing error in its name.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from operator import itemgetter
 from typing import Any
@@ -10,13 +15,13 @@ from typing import Any
 import click
 
 from pgworkers import settings
-from pgworkers.cli import output, place
-from pgworkers.cli.invocation import Group, Invocation, said
-from pgworkers.cli.variables import unknown_variables
+from pgworkers.cli import database, output
+from pgworkers.cli.invocation import CliGroup, Invocation, invocation_of
 from pgworkers.errors import AppNotLoaded
+from pgworkers.settings import ENVIRONMENT_PREFIX, setting_names
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def config() -> None:
     """Every setting, its value and where it came from."""
 
@@ -39,36 +44,36 @@ def show(ctx: click.Context, defaults: bool) -> None:
       pgworkers config show --defaults
       PGWORKERS_DRAIN=1m pgworkers config show -o json
     """
-    invocation = said(ctx)
+    invocation = invocation_of(ctx)
     if defaults:
-        output.rows(
+        output.print_rows(
             invocation,
-            [_declared(name) for name in settings.names()],
+            [_declaration(name) for name in settings.setting_names()],
             _columns("name", "default", "variable", "meaning"),
-            empty="",
-            key="name",
+            if_empty="",
+            quiet_column="name",
         )
         return
-    loaded = _loaded(invocation)
+    loaded = _load_settings_with_app(invocation)
     for text in unknown_variables(os.environ):
-        output.warn(invocation, text)
+        output.print_warning(invocation, text)
     found = [
-        _database(invocation, loaded),
+        _database_row(invocation, loaded),
         *(
             {
                 "name": name,
-                "value": _shown(name, getattr(loaded.settings, name)),
+                "value": _show_value(name, getattr(loaded.settings, name)),
                 "source": loaded.sources[name],
             }
-            for name in settings.names()
+            for name in settings.setting_names()
         ),
     ]
-    output.rows(
+    output.print_rows(
         invocation,
         found,
         _columns("name", "value", "source"),
-        empty="",
-        key="name",
+        if_empty="",
+        quiet_column="name",
     )
 
 
@@ -76,45 +81,87 @@ def _columns(*names: str) -> list[output.Column]:
     return [(name, itemgetter(name)) for name in names]
 
 
-def _declared(name: str) -> dict[str, Any]:
+def _declaration(name: str) -> dict[str, Any]:
     declared = next(f for f in fields(settings.Settings) if f.name == name)
     return {
         "name": name,
-        "default": settings.show(name, declared.default),
-        "variable": settings.PREFIX + name.upper(),
+        "default": settings.format_setting(name, declared.default),
+        "variable": settings.ENVIRONMENT_PREFIX + name.upper(),
         "meaning": declared.metadata["doc"],
     }
 
 
-def _loaded(said: Invocation) -> settings.Loaded:
+def _load_settings_with_app(said: Invocation) -> settings.LoadedSettings:
     """The settings with those of the app; a broken app is a warning, since the rest is still true."""
-    loaded = place.load(said)
-    from pgworkers.supervisor.ask import describe
+    loaded = database.load_settings(said)
+    from pgworkers.supervisor.describe import describe
 
     try:
-        app = place.config(said)
+        app = database.find_config(said)
         if app is None:
             return loaded
-        spec = describe(app, loaded.settings.boot, say=lambda text: output.note(said, text))
+        spec = describe(app, loaded.settings.boot, on_slow=lambda text: output.print_note(said, text))
     except AppNotLoaded as exc:
-        output.warn(said, f"{exc}; shown without what it sets")
+        output.print_warning(said, f"{exc}; shown without what it sets")
         return loaded
-    return settings.load(flags=said.flags(), app=spec.settings)
+    return settings.load_settings(flags=said.flags(), app=spec.settings)
 
 
-def _database(said: Invocation, loaded: settings.Loaded) -> dict[str, str]:
+def _database_row(said: Invocation, loaded: settings.LoadedSettings) -> dict[str, str]:
     """Which database a command would use, and why: the first of the sources that names one."""
-    from pgworkers.postgres.dsn import shown
+    from pgworkers.postgres.dsn import show_dsn
 
-    chosen = place.choose(said, loaded)
-    where = f"embedded, in {chosen.home}" if chosen.embedded else shown(chosen.dsn)
-    why = "no dsn, DATABASE_URL or PG* variable" if chosen.embedded else chosen.source
+    chosen = database.choose_database(said, loaded)
+    where = f"embedded, in {chosen.home}" if chosen.is_embedded else show_dsn(chosen.dsn)
+    why = "no dsn, DATABASE_URL or PG* variable" if chosen.is_embedded else chosen.source
     return {"name": "database", "value": where, "source": why}
 
 
-def _shown(name: str, value: Any) -> str:
+def _show_value(name: str, value: Any) -> str:
     if name in ("dsn", "direct_dsn") and value:
-        from pgworkers.postgres.dsn import shown
+        from pgworkers.postgres.dsn import show_dsn
 
-        return shown(value)
-    return settings.show(name, value)
+        return show_dsn(value)
+    return settings.format_setting(name, value)
+
+
+#: Read elsewhere than in the settings, or set by pgworkers itself for its processes.
+_OTHER_VARIABLES = {ENVIRONMENT_PREFIX + name for name in ("CONFIG", "DEBUG", "FAULT", "TREE")}
+_TEST_PREFIX = ENVIRONMENT_PREFIX + "TEST"
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable PGWORKERS_* that nothing reads."""
+    known = {ENVIRONMENT_PREFIX + name.upper() for name in setting_names()} | _OTHER_VARIABLES
+    strange = [
+        name
+        for name in sorted(environ)
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in known and not name.startswith(_TEST_PREFIX)
+    ]
+    if not strange:
+        return []
+    known |= set(_option_variables())  # imports every command, so only when there is something to look for
+    return [_unknown_variable_warning(name, sorted(known)) for name in strange if name not in known]
+
+
+def _option_variables() -> Iterator[str]:
+    """The variable of every option of every command."""
+    from pgworkers.cli.root import walk_commands
+
+    for _, command, ctx in walk_commands():
+        for parameter in command.params:
+            if isinstance(parameter.envvar, str):
+                yield parameter.envvar
+            if ctx.auto_envvar_prefix and parameter.name:
+                yield f"{ctx.auto_envvar_prefix}_{parameter.name.upper()}"
+
+
+def _unknown_variable_warning(name: str, known: list[str]) -> str:
+    rest = [one.removeprefix(ENVIRONMENT_PREFIX) for one in known]
+    near = difflib.get_close_matches(name.removeprefix(ENVIRONMENT_PREFIX), rest, n=1, cutoff=0.7)
+    hint = (
+        f"did you mean {ENVIRONMENT_PREFIX}{near[0]}?"
+        if near
+        else "pgworkers config show --defaults lists those that do"
+    )
+    return f"{name} is set but means nothing; {hint}"

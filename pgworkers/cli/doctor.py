@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pgworkers import settings
-from pgworkers.cli import output, place
-from pgworkers.cli.failure import DATABASE
-from pgworkers.cli.invocation import Command, Invocation, said
-from pgworkers.cli.wording import plural
-from pgworkers.clock import seconds
+from pgworkers.cli import database, output
+from pgworkers.cli.error_report import DATABASE
+from pgworkers.cli.formatting import plural
+from pgworkers.cli.invocation import CliCommand, Invocation, invocation_of
 from pgworkers.errors import AppNotLoaded, DatabaseUnreachable, PermissionDenied
-from pgworkers.observe.escape import command
+from pgworkers.observe.escape import shell_command
+from pgworkers.units import parse_duration
 
 if TYPE_CHECKING:
-    from pgworkers.doctor.examine import Patient
-    from pgworkers.doctor.finding import Finding, Tolerance
+    from pgworkers.doctor.checks import DatabaseFacts
+    from pgworkers.doctor.findings import Finding, Thresholds
 
-_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": "bright_black"}
+_LEVEL_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red", "skip": "bright_black"}
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option(
     "--patience",
     default="1m",
@@ -48,62 +48,64 @@ def doctor(ctx: click.Context, *, patience: str, strict: bool) -> None:
       pgworkers doctor -q --strict          in a deploy script
       pgworkers doctor -o json | jq '.[] | select(.level == "fail")'
     """
-    from pgworkers.doctor.finding import Level, Tolerance, worst
+    from pgworkers.doctor.findings import Level, Thresholds, worst_level
 
-    invocation = said(ctx)
-    tolerance = Tolerance(patience=seconds(patience, what="--patience"))
+    invocation = invocation_of(ctx)
+    tolerance = Thresholds(warn_after_seconds=parse_duration(patience, what="--patience"))
     found: list[Finding] = []
     reached = True
-    for finding in _all(invocation, tolerance):
+    for finding in _all_findings(invocation, tolerance):
         if finding is None:
             reached = False
             continue
         found.append(finding)
         if invocation.output == "ndjson":
-            output.line(finding)
+            output.print_json_line(finding)
         elif invocation.output == "table":
-            _tell(invocation, finding)
+            _print_finding(invocation, finding)
     if invocation.output == "json":
-        output.document([output.record(finding) for finding in found])
+        output.print_json([output.as_record(finding) for finding in found])
     elif invocation.output == "table":
         counts = [
             f"{sum(f.level == level for f in found)} {level}"
             for level in Level
             if any(f.level == level for f in found)
         ]
-        output.note(invocation, f"{plural(len(found), 'finding')}: {', '.join(counts)}")
-    level = worst(found)
+        output.print_note(invocation, f"{plural(len(found), 'finding')}: {', '.join(counts)}")
+    level = worst_level(found)
     if not reached:
         ctx.exit(DATABASE)
     ctx.exit(1 if level == Level.FAIL or (strict and level == Level.WARN) else 0)
 
 
-def _tell(said: Invocation, finding: Finding) -> None:
-    if said.quiet and finding.level in ("ok", "skip"):
+def _print_finding(said: Invocation, finding: Finding) -> None:
+    if said.is_quiet and finding.level in ("ok", "skip"):
         return
-    output.say(
-        f" {finding.check:<13} {finding.what}", head=f"{finding.level:<5}", colour=_COLOURS[finding.level]
+    output.print_text(
+        f" {finding.check:<13} {finding.what}",
+        head=f"{finding.level:<5}",
+        colour=_LEVEL_COLOURS[finding.level],
     )
     if finding.why:
-        output.say(f"{'':<19} why: {finding.why}")
+        output.print_text(f"{'':<19} why: {finding.why}")
     for line in str(finding.facts.get("traceback", "")).splitlines():
-        output.say(f"{'':<19} | {line}")
+        output.print_text(f"{'':<19} | {line}")
     for fix in finding.fix if finding.level != "ok" else ():
-        output.say(f"{'':<19} fix: {fix}")
+        output.print_text(f"{'':<19} fix: {fix}")
 
 
-def _all(said: Invocation, tolerance: Tolerance) -> Iterator[Finding | None]:
+def _all_findings(said: Invocation, tolerance: Thresholds) -> Iterator[Finding | None]:
     """Every finding; None: the database cannot be reached."""
-    from pgworkers.doctor.finding import fail
+    from pgworkers.doctor.findings import fail
 
-    loaded, findings, workers = _app(said)
+    loaded, findings, workers = _check_app(said)
     yield from findings
-    patient: Patient | None = None
+    patient: DatabaseFacts | None = None
     lost = ""
     try:
-        with place.database(said, loaded=loaded, check=False) as db:
-            patient = _patient(db, tolerance)
-            yield from _machine(loaded.settings, workers, _master(patient))
+        with database.open_database(said, loaded=loaded, should_check_schema=False) as db:
+            patient = _database_facts(db, tolerance)
+            yield from _check_machine(loaded.settings, workers, _local_master_pid(patient))
             yield from _database(patient)
             return
     except DatabaseUnreachable as error:
@@ -111,7 +113,7 @@ def _all(said: Invocation, tolerance: Tolerance) -> Iterator[Finding | None]:
     except _Lost as error:
         lost = f"the connection broke in the middle: {error}"
     if patient is None:
-        yield from _machine(loaded.settings, workers, None)
+        yield from _check_machine(loaded.settings, workers, None)
     yield fail(
         "database",
         lost,
@@ -125,52 +127,52 @@ class _Lost(Exception):
     pass
 
 
-def _database(patient: Patient) -> Iterator[Finding]:
-    from pgworkers.doctor.examine import ConnectionLost, examine
+def _database(patient: DatabaseFacts) -> Iterator[Finding]:
+    from pgworkers.doctor.checks import ConnectionLost, run_checks
 
     try:
-        yield from examine(patient)
+        yield from run_checks(patient)
     except ConnectionLost as error:
         raise _Lost(str(error)) from error
 
 
-def _app(said: Invocation) -> tuple[settings.Loaded, list[Finding], int]:
+def _check_app(said: Invocation) -> tuple[settings.LoadedSettings, list[Finding], int]:
     """The settings with those of the app, what is to be said about the app, and how many workers it wants here."""
-    from pgworkers.doctor.finding import fail, ok, skip
+    from pgworkers.doctor.findings import fail, ok, skip
 
-    loaded = place.load(said)
+    loaded = database.load_settings(said)
     try:
-        config = place.config(said)
+        config = database.find_config(said)
     except AppNotLoaded as error:
         return loaded, [fail("app", str(error), "commands refuse to load it")], 0
     if config is None:
         return loaded, [skip("app", "no app.py here and no --config: looked at without one")], 0
-    from pgworkers.supervisor.ask import describe, starts_threads
+    from pgworkers.supervisor.describe import describe, threads_error
 
     try:
-        spec = describe(config, loaded.settings.boot, say=lambda text: output.note(said, text))
+        spec = describe(config, loaded.settings.boot, on_slow=lambda text: output.print_note(said, text))
     except AppNotLoaded as error:
         why = "`pgworkers run` refuses to start, and a reload is refused; hosts that run go on with the old code"
-        return loaded, [fail("app", str(error), why, command("run", check=True, config=config))], 0
-    loaded = settings.load(flags=said.flags(), app=spec.settings)
+        return loaded, [fail("app", str(error), why, shell_command("run", check=True, config=config))], 0
+    loaded = settings.load_settings(flags=said.flags(), app=spec.settings)
     if spec.threads:
-        what, why = starts_threads(config, spec.threads), "`pgworkers run` refuses to start"
-        return loaded, [fail("app", what, why, command("run", check=True, config=config))], 0
-    workers = sum(queue.here for queue in spec.queues)
+        what, why = threads_error(config, spec.threads), "`pgworkers run` refuses to start"
+        return loaded, [fail("app", what, why, shell_command("run", check=True, config=config))], 0
+    workers = sum(queue.max_workers_per_host for queue in spec.queues)
     what = f"{config}, version {spec.version}: {plural(len(spec.queues), 'queue')}, {plural(len(spec.tasks), 'task')}"
     return loaded, [ok("app", what)], workers
 
 
-def _patient(db: place.Database, tolerance: Tolerance) -> Patient:
-    from pgworkers.doctor.examine import Patient
+def _database_facts(db: database.OpenDatabase, tolerance: Thresholds) -> DatabaseFacts:
+    from pgworkers.doctor.checks import DatabaseFacts
     from pgworkers.postgres import connect
 
     listen: Any = partial(connect.connect, db.settings, db.settings.direct_dsn or db.dsn, "doctor")
-    psql = "pgworkers pg psql" if db.chosen.embedded else "psql"
-    return Patient(db.conn, db.schema, db.settings, listen, tolerance, psql)
+    psql = "pgworkers pg psql" if db.chosen.is_embedded else "psql"
+    return DatabaseFacts(db.conn, db.schema, db.settings, listen, tolerance, psql)
 
 
-def _master(patient: Patient) -> int | None:
+def _local_master_pid(patient: DatabaseFacts) -> int | None:
     """The pid of a master of this cluster on this machine, if there is one."""
     import psycopg
 
@@ -183,13 +185,13 @@ def _master(patient: Patient) -> int | None:
     return next((pid for pid in here if is_master(pid)), None)
 
 
-def _machine(found: settings.Settings, workers: int, master: int | None) -> Iterator[Finding]:
-    from pgworkers.doctor import local, machine
-    from pgworkers.master.drain import longest
+def _check_machine(found: settings.Settings, workers: int, master: int | None) -> Iterator[Finding]:
+    from pgworkers.doctor import machine
+    from pgworkers.master.drain import max_stop_seconds
 
-    seen = machine.look(master)
-    yield from local.limits(seen, workers)
-    yield from local.oom_group(seen)
-    yield from local.account(seen)
-    yield from local.core_dumps(seen)
-    yield from local.stopping(seen, found.stop_timeout, longest(found))
+    seen = machine.read_machine(master)
+    yield from machine.check_limits(seen, workers)
+    yield from machine.check_oom_group(seen)
+    yield from machine.check_account(seen)
+    yield from machine.check_core_dumps(seen)
+    yield from machine.check_stop_timeout(seen, found.stop_timeout, max_stop_seconds(found))

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from pgworkers.cli import output, place
-from pgworkers.cli.invocation import Group, said
+from pgworkers.cli import database, output
+from pgworkers.cli.invocation import CliGroup, invocation_of
 from pgworkers.cli.output import Column
-from pgworkers.clock import show_seconds
 from pgworkers.errors import PgworkersError
+from pgworkers.units import format_duration
 
 if TYPE_CHECKING:
-    from pgworkers.facts import Facts
-    from pgworkers.master.duties import Duties
-    from pgworkers.master.line import Line
+    from pgworkers.events import EventBus
+    from pgworkers.master.connection import ReconnectingConnection
+    from pgworkers.master.duties import DutyRunner
     from pgworkers.settings import Settings
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def duties() -> None:
     """The leader's duties; run one by hand."""
 
@@ -34,17 +34,23 @@ def list_(ctx: click.Context) -> None:
     Examples:
       pgworkers duties
     """
-    from pgworkers.facts import Facts
-    from pgworkers.master.line import Line
+    from pgworkers.events import EventBus
+    from pgworkers.master.connection import ReconnectingConnection
 
-    invocation = said(ctx)
-    settings = place.load(invocation).settings
-    found = _duties(Line("operator", "", settings, Facts()), Facts(), settings)
+    invocation = invocation_of(ctx)
+    settings = database.load_settings(invocation).settings
+    found = _duties(ReconnectingConnection("operator", "", settings, EventBus()), EventBus(), settings)
     told = [
-        {"name": duty.name, "every": duty.every, "seen": duty.seen, "at_once": duty.at_once, "doc": duty.doc}
-        for duty in found.all.values()
+        {
+            "name": duty.name,
+            "every": duty.interval_seconds,
+            "seen": duty.is_on_demand,
+            "at_once": duty.is_due_on_election,
+            "doc": duty.description,
+        }
+        for duty in found.duties.values()
     ]
-    output.rows(invocation, told, _COLUMNS, empty="")
+    output.print_rows(invocation, told, _COLUMNS, if_empty="")
 
 
 @duties.command("run")
@@ -58,32 +64,31 @@ def run_(ctx: click.Context, *, name: str) -> None:
       pgworkers duties run rescue        jobs of hosts that stopped renewing
       pgworkers duties run partitions
     """
-    invocation = said(ctx)
-    with place.database(invocation) as db:
-        count = asyncio.run(_perform(db.dsn, db.settings, name))
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        count = asyncio.run(_run_duty(db.dsn, db.settings, name))
     if invocation.output == "table":
-        output.note(invocation, f"{name}: {count} row{'s' * (count != 1)}")
+        output.print_note(invocation, f"{name}: {count} row{'s' * (count != 1)}")
     else:
         row = {"duty": name, "rows": count}
-        output.document(row) if invocation.output == "json" else output.line(row)
+        output.print_json(row) if invocation.output == "json" else output.print_json_line(row)
 
 
-async def _perform(dsn: str, settings: Settings, name: str) -> int:
-    from pgworkers.events import DutyFailed, Fact
-    from pgworkers.facts import Facts
-    from pgworkers.master.line import Line
+async def _run_duty(dsn: str, settings: Settings, name: str) -> int:
+    from pgworkers.events import DutyFailed, Event, EventBus
+    from pgworkers.master.connection import ReconnectingConnection
 
     failures: list[str] = []
 
-    def hear(fact: Fact) -> None:
+    def hear(fact: Event) -> None:
         if isinstance(fact, DutyFailed):
             failures.append(fact.error)
 
-    facts = Facts()
-    facts.listen(hear)
-    line = Line("operator", dsn, settings, facts)
+    facts = EventBus()
+    facts.subscribe(hear)
+    line = ReconnectingConnection("operator", dsn, settings, facts)
     try:
-        count = await _duties(line, facts, settings).perform_whole(name)
+        count = await _duties(line, facts, settings).perform_completely(name)
     finally:
         await line.close()
     if failures:
@@ -93,17 +98,17 @@ async def _perform(dsn: str, settings: Settings, name: str) -> int:
     return count
 
 
-def _duties(line: Line, facts: Facts, settings: Settings) -> Duties:
-    from pgworkers.job.host import NO_HOST
-    from pgworkers.master.all_duties import all_duties
+def _duties(line: ReconnectingConnection, facts: EventBus, settings: Settings) -> DutyRunner:
+    from pgworkers.job.hosts import NO_HOST_ID
+    from pgworkers.master.all_duties import make_duties
 
-    return all_duties(
-        NO_HOST, line, facts, settings, may_rescue=lambda: True, reckoned=lambda: None, desks=None
+    return make_duties(
+        NO_HOST_ID, line, facts, settings, may_rescue=lambda: True, reckoned=lambda: None, desks=None
     )
 
 
 _COLUMNS: list[Column] = [
     ("duty", lambda duty: duty["name"]),
-    ("every", lambda duty: "when due" if duty["seen"] else show_seconds(duty["every"])),
+    ("every", lambda duty: "when due" if duty["seen"] else format_duration(duty["every"])),
     ("what", lambda duty: duty["doc"]),
 ]

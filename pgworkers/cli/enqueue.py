@@ -11,26 +11,33 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from pgworkers.cli import output, place
-from pgworkers.cli.invocation import Command, Invocation, said
-from pgworkers.cli.preparing import Preparer, preparer
-from pgworkers.cli.progress import counted
-from pgworkers.cli.values import duration, duration_or_forever, json_object, moment, pairs, plain_wait
-from pgworkers.cli.wording import arguments, plural, short
+from pgworkers.cli import database, output
+from pgworkers.cli.enqueue_job import JobBuilder, job_builder
+from pgworkers.cli.formatting import plural, shorten, show_arguments
+from pgworkers.cli.invocation import CliCommand, Invocation, invocation_of
+from pgworkers.cli.output import show_progress
+from pgworkers.cli.parameters import (
+    expand_bare_wait,
+    parse_duration,
+    parse_json_object,
+    parse_moment,
+    parse_named_arguments,
+    parse_wait_duration,
+)
 from pgworkers.errors import JobFailed, UsageError
-from pgworkers.job.state import State
+from pgworkers.job.model import JobState
 
 if TYPE_CHECKING:
     from pgworkers.job.enqueue import Enqueued
-    from pgworkers.job.new import NewJob
+    from pgworkers.job.model import NewJob
 
 
-class Enqueue(Command):
+class EnqueueCommand(CliCommand):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, plain_wait(args))
+        return super().parse_args(ctx, expand_bare_wait(args))
 
 
-@click.command(cls=Enqueue)
+@click.command(cls=EnqueueCommand)
 @click.argument("task")
 @click.argument("given", metavar="[NAME=VALUE]...", nargs=-1)
 @click.option("--json", metavar="OBJECT", help="The arguments as one JSON object.")
@@ -39,8 +46,10 @@ class Enqueue(Command):
     metavar="ROWS.NDJSON",
     help="One job per line, each the JSON object of its arguments; - is stdin.",
 )
-@click.option("--delay", metavar="TIME", type=duration, help="Not before this long from now, e.g. 5m.")
-@click.option("--at", metavar="MOMENT", type=moment, help="Not before this moment, e.g. 2026-03-01T08:00.")
+@click.option("--delay", metavar="TIME", type=parse_duration, help="Not before this long from now, e.g. 5m.")
+@click.option(
+    "--at", metavar="MOMENT", type=parse_moment, help="Not before this moment, e.g. 2026-03-01T08:00."
+)
 @click.option("--priority", metavar="N", type=int, help="Higher first.")
 @click.option("--unique", metavar="KEY", help="At most one live job of this task with this key.")
 @click.option(
@@ -56,7 +65,7 @@ class Enqueue(Command):
 @click.option(
     "--idempotency-window",
     metavar="TIME",
-    type=duration,
+    type=parse_duration,
     help="How long they do, from the first enqueue on (default 1d, at most 31d).",
 )
 @click.option("--queue", metavar="QUEUE", help="Another queue than the task's own.")
@@ -64,7 +73,7 @@ class Enqueue(Command):
 @click.option(
     "--wait",
     metavar="[=TIME]",
-    type=duration_or_forever,
+    type=parse_wait_duration,
     help="Wait for the end, print the result; exit code 1 if it fails.",
 )
 @click.option("--no-app", is_flag=True, help="Enqueue by name, without loading the app and without checks.")
@@ -104,116 +113,122 @@ def enqueue(
         raise UsageError(
             "--file enqueues many jobs: --wait, --unique and --idempotency-key are for one; nothing was enqueued"
         )
-    invocation = said(ctx)
+    invocation = invocation_of(ctx)
     chosen = {name: value for name, value in how.items() if value is not None}
     if meta is not None:
-        chosen["meta"] = json_object(meta, "--meta", 'write e.g. {"why": "nightly"}')
-    ready = preparer(invocation, task, chosen, no_app=no_app)
+        chosen["meta"] = parse_json_object(meta, "--meta", 'write e.g. {"why": "nightly"}')
+    ready = job_builder(invocation, task, chosen, no_app=no_app)
     if file is not None:
-        _many(invocation, ready, file)
+        _enqueue_file(invocation, ready, file)
         return
-    args = json_object(json, "--json") if json is not None else pairs(given, ready.read)
-    _one(invocation, ready, ready.prepare(args), wait)
+    args = (
+        parse_json_object(json, "--json")
+        if json is not None
+        else parse_named_arguments(given, ready.read_argument)
+    )
+    _enqueue_one(invocation, ready, ready.build(args), wait)
 
 
-def _one(said: Invocation, ready: Preparer, job: NewJob, wait: float | None) -> None:
+def _enqueue_one(said: Invocation, ready: JobBuilder, job: NewJob, wait: float | None) -> None:
     from pgworkers.job import enqueue as verb
     from pgworkers.postgres.statements import run
 
-    with place.database(said, loaded=ready.loaded) as db:
-        with _translated():
+    with database.open_database(said, loaded=ready.loaded_settings) as db:
+        with _translating_errors():
             made = run(db.conn, db.schema, verb.enqueue(job))
-        sentence = _sentence(job, made.id) if made.created else _conflict(db, job, made.id)
+        sentence = _enqueued_sentence(job, made.id) if made.is_new else _conflict_sentence(db, job, made.id)
         if wait is None:
-            _tell(said, job, made, sentence)
+            _print_enqueued(said, job, made, sentence)
             return
-        output.note(said, sentence)  # beside the result that will be printed
-        _await(said, db, made.id, None if math.isinf(wait) else wait)
+        output.print_note(said, sentence)  # beside the result that will be printed
+        _print_result(said, db, made.id, None if math.isinf(wait) else wait)
 
 
-def _await(said: Invocation, db: place.Database, job_id: int, timeout: float | None) -> None:
+def _print_result(said: Invocation, db: database.OpenDatabase, job_id: int, timeout: float | None) -> None:
     """Print the result of the job; JobFailed when it has none."""
-    from pgworkers.cli.waiting import until_ended
+    from pgworkers.cli.jobs.wait import wait_until_ended
 
-    (ended,) = until_ended(db, [job_id], timeout)
+    (ended,) = wait_until_ended(db, [job_id], timeout)
     if said.output == "json":
-        output.document(output.record(ended))
+        output.print_json(output.as_record(ended))
     elif said.output == "ndjson":
-        output.line(ended)
-    elif ended.state == State.SUCCEEDED:
-        output.value(ended.result)
-    if ended.state != State.SUCCEEDED:
+        output.print_json_line(ended)
+    elif ended.state == JobState.SUCCEEDED:
+        output.print_json_value(ended.result)
+    if ended.state != JobState.SUCCEEDED:
         raise JobFailed(job_id, ended.state, ended.error)
 
 
-def _tell(said: Invocation, job: NewJob, made: Enqueued, sentence: str) -> None:
+def _print_enqueued(said: Invocation, job: NewJob, made: Enqueued, sentence: str) -> None:
     """What became of it, as data on stdout."""
     if said.output != "table":
-        row = {"id": made.id, "created": made.created, "task": job.task}
-        output.document(row) if said.output == "json" else output.line(row)
+        row = {"id": made.id, "created": made.is_new, "task": job.task}
+        output.print_json(row) if said.output == "json" else output.print_json_line(row)
     else:
-        output.say(str(made.id) if said.quiet else sentence)
+        output.print_text(str(made.id) if said.is_quiet else sentence)
 
 
-def _sentence(job: NewJob, job_id: int) -> str:
+def _enqueued_sentence(job: NewJob, job_id: int) -> str:
     where = f" on {job.queue}" if job.queue else ""
-    return f"#{job_id} {_call(job)} enqueued{where}"
+    return f"#{job_id} {_show_call(job)} enqueued{where}"
 
 
-def _conflict(db: place.Database, job: NewJob, job_id: int) -> str:
+def _conflict_sentence(db: database.OpenDatabase, job: NewJob, job_id: int) -> str:
     """What became of the job that a key led to."""
-    from pgworkers.job import show
+    from pgworkers.job import queries
     from pgworkers.postgres.statements import run
 
     if job.idempotency_key is not None:
-        or_unique = f", or holds the unique key {job.unique}" if job.unique is not None else ""
+        or_unique = f", or holds the unique key {job.unique_key}" if job.unique_key is not None else ""
         return f"#{job_id} {job.task} was enqueued with the idempotency key {job.idempotency_key} before{or_unique}"
-    held = f"#{job_id} {job.task} already holds the unique key {job.unique}"
+    held = f"#{job_id} {job.task} already holds the unique key {job.unique_key}"
     if job.on_conflict != "replace":
         return held
-    found = run(db.conn, db.schema, show.get(job_id))
-    if found is not None and found.args == json_object(job.args_json, "arguments"):
-        return f"{held}; it is {_call(job)} now"
+    found = run(db.conn, db.schema, queries.get_job(job_id))
+    if found is not None and found.args == parse_json_object(job.args_json, "arguments"):
+        return f"{held}; it is {_show_call(job)} now"
     return f"{held} and runs; its arguments were not replaced"
 
 
-def _call(job: NewJob) -> str:
-    return f"{job.task}({short(arguments(json_object(job.args_json, 'arguments')))})"
+def _show_call(job: NewJob) -> str:
+    return f"{job.task}({shorten(show_arguments(parse_json_object(job.args_json, 'arguments')))})"
 
 
-def _many(said: Invocation, ready: Preparer, file: str) -> None:
+def _enqueue_file(said: Invocation, ready: JobBuilder, file: str) -> None:
     """Every line of the file as a job, in one COPY."""
-    from pgworkers.job.copying import copy_in
+    from pgworkers.job.copy import copy_jobs
 
-    with _opened(file) as (stream, name):
-        total = _lines_in(stream) if file != "-" and sys.stderr.isatty() else None
+    with _open_file(file) as (stream, name):
+        total = _count_lines(stream) if file != "-" and sys.stderr.isatty() else None
         with (
-            place.database(said, loaded=ready.loaded) as db,
-            counted(said, "enqueued", total) as done,
-            _translated(),
+            database.open_database(said, loaded=ready.loaded_settings) as db,
+            show_progress(said, "enqueued", total) as done,
+            _translating_errors(),
         ):
-            count = copy_in(db.conn, db.schema, _jobs(stream, name, ready.prepare), done, stream=True)
+            count = copy_jobs(
+                db.conn, db.schema, _read_jobs(stream, name, ready.build), done, is_own_connection=True
+            )
     if said.output == "table":
-        output.say(str(count) if said.quiet else f"enqueued {plural(count, 'job')} of {ready.task}")
+        output.print_text(str(count) if said.is_quiet else f"enqueued {plural(count, 'job')} of {ready.task}")
     else:
         row = {"enqueued": count, "task": ready.task}
-        output.document(row) if said.output == "json" else output.line(row)
+        output.print_json(row) if said.output == "json" else output.print_json_line(row)
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translating_errors() -> Iterator[None]:
     """Errors of the database while enqueueing, as what they mean to the caller."""
     import psycopg
 
-    from pgworkers.job.enqueue import translate
+    from pgworkers.job.enqueue import enqueue_error
 
     try:
         yield
     except psycopg.Error as exc:
-        raise translate(exc) from exc
+        raise enqueue_error(exc) from exc
 
 
-def _jobs(
+def _read_jobs(
     stream: Iterable[bytes], name: str, prepare: Callable[[dict[str, Any]], NewJob]
 ) -> Iterator[NewJob]:
     """The jobs of a file; an error names its line."""
@@ -222,13 +237,13 @@ def _jobs(
         if not text.strip():
             continue
         try:
-            yield prepare(json_object(text, "the line"))
+            yield prepare(parse_json_object(text, "the line"))
         except UsageError as exc:
             raise type(exc)(f"{name} line {number}: {exc}") from None
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[tuple[IO[bytes], str]]:
+def _open_file(file: str) -> Iterator[tuple[IO[bytes], str]]:
     if file == "-":
         yield sys.stdin.buffer, "stdin"
         return
@@ -240,7 +255,7 @@ def _opened(file: str) -> Iterator[tuple[IO[bytes], str]]:
         yield stream, file
 
 
-def _lines_in(stream: IO[bytes]) -> int | None:
+def _count_lines(stream: IO[bytes]) -> int | None:
     """How many lines a file has, for the bar; None when it cannot be read twice."""
     if not stream.seekable():
         return None

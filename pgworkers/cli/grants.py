@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from pgworkers.cli import output, place
-from pgworkers.cli.invocation import Group, said
+from pgworkers.cli import database, output
+from pgworkers.cli.formatting import terminal_safe
+from pgworkers.cli.invocation import CliGroup, invocation_of
 from pgworkers.cli.output import Column
-from pgworkers.cli.wording import plain
 from pgworkers.errors import NotFound, UsageError
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def grants() -> None:
     """What enqueue-only roles may enqueue, and how much of it may wait."""
 
@@ -26,18 +26,18 @@ def list_(ctx: click.Context) -> None:
       pgworkers grants list
       pgworkers grants list -o json
     """
-    from pgworkers.job import grant
+    from pgworkers.job import enqueue_grants
     from pgworkers.postgres.statements import run
 
-    invocation = said(ctx)
-    with place.database(invocation) as db:
-        found = run(db.conn, db.schema, grant.grants())
-    output.rows(
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        found = run(db.conn, db.schema, enqueue_grants.list_grants())
+    output.print_rows(
         invocation,
         found,
         _COLUMNS,
-        empty="no grants: every enqueue-only role may enqueue each task in each queue",
-        key="id",
+        if_empty="no grants: every enqueue-only role may enqueue each task in each queue",
+        quiet_column="id",
     )
 
 
@@ -69,27 +69,35 @@ def add(
       pgworkers grants add web --queue reports --task render
       pgworkers grants add importer --replace
     """
-    from pgworkers.job import grant
+    from pgworkers.job import enqueue_grants
     from pgworkers.postgres.statements import run
 
     for what, name, limit in (("ROLE", role, 63), ("--queue", queue, 200), ("--task", task, 500)):
         if not name or len(name.encode()) > limit:
             raise UsageError(f"{what}: a name has 1 to {limit} bytes; nothing was changed")
-    invocation = said(ctx)
-    with place.database(invocation) as db:
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
         number, exists = run(
             db.conn,
             db.schema,
-            grant.add(role, queue=queue, task=task, max_waiting=max_waiting, may_replace=may_replace),
+            enqueue_grants.add_grant(
+                role, queue=queue, task=task, max_waiting=max_waiting, may_replace=may_replace
+            ),
         )
     if invocation.output != "table":
-        output.rows(
-            invocation, [{"id": number, "role": role, "queue": queue, "task": task}], [], empty="", key="id"
+        output.print_rows(
+            invocation,
+            [{"id": number, "role": role, "queue": queue, "task": task}],
+            [],
+            if_empty="",
+            quiet_column="id",
         )
     else:
-        output.say(f"{number}: {plain(role)} may enqueue {_what(task, queue)}")
+        output.print_text(f"{number}: {terminal_safe(role)} may enqueue {_grant_sentence(task, queue)}")
     if not exists:
-        output.note(invocation, f"there is no role {plain(role)} yet; the grant holds when there is one")
+        output.print_note(
+            invocation, f"there is no role {terminal_safe(role)} yet; the grant holds when there is one"
+        )
 
 
 @grants.command("remove")
@@ -102,36 +110,38 @@ def remove(ctx: click.Context, *, ids: tuple[int, ...]) -> None:
     Examples:
       pgworkers grants remove 3
     """
-    from pgworkers.job import grant
+    from pgworkers.job import enqueue_grants
     from pgworkers.postgres.statements import run
 
-    invocation = said(ctx)
-    with place.database(invocation) as db:
-        gone = run(db.conn, db.schema, grant.remove(ids))
-        left = {one.role for one in run(db.conn, db.schema, grant.grants())}
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        gone = run(db.conn, db.schema, enqueue_grants.remove_grants(ids))
+        left = {one.role for one in run(db.conn, db.schema, enqueue_grants.list_grants())}
     missing = sorted(set(ids) - set(gone))
     if invocation.output != "table":
-        output.rows(invocation, [{"id": number} for number in gone], [], empty="", key="id")
+        output.print_rows(invocation, [{"id": number} for number in gone], [], if_empty="", quiet_column="id")
     else:
         for number in gone:
-            output.say(f"{number} removed")
+            output.print_text(f"{number} removed")
         if not left:
-            output.note(invocation, "no grants are left: every enqueue-only role may enqueue everything")
+            output.print_note(
+                invocation, "no grants are left: every enqueue-only role may enqueue everything"
+            )
     if missing:
         raise NotFound(f"there is no grant {', '.join(map(str, missing))}; pgworkers grants list shows them")
 
 
-def _what(task: str, queue: str) -> str:
-    which = "each task" if task == "*" else f"task {plain(task)}"
-    return f"{which} in " + ("each queue" if queue == "*" else f"queue {plain(queue)}")
+def _grant_sentence(task: str, queue: str) -> str:
+    which = "each task" if task == "*" else f"task {terminal_safe(task)}"
+    return f"{which} in " + ("each queue" if queue == "*" else f"queue {terminal_safe(queue)}")
 
 
 _COLUMNS: list[Column] = [
     ("id", lambda grant: str(grant.id)),
-    ("role", lambda grant: plain(grant.role) + ("" if grant.exists else " (no such role)")),
-    ("queue", lambda grant: plain(grant.queue)),
-    ("task", lambda grant: plain(grant.task)),
+    ("role", lambda grant: terminal_safe(grant.role) + ("" if grant.exists else " (no such role)")),
+    ("queue", lambda grant: terminal_safe(grant.queue)),
+    ("task", lambda grant: terminal_safe(grant.task)),
     ("waiting", lambda grant: "" if grant.max_waiting is None else f"{grant.waiting}/{grant.max_waiting}"),
     ("replaces", lambda grant: "others' jobs" if grant.may_replace else "its own"),
-    ("granted by", lambda grant: plain(grant.granted_by)),
+    ("granted by", lambda grant: terminal_safe(grant.granted_by)),
 ]

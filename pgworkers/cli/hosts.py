@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from pgworkers.cli import output, place
-from pgworkers.cli.invocation import Group, said
+from pgworkers.cli import database, output
+from pgworkers.cli.formatting import relative_time, utcnow
+from pgworkers.cli.invocation import CliGroup, invocation_of
 from pgworkers.cli.output import Column
-from pgworkers.cli.wording import ago, utcnow
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def hosts() -> None:
     """The hosts that share this database."""
 
@@ -25,13 +25,15 @@ def list_(ctx: click.Context) -> None:
       pgworkers hosts
       pgworkers hosts list -o json
     """
-    from pgworkers.job import show
+    from pgworkers.job import queries
     from pgworkers.postgres.statements import run
 
-    invocation = said(ctx)
-    with place.database(invocation) as db:
-        found = run(db.conn, db.schema, show.hosts())
-    output.rows(invocation, found, _columns(), empty="no hosts: start one with pgworkers run", key="id")
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        found = run(db.conn, db.schema, queries.list_hosts())
+    output.print_rows(
+        invocation, found, _columns(), if_empty="no hosts: start one with pgworkers run", quiet_column="id"
+    )
 
 
 def _columns() -> list[Column]:
@@ -48,7 +50,7 @@ def _columns() -> list[Column]:
         ("workers", lambda host: str(host.workers)),
         ("running", lambda host: str(host.running)),
         ("metrics", lambda host: host.metrics),
-        ("started", lambda host: ago(host.started_at, now)),
-        ("renewed", lambda host: ago(host.renewed_at, now)),
+        ("started", lambda host: relative_time(host.started_at, now)),
+        ("renewed", lambda host: relative_time(host.renewed_at, now)),
         ("id", lambda host: str(host.id)),
     ]

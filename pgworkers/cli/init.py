@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from pgworkers.cli import output
-from pgworkers.cli.invocation import Command, said
-from pgworkers.observe.escape import command
+from pgworkers.cli.invocation import CliCommand, invocation_of
+from pgworkers.deploy.template_files import render_procfile
 
 APP = '''"""Run with `pgworkers run`; in a second terminal: `pgworkers enqueue count_primes below=200000`."""
 
@@ -30,10 +30,6 @@ def count_primes(ctx: Ctx, below: int = 100_000) -> dict[str, int]:
 '''
 
 
-def procfile_of(config: str) -> str:
-    return f"worker: {command('run', config=config)}\n"
-
-
 ENV = """# Copy to .env and load it the way you start the app. Every setting: pgworkers config show --defaults
 # DATABASE_URL=postgresql://user:password@localhost:5432/app
 # PGWORKERS_DRAIN=25s
@@ -41,10 +37,10 @@ ENV = """# Copy to .env and load it the way you start the app. Every setting: pg
 # PGWORKERS_LOG=json
 """
 
-FILES = {"app.py": APP, "Procfile": procfile_of("app.py"), ".env.example": ENV}
+FILES = {"app.py": APP, "Procfile": render_procfile("app.py"), ".env.example": ENV}
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.argument("directory", default=".", type=click.Path(file_okay=False, path_type=Path))
 @click.pass_context
 def init(ctx: click.Context, directory: Path) -> None:
@@ -58,22 +54,22 @@ def init(ctx: click.Context, directory: Path) -> None:
       pgworkers init jobs && cd jobs && pgworkers run
     """
     directory.mkdir(parents=True, exist_ok=True)
-    made = {name: _write(directory / name, text) for name, text in FILES.items()}
-    invocation = said(ctx)
+    made = {name: _create_file(directory / name, text) for name, text in FILES.items()}
+    invocation = invocation_of(ctx)
     found = [{"file": str(directory / name), "written": written} for name, written in made.items()]
     if invocation.output != "table":
-        output.rows(invocation, found, [], empty="")
+        output.print_rows(invocation, found, [], if_empty="")
         return
     for row in found:
-        output.say(
+        output.print_text(
             f"{'wrote  ' if row['written'] else 'skipped'} {row['file']}"
             + ("" if row["written"] else " (it exists)")
         )
     where = "" if directory == Path(".") else f"cd {shlex.quote(str(directory))} && "
-    output.note(invocation, f"next: {where}pgworkers run")
+    output.print_note(invocation, f"next: {where}pgworkers run")
 
 
-def _write(path: Path, text: str) -> bool:
+def _create_file(path: Path, text: str) -> bool:
     """Create the file; False when something of that name is already there."""
     try:
         with path.open("x", encoding="utf-8") as file:

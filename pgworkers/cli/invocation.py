@@ -14,7 +14,11 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "auto_envvar_prefix": "PGWORKERS"}
+CONTEXT_SETTINGS = {
+    "help_option_names": ["-h", "--help"],
+    "max_content_width": 110,
+    "auto_envvar_prefix": "PGWORKERS",
+}
 OUTPUTS = ("table", "json", "ndjson")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,16 +32,20 @@ class Invocation:
     dsn_file: str | None = None
     schema: str | None = None
     output: str = "table"
-    quiet: bool = False
-    verbose: bool = False
-    yes: bool = False
+    is_quiet: bool = False
+    is_verbose: bool = False
+    is_confirmed: bool = False
 
     def flags(self) -> dict[str, Any]:
         """The global options that are settings, as `settings.load` takes them."""
         return {name: value for name in ("dsn", "schema") if (value := getattr(self, name)) is not None}
 
 
-def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+#: Where the field of a flag has another name than the flag.
+_FIELD_OF_OPTION = {"quiet": "is_quiet", "verbose": "is_verbose", "yes": "is_confirmed"}
+
+
+def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     name = str(param.name)
     typed = ctx.get_parameter_source(name)
     if value is None or typed not in (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT):
@@ -61,25 +69,25 @@ def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
         # Read now and only once: the file may be a pipe, as in --dsn-file <(vault read ...).
         said.dsn_file, said.dsn = value, read_dsn_file(value)
     else:
-        setattr(said, name, value)
+        setattr(said, _FIELD_OF_OPTION.get(name, name), value)
 
 
-def global_options(*, root: bool = False) -> list[click.Parameter]:
+def global_options(*, is_root: bool = False) -> list[click.Parameter]:
     """The global options; below the root they are accepted but not listed again."""
 
     def option(*names: str, variable: str, **attrs: Any) -> click.Option:
         # dsn and schema are settings: settings.load reads their variables and knows where a value came from.
         setting = names[-1] in ("--dsn", "--dsn-file", "--schema")
-        if root and setting:
+        if is_root and setting:
             attrs["help"] += f"  [env var: {variable}]"
         return click.Option(
             names,
             expose_value=False,
-            callback=_remember,
-            hidden=not root,
-            envvar=variable if root and not setting else None,
+            callback=_store_option,
+            hidden=not is_root,
+            envvar=variable if is_root and not setting else None,
             allow_from_autoenv=False,
-            show_envvar=root and not setting,
+            show_envvar=is_root and not setting,
             is_eager=True,  # so that an error in a later option already knows about -v
             **attrs,
         )
@@ -141,7 +149,7 @@ def global_options(*, root: bool = False) -> list[click.Parameter]:
     ]
 
 
-class Command(click.Command):
+class CliCommand(click.Command):
     """A command that takes the global options as well."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -149,17 +157,17 @@ class Command(click.Command):
         self.params.extend(global_options())
 
 
-class Group(click.Group):
+class CliGroup(click.Group):
     """A group whose commands take the global options as well; named alone it lists, or shows its help."""
 
-    command_class = Command
+    command_class = CliCommand
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "invoke_without_command": True})
         self.params.extend(global_options())
-        self.callback = self.alone
+        self.callback = self.run_without_command
 
-    def alone(self) -> Any:
+    def run_without_command(self) -> Any:
         """What the group does when no command follows."""
         ctx = click.get_current_context()
         if ctx.invoked_subcommand is not None:
@@ -176,11 +184,11 @@ class Group(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
-            raise click.UsageError(unknown("command", name, self.list_commands(ctx)), ctx)
+            raise click.UsageError(no_such("command", name, self.list_commands(ctx)), ctx)
         return super().resolve_command(ctx, args)
 
 
-def unknown(what: str, name: str, known: list[str]) -> str:
+def no_such(what: str, name: str, known: list[str]) -> str:
     """`there is no task 'rendr'; did you mean render?`"""
     import difflib
 
@@ -193,7 +201,7 @@ def unknown(what: str, name: str, known: list[str]) -> str:
     return f"there is no {what} {name!r}; there are: {listed}"
 
 
-def said(ctx: click.Context) -> Invocation:
+def invocation_of(ctx: click.Context) -> Invocation:
     """The global options of this command line."""
     found = ctx.find_object(Invocation)
     if found is None:  # a command called without the root, as tests of click do

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from pgworkers.cli import output, place
-from pgworkers.cli.invocation import Group, said
+from pgworkers.cli import database, output
+from pgworkers.cli.formatting import local_time, relative_time, utcnow
+from pgworkers.cli.invocation import CliGroup, invocation_of
 from pgworkers.cli.output import Column
-from pgworkers.cli.wording import ago, moment, utcnow
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def migrate() -> None:
     """Create the schema or bring it up to date."""
 
@@ -30,16 +30,20 @@ def up(ctx: click.Context) -> None:
     """
     from pgworkers.postgres import migrate as migrations
 
-    invocation = said(ctx)
-    with place.database(invocation, create=True, check=False) as db:
-        applied = migrations.up(db.conn, db.schema, say=lambda text: output.warn(invocation, text))
-        state = migrations.describe(db.conn, db.schema)
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation, should_create_embedded=True, should_check_schema=False) as db:
+        applied = migrations.up(
+            db.conn, db.schema, on_message=lambda text: output.print_warning(invocation, text)
+        )
+        state = migrations.describe_schema(db.conn, db.schema)
     if invocation.output != "table":
-        output.rows(invocation, [{"name": name, "schema": db.schema} for name in applied], [], empty="")
+        output.print_rows(
+            invocation, [{"name": name, "schema": db.schema} for name in applied], [], if_empty=""
+        )
         return
     for name in applied:
-        output.say(f"applied {name}")
-    output.note(invocation, f"schema {db.schema} is {state}")
+        output.print_text(f"applied {name}")
+    output.print_note(invocation, f"schema {db.schema} is {state}")
 
 
 @migrate.command("status")
@@ -58,20 +62,34 @@ def status(ctx: click.Context) -> int:
     from pgworkers.errors import SchemaOutOfDate
     from pgworkers.postgres import migrate as migrations
 
-    invocation = said(ctx)
-    with place.database(invocation, check=False) as db:
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation, should_check_schema=False) as db:
         found = migrations.status(db.conn, db.schema)
     now = utcnow()
     columns: list[Column] = [
-        ("migration", lambda row: row.name),
-        ("state", lambda row: row.state),
-        ("serves", lambda row: f"{row.serves:04d}"),
+        ("migration", lambda row: row["name"]),
+        ("state", lambda row: row["state"]),
+        ("serves", lambda row: f"{row['serves']:04d}"),
         (
             "applied",
-            lambda row: f"{moment(row.applied_at)} ({ago(row.applied_at, now)})" if row.applied_at else "",
+            lambda row: (
+                f"{local_time(row['applied_at'])} ({relative_time(row['applied_at'], now)})"
+                if row["applied_at"]
+                else ""
+            ),
         ),
     ]
-    output.rows(invocation, found, columns, empty="", key="name")
+    rows = [
+        {
+            "version": row.version,
+            "name": row.name,
+            "state": row.state,
+            "serves": row.oldest_supported,
+            "applied_at": row.applied_at,
+        }
+        for row in found
+    ]
+    output.print_rows(invocation, rows, columns, if_empty="", quiet_column="name")
     return 0 if all(row.is_usable for row in found) else SchemaOutOfDate.exit_code
 
 
@@ -91,12 +109,12 @@ def sql(ctx: click.Context, pending: bool) -> None:
     """
     from pgworkers.postgres import migrate as migrations
 
-    invocation = said(ctx)
+    invocation = invocation_of(ctx)
     if not pending:
-        output.script(migrations.render_sql(place.load(invocation).settings.schema))
+        output.print_script(migrations.render_sql(database.load_settings(invocation).settings.schema))
         return
-    with place.database(invocation, check=False) as db:
-        output.script(migrations.render_pending(db.conn, db.schema))
+    with database.open_database(invocation, should_check_schema=False) as db:
+        output.print_script(migrations.render_pending(db.conn, db.schema))
 
 
 @migrate.command("roles")
@@ -104,7 +122,7 @@ def sql(ctx: click.Context, pending: bool) -> None:
 def roles(ctx: click.Context) -> None:
     """Print the SQL that makes six roles. Owner, worker, operator, payload, viewer, enqueue; needs no database.
 
-    Run it after `up`, and again after each later one; docs/security.md has the table of what each role may do.
+    Run it after `up`, and again after each later one; docs/reference/roles.md has the table of what each role may do.
 
     \b
     Examples:
@@ -113,10 +131,10 @@ def roles(ctx: click.Context) -> None:
     """
     from pgworkers.postgres import migrate as migrations
 
-    invocation = said(ctx)
-    schema = place.load(invocation).settings.schema
-    output.script(migrations.render_roles(schema))
-    output.note(
+    invocation = invocation_of(ctx)
+    schema = database.load_settings(invocation).settings.schema
+    output.print_script(migrations.render_roles(schema))
+    output.print_note(
         invocation,
         f"after this script only superusers and members of these roles may use the schema: GRANT {schema}_worker to the "
         f"login of your hosts first, and {schema}_owner to the one that migrates",

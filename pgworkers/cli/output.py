@@ -2,25 +2,29 @@
 
 A table on a terminal is drawn by rich and fits its width. Anywhere else it is plain: aligned columns, no
 colours, nothing cut to a width, so that grep and awk see all of it.
+
+How far bulk work is, on stderr: a bar on a terminal, now and then a line elsewhere, nothing with -q.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
 import click
 
+from pgworkers.cli.formatting import terminal_safe
 from pgworkers.cli.invocation import Invocation
-from pgworkers.cli.wording import plain
-from pgworkers.observe.escape import json_data, json_text
+from pgworkers.observe.escape import encode_json, escape_json
 
 #: A column: its heading and how a row's cell reads.
 Column = tuple[str, Callable[[Any], str]]
-_COLOURS = {
+_STATE_COLOURS = {
     "succeeded": "green",
     "dead": "red",
     "cancelled": "magenta",
@@ -29,39 +33,44 @@ _COLOURS = {
     "scheduled": "yellow",
     "suspended": "magenta",
 }
-_NUMBERS = frozenset(
+_NUMBER_COLUMNS = frozenset(
     {"id", "pid", "priority", "ready", "scheduled", "running", "dead", "workers", "jobs", "master"}
 )
 #: Columns of free text: the ones that are shortened when a terminal is narrow, down to _LEAST.
-_TEXTS = frozenset({"arguments", "error", "result", "meaning", "queues"})
-_LEAST = 12
-_GAP = 3  #: blanks between two columns that rich draws
+_TEXT_COLUMNS = frozenset({"arguments", "error", "result", "meaning", "queues"})
+_MIN_TEXT_CHARACTERS = 12
+_COLUMN_GAP_CHARACTERS = 3  #: blanks between two columns that rich draws
 
 
-def rows(
-    said: Invocation, found: Sequence[Any], columns: Sequence[Column], *, empty: str, key: str | None = None
+def print_rows(
+    said: Invocation,
+    found: Sequence[Any],
+    columns: Sequence[Column],
+    *,
+    if_empty: str,
+    quiet_column: str | None = None,
 ) -> None:
-    """Print rows the way `-o` says; `-q` prints only the column `key` of each."""
+    """Print rows the way `-o` says; `-q` prints only the column `quiet_column` of each."""
     if said.output == "json":
-        document([record(row) for row in found])
+        print_json([as_record(row) for row in found])
     elif said.output == "ndjson":
         for row in found:
-            line(row)
-    elif said.quiet and key is not None:
+            print_json_line(row)
+    elif said.is_quiet and quiet_column is not None:
         for row in found:
-            say(str(record(row)[key]))
+            print_text(str(as_record(row)[quiet_column]))
     elif not found:
-        note(said, empty)
+        print_note(said, if_empty)
     else:
-        cells = [[plain(cell(row)) for _, cell in columns] for row in found]
+        cells = [[terminal_safe(cell(row)) for _, cell in columns] for row in found]
         headings = [heading for heading, _ in columns]
         if sys.stdout.isatty():
-            _drawn(headings, cells)
+            _print_rich_table(headings, cells)
         else:
-            say("\n".join(aligned(headings, cells)), lines=True)
+            print_text("\n".join(align_columns(headings, cells)), should_keep_lines=True)
 
 
-def record(row: Any) -> dict[str, Any]:
+def as_record(row: Any) -> dict[str, Any]:
     """A row as JSON sees it."""
     if is_dataclass(row) and not isinstance(row, type):
         return asdict(row)
@@ -74,59 +83,64 @@ def record(row: Any) -> dict[str, Any]:
     return found
 
 
-def document(found: Any) -> None:
+def print_json(found: Any) -> None:
     """One JSON document."""
     import msgspec
 
-    click.echo(json_text(msgspec.json.format(json_data(found), indent=2).decode(), "\n"))
+    click.echo(escape_json(msgspec.json.format(encode_json(found), indent=2).decode(), "\n"))
 
 
-def line(row: Any) -> None:
+def print_json_line(row: Any) -> None:
     """One line of NDJSON."""
-    value(record(row))
+    print_json_value(as_record(row))
 
 
-def value(found: Any) -> None:
+def print_json_value(found: Any) -> None:
     """Any value as JSON in one line."""
-    click.echo(json_text(json_data(found).decode()))
+    click.echo(escape_json(encode_json(found).decode()))
 
 
-def say(text: str, *, lines: bool = False, head: str = "", colour: str | None = None) -> None:
+def print_text(
+    text: str, *, should_keep_lines: bool = False, head: str = "", colour: str | None = None
+) -> None:
     """What was asked for, to stdout: one line, whatever is in it, or all its lines. A terminal shows `head` in colour."""
-    click.echo((click.style(plain(head), fg=colour) if head else "") + plain(text, lines=lines))
+    click.echo(
+        (click.style(terminal_safe(head), fg=colour) if head else "")
+        + terminal_safe(text, should_keep_lines=should_keep_lines)
+    )
 
 
-def script(text: str) -> None:
+def print_script(text: str) -> None:
     """A file for another program, to stdout."""
-    click.echo(plain(text, lines=True), nl=False)
+    click.echo(terminal_safe(text, should_keep_lines=True), nl=False)
 
 
-def note(said: Invocation, text: str) -> None:
+def print_note(said: Invocation, text: str) -> None:
     """Something worth knowing that is not data: to stderr, and silent with -q."""
-    if not said.quiet:
-        click.echo(plain(text), err=True)
+    if not said.is_quiet:
+        click.echo(terminal_safe(text), err=True)
 
 
-def warn(said: Invocation, text: str) -> None:
-    note(said, f"pgworkers: warning: {text}")
+def print_warning(said: Invocation, text: str) -> None:
+    print_note(said, f"pgworkers: warning: {text}")
 
 
-def aligned(headings: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
+def align_columns(headings: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
     """Columns padded to their widest cell, two spaces apart, no trailing blanks."""
     table = [[heading.upper() for heading in headings], *cells]
-    widths = [max(map(_width, column)) for column in zip(*table, strict=True)]
+    widths = [max(map(_cell_width, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(
-            " " * (width - _width(cell)) + cell
-            if heading in _NUMBERS
-            else cell + " " * (width - _width(cell))
+            " " * (width - _cell_width(cell)) + cell
+            if heading in _NUMBER_COLUMNS
+            else cell + " " * (width - _cell_width(cell))
             for heading, cell, width in zip(headings, row, widths, strict=True)
         ).rstrip()
         for row in table
     ]
 
 
-def _width(text: str) -> int:
+def _cell_width(text: str) -> int:
     if text.isascii():
         return len(text)
     return sum(
@@ -134,28 +148,31 @@ def _width(text: str) -> int:
     )
 
 
-def fitted(headings: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[list[str]]:
+def fit_columns(headings: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[list[str]]:
     """The cells, with the long texts among them shortened so that a line fits the width, if that is enough."""
-    widths = [max(map(_width, column)) for column in zip(headings, *cells, strict=True)]
-    over = sum(widths) + _GAP * len(widths) - width
+    widths = [max(map(_cell_width, column)) for column in zip(headings, *cells, strict=True)]
+    over = sum(widths) + _COLUMN_GAP_CHARACTERS * len(widths) - width
     for at in sorted(range(len(widths)), key=lambda at: -widths[at]):
-        if over > 0 and headings[at] in _TEXTS:
-            cut = min(over, max(0, widths[at] - _LEAST))
+        if over > 0 and headings[at] in _TEXT_COLUMNS:
+            cut = min(over, max(0, widths[at] - _MIN_TEXT_CHARACTERS))
             widths[at] -= cut
             over -= cut
     return [
-        [cell if _width(cell) <= most else _cut(cell, most) for cell, most in zip(row, widths, strict=True)]
+        [
+            cell if _cell_width(cell) <= most else _cut(cell, most)
+            for cell, most in zip(row, widths, strict=True)
+        ]
         for row in cells
     ]
 
 
 def _cut(text: str, most: int) -> str:
-    while text and _width(text) > most - 1:
+    while text and _cell_width(text) > most - 1:
         text = text[: min(len(text) - 1, most - 1)]
     return text + "…"
 
 
-def _drawn(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+def _print_rich_table(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -168,10 +185,49 @@ def _drawn(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
     headings, cells = [headings[at] for at in filled], [[row[at] for at in filled] for row in cells]
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in headings:
-        table.add_column(heading, justify="right" if heading in _NUMBERS else "left", no_wrap=True)
-    for row in fitted(headings, cells, console.width):
+        table.add_column(heading, justify="right" if heading in _NUMBER_COLUMNS else "left", no_wrap=True)
+    for row in fit_columns(headings, cells, console.width):
         styles = (
-            _COLOURS.get(cell, "") if at == "state" else "" for at, cell in zip(headings, row, strict=True)
+            _STATE_COLOURS.get(cell, "") if at == "state" else ""
+            for at, cell in zip(headings, row, strict=True)
         )
         table.add_row(*(Text(cell, style=style) for cell, style in zip(row, styles, strict=True)))
     console.print(table)
+
+
+PROGRESS_LINE_SECONDS = 5.0
+
+
+@contextmanager
+def show_progress(said: Invocation, label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Yields `done(n)`, to be called with the number of rows done so far."""
+    if said.is_quiet:
+        yield lambda done: None
+    elif sys.stderr.isatty():
+        with _progress_bar(label, total) as done:
+            yield done
+    else:
+        yield _progress_lines(label, total)
+
+
+@contextmanager
+def _progress_bar(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+def _progress_lines(label: str, total: int | None) -> Callable[[int], None]:
+    said_at = time.monotonic()
+
+    def done(count: int) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= PROGRESS_LINE_SECONDS:
+            said_at = time.monotonic()
+            print(f"{label} {count:,}" + (f" of {total:,}" if total else ""), file=sys.stderr, flush=True)
+
+    return done

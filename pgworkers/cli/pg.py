@@ -7,19 +7,20 @@ import shutil
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import click
 
-from pgworkers.cli import output, place
-from pgworkers.cli.invocation import Group, Invocation, said
-from pgworkers.cli.wording import plain
+from pgworkers.cli import database, output
+from pgworkers.cli.formatting import terminal_safe
+from pgworkers.cli.invocation import CliGroup, Invocation, invocation_of
+from pgworkers.embedded.server import EmbeddedServer, ServerStatus
 from pgworkers.errors import NotFound, UsageError
-from pgworkers.postgres.embedded import EmbeddedServer, ServerStatus
 
-NOT_RUNNING = 3  # as pg_ctl and systemctl answer
+EXIT_NOT_RUNNING = 3  # as pg_ctl and systemctl answer
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def pg() -> None:
     """The embedded Postgres server."""
 
@@ -36,14 +37,14 @@ def start(ctx: click.Context) -> None:
       pgworkers pg start
       export DATABASE_URL=$(pgworkers -q pg start)
     """
-    invocation = said(ctx)
+    invocation = invocation_of(ctx)
     dsn = _server(invocation).start()
     if invocation.output == "table":
-        output.say(dsn)
+        output.print_text(dsn)
     elif invocation.output == "json":
-        output.document({"dsn": dsn})
+        output.print_json({"dsn": dsn})
     else:
-        output.line({"dsn": dsn})
+        output.print_json_line({"dsn": dsn})
 
 
 @pg.command()
@@ -59,9 +60,9 @@ def stop(ctx: click.Context, force: bool) -> None:
       pgworkers pg stop
       pgworkers pg stop --force
     """
-    invocation = said(ctx)
+    invocation = invocation_of(ctx)
     stopped = _server(invocation).stop(force=force)
-    output.note(invocation, "stopped" if stopped else "it was not running")
+    output.print_note(invocation, "stopped" if stopped else "it was not running")
 
 
 @pg.command()
@@ -74,17 +75,17 @@ def status(ctx: click.Context) -> None:
       pgworkers pg status
       pgworkers pg status -o json
     """
-    invocation = said(ctx)
+    invocation = invocation_of(ctx)
     found = _server(invocation).status()
     if invocation.output == "json":
-        output.document(output.record(found))
+        output.print_json(_status_record(found))
     elif invocation.output == "ndjson":
-        output.line(found)
+        output.print_json_line(_status_record(found))
     else:
-        for name, value in _lines(found):
-            output.say(f"{name:9}{value}")
+        for name, value in _status_lines(found):
+            output.print_text(f"{name:9}{value}")
     if found.pid is None:
-        ctx.exit(NOT_RUNNING)
+        ctx.exit(EXIT_NOT_RUNNING)
 
 
 @pg.command(
@@ -101,7 +102,7 @@ def psql(ctx: click.Context, args: tuple[str, ...]) -> None:
       pgworkers pg psql
       pgworkers pg psql -c 'SELECT * FROM pgworkers.jobs'
     """
-    server = _server(said(ctx))
+    server = _server(invocation_of(ctx))
     dsn = server.acquire()
     try:
         program = server.binaries().program("psql")
@@ -132,40 +133,55 @@ def reset(ctx: click.Context) -> None:
       pgworkers pg reset
       pgworkers -y pg reset
     """
-    invocation = said(ctx)
+    invocation = invocation_of(ctx)
     server = _server(invocation)
     found = server.status()
-    if not found.exists:
-        output.note(invocation, f"nothing to delete: there is no data in {found.home}")
+    if not found.has_data:
+        output.print_note(invocation, f"nothing to delete: there is no data in {found.home}")
         return
-    if not invocation.yes:
+    if not invocation.is_confirmed:
         if not sys.stdin.isatty():
             raise UsageError(f"this deletes all jobs in {found.data}; nothing was deleted. Say so with --yes")
-        click.confirm(plain(f"Delete all jobs in {found.data}?"), abort=True, err=True)
+        click.confirm(terminal_safe(f"Delete all jobs in {found.data}?"), abort=True, err=True)
     server.reset()
-    output.note(invocation, f"deleted {found.data}")
+    output.print_note(invocation, f"deleted {found.data}")
 
 
 def _server(invocation: Invocation) -> EmbeddedServer:
-    home = place.embedded_home(invocation, place.load(invocation).settings)
-    return EmbeddedServer(home, say=lambda text: output.note(invocation, text))
+    home = database.embedded_home(invocation, database.load_settings(invocation).settings)
+    return EmbeddedServer(home, on_message=lambda text: output.print_note(invocation, text))
 
 
-def _lines(found: ServerStatus) -> list[tuple[str, str]]:
-    state = "stopped" if found.pid is None else "running" if found.ready else "starting"
-    if found.kept:
+def _status_record(found: ServerStatus) -> dict[str, Any]:
+    return {
+        "home": found.home,
+        "data": found.data,
+        "exists": found.has_data,
+        "version": found.major_version,
+        "pid": found.pid,
+        "ready": found.is_ready,
+        "dsn": found.dsn,
+        "users": found.user_pids,
+        "kept": found.is_kept_running,
+        "log": found.log,
+    }
+
+
+def _status_lines(found: ServerStatus) -> list[tuple[str, str]]:
+    state = "stopped" if found.pid is None else "running" if found.is_ready else "starting"
+    if found.is_kept_running:
         state += ", until pgworkers pg stop"
-    lines = [("server", state), ("data", str(found.data) if found.exists else f"none yet in {found.data}")]
-    if found.version is not None:
-        lines.append(("version", f"Postgres {found.version}"))
+    lines = [("server", state), ("data", str(found.data) if found.has_data else f"none yet in {found.data}")]
+    if found.major_version is not None:
+        lines.append(("version", f"Postgres {found.major_version}"))
     if found.pid is not None:
         lines += [("pid", str(found.pid)), ("dsn", found.dsn or "")]
-        lines.append(("used by", ", ".join(map(_named, found.users)) or "nobody"))
+        lines.append(("used by", ", ".join(map(_show_process, found.user_pids)) or "nobody"))
         lines.append(("log", str(found.log)))
     return lines
 
 
-def _named(pid: int) -> str:
+def _show_process(pid: int) -> str:
     """A process as people know it: its number and what it is."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:

@@ -1,25 +1,32 @@
-"""`pgworkers queues list | pause | resume | scale | retention | limit | limits | purge | drain`."""
+"""`pgworkers queues list | pause | resume | scale | retention | limit | limits | purge | drain`.
+
+`pgworkers queues purge | drain`: empty a queue at once, or wait until its workers have.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pgworkers.bounds import DURATION_MAX_SECONDS
-from pgworkers.cli import emptying, output, place
-from pgworkers.cli.invocation import Group, said, unknown
-from pgworkers.cli.output import Column
-from pgworkers.cli.values import duration
-from pgworkers.cli.wording import lasting, plain, plural
-from pgworkers.clock import show_seconds
-from pgworkers.errors import NotFound, UsageError
+from pgworkers.bounds import MAX_DURATION_SECONDS
+from pgworkers.cli import database, output
+from pgworkers.cli.formatting import plural, show_duration, terminal_safe
+from pgworkers.cli.invocation import CliCommand, CliGroup, Invocation, invocation_of, no_such
+from pgworkers.cli.job_changes import JobChange, change_by_filter, reason_option
+from pgworkers.cli.output import Column, show_progress
+from pgworkers.cli.parameters import WAITING_STATES, parse_duration
+from pgworkers.errors import NotFound, ResultTimeout, UsageError
+from pgworkers.job.model import JobState
+from pgworkers.units import format_duration
 
 if TYPE_CHECKING:
-    from pgworkers.job.show import QueueView
+    from pgworkers.job.operations import OperationNote
+    from pgworkers.job.queries import QueueView
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def queues() -> None:
     """List, pause, resume, scale, limit, keep and empty queues."""
 
@@ -36,14 +43,18 @@ def list_(ctx: click.Context) -> None:
       pgworkers queues list
       pgworkers queues list -o json
     """
-    from pgworkers.job import show
+    from pgworkers.job import queries
     from pgworkers.postgres.statements import run
 
-    invocation = said(ctx)
-    with place.database(invocation) as db:
-        found = run(db.conn, db.schema, show.queues())
-    output.rows(
-        invocation, found, _COLUMNS, empty="no queues yet: a host declares them when it starts", key="name"
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        found = run(db.conn, db.schema, queries.list_queues())
+    output.print_rows(
+        invocation,
+        found,
+        _QUEUE_COLUMNS,
+        if_empty="no queues yet: a host declares them when it starts",
+        quiet_column="name",
     )
 
 
@@ -57,7 +68,7 @@ def pause(ctx: click.Context, *, names: tuple[str, ...]) -> None:
     Examples:
       pgworkers queues pause reports
     """
-    _set(ctx, names, paused=True)
+    _set_paused(ctx, names, paused=True)
 
 
 @queues.command("resume")
@@ -70,7 +81,7 @@ def resume(ctx: click.Context, *, names: tuple[str, ...]) -> None:
     Examples:
       pgworkers queues resume reports
     """
-    _set(ctx, names, paused=False)
+    _set_paused(ctx, names, paused=False)
 
 
 @queues.command("scale")
@@ -92,28 +103,30 @@ def scale(
       pgworkers queues scale reports --cluster 12
       pgworkers queues scale reports --default
     """
-    from pgworkers.job import queue
+    from pgworkers.job.queues import scale_queue
     from pgworkers.postgres.statements import run
 
     if (workers is not None) + (cluster is not None) + as_declared != 1:
         raise UsageError("say one of: N, --cluster N, --default; nothing was changed")
-    invocation = said(ctx)
-    with place.database(invocation) as db:
-        _existing(db, (name,))
-        run(db.conn, db.schema, queue.scale(name, workers=workers, cluster=cluster))
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        _require_queues(db, (name,))
+        run(db.conn, db.schema, scale_queue(name, workers=workers, cluster=cluster))
     if invocation.output != "table":
-        output.rows(invocation, [{"queue": name, "workers": workers, "cluster": cluster}], [], empty="")
+        output.print_rows(
+            invocation, [{"queue": name, "workers": workers, "cluster": cluster}], [], if_empty=""
+        )
     elif workers is not None:
-        output.say(f"{name}: {workers} workers on each host")
+        output.print_text(f"{name}: {workers} workers on each host")
     elif cluster is not None:
-        output.say(f"{name}: {cluster} workers over all hosts")
+        output.print_text(f"{name}: {cluster} workers over all hosts")
     else:
-        output.say(f"{name}: as many workers as the app says")
+        output.print_text(f"{name}: as many workers as the app says")
 
 
 @queues.command("retention")
 @click.argument("name", metavar="QUEUE")
-@click.argument("keep", metavar="[TIME]", type=duration, required=False)
+@click.argument("keep", metavar="[TIME]", type=parse_duration, required=False)
 @click.option("--default", "as_declared", is_flag=True, help="As long as the app or the setting says.")
 @click.pass_context
 def retention(ctx: click.Context, *, name: str, keep: float | None, as_declared: bool) -> None:
@@ -128,23 +141,25 @@ def retention(ctx: click.Context, *, name: str, keep: float | None, as_declared:
       pgworkers queues retention mail 1h
       pgworkers queues retention mail --default
     """
-    from pgworkers.job import queue
+    from pgworkers.job.queues import set_retention
     from pgworkers.postgres.statements import run
 
     if (keep is None) != as_declared:
         raise UsageError("say one of: TIME, --default; nothing was changed")
-    if keep is not None and not 0 <= keep <= DURATION_MAX_SECONDS:
+    if keep is not None and not 0 <= keep <= MAX_DURATION_SECONDS:
         raise UsageError("TIME: use 0s to 36500d; nothing was changed")
-    invocation = said(ctx)
-    with place.database(invocation) as db:
-        _existing(db, (name,))
-        run(db.conn, db.schema, queue.retain(name, keep))
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        _require_queues(db, (name,))
+        run(db.conn, db.schema, set_retention(name, keep))
     if invocation.output != "table":
-        output.rows(invocation, [{"queue": name, "retention": keep}], [], empty="")
+        output.print_rows(invocation, [{"queue": name, "retention": keep}], [], if_empty="")
     elif keep is None:
-        output.say(f"{plain(name)}: finished jobs are kept as long as the app or the setting says")
+        output.print_text(
+            f"{terminal_safe(name)}: finished jobs are kept as long as the app or the setting says"
+        )
     else:
-        output.say(f"{plain(name)}: finished jobs are kept for {show_seconds(keep)}")
+        output.print_text(f"{terminal_safe(name)}: finished jobs are kept for {format_duration(keep)}")
 
 
 @queues.command("limit")
@@ -166,7 +181,7 @@ def limit(
       pgworkers queues limit --key tenant:7 0
       pgworkers queues limit --task render --default
     """
-    from pgworkers.job import queue
+    from pgworkers.limits import concurrency
     from pgworkers.postgres.statements import run
 
     if (slots is None) != as_declared or (task is None) == (key is None):
@@ -174,15 +189,15 @@ def limit(
     kind, name = ("task", task) if task is not None else ("key", key)
     if not name or len(name.encode()) > 1000:
         raise UsageError(f"--{kind}: a name has 1 to 1000 bytes; nothing was changed")
-    invocation = said(ctx)
-    with place.database(invocation) as db:
-        run(db.conn, db.schema, queue.limit(kind, name, slots))
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        run(db.conn, db.schema, concurrency.set_limit(kind, name, slots))
     if invocation.output != "table":
-        output.rows(invocation, [{"kind": kind, "name": name, "slots": slots}], [], empty="")
+        output.print_rows(invocation, [{"kind": kind, "name": name, "slots": slots}], [], if_empty="")
     elif slots is None:
-        output.say(f"{kind} {name}: as the app says")
+        output.print_text(f"{kind} {name}: as the app says")
     else:
-        output.say(f"{kind} {name}: {slots} at once")
+        output.print_text(f"{kind} {name}: {slots} at once")
 
 
 @queues.command("limits")
@@ -194,52 +209,53 @@ def limits(ctx: click.Context) -> None:
     Examples:
       pgworkers queues limits
     """
-    from pgworkers.job import queue
+    from pgworkers.limits import concurrency
     from pgworkers.postgres.statements import run
 
-    invocation = said(ctx)
-    with place.database(invocation) as db:
-        found = run(db.conn, db.schema, queue.limits())
-    output.rows(invocation, found, _LIMITS, empty="no limits", key="name")
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        found = run(db.conn, db.schema, concurrency.list_limits())
+    output.print_rows(invocation, found, _LIMIT_COLUMNS, if_empty="no limits", quiet_column="name")
 
 
-def _existing(db: place.Database, names: tuple[str, ...]) -> None:
+def _require_queues(db: database.OpenDatabase, names: tuple[str, ...]) -> None:
     """Refuse unknown queues; make the rows of those that so far only their jobs have named."""
-    from pgworkers.job import queue, show
+    from pgworkers.job import queries
+    from pgworkers.job.queues import declare_queues
     from pgworkers.postgres.statements import run
 
-    known = [found.name for found in run(db.conn, db.schema, show.queues())]
+    known = [found.name for found in run(db.conn, db.schema, queries.list_queues())]
     for name in names:
         if name not in known:
-            raise NotFound(unknown("queue", name, known) + "; nothing was changed")
-    run(db.conn, db.schema, queue.declare(names))
+            raise NotFound(no_such("queue", name, known) + "; nothing was changed")
+    run(db.conn, db.schema, declare_queues(names))
 
 
-def _set(ctx: click.Context, names: tuple[str, ...], *, paused: bool) -> None:
+def _set_paused(ctx: click.Context, names: tuple[str, ...], *, paused: bool) -> None:
     """Pause or resume all of the queues, or none when one of them does not exist."""
-    from pgworkers.job import queue
+    from pgworkers.job.queues import pause_queue, resume_queue
     from pgworkers.postgres.statements import run
 
-    invocation = said(ctx)
-    with place.database(invocation) as db:
-        _existing(db, names)
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        _require_queues(db, names)
         for name in names:
-            run(db.conn, db.schema, queue.pause(name) if paused else queue.resume(name))
+            run(db.conn, db.schema, pause_queue(name) if paused else resume_queue(name))
     done = [{"queue": name, "paused": paused} for name in names]
     if invocation.output == "table":
         for name in names:
-            output.say(f"{name} {'paused' if paused else 'resumed'}")
+            output.print_text(f"{name} {'paused' if paused else 'resumed'}")
     else:
-        output.rows(invocation, done, [], empty="")
+        output.print_rows(invocation, done, [], if_empty="")
 
 
-def _state(queue: QueueView) -> str:
+def _show_state(queue: QueueView) -> str:
     if queue.paused:
         return "paused"
-    return f"cools down for {lasting(queue.throttled)}" if queue.throttled else "active"
+    return f"cools down for {show_duration(queue.throttled)}" if queue.throttled else "active"
 
 
-def _workers(queue: QueueView) -> str:
+def _show_workers(queue: QueueView) -> str:
     """What holds: an operator's word, else the app's; of a number for each host, what the hosts that live make of it."""
     if queue.cluster_workers is not None:
         return f"{queue.cluster_workers} over all hosts (scaled)"
@@ -250,29 +266,154 @@ def _workers(queue: QueueView) -> str:
     return f"{queue.present} on {plural(queue.hosts, 'host')}" if queue.hosts else "no host"
 
 
-def _count(queue: Any, column: str) -> str:
+def _show_count(queue: Any, column: str) -> str:
     """`12`, or `10000+` for a count that was not finished."""
     return f"{getattr(queue, column)}{'+' if column in queue.capped else ''}"
 
 
-_COLUMNS: list[Column] = [
+_QUEUE_COLUMNS: list[Column] = [
     ("name", lambda queue: queue.name),
-    ("state", _state),
-    ("workers", _workers),
-    ("ready", lambda queue: _count(queue, "ready")),
-    ("scheduled", lambda queue: _count(queue, "scheduled")),
-    ("running", lambda queue: _count(queue, "running")),
-    ("dead", lambda queue: _count(queue, "dead")),
-    ("oldest ready", lambda queue: lasting(queue.oldest_ready)),
-    ("keeps", lambda queue: "" if queue.retention is None else show_seconds(queue.retention)),
+    ("state", _show_state),
+    ("workers", _show_workers),
+    ("ready", lambda queue: _show_count(queue, "ready")),
+    ("scheduled", lambda queue: _show_count(queue, "scheduled")),
+    ("running", lambda queue: _show_count(queue, "running")),
+    ("dead", lambda queue: _show_count(queue, "dead")),
+    ("oldest ready", lambda queue: show_duration(queue.oldest_ready)),
+    ("keeps", lambda queue: "" if queue.retention is None else format_duration(queue.retention)),
 ]
-_LIMITS: list[Column] = [
+_LIMIT_COLUMNS: list[Column] = [
     ("kind", lambda limit: limit.kind),
-    ("name", lambda limit: plain(limit.name)),
+    ("name", lambda limit: terminal_safe(limit.name)),
     ("at once", lambda limit: str(limit.slots)),
     ("running", lambda limit: str(limit.running)),
     ("said by", lambda limit: limit.said_by),
 ]
 
-queues.add_command(emptying.purge)
-queues.add_command(emptying.drain)
+
+DRAIN_POLL_SECONDS = 0.5
+
+
+def _delete_dead(
+    db: database.OpenDatabase, ids: list[int], note: OperationNote
+) -> list[tuple[int, str | None]]:
+    from pgworkers.job.cancel import purge_dead
+    from pgworkers.postgres.statements import run
+
+    gone = run(db.conn, db.schema, purge_dead(ids, note))
+    return [(one, "purged" if one in gone else "kept") for one in ids]
+
+
+def _cancel_waiting(
+    db: database.OpenDatabase, ids: list[int], note: OperationNote
+) -> list[tuple[int, str | None]]:
+    from pgworkers.job.cancel import purge_waiting
+    from pgworkers.postgres.statements import run
+
+    found = run(db.conn, db.schema, purge_waiting(ids, note))
+    return [(one, found[one]) for one in ids]
+
+
+PURGE_WAITING = JobChange(
+    "cancel", "cancelled", WAITING_STATES, WAITING_STATES, frozenset({"cancelled"}), _cancel_waiting
+)
+PURGE_DEAD = JobChange(
+    "purge", "purged", (JobState.DEAD,), (JobState.DEAD,), frozenset({"purged"}), _delete_dead
+)
+
+
+@click.command("purge", cls=CliCommand)
+@click.argument("name", metavar="QUEUE")
+@click.option("--dead", is_flag=True, help="Delete the records of its dead jobs instead.")
+@reason_option
+@click.pass_context
+def purge(ctx: click.Context, *, name: str, dead: bool, reason: str | None) -> int:
+    """Cancel everything that waits in a queue. Shows the count and asks.
+
+    Waiting jobs are cancelled without running, and jobs that wait for them hear of it. Running ones go on. With --dead the
+    dead jobs of the queue are deleted for good, with their post-mortems; those that another job waits for are kept.
+
+    \b
+    Examples:
+      pgworkers queues purge reports
+      pgworkers queues purge reports --dead -y
+    """
+    from pgworkers.job.operations import make_note
+    from pgworkers.job.queries import JobFilter
+
+    noted = make_note(reason)
+    invocation = invocation_of(ctx)
+    verb = PURGE_DEAD if dead else PURGE_WAITING
+    with database.open_database(invocation) as db:
+        _require_known_queues(db, (name,))
+        return change_by_filter(
+            invocation, db, verb, JobFilter(states=list(verb.default_states), queues=(name,)), noted
+        )
+
+
+@click.command("drain", cls=CliCommand)
+@click.argument("names", metavar="QUEUE...", nargs=-1, required=True)
+@click.option(
+    "--timeout", type=parse_duration, metavar="DURATION", help="Give up after this long, with exit code 1."
+)
+@click.pass_context
+def drain(ctx: click.Context, *, names: tuple[str, ...], timeout: float | None) -> int:
+    """Wait until queues are empty. Nothing is ready, scheduled or running then.
+
+    \b
+    Examples:
+      pgworkers queues drain reports
+      pgworkers queues drain reports api --timeout 10m && deploy
+    """
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        _require_known_queues(db, names)
+        return _wait_until_empty(invocation, db, names, timeout)
+
+
+def _wait_until_empty(
+    invocation: Invocation, db: database.OpenDatabase, names: tuple[str, ...], timeout: float | None
+) -> int:
+    began = time.monotonic()
+    left = first = _count_unfinished(db, names)
+    with show_progress(invocation, "done", first) as done:
+        while left:
+            if timeout is not None and time.monotonic() - began >= timeout:
+                be, goes = ("is", "it goes") if left == 1 else ("are", "they go")
+                where, waited = ", ".join(map(terminal_safe, names)), format_duration(timeout)
+                raise ResultTimeout(f"{plural(left, 'job')} {be} left in {where} after {waited}; {goes} on")
+            time.sleep(
+                DRAIN_POLL_SECONDS
+                if timeout is None
+                else min(DRAIN_POLL_SECONDS, max(0.0, timeout - (time.monotonic() - began)))
+            )
+            left = _count_unfinished(db, names)
+            first = max(first, left)
+            done(first - left)
+    if invocation.output == "table":
+        output.print_note(invocation, f"{', '.join(names)}: empty")
+    else:
+        output.print_rows(invocation, [{"queue": name, "jobs": 0} for name in names], [], if_empty="")
+    return 0
+
+
+def _count_unfinished(db: database.OpenDatabase, names: tuple[str, ...]) -> int:
+    from pgworkers.job.gauges import MAX_DEPTH, count_depth
+    from pgworkers.postgres.statements import run
+
+    seen = [one for one in run(db.conn, db.schema, count_depth(MAX_DEPTH)) if one.queue in names]
+    return sum(one.ready + one.scheduled + one.running for one in seen)
+
+
+def _require_known_queues(db: database.OpenDatabase, names: tuple[str, ...]) -> None:
+    from pgworkers.job import queries
+    from pgworkers.postgres.statements import run
+
+    there = [found.name for found in run(db.conn, db.schema, queries.list_queues())]
+    for name in names:
+        if name not in there:
+            raise NotFound(no_such("queue", name, there) + "; nothing was changed")
+
+
+queues.add_command(purge)
+queues.add_command(drain)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from pgworkers.cli.invocation import CONTEXT, Group, global_options
+from pgworkers.cli.invocation import CONTEXT_SETTINGS, CliGroup, global_options
 
 #: section -> command -> (module:attribute, the line in --help); a law test compares it with the command's.
-SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+COMMAND_SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
         "init": ("pgworkers.cli.init:init", "Write a first app.py, Procfile and .env.example."),
         "run": ("pgworkers.cli.run:run", "Start a host: one master, its supervisors and workers."),
@@ -18,12 +19,15 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Jobs": {
         "enqueue": ("pgworkers.cli.enqueue:enqueue", "Enqueue one job, or a file of them."),
         "jobs": (
-            "pgworkers.cli.jobs:jobs",
+            "pgworkers.cli.jobs.command:jobs",
             "List, show, await, retry, cancel, discard jobs; move a deadline; look inside, suspend, resume, kill.",
         ),
     },
     "Cluster": {
-        "top": ("pgworkers.cli.top:top", "The live tree of hosts, queues, workers and jobs, with keys."),
+        "top": (
+            "pgworkers.cli.top.command:top",
+            "The live tree of hosts, queues, workers and jobs, with keys.",
+        ),
         "queues": (
             "pgworkers.cli.queues:queues",
             "List, pause, resume, scale, limit, keep and empty queues.",
@@ -48,7 +52,7 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "pg": ("pgworkers.cli.pg:pg", "The embedded Postgres server."),
         "bench": (
-            "pgworkers.cli.bench:bench",
+            "pgworkers.cli.bench.command:bench",
             "Measure this database for pgworkers: round trips, enqueueing, a host at work.",
         ),
     },
@@ -63,9 +67,9 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "version": ("pgworkers.cli.version:version", "The versions of pgworkers and what it stands on."),
     },
 }
-COMMANDS = {name: entry for section in SECTIONS.values() for name, entry in section.items()}
+COMMANDS = {name: entry for section in COMMAND_SECTIONS.values() for name, entry in section.items()}
 
-EXAMPLES = """
+HELP_EPILOG = """
 Examples:
 
 \b
@@ -84,7 +88,7 @@ variable: the one shown, else PGWORKERS_<COMMAND>_<OPTION>, e.g. PGWORKERS_JOBS_
 """
 
 
-class Root(Group):
+class RootGroup(CliGroup):
     """Commands by name, loaded when used; help in sections."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -107,34 +111,55 @@ class Root(Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(map(len, COMMANDS))
-        for section, commands in SECTIONS.items():
+        for section, commands in COMMAND_SECTIONS.items():
             with formatter.section(section):
                 formatter.write_dl([(name.ljust(width), line) for name, (_, line) in commands.items()])
 
 
-def _version(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+def _print_version(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     if value and not ctx.resilient_parsing:
-        from pgworkers.cli.version import own
+        from pgworkers.cli.version import pgworkers_version
 
-        click.echo(f"pgworkers {own()}")
+        click.echo(f"pgworkers {pgworkers_version()}")
         ctx.exit()
 
 
-root = Root(
+root = RootGroup(
     name="pgworkers",
     help="A Postgres job queue whose jobs are real processes: it starts, measures, stops and explains them.",
-    epilog=EXAMPLES,
-    context_settings=CONTEXT,
+    epilog=HELP_EPILOG,
+    context_settings=CONTEXT_SETTINGS,
     params=[
         click.Option(
             ["--version"],
             is_flag=True,
             is_eager=True,
             expose_value=False,
-            callback=_version,
+            callback=_print_version,
             allow_from_autoenv=False,
             help="Print the version and exit.",
         )
     ],
 )
-root.params[1:] = global_options(root=True)
+root.params[1:] = global_options(is_root=True)
+
+
+def walk_commands() -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Every command with its full name, groups before their commands."""
+    top = click.Context(root, info_name="pgworkers", **CONTEXT_SETTINGS)  # type: ignore[arg-type]
+    yield "pgworkers", root, top
+    for section in COMMAND_SECTIONS.values():
+        for name in section:
+            command = root.get_command(top, name)
+            assert command is not None
+            ctx = click.Context(command, info_name=name, parent=top)
+            yield f"pgworkers {name}", command, ctx
+            if isinstance(command, click.Group):
+                for below_name in command.list_commands(ctx):
+                    below = command.get_command(ctx, below_name)
+                    assert below is not None
+                    yield (
+                        f"pgworkers {name} {below_name}",
+                        below,
+                        click.Context(below, info_name=below_name, parent=ctx),
+                    )

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from pgworkers.cli import output, place
-from pgworkers.cli.invocation import Command, said
-from pgworkers.cli.variables import unknown_variables
+from pgworkers.cli import database, output
+from pgworkers.cli.config import unknown_variables
+from pgworkers.cli.invocation import CliCommand, invocation_of
 from pgworkers.errors import UsageError
 
 
-class Setting(click.Option):
+class SettingOption(click.Option):
     """An option that overrides a setting; its variable is the setting's own, read by `settings.load`."""
 
     def __init__(self, *args: Any, **attrs: Any) -> None:
@@ -21,7 +21,7 @@ class Setting(click.Option):
         self.help = f"{self.help}  [env var: PGWORKERS_{str(self.name).upper()}]"
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.option(
     "-w",
     "--workers",
@@ -46,12 +46,15 @@ class Setting(click.Option):
     help="End with 0 when nothing is left that this host could run, retries included; says what stays and why.",
 )
 @click.option(
-    "--drain", cls=Setting, metavar="TIME", help="How long running jobs may go on after SIGTERM, e.g. 25s."
+    "--drain",
+    cls=SettingOption,
+    metavar="TIME",
+    help="How long running jobs may go on after SIGTERM, e.g. 25s.",
 )
 @click.option(
-    "--metrics", cls=Setting, metavar="HOST:PORT|off", help="Address of /metrics, /livez and /readyz."
+    "--metrics", cls=SettingOption, metavar="HOST:PORT|off", help="Address of /metrics, /livez and /readyz."
 )
-@click.option("--log", cls=Setting, metavar="text|json", help="How log lines look.")
+@click.option("--log", cls=SettingOption, metavar="text|json", help="How log lines look.")
 @click.option(
     "--reload",
     is_flag=True,
@@ -99,61 +102,61 @@ def run(
       pgworkers run --burst                      work off what is there and end
       pgworkers run --check                      would it start?
     """
-    invocation = said(ctx)
-    config = place.required_config(invocation)
+    invocation = invocation_of(ctx)
+    config = database.require_config(invocation)
     given = {"drain": drain, "metrics": metrics, "log": log}
     flags = {**invocation.flags(), **{name: value for name, value in given.items() if value is not None}}
-    loaded = place.load(invocation, flags)
+    loaded = database.load_settings(invocation, flags)
     for text in unknown_variables(os.environ):
-        output.warn(invocation, text)
+        output.print_warning(invocation, text)
     most = loaded.settings.max_workers
     every = None if workers is None else parse_workers(workers, most)
     only = None if queues is None else parse_queues(queues, most)
 
+    from pgworkers.master.boot import RunOptions
     from pgworkers.master.main import run as serve
-    from pgworkers.master.options import RunOptions
 
     return serve(
         RunOptions(
             config=config,
-            loaded=loaded,
+            loaded_settings=loaded,
             flags=flags,
             workers=every,
             queues=only,
-            burst=burst,
-            check=check,
+            is_burst=burst,
+            is_check=check,
             enqueue=enqueue,
-            quiet=invocation.quiet,
-            reload=reload,
+            is_quiet=invocation.is_quiet,
+            should_watch_files=reload,
         )
     )
 
 
-def parse_workers(text: str, most: int, *, what: str = "--workers") -> int:
+def parse_workers(text: str, max_workers: int, *, what: str = "--workers") -> int:
     """`4`, or `auto` for one per core."""
     if text.strip().lower() == "auto":
-        return min(most, len(os.sched_getaffinity(0)))
+        return min(max_workers, len(os.sched_getaffinity(0)))
     try:
         count = int(text)
     except ValueError:
         raise UsageError(
             f"{what}: {text!r} is not a number; write 4, or auto for one worker per core"
         ) from None
-    if not 1 <= count <= most:
+    if not 1 <= count <= max_workers:
         raise UsageError(
-            f"{what}: {count} is out of range; use 1 to {most} (PGWORKERS_MAX_WORKERS raises the limit)"
+            f"{what}: {count} is out of range; use 1 to {max_workers} (PGWORKERS_MAX_WORKERS raises the limit)"
         )
     return count
 
 
-def parse_queues(text: str, most: int) -> dict[str, int | None]:
+def parse_queues(text: str, max_workers: int) -> dict[str, int | None]:
     """`a,b:4` is a with the app's workers and b with four."""
     found: dict[str, int | None] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, colon, count = part.partition(":")
         if not name or (colon and not count):
             raise UsageError(f"--queues: {part!r} is not a queue; write a,b:4")
-        found[name] = parse_workers(count, most, what=f"--queues {name}") if colon else None
+        found[name] = parse_workers(count, max_workers, what=f"--queues {name}") if colon else None
     if not found:
         raise UsageError("--queues: no queue named; write a,b:4")
     return found

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pgworkers.cli import output, place
-from pgworkers.cli.invocation import Group, Invocation, said, unknown
+from pgworkers.cli import database, output
+from pgworkers.cli.formatting import plural, relative_time, shorten, show_duration
+from pgworkers.cli.invocation import CliGroup, Invocation, invocation_of, no_such
 from pgworkers.cli.output import Column
-from pgworkers.cli.wording import ago, lasting, plural, short
 from pgworkers.errors import NotFound, PgworkersError, UsageError
 
 if TYPE_CHECKING:
-    from pgworkers.schedule.show import ScheduleView
+    from pgworkers.schedule.definitions import ScheduleView
 
-TRIES = 5
+MAX_RUN_ATTEMPTS = 5
 
 
-@click.group(cls=Group)
+@click.group(cls=CliGroup)
 def schedules() -> None:
     """List, run, pause, resume and remove schedules; their next ticks."""
 
 
-def _scope(command: Callable[..., Any]) -> Callable[..., Any]:
+def _scope_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--scope", metavar="SCOPE", help="Only this scope of a scoped schedule.")(command)
 
 
@@ -47,23 +47,25 @@ def list_(ctx: click.Context, *, limit: int) -> None:
       pgworkers schedules list -o json
     """
     from pgworkers.postgres.statements import run
-    from pgworkers.schedule import show
+    from pgworkers.schedule import definitions
 
-    invocation = said(ctx)
-    with place.database(invocation) as db:
-        found = run(db.conn, db.schema, show.schedules(limit=limit + 1))
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        found = run(db.conn, db.schema, definitions.list_schedules(limit=limit + 1))
     empty = "no schedules yet: a host declares them when it starts"
-    if invocation.output == "table" and not invocation.quiet:
-        output.rows(invocation, found[:limit], _COLUMNS, empty=empty)
+    if invocation.output == "table" and not invocation.is_quiet:
+        output.print_rows(invocation, found[:limit], _SCHEDULE_COLUMNS, if_empty=empty)
     else:
-        output.rows(invocation, [_told(view) for view in found[:limit]], [], empty=empty, key="name")
+        output.print_rows(
+            invocation, [_as_json(view) for view in found[:limit]], [], if_empty=empty, quiet_column="name"
+        )
     if len(found) > limit and invocation.output == "table":
-        output.note(invocation, f"there are more: --limit shows more than {limit}")
+        output.print_note(invocation, f"there are more: --limit shows more than {limit}")
 
 
 @schedules.command("next")
 @click.argument("name", metavar="NAME")
-@_scope
+@_scope_option
 @click.option(
     "-n",
     "--count",
@@ -82,24 +84,29 @@ def next_(ctx: click.Context, *, name: str, scope: str | None, count: int) -> No
       pgworkers schedules next nightly
       pgworkers schedules next nightly -n 20 -o ndjson
     """
-    from pgworkers.schedule.zones import zone_of
+    from pgworkers.schedule.zones import load_zone
 
-    invocation = said(ctx)
-    with place.database(invocation) as db:
-        view = _views(db, name, scope)[0]  # all scopes have the same calendar
-    if view.trouble is not None:
-        raise PgworkersError(f"schedule {name} cannot fire: {view.trouble}")
-    zone = zone_of(view.tz)
-    found = [{"at": at.astimezone(zone).isoformat(), "in": ago(at, view.now)} for at in view.upcoming(count)]
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        view = _require_schedules(db, name, scope)[0]  # all scopes have the same calendar
+    if view.failure is not None:
+        raise PgworkersError(f"schedule {name} cannot fire: {view.failure}")
+    zone = load_zone(view.tz)
+    found = [
+        {"at": at.astimezone(zone).isoformat(), "in": relative_time(at, view.now)}
+        for at in view.upcoming(count)
+    ]
     columns: list[Column] = [("at", lambda row: row["at"]), ("in", lambda row: row["in"])]
-    output.rows(invocation, found, columns, empty="no tick will come: the schedule has ended", key="at")
+    output.print_rows(
+        invocation, found, columns, if_empty="no tick will come: the schedule has ended", quiet_column="at"
+    )
     if view.paused:
-        output.warn(invocation, f"{name} is paused: none of them fires until it is resumed")
+        output.print_warning(invocation, f"{name} is paused: none of them fires until it is resumed")
 
 
 @schedules.command("run")
 @click.argument("name", metavar="NAME")
-@_scope
+@_scope_option
 @click.pass_context
 def run_(ctx: click.Context, *, name: str, scope: str | None) -> int:
     """Enqueue the job of a schedule now, out of turn. Also when it is paused; its calendar does not move.
@@ -110,13 +117,13 @@ def run_(ctx: click.Context, *, name: str, scope: str | None) -> int:
       pgworkers jobs wait $(pgworkers schedules run nightly -q)
     """
     from pgworkers.postgres.statements import run
-    from pgworkers.schedule import operate
+    from pgworkers.schedule import definitions
 
-    invocation = said(ctx)
-    with place.database(invocation) as db:
-        for _ in range(TRIES):
-            view = _to_run(_views(db, name, scope), name)
-            fired = run(db.conn, db.schema, operate.run_now(view))
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        for _ in range(MAX_RUN_ATTEMPTS):
+            view = _schedule_to_run(_require_schedules(db, name, scope), name)
+            fired = run(db.conn, db.schema, definitions.run_now(view))
             if fired.ticks:
                 break
         else:
@@ -124,21 +131,21 @@ def run_(ctx: click.Context, *, name: str, scope: str | None) -> int:
                 f"schedule {name} is being changed by somebody else; nothing was enqueued; try again"
             )
     (tick,) = fired.ticks
-    told = {"schedule": name, "scope": view.scope, "job": tick.job, "reason": tick.reason}
-    if tick.job is None:
+    told = {"schedule": name, "scope": view.scope, "job": tick.job_id, "reason": tick.reason}
+    if tick.job_id is None:
         raise PgworkersError(
             f"the last job of schedule {name} is still live and its overlap is skip; nothing was enqueued"
         )
     if invocation.output == "table":
-        output.say(str(tick.job) if invocation.quiet else f"#{tick.job} {view.task} enqueued")
+        output.print_text(str(tick.job_id) if invocation.is_quiet else f"#{tick.job_id} {view.task} enqueued")
     else:
-        output.rows(invocation, [told], [], empty="")
+        output.print_rows(invocation, [told], [], if_empty="")
     return 0
 
 
 @schedules.command("pause")
 @click.argument("name", metavar="NAME")
-@_scope
+@_scope_option
 @click.pass_context
 def pause(ctx: click.Context, *, name: str, scope: str | None) -> None:
     """Pause a schedule. Its jobs go on, and a deploy does not resume it.
@@ -148,14 +155,14 @@ def pause(ctx: click.Context, *, name: str, scope: str | None) -> None:
       pgworkers schedules pause nightly
       pgworkers schedules pause nightly --scope acme
     """
-    from pgworkers.schedule import operate
+    from pgworkers.schedule import definitions
 
-    _change(ctx, name, scope, operate.pause, "paused")
+    _change(ctx, name, scope, definitions.pause_schedule, "paused")
 
 
 @schedules.command("resume")
 @click.argument("name", metavar="NAME")
-@_scope
+@_scope_option
 @click.pass_context
 def resume(ctx: click.Context, *, name: str, scope: str | None) -> None:
     """Resume a schedule. Runs missed while it was paused are skipped.
@@ -164,14 +171,14 @@ def resume(ctx: click.Context, *, name: str, scope: str | None) -> None:
     Examples:
       pgworkers schedules resume nightly
     """
-    from pgworkers.schedule import operate
+    from pgworkers.schedule import definitions
 
-    _change(ctx, name, scope, operate.resume, "resumed")
+    _change(ctx, name, scope, definitions.resume_schedule, "resumed")
 
 
 @schedules.command("remove")
 @click.argument("name", metavar="NAME")
-@_scope
+@_scope_option
 @click.pass_context
 def remove(ctx: click.Context, *, name: str, scope: str | None) -> None:
     """Forget a schedule; its jobs and ticks stay. Take it out of the app first, or the next start brings it back.
@@ -181,54 +188,54 @@ def remove(ctx: click.Context, *, name: str, scope: str | None) -> None:
       pgworkers schedules remove nightly
       pgworkers schedules remove nightly --scope acme
     """
-    from pgworkers.schedule import operate
+    from pgworkers.schedule import definitions
 
-    _change(ctx, name, scope, operate.remove, "removed")
+    _change(ctx, name, scope, definitions.remove_schedule, "removed")
 
 
 def _change(ctx: click.Context, name: str, scope: str | None, verb: Callable[..., Any], done: str) -> None:
     from pgworkers.postgres.statements import run
 
-    invocation = said(ctx)
-    with place.database(invocation) as db:
-        _views(db, name, scope)
+    invocation = invocation_of(ctx)
+    with database.open_database(invocation) as db:
+        _require_schedules(db, name, scope)
         changed = run(db.conn, db.schema, verb(name, scope))
-    _say(invocation, name, scope, changed, done)
+    _print_changed(invocation, name, scope, changed, done)
 
 
-def _say(
+def _print_changed(
     invocation: Invocation, name: str, scope: str | None, changed: list[tuple[str, str]], done: str
 ) -> None:
     if invocation.output != "table":
-        output.rows(
+        output.print_rows(
             invocation,
             [{"schedule": one, "scope": its, "change": done} for one, its in changed],
             [],
-            empty="",
+            if_empty="",
         )
         return
     what = name + (f" ({scope})" if scope else "")
     scopes = sum(1 for _, its in changed if its)
     with_scopes = f" with {plural(scopes, 'scope')}" if scopes and not scope else ""
-    output.say(f"{what} {done}{with_scopes}" if changed else f"{what} was {done} already")
+    output.print_text(f"{what} {done}{with_scopes}" if changed else f"{what} was {done} already")
 
 
-def _views(db: place.Database, name: str, scope: str | None) -> list[ScheduleView]:
+def _require_schedules(db: database.OpenDatabase, name: str, scope: str | None) -> list[ScheduleView]:
     """The rows that are meant; NotFound when there are none."""
     from pgworkers.postgres.statements import run
-    from pgworkers.schedule import show
+    from pgworkers.schedule import definitions
 
-    found = run(db.conn, db.schema, show.schedules(name, scope))
+    found = run(db.conn, db.schema, definitions.list_schedules(name, scope))
     if found:
         return found
-    known = run(db.conn, db.schema, show.names())
+    known = run(db.conn, db.schema, definitions.schedule_names())
     if name in known:
         raise NotFound(f"schedule {name} has no scope {scope!r}; nothing was changed")
-    raise NotFound(unknown("schedule", name, known) + "; nothing was changed")
+    raise NotFound(no_such("schedule", name, known) + "; nothing was changed")
 
 
-def _to_run(found: list[ScheduleView], name: str) -> ScheduleView:
-    firing = [view for view in found if not view.template]
+def _schedule_to_run(found: list[ScheduleView], name: str) -> ScheduleView:
+    firing = [view for view in found if not view.is_template]
     if not firing:
         raise UsageError(f"schedule {name} is scoped and has no scope yet; nothing was enqueued")
     if len(firing) > 1:
@@ -239,27 +246,33 @@ def _to_run(found: list[ScheduleView], name: str) -> ScheduleView:
     return firing[0]
 
 
-def _told(view: ScheduleView) -> dict[str, Any]:
+def _as_json(view: ScheduleView) -> dict[str, Any]:
     """A schedule as JSON: its row, and what follows from it."""
-    row = output.record(view)
-    return {"state": view.state, "when": view.when, "next_at": view.next_at, **row, "error": view.trouble}
+    row = output.as_record(view)
+    return {
+        "state": view.state,
+        "when": view.timing_text,
+        "next_at": view.next_at,
+        **row,
+        "error": view.failure,
+    }
 
 
-def _last(view: ScheduleView) -> str:
+def _show_last_tick(view: ScheduleView) -> str:
     if view.last_at is None:
         return ""
     what = view.last_error_code or view.last_outcome or ""
-    took = f" {lasting(view.last_duration)}" if view.last_duration is not None else ""
-    return f"{ago(view.last_at, view.now)} {what}{took}"
+    took = f" {show_duration(view.last_duration)}" if view.last_duration is not None else ""
+    return f"{relative_time(view.last_at, view.now)} {what}{took}"
 
 
-_COLUMNS: list[Column] = [
+_SCHEDULE_COLUMNS: list[Column] = [
     ("name", lambda view: view.name),
     ("scope", lambda view: view.scope),
     ("state", lambda view: view.state),
-    ("when", lambda view: view.when),
+    ("when", lambda view: view.timing_text),
     ("task", lambda view: view.task),
-    ("next", lambda view: ago(view.next_at, view.now)),
-    ("last", _last),
-    ("error", lambda view: short(view.trouble or "")),
+    ("next", lambda view: relative_time(view.next_at, view.now)),
+    ("last", _show_last_tick),
+    ("error", lambda view: shorten(view.failure or "")),
 ]

@@ -9,10 +9,10 @@ from importlib.metadata import version as installed
 import click
 
 from pgworkers.cli import output
-from pgworkers.cli.invocation import Command, said
+from pgworkers.cli.invocation import CliCommand, invocation_of
 
 
-def own() -> str:
+def pgworkers_version() -> str:
     """The version of the installed package."""
     try:
         return installed("pgworkers")
@@ -20,7 +20,7 @@ def own() -> str:
         return "unknown"
 
 
-@click.command(cls=Command)
+@click.command(cls=CliCommand)
 @click.pass_context
 def version(ctx: click.Context) -> None:
     """The versions of pgworkers and what it stands on.
@@ -33,22 +33,22 @@ def version(ctx: click.Context) -> None:
     import psycopg
 
     facts = {
-        "pgworkers": own(),
+        "pgworkers": pgworkers_version(),
         "python": platform.python_version(),
         "psycopg": installed("psycopg"),
-        "libpq": _number(psycopg.pq.version()),
+        "libpq": _show_libpq_version(psycopg.pq.version()),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
-    invocation = said(ctx)
+    invocation = invocation_of(ctx)
     if invocation.output == "table":
         for name, value in facts.items():
-            output.say(f"{name:<10}{value}")
+            output.print_text(f"{name:<10}{value}")
     elif invocation.output == "json":
-        output.document(facts)
+        output.print_json(facts)
     else:
-        output.line(facts)
+        output.print_json_line(facts)
 
 
-def _number(version_num: int) -> str:
+def _show_libpq_version(version_num: int) -> str:
     """160004 is 16.4."""
     return f"{version_num // 10000}.{version_num % 10000}"

@@ -6,64 +6,74 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from pgworkers.clock import show_seconds
-from pgworkers.doctor.finding import Finding, Tolerance, counted, fail, ok, skip, sql, wait, warn
-from pgworkers.job.lead import LockHolder
-from pgworkers.job.show import HostView
-from pgworkers.job.strangers import Stranger
-from pgworkers.observe.escape import command
+from pgworkers.doctor.findings import (
+    Finding,
+    Thresholds,
+    fail,
+    jobs_wait_sentence,
+    ok,
+    psql_command,
+    show_job_count,
+    skip,
+    warn,
+)
+from pgworkers.events import QueueDepth
+from pgworkers.job.gauges import UnknownTask
+from pgworkers.job.hosts import LockHolder
+from pgworkers.job.queries import HostView
+from pgworkers.observe.escape import shell_command
 from pgworkers.postgres.statements import Query, Statement
-from pgworkers.sightings import QueueDepth
+from pgworkers.units import format_duration
 
-_LEADER = Statement.beside(__file__, "leader")
-_STARTS = Statement.beside(__file__, "starts")
-_TICKS = Statement.beside(__file__, "ticks")
-_PAUSES = Statement.beside(__file__, "pauses")
-_STRAYS = Statement.beside(__file__, "strays")
-_MUTEXES = Statement.beside(__file__, "mutexes")
+_LEADER = Statement.from_file(__file__, "leader")
+_STARTS = Statement.from_file(__file__, "starts")
+_TICKS = Statement.from_file(__file__, "ticks")
+_PAUSES = Statement.from_file(__file__, "pauses")
+_STRAYS = Statement.from_file(__file__, "strays")
+_MUTEXES = Statement.from_file(__file__, "mutexes")
 
 #: How long hosts may be without a leader: a new one is found in seconds, a frozen one is deposed after its lease.
-LEADERLESS = 10.0
+LEADERLESS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ticking:
-    """A schedule and its last tick. `overdue`: seconds since the leader should have looked at it; negative: not yet."""
+class ScheduleStatus:
+    """A schedule and its last tick. `overdue_seconds`: since the leader should have looked at it; negative: not yet."""
 
     name: str
     scope: str
     task: str
-    paused: bool
+    is_paused: bool
     error: str | None
-    overdue: float
-    known: bool
-    ticked: float | None = None  # seconds ago
+    overdue_seconds: float
+    is_task_known: bool
+    seconds_since_tick: float | None = None  # seconds ago
     reason: str | None = None  # why the last tick made no job
     last_job: int | None = None
-    last_runs: bool = False
+    is_last_job_running: bool = False
 
     @property
-    def shown(self) -> str:
+    def full_name(self) -> str:
         return f"{self.name}/{self.scope}" if self.scope else self.name
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
-    """The term of the host that leads. `left`: seconds until it runs out; negative: it ran out."""
+class LeaderTerm:
+    """The term of the host that leads. `seconds_left`: seconds until it runs out; negative: it ran out."""
 
     host: UUID
-    left: float
+    seconds_left: float
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PausedQueue:
     queue: str
-    paused: bool  # else: an operator gave it no workers
+    is_paused: bool  # else: an operator gave it no workers
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Unstarted:
+class StartFailure:
     """A queue whose workers cannot start on one host."""
 
     host: str
@@ -73,11 +83,11 @@ class Unstarted:
     traceback: str
 
 
-def unstarted() -> Query[list[Unstarted]]:
-    return Query(_STARTS, {}, lambda rows: [Unstarted(*row) for row in rows])
+def start_failures() -> Query[list[StartFailure]]:
+    return Query(_STARTS, {}, lambda rows: [StartFailure(*row) for row in rows])
 
 
-def starts(found: list[Unstarted]) -> list[Finding]:
+def check_starts(found: list[StartFailure]) -> list[Finding]:
     """Workers that cannot start: a start hook that fails, an app that cannot be imported there."""
     why = "the host tries again after growing pauses, and jobs of the queue wait meanwhile"
     bad = [
@@ -95,25 +105,25 @@ def starts(found: list[Unstarted]) -> list[Finding]:
     return bad or [ok("starts", "workers start")]
 
 
-def term() -> Query[Term | None]:
+def leader_term() -> Query[LeaderTerm | None]:
     """The term of leadership, if a host has one."""
-    return Query(_LEADER, {}, lambda rows: Term(*rows[0]) if rows else None)
+    return Query(_LEADER, {}, lambda rows: LeaderTerm(*rows[0]) if rows else None)
 
 
-def ticking() -> Query[list[Ticking]]:
-    return Query(_TICKS, {}, lambda rows: [Ticking(*row) for row in rows])
+def schedule_status() -> Query[list[ScheduleStatus]]:
+    return Query(_TICKS, {}, lambda rows: [ScheduleStatus(*row) for row in rows])
 
 
-def pauses() -> Query[list[Pause]]:
-    return Query(_PAUSES, {}, lambda rows: [Pause(*row) for row in rows])
+def paused_queues() -> Query[list[PausedQueue]]:
+    return Query(_PAUSES, {}, lambda rows: [PausedQueue(*row) for row in rows])
 
 
-def stray_grants() -> Query[list[tuple[str, list[int]]]]:
+def grants_without_role() -> Query[list[tuple[str, list[int]]]]:
     """Roles that have enqueue grants and do not exist, each with the ids of its grants."""
     return Query(_STRAYS, {}, lambda rows: [(row[0], list(row[1])) for row in rows])
 
 
-def grants(found: list[tuple[str, list[int]]]) -> list[Finding]:
+def check_grants(found: list[tuple[str, list[int]]]) -> list[Finding]:
     """Grants of roles that do not exist, and so limit no login."""
     why = (
         "a grant names its role by text: a login that was renamed is bound by none of its old grants, "
@@ -125,7 +135,7 @@ def grants(found: list[tuple[str, list[int]]]) -> list[Finding]:
             f"the role {role} has enqueue grants ({', '.join(map(str, ids))}) and does not exist",
             why,
             "give the new name the same grants: pgworkers grants add NEW_NAME …; then "
-            + command("grants remove", *ids),
+            + shell_command("grants remove", *ids),
             role=role,
             grants=ids,
         )
@@ -139,7 +149,7 @@ def missing_mutexes() -> Query[int]:
     return Query(_MUTEXES, {}, lambda rows: int(rows[0][0]))
 
 
-def mutexes(missing: int) -> list[Finding]:
+def check_mutexes(missing: int) -> list[Finding]:
     """The rows of the table `mutex`: a limit or a batch without its row waits for ever."""
     if not missing:
         return [ok("mutexes", "every row that limits and batches lock is there")]
@@ -148,23 +158,23 @@ def mutexes(missing: int) -> list[Finding]:
             "mutexes",
             f"{missing:,} of 2,048 rows are missing in the table mutex",
             "jobs behind a concurrency limit are not claimed, and batches do not complete, when their row is missing",
-            sql("INSERT INTO {schema}.mutex SELECT generate_series(0, 2047) ON CONFLICT DO NOTHING"),
+            psql_command("INSERT INTO {schema}.mutex SELECT generate_series(0, 2047) ON CONFLICT DO NOTHING"),
             missing=missing,
         )
     ]
 
 
-def hosts(
-    found: Sequence[HostView], waiting: int, now_ages: Sequence[float], tolerance: Tolerance
+def check_hosts(
+    found: Sequence[HostView], waiting: int, now_ages: Sequence[float], tolerance: Thresholds
 ) -> list[Finding]:
     """`now_ages`: seconds since each host renewed; `waiting`: ready jobs of all queues."""
     check, bad = "hosts", []
     for host, age in zip(found, now_ages, strict=True):
         if not host.stale:
             continue
-        what = f"{host.name} (pid {host.pid}) has not renewed for {show_seconds(age)}"
+        what = f"{host.name} (pid {host.pid}) has not renewed for {format_duration(age)}"
         if host.running:
-            late = age > host.lease + tolerance.patience
+            late = age > host.lease + tolerance.warn_after_seconds
             what += f" and still holds {host.running} jobs" if host.running != 1 else " and still holds a job"
             why = "its jobs are taken back by the leader when its lease is over" + (
                 ": nobody has done it" if late else ", within seconds"
@@ -178,7 +188,7 @@ def hosts(
     alive = [host for host in found if not host.stale]
     if not alive:
         how = fail if waiting else warn
-        what = "no host is running" + (f", and {wait(waiting)}" if waiting else "")
+        what = "no host is running" + (f", and {jobs_wait_sentence(waiting)}" if waiting else "")
         bad.append(
             how(check, what, "nothing runs jobs, fires schedules or takes back lost jobs", "pgworkers run")
         )
@@ -197,8 +207,8 @@ def hosts(
     return bad or [ok(check, f"{len(alive)} running{note}", alive=len(alive))]
 
 
-def leader(
-    found: Sequence[HostView], ages: Sequence[float], held: Term | None, holders: list[LockHolder]
+def check_leader(
+    found: Sequence[HostView], ages: Sequence[float], held: LeaderTerm | None, holders: list[LockHolder]
 ) -> list[Finding]:
     """`ages`: seconds since each host started. `holders`: sessions that have the lock and do not lead."""
     check = "leader"
@@ -218,13 +228,13 @@ def leader(
         )
         for one in holders
     ]
-    if held is None or held.left <= 0:
-        if max(age for _, age in alive) < LEADERLESS:
+    if held is None or held.seconds_left <= 0:
+        if max(age for _, age in alive) < LEADERLESS_SECONDS:
             return [*bad, ok(check, "none yet: the hosts have just started")]
         what = (
             "no host leads"
             if held is None
-            else f"no host leads: the last term ran out {show_seconds(-held.left)} ago"
+            else f"no host leads: the last term ran out {format_duration(-held.seconds_left)} ago"
         )
         why = "nobody fires schedules, promotes delayed jobs, rescues jobs of lost hosts or drops old partitions"
         fix = "pgworkers hosts  # and see in their logs why none takes the term; until then: pgworkers duties run ticks"
@@ -233,7 +243,9 @@ def leader(
     return bad or [ok(check, f"{name} leads")]
 
 
-def unserved(depths: Sequence[QueueDepth], found: Sequence[HostView], tolerance: Tolerance) -> list[Finding]:
+def check_unserved_queues(
+    depths: Sequence[QueueDepth], found: Sequence[HostView], tolerance: Thresholds
+) -> list[Finding]:
     check, bad = "queues", []
     served = {
         queue
@@ -244,53 +256,60 @@ def unserved(depths: Sequence[QueueDepth], found: Sequence[HostView], tolerance:
     for depth in depths:
         if depth.queue in served or not depth.ready + depth.scheduled:
             continue
-        ready, scheduled = counted(depth.ready), counted(depth.scheduled)
+        ready, scheduled = show_job_count(depth.ready), show_job_count(depth.scheduled)
         what = f"nobody serves {depth.queue}, where {ready} jobs are ready and {scheduled} scheduled"
         why = "they will wait until a host does; a typing error in queue=… looks like this, too"
-        fixes = command("run", Q=depth.queue), command("jobs list", queue=depth.queue)
+        fixes = shell_command("run", Q=depth.queue), shell_command("jobs list", queue=depth.queue)
         bad.append(
             (fail if depth.ready else warn)(check, what, why, *fixes, queue=depth.queue, ready=depth.ready)
         )
     return bad or [ok(check, f"{len(depths)}, each with jobs is served")]
 
 
-def unknown(found: list[Stranger]) -> list[Finding]:
+def check_unknown_tasks(found: list[UnknownTask]) -> list[Finding]:
     bad = []
     for stranger in found:
         jobs = "1 job of it waits" if stranger.jobs == 1 else f"{stranger.jobs:,} jobs of it wait"
         what = f"nobody knows the task {stranger.task}; at least {jobs} in {stranger.queue}"
-        why = f"no host will take them; the oldest has waited for {show_seconds(stranger.oldest)}"
-        fix = f"start a host whose app has @app.task(name={stranger.task!r}), or give them up: " + command(
-            "jobs discard", task=stranger.task
+        why = f"no host will take them; the oldest has waited for {format_duration(stranger.oldest_seconds)}"
+        fix = (
+            f"start a host whose app has @app.task(name={stranger.task!r}), or give them up: "
+            + shell_command("jobs discard", task=stranger.task)
         )
         bad.append(fail("tasks", what, why, fix, task=stranger.task, jobs=stranger.jobs))
     return bad or [ok("tasks", "every ready job is of a task that a host of its queue has")]
 
 
-def schedules(found: list[Ticking], leads: bool, tolerance: Tolerance) -> list[Finding]:
+def check_schedules(found: list[ScheduleStatus], leads: bool, tolerance: Thresholds) -> list[Finding]:
     check, bad = "schedules", []
     for one in found:
-        if one.paused:
-            fix = command("schedules resume", one.name)
+        if one.is_paused:
+            fix = shell_command("schedules resume", one.name)
             bad.append(
                 warn(
-                    check, f"{one.shown} is paused", "its ticks pass by without a job", fix, schedule=one.name
+                    check,
+                    f"{one.full_name} is paused",
+                    "its ticks pass by without a job",
+                    fix,
+                    schedule=one.name,
                 )
             )
         elif one.error:
-            what, why = f"{one.shown} cannot fire: {one.error}", "its ticks wait until a deploy corrects it"
+            what, why = (
+                f"{one.full_name} cannot fire: {one.error}",
+                "its ticks wait until a deploy corrects it",
+            )
             bad.append(
                 fail(
                     check,
                     what,
                     why,
-                    f"correct it in the app and deploy; {command('schedules next', one.name)}",
+                    f"correct it in the app and deploy; {shell_command('schedules next', one.name)}",
                 )
             )
-        elif one.overdue > tolerance.patience:
-            what = (
-                f"{one.shown} is overdue: the leader should have looked at it {show_seconds(one.overdue)} ago"
-            )
+        elif one.overdue_seconds > tolerance.warn_after_seconds:
+            ago = format_duration(one.overdue_seconds)
+            what = f"{one.full_name} is overdue: the leader should have looked at it {ago} ago"
             why = "its jobs are not made" + (
                 "; the duty `ticks` fails or is slow" if leads else ": no host leads"
             )
@@ -299,53 +318,55 @@ def schedules(found: list[Ticking], leads: bool, tolerance: Tolerance) -> list[F
                 if leads
                 else ("pgworkers run", "pgworkers hosts")
             )
-            bad.append(fail(check, what, why, *fixes, schedule=one.name, overdue=one.overdue))
-        elif not one.known:
-            what = f"{one.shown} makes jobs of {one.task}, which no deploy has declared"
+            bad.append(fail(check, what, why, *fixes, schedule=one.name, overdue=one.overdue_seconds))
+        elif not one.is_task_known:
+            what = f"{one.full_name} makes jobs of {one.task}, which no deploy has declared"
             bad.append(
                 fail(
                     check,
                     what,
                     "no host will take them",
-                    command("schedules remove", one.name),
+                    shell_command("schedules remove", one.name),
                     schedule=one.name,
                 )
             )
-        elif one.reason == "overlap" and one.last_runs:
-            what = (
-                f"the last tick of {one.shown} made no job: its job #{one.last_job} still runs (overlap=skip)"
-            )
+        elif one.reason == "overlap" and one.is_last_job_running:
+            what = f"the last tick of {one.full_name} made no job: its job #{one.last_job} still runs (overlap=skip)"
             why = "as long as that job runs, every tick is passed by"
-            fixes = command("jobs stack", one.last_job), command("jobs cancel", one.last_job)
+            fixes = shell_command("jobs stack", one.last_job), shell_command("jobs cancel", one.last_job)
             bad.append(warn(check, what, why, *fixes, schedule=one.name, job=one.last_job))
     return bad or [ok(check, f"{len(found)}, none overdue")]
 
 
-def paused(found: list[Pause], depths: Sequence[QueueDepth], tolerance: Tolerance) -> list[Finding]:
+def check_paused_queues(
+    found: list[PausedQueue], depths: Sequence[QueueDepth], tolerance: Thresholds
+) -> list[Finding]:
     """Pauses that are older than the patience; a failure after ten times that, if jobs wait behind one."""
     check, bad = "paused", []
     ready = {depth.queue: depth.ready for depth in depths}
     exact = all(depth.is_exact for depth in depths)
     for one in found:
-        if one.seconds < tolerance.patience:
+        if one.seconds < tolerance.warn_after_seconds:
             continue
         waiting = ready.get(one.queue, 0)
-        if one.paused:
-            what = f"{one.queue} has been paused for {show_seconds(one.seconds)}"
-            fix = command("queues resume", one.queue)
+        if one.is_paused:
+            what = f"{one.queue} has been paused for {format_duration(one.seconds)}"
+            fix = shell_command("queues resume", one.queue)
         else:
-            what = f"{one.queue} was scaled to 0 workers {show_seconds(one.seconds)} ago"
-            fix = command("queues scale", one.queue, 1)
-        what += f"; {wait(waiting)}" if waiting else ""
+            what = f"{one.queue} was scaled to 0 workers {format_duration(one.seconds)} ago"
+            fix = shell_command("queues scale", one.queue, 1)
+        what += f"; {jobs_wait_sentence(waiting)}" if waiting else ""
         if not exact:
             what += "; jobs that hosts have claimed are not counted, because a session locks the table host"
-        how = fail if waiting and one.seconds >= 10 * tolerance.patience else warn
+        how = fail if waiting and one.seconds >= 10 * tolerance.warn_after_seconds else warn
         bad.append(how(check, what, "no job of it starts", fix, queue=one.queue, seconds=one.seconds))
     if bad:
         return bad
     return [
         ok(
             check,
-            f"{len(found)} for less than {show_seconds(tolerance.patience)}" if found else "no queue is",
+            f"{len(found)} for less than {format_duration(tolerance.warn_after_seconds)}"
+            if found
+            else "no queue is",
         )
     ]

@@ -12,100 +12,97 @@ from typing import Any
 import psycopg
 from psycopg import sql as identifiers
 
-from pgworkers.clock import monotonic, show_seconds
-from pgworkers.doctor.finding import Finding, Tolerance, fail, ok, sql, warn
+from pgworkers.clock import monotonic
+from pgworkers.doctor.findings import Finding, Thresholds, fail, ok, psql_command, warn
 from pgworkers.postgres.migrate import MigrationStatus
 from pgworkers.postgres.statements import Query, Statement, run
+from pgworkers.units import format_duration
 
-_CONNECTIONS = Statement.beside(__file__, "connections")
-_CLOCK = Statement.beside(__file__, "clock")
-_NOTIFY = Statement.beside(__file__, "notify")
-_AGE = Statement.beside(__file__, "age")
+_CONNECTIONS = Statement.from_file(__file__, "connections")
+_CLOCK = Statement.from_file(__file__, "clock")
+_NOTIFY = Statement.from_file(__file__, "notify")
+_AGE = Statement.from_file(__file__, "age")
 
 #: Connections of one host, and what must be left so that another can start.
-HOST_NEEDS = 4
-FEW = 10
+CONNECTIONS_PER_HOST = 4
+FEW_CONNECTIONS_LEFT = 10
 #: A queue of notifications to which nothing is added (notify.sql).
-FULL = 0.9
+NOTIFICATION_QUEUE_FULL_RATIO = 0.9
 #: Transaction ids that a database can use before it is vacuumed: at the last three million the server refuses to write.
-MOST_IDS = (1 << 31) - 3_000_001
-_TRIES = 5
-Connect = Callable[[], psycopg.Connection[Any]]
+MAX_TRANSACTION_IDS = (1 << 31) - 3_000_001
+_CLOCK_SAMPLES = 5
+OpenSession = Callable[[], psycopg.Connection[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class ConnectionCounts:
     """Connections: what there may be and what there is. A limit below 0: none."""
 
-    most: int
+    max_connections: int
     reserved: int
-    now: int
-    of_database: int
-    in_database: int
-    of_role: int
-    by_role: int
+    connections: int
+    max_of_database: int
+    connections_of_database: int
+    max_of_role: int
+    connections_of_role: int
     role: str
 
 
 @dataclass(frozen=True, slots=True)
-class Clocks:
+class ClockOffset:
     """The database's clock against this host's. Seconds."""
 
-    trip: float
-    ahead: float  # of the database
-    unsure: float
+    round_trip_seconds: float
+    database_ahead_seconds: float  # of the database
+    uncertainty_seconds: float
 
 
-def measure(conn: psycopg.Connection[Any], schema: str) -> Clocks:
+def measure_clock(conn: psycopg.Connection[Any], schema: str) -> ClockOffset:
     """The best of a few round trips: the others only tell of a busy machine."""
-    best: Clocks | None = None
-    for _ in range(_TRIES):
+    best: ClockOffset | None = None
+    for _ in range(_CLOCK_SAMPLES):
         before, began = time.time(), monotonic()
-        theirs = run(conn, schema, now())
+        theirs = run(conn, schema, database_time())
         trip = monotonic() - began
-        if best is None or trip < best.trip:
-            best = Clocks(trip, theirs - (before + trip / 2), trip / 2)
+        if best is None or trip < best.round_trip_seconds:
+            best = ClockOffset(trip, theirs - (before + trip / 2), trip / 2)
     assert best is not None
     return best
 
 
-def now() -> Query[float]:
+def database_time() -> Query[float]:
     """The database's clock."""
     return Query(_CLOCK, {}, lambda rows: float(rows[0][0]))
 
 
-def version(number: int, clocks: Clocks, tolerance: Tolerance) -> list[Finding]:
+def check_version(number: int, clocks: ClockOffset, tolerance: Thresholds) -> list[Finding]:
     named = f"Postgres {number // 10000}.{number % 10000}"
-    trip = f"round trip {clocks.trip * 1000:.1f}ms"
-    if clocks.trip > tolerance.slow:
+    trip = f"round trip {clocks.round_trip_seconds * 1000:.1f}ms"
+    if clocks.round_trip_seconds > tolerance.slow_round_trip_seconds:
         why = "every claim and every finish waits for one: short jobs become slow, and fewer of them fit into a second"
         fix = "run the hosts in the same network as the database; ping its address; see whether the server is overloaded"
-        return [warn("database", f"{named}, {trip}", why, fix, seconds=clocks.trip)]
-    return [ok("database", f"{named}, {trip}", version=number, seconds=clocks.trip)]
+        return [warn("database", f"{named}, {trip}", why, fix, seconds=clocks.round_trip_seconds)]
+    return [ok("database", f"{named}, {trip}", version=number, seconds=clocks.round_trip_seconds)]
 
 
-def clock(clocks: Clocks, tolerance: Tolerance) -> list[Finding]:
-    off = abs(clocks.ahead) - clocks.unsure
-    if off > tolerance.skew:
-        way = "behind" if clocks.ahead > 0 else "ahead of"
-        what = f"this machine's clock is {show_seconds(abs(clocks.ahead))} {way} the database's"
+def check_clock(clocks: ClockOffset, tolerance: Thresholds) -> list[Finding]:
+    off = abs(clocks.database_ahead_seconds) - clocks.uncertainty_seconds
+    if off > tolerance.clock_skew_seconds:
+        way = "behind" if clocks.database_ahead_seconds > 0 else "ahead of"
+        what = f"this machine's clock is {format_duration(abs(clocks.database_ahead_seconds))} {way} the database's"
         why = "it decides no job, but times in logs do not fit those of jobs, and at=datetime.now()+… is another moment"
-        return [warn("clock", what, why, "timedatectl set-ntp true", ahead=clocks.ahead)]
-    return [
-        ok(
-            "clock",
-            f"within {show_seconds(max(abs(clocks.ahead), clocks.unsure))} of the database's",
-            ahead=clocks.ahead,
-        )
-    ]
+        return [warn("clock", what, why, "timedatectl set-ntp true", ahead=clocks.database_ahead_seconds)]
+    apart = max(abs(clocks.database_ahead_seconds), clocks.uncertainty_seconds)
+    what = f"within {format_duration(apart)} of the database's"
+    return [ok("clock", what, ahead=clocks.database_ahead_seconds)]
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ConnectionSecurity:
     """How a session reaches its server."""
 
     address: str  # an IP address; "" for a Unix socket
-    encrypted: bool
+    is_encrypted: bool
     sslmode: str
 
     @property
@@ -116,16 +113,16 @@ class Link:
             return False
 
 
-def link(conn: psycopg.Connection[Any]) -> Link:
+def connection_security(conn: psycopg.Connection[Any]) -> ConnectionSecurity:
     """Read from the session itself, not from its address: the server and PGSSLMODE have a say, too."""
     options = {option.keyword: option.val for option in conn.pgconn.info}
     sslmode = (options.get(b"sslmode") or b"prefer").decode()
     # A socket has no address; a directory as host says the same for libpq that does not tell.
     address = "" if conn.info.host.startswith(("/", "@")) else conn.info.hostaddr
-    return Link(address, bool(conn.pgconn.ssl_in_use), sslmode)
+    return ConnectionSecurity(address, bool(conn.pgconn.ssl_in_use), sslmode)
 
 
-def encryption(links: Sequence[Link]) -> list[Finding]:
+def check_encryption(links: Sequence[ConnectionSecurity]) -> list[Finding]:
     """Of each way to the database: is it encrypted, and is the server's certificate verified?"""
     check, found = "tls", []
     fix = (
@@ -135,7 +132,7 @@ def encryption(links: Sequence[Link]) -> list[Finding]:
     for one in dict.fromkeys(links):
         if one.is_local:
             continue
-        if not one.encrypted:
+        if not one.is_encrypted:
             what = f"the connection to {one.address} is not encrypted (sslmode={one.sslmode})"
             why = "arguments, results and, depending on the server, the password can be read and changed on the network"
             found.append(warn(check, what, why, *fix))
@@ -150,20 +147,20 @@ def encryption(links: Sequence[Link]) -> list[Finding]:
     return [ok(check, "the connection is encrypted, and the server's certificate is verified")]
 
 
-def pooler(pooled: bool, direct: bool, direct_pooled: bool) -> list[Finding]:
-    """`direct`: PGWORKERS_DIRECT_DSN is set."""
+def check_pooler(is_pooled: bool, has_direct_dsn: bool, is_direct_pooled: bool) -> list[Finding]:
+    """`has_direct_dsn`: PGWORKERS_DIRECT_DSN is set."""
     why = "a session's lock and its notifications get lost in a transaction pooler; `pgworkers run` refuses to start there"
     fix = "PGWORKERS_DIRECT_DSN=postgresql://…  # the direct address of the same database; enqueuers may keep the pooler"
-    if pooled and not direct:
+    if is_pooled and not has_direct_dsn:
         return [fail("pooler", "the dsn leads through a pooler, and no direct one is known", why, fix)]
-    if direct and direct_pooled:
+    if has_direct_dsn and is_direct_pooled:
         return [fail("pooler", "PGWORKERS_DIRECT_DSN leads through a pooler, too", why, fix)]
-    if pooled:
+    if is_pooled:
         return [ok("pooler", "the dsn leads through a pooler, PGWORKERS_DIRECT_DSN past it")]
     return [ok("pooler", "none between us and the server")]
 
 
-def schema(name: str, states: Sequence[MigrationStatus]) -> list[Finding]:
+def check_schema(name: str, states: Sequence[MigrationStatus]) -> list[Finding]:
     by = {
         state: [row.name for row in states if row.state == state]
         for state in ("pending", "changed", "unknown", "newer")
@@ -193,50 +190,52 @@ def schema(name: str, states: Sequence[MigrationStatus]) -> list[Finding]:
     return [ok("schema", f"{name}, up to date ({states[-1].name})")]
 
 
-def connections() -> Query[Room]:
-    return Query(_CONNECTIONS, {}, lambda rows: Room(*rows[0]))
+def connection_counts() -> Query[ConnectionCounts]:
+    return Query(_CONNECTIONS, {}, lambda rows: ConnectionCounts(*rows[0]))
 
 
-def room(found: Room) -> list[Finding]:
+def check_connections(found: ConnectionCounts) -> list[Finding]:
     """The tightest of the three limits."""
-    ways = [("the server", found.most - found.reserved, found.now, "max_connections")]
-    if found.of_database >= 0:
-        ways.append(("the database", found.of_database, found.in_database, "its CONNECTION LIMIT"))
-    if found.of_role >= 0:
-        ways.append((f"the role {found.role}", found.of_role, found.by_role, "its CONNECTION LIMIT"))
+    ways = [("the server", found.max_connections - found.reserved, found.connections, "max_connections")]
+    if found.max_of_database >= 0:
+        ways.append(
+            ("the database", found.max_of_database, found.connections_of_database, "its CONNECTION LIMIT")
+        )
+    if found.max_of_role >= 0:
+        ways.append(
+            (f"the role {found.role}", found.max_of_role, found.connections_of_role, "its CONNECTION LIMIT")
+        )
     whose, most, now, limit = min(ways, key=lambda way: way[1] - way[2])
     left = max(0, most - now)
     what = f"{left} left of {most} for {whose} ({limit})"
-    why = (
-        f"a host needs {HOST_NEEDS}; one that cannot connect runs no jobs, and a reconnect after a blip fails"
-    )
+    why = f"a host needs {CONNECTIONS_PER_HOST}; one that cannot connect runs no jobs, and a reconnect after a blip fails"
     fixes = (
-        sql(
+        psql_command(
             "SELECT usename, application_name, state, count(*) FROM pg_stat_activity GROUP BY 1, 2, 3 ORDER BY 4 DESC"
         ),
-        "put the web servers behind a pooler (docs/adr/0504-poolers.md), or raise the limit",
+        "put the web servers behind a pooler (docs/adr/08-four-direct-connections.md), or raise the limit",
     )
-    if left < HOST_NEEDS:
+    if left < CONNECTIONS_PER_HOST:
         return [fail("connections", what, why, *fixes, left=left)]
-    if left < FEW:
+    if left < FEW_CONNECTIONS_LEFT:
         return [warn("connections", what, why, *fixes, left=left)]
     return [ok("connections", what, left=left)]
 
 
-def oldest() -> Query[tuple[str, int]]:
+def oldest_transaction_id() -> Query[tuple[str, int]]:
     """The database whose transaction ids are used up most, and how many."""
     return Query(_AGE, {}, lambda rows: (rows[0][0], rows[0][1]))
 
 
-def ids(found: tuple[str, int]) -> list[Finding]:
+def check_transaction_ids(found: tuple[str, int]) -> list[Finding]:
     """Autovacuum freezes what is old at a tenth of them (autovacuum_freeze_max_age): half is far too much."""
     name, age = found
-    used = age / MOST_IDS
+    used = age / MAX_TRANSACTION_IDS
     what = f"{used:.0%} of the transaction ids are used up in the database {name}"
     why = "when none is left, the server takes no enqueue, no claim and no end, until every database was vacuumed"
     fixes = (
         f"vacuumdb --all --freeze  # above all {name}",
-        sql(
+        psql_command(
             "SELECT pid, usename, backend_xmin, query FROM pg_stat_activity ORDER BY age(backend_xmin) DESC NULLS LAST"
         ),
     )
@@ -247,8 +246,8 @@ def ids(found: tuple[str, int]) -> list[Finding]:
     return [ok("wraparound", what, database=name, age=age)]
 
 
-def notifications(
-    conn: psycopg.Connection[Any], name: str, listen: Connect, patience: float
+def check_notifications(
+    conn: psycopg.Connection[Any], name: str, listen: OpenSession, timeout: float
 ) -> list[Finding]:
     """Send a word to a second session and see it come."""
     channel, word = f"{name}_doctor", uuid.uuid4().hex
@@ -258,24 +257,24 @@ def notifications(
         used = float(
             run(conn, name, Query(_NOTIFY, {"channel": channel, "word": word}, lambda rows: rows[0][1]))
         )
-        wait = patience if used < FULL else 0.0  # nothing was sent
+        wait = timeout if used < NOTIFICATION_QUEUE_FULL_RATIO else 0.0  # nothing was sent
         came = any(notice.payload == word for notice in ear.notifies(timeout=wait, stop_after=1))
-    return notified(monotonic() - began if came else None, used, patience)
+    return judge_notification(monotonic() - began if came else None, used, timeout)
 
 
-def notified(took: float | None, used: float, patience: float) -> list[Finding]:
+def judge_notification(took: float | None, used: float, patience: float) -> list[Finding]:
     if used > 0.1:
         what = f"the server's queue of notifications is {used:.0%} full"
         why = (
             "a session that listens sits in a long transaction; when the queue is full, nobody is notified any more: "
             "jobs wait for the next poll, and whatever else notifies in this server fails on COMMIT"
         )
-        fix = sql(
+        fix = psql_command(
             "SELECT pid, usename, xact_start, query FROM pg_stat_activity WHERE state LIKE 'idle in%' ORDER BY xact_start"
         )
         return [(warn if took is not None else fail)("notify", what, why, fix, used=used)]
     if took is None:
-        what = f"a notification did not come back within {show_seconds(patience)}"
+        what = f"a notification did not come back within {format_duration(patience)}"
         why = "jobs wait for the next poll instead of starting at once, and cancels come late"
         return [
             fail(

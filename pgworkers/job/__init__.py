@@ -6,11 +6,11 @@ for COPY, which needs one to stream to). The database clock decides everything.
 
     scheduled -> ready -> running -> succeeded | dead | cancelled
 
-`state` holds the six states, the seventh that readers see (`claimed`) and the legal moves; docs/states.md draws them.
-After a claim every write names the lease it
-was given: `WHERE id = ... AND lease = ... AND state = 'running'`, checked under the row lock. Zero rows is an answer (the
-lease is lost), never an error. Statements that touch many rows lock them in id order or skip what is locked, so that
-they cannot deadlock with each other. A row that ends leaves `job` for `history` in the statement that ends it.
+`model` holds the six states, the seventh that readers see (`claimed`) and the legal moves; docs/reference/states.md
+draws them. After a claim every write names the lease it was given: `WHERE id = ... AND lease = ... AND state =
+'running'`, checked under the row lock. Zero rows is an answer (the lease is lost), never an error. Statements that touch
+many rows lock them in id order or skip what is locked, so that they cannot deadlock with each other. A row that ends
+leaves `job` for `history` in the statement that ends it.
 
 A cancel is a wish: `finish` wins over one that comes later; `retry`, `release` and `rescue` find it under the row lock
 and end the job as cancelled, so that nothing starts after an acknowledged cancel.

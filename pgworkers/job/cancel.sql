@@ -1,2 +1,2 @@
--- Wish that a job ends. The SQL function takes the row lock, so a finish that committed first wins.
-SELECT pgworkers.cancel(%(id)s::bigint, %(reason)s::text, %(os_user)s::text)
+-- Wish that these jobs end, in one transaction, locked in the order of their ids. Index: the primary keys.
+SELECT c.id, c.answer FROM pgworkers.call_off(%(ids)s::bigint[], 'cancelled', false, %(reason)s::text, %(os_user)s::text) c

@@ -1,135 +1,190 @@
-"""Claim: the move from ready to running, in one statement over all queues of a host."""
+"""Claim: the move from ready to running, in one statement over all queues of a host.
+
+Park: jobs of tasks that a host does not know are moved out of the way of its claims, in portions.
+
+Set aside: end the ready jobs whose data makes a claim fail, so that it stops no other job.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from pgworkers.postgres.arrays import Bigints, Integers, Texts
+from pgworkers.job import sanitize
+from pgworkers.job.model import ClaimedJob
+from pgworkers.job.sanitize import MAX_ERROR_LINE_CHARACTERS
+from pgworkers.postgres.arrays import Bigints, Integers, Texts, Timestamps
 from pgworkers.postgres.statements import Query, Statement
 
-_CLAIM = Statement.beside(__file__, "claim")
-_PLACED = Statement.beside(__file__, "claim_placed")
-_AGED = Statement.beside(__file__, "claim_aged")
+_CLAIM = Statement.from_file(__file__, "claim")
+_CLAIM_RANGES = Statement.from_file(__file__, "claim_ranges")
+_CLAIM_OLDEST = Statement.from_file(__file__, "claim_oldest")
 
 #: How many lanes (of jobs behind a limit) and priorities of a queue one claim compares.
-LOOK = 100
-LOWEST, HIGHEST = -(1 << 31), (1 << 31) - 1
+GROUPS_COMPARED_PER_QUEUE = 100
+LOWEST_PRIORITY, HIGHEST_PRIORITY = -(1 << 31), (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Wants:
+class QueueCapacity:
     """How many jobs of a queue a host has room for."""
 
     queue: str
     count: int
 
 
-class Range(NamedTuple):
+class ScanRange(NamedTuple):
     """Where in a queue to look: these priorities, from this id on; of one priority also up to that one."""
 
-    low: int
-    high: int
-    first: int
-    last: int = (1 << 63) - 1
+    low_priority: int
+    high_priority: int
+    first_id: int
+    last_id: int = (1 << 63) - 1
 
 
-EVERYWHERE = (Range(LOWEST, HIGHEST, -(1 << 63)),)
-
-
-class Fence(NamedTuple):
-    """What every write of an execution names: the job, its lease, and when the server gave the claim.
-
-    After an asynchronous failover ids and leases may be given again, to other jobs. The moment is not.
-    """
-
-    id: int
-    lease: int
-    claimed_at: int  # microseconds since 1970, by the server's clock
-
-
-class Claimed(NamedTuple):
-    """A job this host now holds the lease of. JSON stays text: the master passes it through unread."""
-
-    id: int
-    lease: int
-    queue: str
-    task: str
-    args: str
-    attempt: int  # already counted: the first is 1
-    crashes: int  # before this attempt
-    max_attempts: int
-    max_crashes: int
-    timeout: float | None  # seconds for this attempt; None: what the task says
-    memory: int | None
-    remaining: float | None  # seconds until the deadline of the whole job; negative when it is past
-    checkpoint: str | None
-    meta: str | None
-    errors: list[str]
-    waited: float  # seconds it was ready
-    cancelled: bool
-    priority: int = 0
-    limited: bool = False  # behind a concurrency limit: another may wait for its place
-    losses: int = 0  # deaths of its supervisor or host in a row, before this attempt
-    deadline_epoch: float | None = (
-        None  # the deadline of the whole job by the database's clock, as a renewal reads it
-    )
-    claimed_at: int = 0  # microseconds since 1970, by the clock of the server that gave the claim
-
-    @property
-    def fence(self) -> Fence:
-        return Fence(self.id, self.lease, self.claimed_at)
+WHOLE_QUEUE = (ScanRange(LOWEST_PRIORITY, HIGHEST_PRIORITY, -(1 << 63)),)
 
 
 def claim(
     host: str,
-    wants: list[Wants],
+    capacities: list[QueueCapacity],
     tasks: list[str],
-    aged: float | None = None,
+    min_age_seconds: float | None = None,
     *,
-    places: Mapping[str, Sequence[Range]] | None = None,
-    gates: bool = True,
-) -> Query[list[Claimed]]:
+    scan_ranges: Mapping[str, Sequence[ScanRange]] | None = None,
+    include_limited: bool = True,
+) -> Query[list[ClaimedJob]]:
     """Take up to `count` jobs of each queue, of the tasks this host knows, by priority and then in enqueue order.
 
-    `places` are where to look in a queue, the highest priorities first; else everywhere. Without `gates`, jobs behind a
-    concurrency limit are left alone. With `aged`, those that have been ready for so many seconds come first, the oldest of
-    them before all, wherever they are.
+    `scan_ranges` are where to look in a queue, the highest priorities first; else everywhere. Without `include_limited`,
+    jobs behind a concurrency limit are left alone. With `min_age_seconds`, those that have been ready for so many
+    seconds come first, the oldest of them before all, wherever they are.
     """
     counts: dict[str, int] = {}
-    for want in wants:
+    for want in capacities:
         counts[want.queue] = counts.get(want.queue, 0) + max(0, want.count)
     params = {
         "host": host,
         "queues": Texts(counts),
         "counts": Integers(counts.values()),
         "tasks": Texts(tasks),
-        "look": LOOK,
+        "look": GROUPS_COMPARED_PER_QUEUE,
     }
-    if aged is None and not places:
-        return Query(_CLAIM, params | {"gates": gates}, _read, binary=True, again=True)
+    if min_age_seconds is None and not scan_ranges:
+        return Query(
+            _CLAIM, params | {"gates": include_limited}, _read_claimed, is_binary=True, is_repeated=True
+        )
     ranges = [
-        (nth, place) for nth, queue in enumerate(counts, 1) for place in (places or {}).get(queue, EVERYWHERE)
+        (nth, place)
+        for nth, queue in enumerate(counts, 1)
+        for place in (scan_ranges or {}).get(queue, WHOLE_QUEUE)
     ]
     params |= {
         "whose": Integers([nth for nth, _ in ranges]),
-        "lows": Integers([place.low for _, place in ranges]),
-        "highs": Integers([place.high for _, place in ranges]),
-        "firsts": Bigints([place.first for _, place in ranges]),
-        "lasts": Bigints([place.last for _, place in ranges]),
+        "lows": Integers([place.low_priority for _, place in ranges]),
+        "highs": Integers([place.high_priority for _, place in ranges]),
+        "firsts": Bigints([place.first_id for _, place in ranges]),
+        "lasts": Bigints([place.last_id for _, place in ranges]),
     }
-    if aged is not None:
-        return Query(_AGED, params | {"aged": aged}, _read, binary=True)
-    return Query(_PLACED, params | {"gates": gates}, _read, binary=True)
+    if min_age_seconds is not None:
+        return Query(_CLAIM_OLDEST, params | {"aged": min_age_seconds}, _read_claimed, is_binary=True)
+    return Query(_CLAIM_RANGES, params | {"gates": include_limited}, _read_claimed, is_binary=True)
 
 
 _by_id, _by_priority = attrgetter("id"), attrgetter("priority")
 
 
-def _read(rows: list[tuple[Any, ...]]) -> list[Claimed]:
-    claimed = [Claimed._make(row) for row in rows]
+def _read_claimed(rows: list[tuple[Any, ...]]) -> list[ClaimedJob]:
+    claimed = [ClaimedJob._make(row) for row in rows]
     claimed.sort(key=_by_id)  # RETURNING keeps no order
     claimed.sort(key=_by_priority, reverse=True)
     return claimed
+
+
+_CLAIM_PARK = Statement.from_file(__file__, "claim_park")
+
+#: How many jobs of a queue one portion looks at.
+PARK_PORTION_ROWS = 2000
+
+
+class ParkedPortion(NamedTuple):
+    """What one portion moved, by task, and the place (priority, id) of the last job it looked at; None: that was all.
+
+    `newest_id`: the id of the newest job of all queues.
+    """
+
+    jobs_by_task: dict[str, int]
+    last_place: tuple[int, int] | None
+    newest_id: int = 0
+
+
+def park(queue: str, tasks: Iterable[str], look: int = PARK_PORTION_ROWS) -> Query[ParkedPortion]:
+    """Of the first jobs of a queue, move those of other tasks behind the others."""
+
+    def read(rows: list[tuple[Any, ...]]) -> ParkedPortion:
+        moved = {task: jobs for task, jobs, *_ in rows if task is not None}
+        for task, seen, priority, job_id, newest in rows:
+            if task is None:
+                return ParkedPortion(moved, (priority, job_id) if seen >= look else None, newest or 0)
+        return ParkedPortion(moved, None)
+
+    return Query(_CLAIM_PARK, {"queue": queue, "tasks": Texts(tasks), "look": look}, read)
+
+
+_CLAIM_END_UNCLAIMABLE = Statement.from_file(__file__, "claim_end_unclaimable")
+_CLAIM_END_OVERSIZED = Statement.from_file(__file__, "claim_end_oversized")
+
+#: The most rows of each queue that are tried: this many with a concurrency limit, and as many without.
+UNCLAIMABLE_SCAN_ROWS = 2000
+#: SQLSTATE classes of errors that one row's data can cause: data, integrity, a limit of the server.
+#: Not XX (internal): that is damage or a bug, and healthy rows fail with it, too.
+_DATA_ERROR_CLASSES = ("22", "23", "54")
+
+
+class UnclaimableJob(NamedTuple):
+    """A job that no claim can take. It is dead now."""
+
+    id: int
+    lease: int
+    queue: str
+    task: str
+    attempt: int
+    max_attempts: int
+    reason: str
+
+
+def end_oversized_jobs(queues: Iterable[str], tasks: Iterable[str]) -> Query[list[UnclaimableJob]]:
+    """End what takes too long to print among the jobs that a claim would look at. Answers which they were."""
+    return Query(_CLAIM_END_OVERSIZED, _unclaimable_params(queues, tasks), _read_unclaimable)
+
+
+def end_unclaimable_jobs(queues: Iterable[str], tasks: Iterable[str]) -> Query[list[UnclaimableJob]]:
+    """End what cannot be claimed among the jobs that a claim would look at. Answers which they were."""
+    return Query(_CLAIM_END_UNCLAIMABLE, _unclaimable_params(queues, tasks), _read_unclaimable)
+
+
+def _unclaimable_params(queues: Iterable[str], tasks: Iterable[str]) -> dict[str, Any]:
+    return {"queues": Texts(queues), "tasks": Texts(tasks), "look": UNCLAIMABLE_SCAN_ROWS}
+
+
+def is_data_error(sqlstate: str | None) -> bool:
+    """True if the data of a row can be the reason of an error."""
+    return sqlstate is not None and sqlstate.startswith(_DATA_ERROR_CLASSES)
+
+
+def _read_unclaimable(rows: list[tuple[Any, ...]]) -> list[UnclaimableJob]:
+    return [
+        UnclaimableJob._make(row)._replace(reason=sanitize.one_line(row[6], MAX_ERROR_LINE_CHARACTERS))
+        for row in rows
+    ]
+
+
+def fence_params(rows: Sequence[Any]) -> dict[str, Any]:
+    """What a write names of each row: its id, its lease and when it was claimed."""
+    return {
+        "ids": Bigints([row.id for row in rows]),
+        "leases": Integers([row.lease for row in rows]),
+        "claims": Timestamps([row.claimed_at_us for row in rows]),
+    }

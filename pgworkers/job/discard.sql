@@ -1,2 +1,3 @@
--- Give up a job that does not run. The SQL function takes the row lock, so a claim or finish that committed first wins.
-SELECT pgworkers.discard(%(id)s::bigint, %(reason)s::text, %(os_user)s::text)
+-- Give up these jobs, in one transaction, locked in the order of their ids. Index: the primary keys.
+SELECT c.id, c.answer FROM pgworkers.call_off(%(ids)s::bigint[], 'discarded', true,
+                                                 %(reason)s::text, %(os_user)s::text) c

@@ -1,4 +1,4 @@
-"""Enqueue: one job, by the SQL function that everybody else uses too. Many: see `copying`."""
+"""Enqueue: one job, by the SQL function that everybody else uses too. Many: see `copy`."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ import psycopg
 import psycopg.errors
 
 from pgworkers.errors import ArgumentError, DuplicateJob, NotFound, PgworkersError
-from pgworkers.job.new import NewJob
-from pgworkers.postgres.refusal import first_line, refused
+from pgworkers.job.model import NewJob
+from pgworkers.postgres.driver_errors import first_line, translate_error
 from pgworkers.postgres.statements import Query, Statement
 
-_ENQUEUE = Statement.beside(__file__, "enqueue")
-_NOW = Statement.beside(__file__, "enqueue_now")
+_ENQUEUE = Statement.from_file(__file__, "enqueue")
+_ENQUEUE_PLAIN = Statement.from_file(__file__, "enqueue_plain")
 
 
-_NOTHING: dict[str, Any] = {}
+_NO_PARAMS: dict[str, Any] = {}
 
 #: Characters of arguments that cannot be nested too deeply for anybody.
-SMALL = 256
+MAX_PLAIN_ARGS_CHARACTERS = 256
 
 
 class Enqueued(NamedTuple):
     """The job's id, and whether it is new: a unique or an idempotency key may have led to one that was there."""
 
     id: int
-    created: bool
+    is_new: bool
 
 
-def enqueue(job: NewJob, *, alone: bool = False) -> Query[Enqueued]:
-    """Enqueue one job. Errors of the database become ours by `translate`.
+def enqueue(job: NewJob, *, is_own_transaction: bool = False) -> Query[Enqueued]:
+    """Enqueue one job. Errors of the database become ours by `enqueue_error`.
 
-    `alone`: the statement is a transaction of its own.
+    `is_own_transaction`: the statement is a transaction of its own.
     """
     if _is_plain(job):
         wire = (
@@ -42,9 +42,9 @@ def enqueue(job: NewJob, *, alone: bool = False) -> Query[Enqueued]:
             str(job.priority).encode(),
             str(job.max_attempts).encode(),
             str(job.max_crashes).encode(),
-            b"t" if alone else b"f",
+            b"t" if is_own_transaction else b"f",
         )
-        return Query(_NOW, _NOTHING, _new, wire=wire)
+        return Query(_ENQUEUE_PLAIN, _NO_PARAMS, _read_new, encoded_params=wire)
     params = {
         "task": job.task,
         "args": job.args_json,
@@ -52,7 +52,7 @@ def enqueue(job: NewJob, *, alone: bool = False) -> Query[Enqueued]:
         "priority": job.priority,
         "run_at": job.run_at,
         "delay": job.delay,
-        "unique": job.unique,
+        "unique": job.unique_key,
         "on_conflict": job.on_conflict,
         "max_attempts": job.max_attempts,
         "max_crashes": job.max_crashes,
@@ -64,11 +64,11 @@ def enqueue(job: NewJob, *, alone: bool = False) -> Query[Enqueued]:
         "meta": job.meta_json,
         "after": list(job.after),
         "on_failed": job.on_failed,
-        "held": job.held,
+        "held": job.is_held,
         "idempotency_key": job.idempotency_key,
         "idempotency_window": job.idempotency_window,
     }
-    return Query(_ENQUEUE, params, _made)
+    return Query(_ENQUEUE, params, _read_enqueued)
 
 
 def _is_plain(job: NewJob) -> bool:
@@ -80,31 +80,31 @@ def _is_plain(job: NewJob) -> bool:
         and job.max_crashes is not None
         and job.delay is None
         and job.run_at is None
-        and job.unique is None
+        and job.unique_key is None
         and job.idempotency_key is None
         and not job.after
-        and not job.held
+        and not job.is_held
         and job.expires is None
         and job.deadline is None
         and job.timeout is None
         and job.memory is None
         and job.concurrency_key is None
         and job.meta_json is None
-        and len(job.args_json) < SMALL
+        and len(job.args_json) < MAX_PLAIN_ARGS_CHARACTERS
         and job.args_json.startswith("{")
         and "\0" not in f"{job.task}{job.queue}{job.args_json}"  # where a text ends on the wire
     )
 
 
-def _new(rows: list[tuple[Any, ...]]) -> Enqueued:
+def _read_new(rows: list[tuple[Any, ...]]) -> Enqueued:
     return Enqueued(rows[0][0], True)
 
 
-def _made(rows: list[tuple[Any, ...]]) -> Enqueued:
+def _read_enqueued(rows: list[tuple[Any, ...]]) -> Enqueued:
     return Enqueued(rows[0][0], rows[0][1])
 
 
-def translate(error: psycopg.Error, role: str = "") -> PgworkersError:
+def enqueue_error(error: psycopg.Error, role: str = "") -> PgworkersError:
     """What an error while enqueueing means to the caller: `raise translate(error) from error`.
 
     `role`: which of our roles may do what was tried.
@@ -115,14 +115,14 @@ def translate(error: psycopg.Error, role: str = "") -> PgworkersError:
             return DuplicateJob(error.diag.message_hint or "", int(error.diag.message_detail))
         case psycopg.errors.NoDataFound():
             return NotFound(f"{first_line(error)}; nothing was enqueued")
-        case psycopg.errors.CheckViolation() if constraint in _REFUSALS:
-            return ArgumentError(f"{_REFUSALS[constraint]}; nothing was enqueued")
+        case psycopg.errors.CheckViolation() if constraint in _CONSTRAINT_MESSAGES:
+            return ArgumentError(f"{_CONSTRAINT_MESSAGES[constraint]}; nothing was enqueued")
         case psycopg.DataError() | psycopg.errors.StatementTooComplex():
             return ArgumentError(f"Postgres cannot store this job: {first_line(error)}; nothing was enqueued")
-    return refused(error, "nothing was enqueued", role)
+    return translate_error(error, "nothing was enqueued", role)
 
 
-_REFUSALS = {
+_CONSTRAINT_MESSAGES = {
     "job_args_fit": "the arguments are larger than 4MB, as Postgres prints them",
     "job_args_are_flat": "the arguments are nested deeper than 128 levels",
     "job_args_are_an_object": "the arguments are not a JSON object",

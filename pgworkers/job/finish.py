@@ -1,52 +1,102 @@
-"""Finish: the end of a job, written only by the lease that ran it."""
+"""Finish: the end of a job, written only by the lease that ran it.
+
+What is known about an attempt that ended, and how a batch of them becomes parameters.
+
+Everything a handler left behind is cleaned here, so that one bad text never fails the batch it travels in. A column in which
+no row of the batch has anything is NULL instead of an array: most attempts succeed, and have little to say.
+
+Unwritten: what became of ends that a finish or a retry did not write.
+
+Release: claimed but not started jobs go back to their queue, as if they had never been claimed.
+
+Progress and checkpoint of running jobs, flushed by the heartbeat.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, NamedTuple
 
-from pgworkers.job import clean
-from pgworkers.job.claim import Fence
-from pgworkers.job.postmortem import TEXT_LIMIT, Postmortem, column, columns, in_order, unwritten
-from pgworkers.job.state import State
-from pgworkers.postgres.arrays import Texts
+import msgspec
+
+from pgworkers.job import sanitize
+from pgworkers.job.claim import fence_params
+from pgworkers.job.model import (
+    Fence,
+    JobState,
+    Verdict,
+)
+from pgworkers.job.retry_policy import clamp_delay
+from pgworkers.job.sanitize import MAX_ERROR_LINE_CHARACTERS
+from pgworkers.postgres.arrays import Bigints, Doubles, Texts
 from pgworkers.postgres.statements import Query, Statement
 
-_FINISH = Statement.beside(__file__, "finish")
-_SUCCEEDED = State.SUCCEEDED
+_FINISH = Statement.from_file(__file__, "finish")
+_SUCCEEDED_STATE = JobState.SUCCEEDED
 
 
-class End(Postmortem, frozen=True, kw_only=True, gc=False):
+class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """How one attempt ended. A struct, as it is made for each job: a frozen dataclass costs ten times as much."""
+
+    id: int
+    lease: int
+    claimed_at_us: int  # microseconds since 1970, as the claim said
+    verdict: Verdict
+    duration_seconds: float = 0.0  # seconds
+    cpu_seconds: float = 0.0  # seconds, children included
+    peak_rss_bytes: int = 0  # bytes
+    error: str | None = None
+    traceback: str | None = None
+    stack: str | None = None
+    exit_status: str | None = None
+    output: str | None = None
+    progress: str | None = None  # JSON text
+    checkpoint: str | None = None  # JSON text
+    rungs: str | None = None  # JSON text
+    worker: str = ""
+    version: str = ""
+    is_crash: bool = False  # counts against max_crashes
+    is_supervisor_lost: bool = False  # ended with the death of its supervisor; counts against MAX_LOSSES
+
+    @property
+    def fence(self) -> Fence:
+        return Fence(self.id, self.lease, self.claimed_at_us)
+
+
+class JobFinish(AttemptEnd, frozen=True, kw_only=True, gc=False):
     """The last attempt of a job, and the state the job ends in."""
 
-    state: State
+    state: JobState
     result: str | None = None  # JSON text
     children: str | None = None  # JSON text: jobs that begin to exist with this end (`job.children`)
-    keep_args: bool = True  # in history; a job that did not succeed keeps them in any case
+    should_keep_args: bool = True  # in history; a job that did not succeed keeps them in any case
 
 
-def finish(host: str, ends: Sequence[End]) -> Query[dict[Fence, str]]:
+def finish(host: str, ends: Sequence[JobFinish]) -> Query[dict[Fence, str]]:
     """End these jobs. Answers for each that was not written: "missing", or "again".
 
     A missing end was written before, is locked, or its lease is lost (`unwritten`). One statement writes one end of a job: a
     second one is answered "again" and must be sent in another statement.
     """
-    rows: list[End] = in_order(ends)
+    rows: list[JobFinish] = in_lock_order(ends)
     once = list({end.id: end for end in rows}.values())
-    succeeded = [end.state for end in once].count(_SUCCEEDED) == len(once)
-    result, results = _results([end.result for end in once])
-    params = columns(once) | {
+    succeeded = [end.state for end in once].count(_SUCCEEDED_STATE) == len(once)
+    result, results = _result_params([end.result for end in once])
+    params = attempt_params(once) | {
         "host": host,
         "states": None if succeeded else Texts([str(end.state) for end in once]),
         "result": result,
         "results": results,
-        "children": _children(once),
+        "children": _children_json(once),
         "dropped_args": _dropped_args(once),
     }
 
     def read(found: list[tuple[Any, ...]]) -> dict[Fence, str]:
         ((written, _),) = found
-        answers = {} if written is None else unwritten(once, written)
+        answers = {} if written is None else missing_answers(once, written)
         if len(once) < len(rows):
             answers |= dict.fromkeys({end.fence for end in rows} - {end.fence for end in once}, "again")
         return answers
@@ -54,24 +104,229 @@ def finish(host: str, ends: Sequence[End]) -> Query[dict[Fence, str]]:
     return Query(_FINISH, params, read)
 
 
-def _results(values: list[str | None]) -> tuple[str | None, Texts | None]:
+def _result_params(values: list[str | None]) -> tuple[str | None, Texts | None]:
     """The result that all of them have, else one for each: most jobs return None, as their neighbours do."""
     if values and values[0] is not None and values.count(values[0]) == len(values):
-        return _result(values[0]), None
-    return None, column(values, _result)
+        return _clean_result(values[0]), None
+    return None, text_column(values, _clean_result)
 
 
-def _dropped_args(ends: Sequence[End]) -> list[bool] | None:
+def _dropped_args(ends: Sequence[JobFinish]) -> list[bool] | None:
     """Which of them leave no arguments in history; None in the common case. What may run again keeps its arguments."""
-    dropped = [not end.keep_args and end.state is _SUCCEEDED for end in ends]
+    dropped = [not end.should_keep_args and end.state is _SUCCEEDED_STATE for end in ends]
     return dropped if any(dropped) else None
 
 
-def _children(ends: Sequence[End]) -> str | None:
+def _children_json(ends: Sequence[JobFinish]) -> str | None:
     """The lists of all of them by id and lease; None in the common case."""
     lists = [f'"{end.id}:{end.lease}":{end.children}' for end in ends if end.children is not None]
     return f"{{{','.join(lists)}}}" if lists else None
 
 
-def _result(value: str) -> str | None:
-    return value if value == "null" else clean.json_value(value, TEXT_LIMIT)
+def _clean_result(value: str) -> str | None:
+    return value if value == "null" else sanitize.clean_json_or_string(value, MAX_TEXT_CHARACTERS)
+
+
+#: The longest text that is written whatever the settings say (they cut earlier, where the text arises).
+MAX_TEXT_CHARACTERS = 256 << 10
+MAX_BIGINT = (1 << 63) - 1
+_SUCCEEDED_VERDICT = Verdict.SUCCEEDED  # for every job: to ask an enum takes longer than all the rest
+
+
+def attempt_params(ended: Sequence[AttemptEnd]) -> dict[str, Any]:
+    """The arrays common to finish and retry. Rows must come in the order of their ids: that is the lock order."""
+    verdicts = [end.verdict for end in ended]
+    failed = verdicts.count(_SUCCEEDED_VERDICT) < len(verdicts)
+    return (
+        fence_params(ended)
+        | {
+            "durations": Doubles(valid_seconds([end.duration_seconds for end in ended])),
+            "cpus": Doubles(valid_seconds([end.cpu_seconds for end in ended])),
+            "peaks": Bigints(_valid_bytes([end.peak_rss_bytes for end in ended])),
+            "progresses": text_column([end.progress for end in ended], sanitize.clean_json),
+            "checkpoints": text_column([end.checkpoint for end in ended], sanitize.clean_json),
+        }
+        | (_failure_params(ended) if failed else _NO_FAILURE_PARAMS)
+    )
+
+
+def _failure_params(ended: Sequence[AttemptEnd]) -> dict[str, Any]:
+    """What is written only of attempts that did not succeed."""
+    return {
+        "verdicts": Texts([str(end.verdict) for end in ended]),
+        "crashes": [end.is_crash for end in ended],
+        "lines": text_column([_error_line(end) for end in ended]),
+        "errors": text_column([end.error for end in ended], bounded_text),
+        "tracebacks": text_column([end.traceback for end in ended], bounded_text),
+        "stacks": text_column([end.stack for end in ended], bounded_text),
+        "exit_statuses": text_column([end.exit_status for end in ended], bounded_text),
+        "outputs": text_column([end.output for end in ended], bounded_text),
+        "rungs": text_column([end.rungs for end in ended], sanitize.clean_json),
+        "workers": text_column([end.worker for end in ended], bounded_text),
+        "versions": text_column([end.version for end in ended], bounded_text),
+    }
+
+
+#: Of a batch in which all succeeded.
+_NO_FAILURE_PARAMS: dict[str, Any] = dict.fromkeys(
+    (
+        *(
+            "verdicts",
+            "crashes",
+            "lines",
+            "errors",
+            "tracebacks",
+            "stacks",
+            "exit_statuses",
+            "outputs",
+            "rungs",
+        ),
+        *("workers", "versions"),
+    )
+)
+
+
+def text_column(values: list[str | None], cleaned: Callable[[str], str | None] | None = None) -> Texts | None:
+    """Texts of a batch, cleaned; None when there is none in it."""
+    if values.count(None) == len(values):
+        return None
+    if cleaned is not None:
+        known = {value: None if value is None else cleaned(value) for value in set(values)}
+        values = [known[value] for value in values]
+    return Texts(values)
+
+
+def bounded_text(value: str) -> str:
+    return sanitize.clean_text(value, MAX_TEXT_CHARACTERS)
+
+
+def valid_seconds(values: list[float]) -> list[float]:
+    """Durations as the arithmetic of Postgres can take them: never negative, never NaN or infinite."""
+    if values and min(values) >= 0.0 and sum(values) < math.inf:  # one NaN makes a NaN of the sum
+        return values
+    return [value if 0.0 <= value < math.inf else 0.0 for value in values]
+
+
+def _valid_bytes(values: list[int]) -> list[int]:
+    if values and min(values) >= 0 and max(values) <= MAX_BIGINT:
+        return values
+    return [min(max(value, 0), MAX_BIGINT) for value in values]
+
+
+def in_lock_order(ended: Sequence[Any]) -> list[Any]:
+    """One row per fence, by id: the order in which rows are locked, in every statement."""
+    if len({end.id for end in ended}) == len(ended):
+        return sorted(ended, key=_by_id)
+    return sorted({_by_fence(end): end for end in ended}.values(), key=_by_fence)
+
+
+_by_id = attrgetter("id")
+_by_fence = attrgetter("id", "lease", "claimed_at_us")
+
+
+def missing_answers(ended: Sequence[AttemptEnd], written: Collection[int]) -> dict[Fence, str]:
+    """The ends whose places (the first is 1) are not among the written ones."""
+    places = set(written)
+    return {end.fence: "missing" for nth, end in enumerate(ended, 1) if nth not in places}
+
+
+def _error_line(end: AttemptEnd) -> str | None:
+    """What the job itself remembers of an attempt: one line, and nothing of one that went well."""
+    if end.verdict is Verdict.SUCCEEDED:
+        return None
+    return sanitize.one_line(end.error or str(end.verdict), MAX_ERROR_LINE_CHARACTERS) or str(end.verdict)
+
+
+_FINISH_CHECK = Statement.from_file(__file__, "finish_check")
+_RETRY_CHECK = Statement.from_file(__file__, "retry_check")
+
+
+def check_unwritten_finishes(host: str, ends: Sequence[JobFinish]) -> Query[dict[Fence, str]]:
+    """Answers for each: "already" (an earlier send was committed), "locked" (send it again later) or "lost"."""
+    return _check_unwritten(_FINISH_CHECK, host, ends)
+
+
+def check_unwritten_retries(host: str, agains: Sequence[JobRetry]) -> Query[dict[Fence, str]]:
+    """Answers as `unwritten_ends` does."""
+    return _check_unwritten(_RETRY_CHECK, host, agains)
+
+
+def _check_unwritten(statement: Statement, host: str, ended: Sequence[AttemptEnd]) -> Query[dict[Fence, str]]:
+    params = fence_params(ended) | {"host": host, "verdicts": Texts([str(end.verdict) for end in ended])}
+
+    def read(rows: list[tuple[int, bool, bool]]) -> dict[Fence, str]:
+        return {
+            ended[nth - 1].fence: "already" if already else "locked" if locked else "lost"
+            for nth, already, locked in rows
+        }
+
+    return Query(statement, params, read)
+
+
+_RETRY = Statement.from_file(__file__, "retry")
+
+
+class JobRetry(AttemptEnd, frozen=True, kw_only=True, gc=False):
+    """An attempt that ended, of a job that goes on."""
+
+    delay_seconds: float
+    is_free: bool = False
+
+
+def retry(host: str, agains: Sequence[JobRetry]) -> Query[dict[Fence, str]]:
+    """Let these jobs run again. Answers "missing" for each that was not written (`unwritten` knows why)."""
+    rows: list[JobRetry] = in_lock_order(agains)
+    params = attempt_params(rows) | {
+        "host": host,
+        "verdicts": Texts([str(again.verdict) for again in rows]),
+        "afters": [clamp_delay(again.delay_seconds) for again in rows],
+        "frees": [again.is_free for again in rows],
+        "losts": [again.is_supervisor_lost for again in rows],
+    }
+    return Query(_RETRY, params, lambda found: missing_answers(rows, [row[0] for row in found]))
+
+
+_RELEASE = Statement.from_file(__file__, "release")
+
+
+class ReleaseAnswer(NamedTuple):
+    """How many jobs were still held and are given back; those whose rows another session had must be sent again."""
+
+    released_count: int
+    locked_fences: list[Fence]
+
+
+def release(host: str, held: Sequence[Fence]) -> Query[ReleaseAnswer]:
+    """Give back these jobs of `host`."""
+    jobs = sorted(set(held))
+
+    def read(rows: list[tuple[Any, ...]]) -> ReleaseAnswer:
+        (count,) = [row[0] for row in rows if row[2] is None]
+        return ReleaseAnswer(int(count), [jobs[row[2] - 1] for row in rows if row[2] is not None])
+
+    return Query(_RELEASE, fence_params(jobs) | {"host": host}, read)
+
+
+_PROGRESS = Statement.from_file(__file__, "progress")
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressUpdate:
+    """What one handler said since the last beat, as JSON text. None: unchanged."""
+
+    id: int
+    lease: int
+    claimed_at_us: int  # microseconds since 1970, as the claim said
+    progress: str | None
+    checkpoint: str | None
+
+
+def save_progress(host: str, rows: Sequence[ProgressUpdate]) -> Query[int]:
+    """Store it. Answers how many of the leases `host` still held."""
+    ordered: list[ProgressUpdate] = in_lock_order(rows)
+    params = fence_params(ordered) | {
+        "host": host,
+        "progresses": [sanitize.clean_json(saved.progress) for saved in ordered],
+        "checkpoints": [sanitize.clean_json(saved.checkpoint) for saved in ordered],
+    }
+    return Query(_PROGRESS, params, len)

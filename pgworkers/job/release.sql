@@ -1,7 +1,7 @@
 -- Give back claimed jobs that were not started: running -> ready at once, the attempt returned, no post-mortem. A job that
 -- was wished away meanwhile becomes cancelled instead. Guard: id, lease, claimed_at, host and state = 'running' under the row lock; what
--- another session has locked is skipped, and its place answered (docs/adr/2923). Index: the primary key, by nested loops over the materialised input (docs/adr/0103); BETWEEN,
--- because an equals sign lets the planner begin with the whole index (docs/adr/2501).
+-- another session has locked is skipped, and its place answered (docs/adr/04). Index: the primary key, by nested loops over the materialised input (docs/adr/05); BETWEEN,
+-- because an equals sign lets the planner begin with the whole index (docs/adr/05).
 WITH sent AS MATERIALIZED (
     SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(claims)s::timestamptz[] AS claims
 ),

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pgworkers.job.operation import UNSAID, Note
+from pgworkers.job.operations import NO_NOTE, OperationNote
 from pgworkers.postgres.statements import Query, Statement
 
-TRIES = 3  #: so often may others come first, one after the other
-_REQUEUE = Statement.beside(__file__, "requeue")
+MAX_REQUEUE_TRIES = 3  #: so often may others come first, one after the other
+_REQUEUE = Statement.from_file(__file__, "requeue")
 
 
 @dataclass(frozen=True, slots=True)
-class Requeued:
+class RequeueResult:
     """What became of one id.
 
     `outcome`: "requeued"; "conflict" (a newer live job holds its unique key); "missing"; or the state that kept it from
@@ -25,21 +25,25 @@ class Requeued:
     outcome: str
 
 
-def requeue(ids: Sequence[int], note: Note = UNSAID) -> Query[list[Requeued]]:
+def requeue(ids: Sequence[int], note: OperationNote = NO_NOTE) -> Query[list[RequeueResult]]:
     """Requeue these jobs, row by row: one that cannot be holds up no other."""
     return Query(
-        _REQUEUE, {"ids": list(ids), **note.params()}, lambda rows: [Requeued(row[0], row[1]) for row in rows]
+        _REQUEUE,
+        {"ids": list(ids), **note.params()},
+        lambda rows: [RequeueResult(row[0], row[1]) for row in rows],
     )
 
 
-def settled(
-    ask: Callable[[Query[list[Requeued]]], list[Requeued]], ids: Sequence[int], note: Note = UNSAID
+def requeue_until_settled(
+    ask: Callable[[Query[list[RequeueResult]]], list[RequeueResult]],
+    ids: Sequence[int],
+    note: OperationNote = NO_NOTE,
 ) -> dict[int, str]:
     """Requeue these jobs, and once more those that changed under the statement: an operator hears what a job is, not what
     it was. Each question is a transaction of its own."""
     outcomes: dict[int, str] = {}
     left = list(ids)
-    for _ in range(TRIES):
+    for _ in range(MAX_REQUEUE_TRIES):
         outcomes |= {one.id: one.outcome for one in ask(requeue(left, note))}
         left = [id for id in left if outcomes[id] == "changing"]
         if not left:

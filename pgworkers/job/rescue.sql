@@ -3,7 +3,7 @@
 -- past its deadline or because its task says so it is dead, wished away it is cancelled, else it is scheduled as its task says, or by exponential back-off. Bounded, skips
 -- what others have locked. `clock` is the time as the asking host reckons it. `only` names the one job to try, and `refused` why it cannot be scheduled: then it is dead.
 -- Indexes: job_running, in the gaps between the ids of the living, then the primary key, by BETWEEN: an equals
--- sign lets the planner begin with the whole index (docs/adr/2501). Guard: the row is still held under the same host
+-- sign lets the planner begin with the whole index (docs/adr/05). Guard: the row is still held under the same host
 -- and lease, checked by the row lock. No unique key can stand in the way: a running row keeps its own.
 -- A row that was rescued by another and claimed again between this statement's snapshot and its lock is locked as it is now, but
 -- neither moved nor ended, for the snapshot shows it as it was: nothing is written or said of it (`taken`).

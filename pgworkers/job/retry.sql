@@ -1,9 +1,9 @@
 -- End an attempt but not the job: running -> scheduled, or ready when there is nothing to wait for. A job that was wished
 -- away meanwhile becomes cancelled instead: after an acknowledged cancel nothing starts. An attempt that ended by itself shows
 -- that the job does not kill its supervisor: its losses begin again.
--- Guard: id, lease, claimed_at, host and state = 'running', checked under the row lock; what another session has locked is skipped (docs/adr/2923). Index: the primary key, by
--- nested loops over the materialised input (no partial index can match the guard, docs/adr/0103); BETWEEN, because an
--- equals sign lets the planner begin with the whole index (docs/adr/2501). Answers the places of those that were written; whether
+-- Guard: id, lease, claimed_at, host and state = 'running', checked under the row lock; what another session has locked is skipped (docs/adr/04). Index: the primary key, by
+-- nested loops over the materialised input (no partial index can match the guard, docs/adr/05); BETWEEN, because an
+-- equals sign lets the planner begin with the whole index (docs/adr/05). Answers the places of those that were written; whether
 -- the others are on record is asked in a second statement (unwritten_attempts.sql), because to look locks and opens every partition.
 WITH again AS MATERIALIZED (
     SELECT *

@@ -1,12 +1,16 @@
-"""Before the loop: learn the app, choose and reach the database, bring the schema up, announce it all."""
+"""Before the loop: learn the app, choose and reach the database, bring the schema up, announce it all.
+
+What the command line asks of a master.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import time
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version as package_version
 from typing import Any, TypeVar
 
@@ -14,100 +18,102 @@ import msgspec
 import psycopg
 
 from pgworkers import settings as settings_module
-from pgworkers.clock import monotonic, show_seconds
+from pgworkers.clock import monotonic
+from pgworkers.embedded.server import EmbeddedServer
 from pgworkers.errors import AppNotLoaded, DatabaseUnreachable, NotFound, UsageError
-from pgworkers.job import queue as queues
+from pgworkers.job import queues
 from pgworkers.job.enqueue import enqueue
-from pgworkers.job.new import NewJob
+from pgworkers.job.model import NewJob
 from pgworkers.master import http
-from pgworkers.master.options import RunOptions
 from pgworkers.postgres import migrate
-from pgworkers.postgres.connect import (
-    Chosen,
-    beside,
-    choose,
-    connect,
-    is_pooled,
-    owner_of,
+from pgworkers.postgres.connect import connect
+from pgworkers.postgres.database_choice import (
+    DatabaseChoice,
+    app_directory,
+    app_owner,
+    choose_database,
     refuse_foreign_home,
 )
-from pgworkers.postgres.dsn import shown
-from pgworkers.postgres.embedded import EmbeddedServer
+from pgworkers.postgres.dsn import show_dsn
+from pgworkers.postgres.pooler import is_pooled
 from pgworkers.postgres.statements import run as ask
-from pgworkers.schedule import sync as schedules
-from pgworkers.settings import Loaded, Settings
+from pgworkers.schedule import definitions as schedules
+from pgworkers.settings import LoadedSettings, Settings
 from pgworkers.specs import AppSpec, QueueSpec
-from pgworkers.supervisor.ask import describe, starts_threads
+from pgworkers.supervisor.describe import describe, threads_error
+from pgworkers.units import format_duration
 
-VERSION = package_version("pgworkers")
+PACKAGE_VERSION = package_version("pgworkers")
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Plan:
+class BootPlan:
     """All that is known before the first process is started."""
 
     app: AppSpec
-    loaded: Loaded
+    loaded_settings: LoadedSettings
     dsn: str
     queues: dict[str, QueueSpec]
-    database: str  # for the second line of the start
-    schema: str  # for the third
-    server: EmbeddedServer | None
-    direct: str = ""  # for the master's own connections, when dsn goes through a pooler
+    database_text: str  # for the second line of the start
+    schema_text: str  # for the third
+    embedded_server: EmbeddedServer | None
+    direct_dsn: str = ""  # for the master's own connections, when dsn goes through a pooler
 
     @property
     def settings(self) -> Settings:
-        return self.loaded.settings
+        return self.loaded_settings.settings
 
 
-def prepare(options: RunOptions, say: Callable[[str], None]) -> Plan:
-    app = describe(options.config, options.loaded.settings.boot, say=say)
+def prepare(options: RunOptions, say: Callable[[str], None]) -> BootPlan:
+    app = describe(options.config, options.loaded_settings.settings.boot, on_slow=say)
     if app.threads:
-        raise AppNotLoaded(f"{starts_threads(options.config, app.threads)}; nothing was started")
-    loaded = settings_module.load(options.flags, app.settings)
+        raise AppNotLoaded(f"{threads_error(options.config, app.threads)}; nothing was started")
+    loaded = settings_module.load_settings(options.flags, app.settings)
     if loaded.settings.metrics != "off":
-        http.parse(loaded.settings.metrics)  # before anything is done
+        http.parse_address(loaded.settings.metrics)  # before anything is done
     served = choose_queues(app, options.queues, options.workers, loaded.settings.max_workers)
-    if options.check:
+    if options.is_check:
         check_imports(options.config, served, loaded.settings.boot, say)
-    chosen = choose(loaded.settings, loaded.sources, beside(options.config))
+    chosen = choose_database(loaded.settings, loaded.sources, app_directory(options.config))
     server = None
     dsn = chosen.dsn
-    if chosen.embedded:
-        refuse_foreign_home(chosen, owner_of(options.config))
-        server = EmbeddedServer(chosen.home, say=say)
-        if options.check and not server.status().exists:
+    if chosen.is_embedded:
+        refuse_foreign_home(chosen, app_owner(options.config))
+        server = EmbeddedServer(chosen.home, on_message=say)
+        if options.is_check and not server.status().has_data:
             database = f"embedded, would be made in {chosen.home}"
-            return Plan(app, loaded, "", served, database, f"{loaded.settings.schema}, would be made", None)
+            return BootPlan(
+                app, loaded, "", served, database, f"{loaded.settings.schema}, would be made", None
+            )
         dsn = server.acquire()
     direct = loaded.settings.direct_dsn or dsn
 
     def announce(conn: psycopg.Connection[Any]) -> tuple[str, str]:
         """The database and the schema, for the start's lines. Nothing of it does harm when it is done twice."""
         refuse_pooler(conn, direct)
-        database, schema = _database(conn, chosen, server, direct), loaded.settings.schema
-        if options.check:
-            return database, _pending(conn, loaded)
-        applied = migrate.up(conn, schema, say=say)
-        ask(conn, schema, queues.declare(list(served), totals(served), retentions(served)))
+        database, schema = _database_text(conn, chosen, server, direct), loaded.settings.schema
+        if options.is_check:
+            return database, _pending_migrations_text(conn, loaded)
+        applied = migrate.up(conn, schema, on_message=say)
+        ask(conn, schema, queues.declare_queues(list(served), cluster_totals(served), retentions(served)))
         ask(conn, schema, queues.declare_tasks(list(app.tasks)))
         if app.schedules:
-            ask(conn, schema, schedules.sync(app.schedules))
-        state = f"migrated ({', '.join(applied)})" if applied else migrate.describe(conn, schema)
+            ask(conn, schema, schedules.sync_schedules(app.schedules))
+        state = f"migrated ({', '.join(applied)})" if applied else migrate.describe_schema(conn, schema)
         return database, f"{schema}, {state}"
 
     try:
-        database, schema = patiently(loaded.settings, direct, say, announce)
-        if options.enqueue and not options.check:
-            with reach(loaded.settings, direct, say) as conn:
+        database, schema = run_on_first_connection(loaded.settings, direct, say, announce)
+        if options.enqueue and not options.is_check:
+            with connect_patiently(loaded.settings, direct, say) as conn:
                 for task in options.enqueue:
-                    _enqueue(conn, loaded.settings.schema, app, task)
+                    _enqueue_task(conn, loaded.settings.schema, app, task)
     except BaseException:
         if server is not None:
             server.release()
         raise
-    return Plan(app, loaded, dsn, served, database, schema, server, direct)
+    return BootPlan(app, loaded, dsn, served, database, schema, server, direct)
 
 
 def check_imports(
@@ -118,10 +124,10 @@ def check_imports(
     for (threads, preload), queue in ways.items():
         if (threads, preload) == (1, ()):
             continue  # it was described so
-        seen = describe(config, patience, say=say, threads=threads, preload=preload)
+        seen = describe(config, patience, on_slow=say, threads=threads, preload=preload)
         if seen.threads:
             raise AppNotLoaded(
-                f"queue {queue}: {starts_threads(config, seen.threads)}; no worker of it would start"
+                f"queue {queue}: {threads_error(config, seen.threads)}; no worker of it would start"
             )
 
 
@@ -129,26 +135,30 @@ def refuse_pooler(conn: psycopg.Connection[Any], dsn: str) -> None:
     """Leadership is a lock of a session, and notifications go to one: neither lives behind a pooler."""
     if is_pooled(conn):
         raise UsageError(
-            f"{shown(dsn)} is a pooler (PgBouncer or the like): a session's lock and its notifications get lost there; "
+            f"{show_dsn(dsn)} is a pooler (PgBouncer or the like): a session's lock and its notifications get lost there; "
             "nothing was started. Set PGWORKERS_DIRECT_DSN to the direct address of the same database; enqueuers may keep "
             "the pooler"
         )
 
 
-def _database(conn: psycopg.Connection[Any], chosen: Chosen, server: EmbeddedServer | None, dsn: str) -> str:
+def _database_text(
+    conn: psycopg.Connection[Any], chosen: DatabaseChoice, server: EmbeddedServer | None, dsn: str
+) -> str:
     """Which Postgres and why, for the second line of the start."""
-    where = shown(dsn)
+    where = show_dsn(dsn)
     if server is not None:
-        programs = server.foreign_programs()
+        programs = server.system_programs()
         where = f"in {server.status().data}" + (f", programs of {programs}" if programs is not None else "")
     return f"Postgres {conn.info.server_version // 10000}, {chosen.source} {where}"
 
 
-def _pending(conn: psycopg.Connection[Any], loaded: Loaded) -> str:
+def _pending_migrations_text(conn: psycopg.Connection[Any], loaded: LoadedSettings) -> str:
     """What `run` would do to the schema. A newer one than this code is refused, as `run` would."""
     schema = loaded.settings.schema
-    pending = [migration.name for migration in migrate.pending(conn, schema)]
-    state = f"run would migrate it ({', '.join(pending)})" if pending else migrate.describe(conn, schema)
+    pending = [migration.name for migration in migrate.pending_migrations(conn, schema)]
+    state = (
+        f"run would migrate it ({', '.join(pending)})" if pending else migrate.describe_schema(conn, schema)
+    )
     return f"{schema}, {state}"
 
 
@@ -175,7 +185,7 @@ def choose_queues(
     return served
 
 
-def totals(served: dict[str, QueueSpec]) -> dict[str, int | None]:
+def cluster_totals(served: dict[str, QueueSpec]) -> dict[str, int | None]:
     """The workers over all hosts that the app wants of its queues."""
     return {name: spec.cluster_workers for name, spec in served.items()}
 
@@ -185,7 +195,7 @@ def retentions(served: dict[str, QueueSpec]) -> dict[str, float | None]:
     return {name: spec.retention for name, spec in served.items()}
 
 
-def reach(settings: Settings, dsn: str, say: Callable[[str], None]) -> psycopg.Connection[Any]:
+def connect_patiently(settings: Settings, dsn: str, say: Callable[[str], None]) -> psycopg.Connection[Any]:
     """A first connection. A server that refuses or is still starting is waited for; a wrong address is not."""
     give_up = monotonic() + settings.connect_wait
     pause = 0.2
@@ -195,23 +205,23 @@ def reach(settings: Settings, dsn: str, say: Callable[[str], None]) -> psycopg.C
             return connect(settings, dsn, "boot")
         except DatabaseUnreachable as error:
             left = give_up - monotonic()
-            if left <= 0 or not error.transient:
+            if left <= 0 or not error.is_transient:
                 raise
             if not told:
-                say(f"{error.brief}; trying for {show_seconds(left)}")
+                say(f"{error.summary}; trying for {format_duration(left)}")
                 told = True
         time.sleep(min(pause, left) * random.uniform(0.5, 1.0))
         pause = min(pause * 2, settings.reconnect)
 
 
-def patiently(
+def run_on_first_connection(
     settings: Settings, dsn: str, say: Callable[[str], None], work: Callable[[psycopg.Connection[Any]], T]
 ) -> T:
     """Do this on a first connection, again if need be: a table may be locked, the server restarted in between."""
     give_up = monotonic() + settings.connect_wait
     told = False
     while True:
-        with reach(settings, dsn, say) as conn:
+        with connect_patiently(settings, dsn, say) as conn:
             try:
                 return work(conn)
             except psycopg.OperationalError as error:
@@ -221,13 +231,13 @@ def patiently(
                 if not told:
                     first = str(error).partition("\n")[0]
                     say(
-                        f"the database did not take what this host announces ({first}); trying for {show_seconds(left)}"
+                        f"the database did not take what this host announces ({first}); trying for {format_duration(left)}"
                     )
                     told = True
         time.sleep(min(settings.reconnect, left) * random.uniform(0.5, 1.0))
 
 
-def _enqueue(conn: psycopg.Connection[Any], schema: str, app: AppSpec, task: str) -> None:
+def _enqueue_task(conn: psycopg.Connection[Any], schema: str, app: AppSpec, task: str) -> None:
     spec = next((spec for spec in app.tasks if spec.name == task), None)
     if spec is None:
         raise NotFound(
@@ -239,30 +249,49 @@ def _enqueue(conn: psycopg.Connection[Any], schema: str, app: AppSpec, task: str
     ask(conn, schema, enqueue(job))
 
 
-def banner(plan: Plan, metrics: str) -> list[str]:
+def start_lines(plan: BootPlan, metrics: str) -> list[str]:
     """The six lines of the start."""
     return [
-        *summary(plan, metrics),
-        f"stop      Ctrl-C or kill -TERM {os.getpid()}: running jobs get {show_seconds(plan.settings.drain)}; "
+        *summary_lines(plan, metrics),
+        f"stop      Ctrl-C or kill -TERM {os.getpid()}: running jobs get {format_duration(plan.settings.drain)}; "
         "a second Ctrl-C or SIGQUIT: now",
     ]
 
 
-def summary(plan: Plan, metrics: str) -> list[str]:
+def summary_lines(plan: BootPlan, metrics: str) -> list[str]:
     """What a host serves, and from where; `run --check` prints no more."""
-    served = " · ".join(_crew(queue) for queue in plan.queues.values())
+    served = " · ".join(_workers_text(queue) for queue in plan.queues.values())
     return [
-        f"pgworkers {VERSION} · {plan.app.name} (version {plan.app.version})",
-        f"database  {plan.database}",
-        f"schema    {plan.schema}",
+        f"pgworkers {PACKAGE_VERSION} · {plan.app.name} (version {plan.app.version})",
+        f"database  {plan.database_text}",
+        f"schema    {plan.schema_text}",
         f"queues    {served}",
         f"metrics   {metrics}",
     ]
 
 
-def _crew(queue: QueueSpec) -> str:
+def _workers_text(queue: QueueSpec) -> str:
     if queue.cluster_workers is not None:
         return (
             f"{queue.name} {queue.cluster_workers} worker{'s' * (queue.cluster_workers != 1)} over all hosts"
         )
     return f"{queue.name} {queue.workers} worker{'s' * (queue.workers != 1)}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    config: str
+    loaded_settings: LoadedSettings
+    flags: dict[str, Any] = field(default_factory=dict)  # to load the settings again with the app's own
+    workers: int | None = None  # for every queue
+    queues: dict[str, int | None] | None = None  # serve only these; None: as declared
+    is_burst: bool = False
+    is_check: bool = False
+    enqueue: tuple[str, ...] = ()
+    is_quiet: bool = False
+    should_watch_files: bool = False  # when the app's files change
+
+
+def new_host_id() -> str:
+    """Who owns leases: a fresh one for each life of a master, never a hostname or pid."""
+    return str(uuid.uuid4())

@@ -14,84 +14,89 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from pgworkers.clock import monotonic
-from pgworkers.events import HostChanged, JobEnded
-from pgworkers.job import host as host_rows
-from pgworkers.job.state import Verdict
-from pgworkers.master.line import LineDown
+from pgworkers.events import AttemptEnded, HostStateChanged
+from pgworkers.job import hosts as host_rows
+from pgworkers.job.model import Verdict
+from pgworkers.master.connection import ConnectionDown
 from pgworkers.settings import Settings
 
 if TYPE_CHECKING:
     from pgworkers.master.host import Host
 
-STEP = 0.02
+DRAIN_POLL_SECONDS = 0.02
 #: How long supervisors may take to kill what is left and to leave, once their sockets are closed.
-LEAVE_TIME = 3.0
+SUPERVISOR_EXIT_SECONDS = 3.0
 #: Beyond the graces, for a ladder to be climbed to its end, and for a killed process to be gone.
-LADDER_TIME = 2.0
-KILL_TIME = 2.0
+LADDER_MARGIN_SECONDS = 2.0
+KILL_WAIT_SECONDS = 2.0
 
 
-def longest(settings: Settings) -> float:
+def max_stop_seconds(settings: Settings) -> float:
     """The most seconds from SIGTERM to the exit: what a service manager must allow."""
     writing = settings.statement_timeout + 1.0
-    stopping = settings.ask_grace + settings.raise_grace + LADDER_TIME + KILL_TIME
+    stopping = settings.ask_grace + settings.raise_grace + LADDER_MARGIN_SECONDS + KILL_WAIT_SECONDS
     return (
-        settings.drain + stopping + 2 * writing + leaving(settings) + LEAVE_TIME + settings.statement_timeout
+        settings.drain
+        + stopping
+        + 2 * writing
+        + max_stop_hook_seconds(settings)
+        + SUPERVISOR_EXIT_SECONDS
+        + settings.statement_timeout
     )
 
 
-def leaving(settings: Settings) -> float:
+def max_stop_hook_seconds(settings: Settings) -> float:
     """How long the stop hooks of a worker may take."""
     return settings.ask_grace + settings.raise_grace + 1.0
 
 
 async def drain(host: Host) -> None:
     settings = host.settings
-    handed = HandedBack()
-    host.facts.listen(handed, JobEnded)
-    host.become("draining", f"{host.why}; {len(host.dispatch.busy())} running")
-    host.dispatch.claiming = False
-    host.supervisors.leave()
+    handed = InterruptedCount()
+    host.events.subscribe(handed, AttemptEnded)
+    host.move_to("draining", f"{host.leave_reason}; {len(host.dispatcher.busy_workers())} running")
+    host.dispatcher.is_claiming = False
+    host.supervisors.stop_starting()
     await host.leadership.resign()
-    host.dispatch.give_back_all("the host is draining")
-    for worker in host.dispatch.all_workers():
+    host.dispatcher.release_unstarted("the host is draining")
+    for worker in host.dispatcher.all_workers():
         if worker.state in ("idle", "silent"):
-            worker.leave()
+            worker.dismiss()
     until = monotonic() + settings.drain
-    await _until_idle(host, settings.drain, host.hurry)
-    if host.dispatch.busy():
-        await _stop_running(host)
-    await _write_the_rest(host, until)
-    await _until_left(host)
-    host.supervisors.hang_up()
-    await _until_alone(host)
+    await _wait_until_idle(host, settings.drain, host.hurry)
+    if host.dispatcher.busy_workers():
+        await _stop_running_jobs(host)
+    await _wait_for_results(host, until)
+    await _wait_for_stop_hooks(host)
+    host.supervisors.close()
+    await _wait_for_supervisors(host)
     try:
         async with asyncio.timeout(settings.statement_timeout):
             # Nothing runs any more: whatever is left was never known here.
-            await host.overlooked.give_back(0.0, whole=True)
+            await host.lost_claims.release_lost(0.0, whole=True)
     except TimeoutError:
         pass
-    await _write_the_rest(host, until)
+    await _wait_for_results(host, until)
     try:
         async with asyncio.timeout(settings.statement_timeout):
-            await host.minutes.write()
-            await host.renewal.leave()
-            await host.lines["leadership"].ask(host_rows.remove(host.id))
-    except (LineDown, TimeoutError, psycopg.Error):
+            await host.statistics_writer.write()
+            await host.lease_keeper.stop()
+            await host.connections["leadership"].execute(host_rows.remove_host(host.id))
+    except (ConnectionDown, TimeoutError, psycopg.Error):
         pass  # the row goes stale and is swept by others
-    host.become("gone", handed.told(at_once=host.hurry.is_set()))
+    host.move_to("gone", handed.sentence(at_once=host.hurry.is_set()))
 
 
-class HandedBack:
+class InterruptedCount:
     """The jobs that a drain did not let finish, for its last word."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, fact: JobEnded) -> None:
+    def __call__(self, fact: AttemptEnded) -> None:
         self.count += fact.verdict == Verdict.INTERRUPTED
 
-    def told(self, *, at_once: bool) -> str:
+    def sentence(self, *, at_once: bool) -> str:
         if not self.count:
             return "drained"
         jobs = f"{self.count} job{'s' * (self.count != 1)}"
@@ -100,58 +105,62 @@ class HandedBack:
         )
 
 
-async def _until_idle(host: Host, limit: float, hurry: asyncio.Event | None = None) -> None:
+async def _wait_until_idle(host: Host, limit: float, hurry: asyncio.Event | None = None) -> None:
     try:
         async with asyncio.timeout(limit):
-            while host.dispatch.busy() and not (hurry is not None and hurry.is_set()):
-                await asyncio.sleep(STEP)
+            while host.dispatcher.busy_workers() and not (hurry is not None and hurry.is_set()):
+                await asyncio.sleep(DRAIN_POLL_SECONDS)
     except TimeoutError:
         pass
 
 
-async def _stop_running(host: Host) -> None:
+async def _stop_running_jobs(host: Host) -> None:
     """The ladder for everything that still runs; told to hurry, without graces."""
     settings = host.settings
-    host.become("stopping", f"{len(host.dispatch.busy())} still running")
-    for worker in host.dispatch.busy():
-        host.dispatch.wish(worker, "drain")
+    host.move_to("stopping", f"{len(host.dispatcher.busy_workers())} still running")
+    for worker in host.dispatcher.busy_workers():
+        host.dispatcher.request_stop(worker, "drain")
     if not host.hurry.is_set():
-        await _until_idle(host, settings.ask_grace + settings.raise_grace + LADDER_TIME, host.hurry)
-    for worker in host.dispatch.busy():
-        host.dispatch.wish(worker, "kill")
-    await _until_idle(host, KILL_TIME)
+        await _wait_until_idle(
+            host, settings.ask_grace + settings.raise_grace + LADDER_MARGIN_SECONDS, host.hurry
+        )
+    for worker in host.dispatcher.busy_workers():
+        host.dispatcher.request_stop(worker, "kill")
+    await _wait_until_idle(host, KILL_WAIT_SECONDS)
 
 
-async def _until_left(host: Host) -> None:
+async def _wait_for_stop_hooks(host: Host) -> None:
     """Workers that were let go run their stop hooks; their supervisors end those that take longer than the graces."""
     try:
-        async with asyncio.timeout(leaving(host.settings)):
-            while not host.hurry.is_set() and any(w.state == "leaving" for w in host.dispatch.all_workers()):
-                await asyncio.sleep(STEP)
+        async with asyncio.timeout(max_stop_hook_seconds(host.settings)):
+            while not host.hurry.is_set() and any(
+                w.state == "leaving" for w in host.dispatcher.all_workers()
+            ):
+                await asyncio.sleep(DRAIN_POLL_SECONDS)
     except TimeoutError:
         pass
 
 
-async def _until_alone(host: Host) -> None:
+async def _wait_for_supervisors(host: Host) -> None:
     try:
-        async with asyncio.timeout(LEAVE_TIME):
-            while host.supervisors.alive:
-                await asyncio.sleep(STEP)
+        async with asyncio.timeout(SUPERVISOR_EXIT_SECONDS):
+            while host.supervisors.is_alive:
+                await asyncio.sleep(DRAIN_POLL_SECONDS)
     except TimeoutError:
         host.supervisors.kill()
-        while host.supervisors.alive:
-            await asyncio.sleep(STEP)
+        while host.supervisors.is_alive:
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
 
 
-async def _write_the_rest(host: Host, until: float) -> None:
+async def _wait_for_results(host: Host, until: float) -> None:
     """Wait for the ends that are not written yet; of a database that is only slow until the time of the drain is over."""
     try:
         async with asyncio.timeout(host.settings.statement_timeout + 1.0):
-            await host.ends.idle.wait()
+            await host.finisher.all_written.wait()
     except TimeoutError:
-        while host.ends.is_writing and monotonic() < until and not host.hurry.is_set():
-            await asyncio.sleep(STEP)
-        if host.ends.idle.is_set():
+        while host.finisher.is_writing and monotonic() < until and not host.hurry.is_set():
+            await asyncio.sleep(DRAIN_POLL_SECONDS)
+        if host.finisher.all_written.is_set():
             return
-        left = f"{len(host.ends)} ends could not be written; their jobs will be rescued"
-        host.facts.tell(HostChanged(host.state, left))
+        left = f"{len(host.finisher)} ends could not be written; their jobs will be rescued"
+        host.events.emit(HostStateChanged(host.state, left))

@@ -23,21 +23,21 @@ from urllib.parse import urlsplit
 
 from pgworkers.errors import UsageError
 
-PATIENCE = 2.0
-MAX_CLIENTS = 64
-MAX_HEAD = 8192
+REQUEST_TIMEOUT_SECONDS = 2.0
+MAX_CONNECTIONS = 64
+MAX_REQUEST_HEAD_BYTES = 8192
 #: So many are let in between two turns of the loop.
-AT_ONCE = 16
+MAX_ACCEPTS_PER_TURN = 16
 #: Connections that the kernel keeps until they are let in.
-BACKLOG = 512
+LISTEN_BACKLOG = 512
 #: Ports that are tried, from the default one on.
-NEXT_PORTS = 100
-PROBES = ("/livez", "/readyz")
+MAX_PORTS_TRIED = 100
+PROBE_PATHS = ("/livez", "/readyz")
 
 #: path, Accept -> status, content type, body
-Answer = tuple[int, str, bytes]
-Handler = Callable[[str, str], Answer]
-_REASONS = {
+HttpResponse = tuple[int, str, bytes]
+HttpHandler = Callable[[str, str], HttpResponse]
+_STATUS_TEXTS = {
     200: "OK",
     400: "Bad Request",
     404: "Not Found",
@@ -47,22 +47,22 @@ _REASONS = {
 }
 
 
-_MISDIRECTED = (
+_MISDIRECTED_TEXT = (
     "this is not the server of {}; ask for an IP address or localhost, or set PGWORKERS_METRICS_HOSTS to the names that "
     "this port answers for\n"
 )
 
 
-class CannotListen(UsageError):
+class ListenFailed(UsageError):
     """The address cannot be had. `brief`: for who goes on without it; `taken`: another process listens there just now."""
 
     def __init__(self, text: str, brief: str, *, taken: bool) -> None:
         super().__init__(text)
         self.brief = brief
-        self.taken = taken
+        self.is_taken = taken
 
 
-def parse(address: str) -> tuple[str, int]:
+def parse_address(address: str) -> tuple[str, int]:
     """HOST:PORT, or a UsageError that names the flag."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
@@ -70,19 +70,19 @@ def parse(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def bind(address: str) -> socket.socket:
+def listen(address: str) -> socket.socket:
     """A listening socket on HOST:PORT, or a UsageError that names the flag."""
-    host, port = parse(address)
+    host, port = parse_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host.strip("[]"), port))
-        sock.listen(BACKLOG)
+        sock.listen(LISTEN_BACKLOG)
     except OSError as error:
         sock.close()
         taken = error.errno == errno.EADDRINUSE
-        raise CannotListen(
+        raise ListenFailed(
             f"metrics: cannot listen on {address} ({'it is taken' if taken else error.strerror}); "
             "choose another address with --metrics HOST:PORT, or --metrics off",
             f"{address} is taken" if taken else f"{address}: {error.strerror}",
@@ -91,19 +91,19 @@ def bind(address: str) -> socket.socket:
     return sock
 
 
-def bind_free(address: str) -> socket.socket:
+def listen_on_next_free(address: str) -> socket.socket:
     """A listening socket on HOST:PORT or, where other hosts of this machine have it, on one of the next ports."""
-    host, port = parse(address)
-    for step in range(NEXT_PORTS):
+    host, port = parse_address(address)
+    for step in range(MAX_PORTS_TRIED):
         try:
-            return bind(f"{host}:{port + step}")
-        except CannotListen as error:
-            if not error.taken or port == 0 or port + step == 65535:
+            return listen(f"{host}:{port + step}")
+        except ListenFailed as error:
+            if not error.is_taken or port == 0 or port + step == 65535:
                 raise
-    raise CannotListen(
-        f"metrics: {address} and the {NEXT_PORTS - 1} ports after it are taken; choose another address with "
+    raise ListenFailed(
+        f"metrics: {address} and the {MAX_PORTS_TRIED - 1} ports after it are taken; choose another address with "
         "--metrics HOST:PORT, or --metrics off",
-        f"{address} and the {NEXT_PORTS - 1} ports after it are taken",
+        f"{address} and the {MAX_PORTS_TRIED - 1} ports after it are taken",
         taken=True,
     )
 
@@ -121,7 +121,7 @@ class AllowedHosts:
         """True for `name`, `name:port`, `1.2.3.4:port` and `[::1]:port` if the name is one of ours."""
         if "*" in self._names:
             return True
-        found = _HOST.fullmatch(host)
+        found = _HOST_HEADER_PATTERN.fullmatch(host)
         if found is None:
             return False
         if found["v6"] is not None:
@@ -130,7 +130,7 @@ class AllowedHosts:
         return name in self._names or _is_address(name)
 
 
-_HOST = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
+_HOST_HEADER_PATTERN = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 
 
 def _is_address(text: str) -> bool:
@@ -141,33 +141,33 @@ def _is_address(text: str) -> bool:
     return True
 
 
-class Http:
+class HttpServer:
     """Without asyncio's streams: their accept, their task and their reader take five turns of the loop for one request, and
     turns of a busy loop are what a client waits for."""
 
-    def __init__(self, sock: socket.socket, handler: Handler, hosts: AllowedHosts) -> None:
+    def __init__(self, sock: socket.socket, handler: HttpHandler, hosts: AllowedHosts) -> None:
         self.address = "{}:{}".format(*sock.getsockname()[:2])
-        self.clients: dict[Client, None] = {}  # the oldest first
+        self.connections: dict[HttpConnection, None] = {}  # the oldest first
         self._sock = sock
         self._handler = handler
         self._hosts = hosts
-        self._pause: asyncio.TimerHandle | None = None
+        self._accept_timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         self._sock.setblocking(False)
         self._listen()
 
     def close(self) -> None:
-        if self._pause is not None:
-            self._pause.cancel()
+        if self._accept_timer is not None:
+            self._accept_timer.cancel()
         asyncio.get_running_loop().remove_reader(self._sock)
         self._sock.close()
 
     def _listen(self) -> None:
-        asyncio.get_running_loop().add_reader(self._sock, self._accept)
+        asyncio.get_running_loop().add_reader(self._sock, self._on_connection)
 
-    def _accept(self) -> None:
-        for _ in range(AT_ONCE):
+    def _on_connection(self) -> None:
+        for _ in range(MAX_ACCEPTS_PER_TURN):
             try:
                 sock, peer = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -177,18 +177,18 @@ class Http:
             ):  # no descriptors, no memory: whoever knocks waits, and the loop is not kept busy by it
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(self._sock)
-                self._pause = loop.call_later(1.0, self._listen)
+                self._accept_timer = loop.call_later(1.0, self._listen)
                 return
-            Client(sock, str(peer[0]), self).begin()
-            if len(self.clients) > MAX_CLIENTS:
+            HttpConnection(sock, str(peer[0]), self).start()
+            if len(self.connections) > MAX_CONNECTIONS:
                 self._evict()
 
     def _evict(self) -> None:
         """Close the oldest connection of the address that has the most, so that no address can take all places."""
-        most, _ = Counter(client.peer for client in self.clients).most_common(1)[0]
-        next(client for client in self.clients if client.peer == most).close()
+        most, _ = Counter(client.peer for client in self.connections).most_common(1)[0]
+        next(client for client in self.connections if client.peer == most).close()
 
-    def answer(self, head: list[str]) -> Answer:
+    def answer(self, head: list[str]) -> HttpResponse:
         parts = head[0].split(" ")
         if len(parts) != 3:
             return 400, "text/plain", b"not a request\n"
@@ -207,27 +207,27 @@ class Http:
             return 400, "text/plain", b"not a path\n"
         for host in (target.netloc, headers.get("host")):
             if host and host not in self._hosts:
-                return 421, "text/plain", _MISDIRECTED.format(ascii(host[:100])).encode()
+                return 421, "text/plain", _MISDIRECTED_TEXT.format(ascii(host[:100])).encode()
         return self._handler(
             target.path + ("?" + target.query if target.query else ""), headers.get("accept", "")
         )
 
 
-class Client:
+class HttpConnection:
     """One connection, one request. Most have sent it before they are accepted, and are answered in the same turn."""
 
-    def __init__(self, sock: socket.socket, peer: str, server: Http) -> None:
+    def __init__(self, sock: socket.socket, peer: str, server: HttpServer) -> None:
         sock.setblocking(False)
         self.peer = peer
         self._sock = sock
         self._server = server
         self._loop = asyncio.get_running_loop()
-        self._head = b""
-        self._rest = memoryview(b"")  # of the answer
-        self._timeout = self._loop.call_later(PATIENCE, self.close)
+        self._request_head = b""
+        self._unsent = memoryview(b"")  # of the answer
+        self._timeout = self._loop.call_later(REQUEST_TIMEOUT_SECONDS, self.close)
 
-    def begin(self) -> None:
-        self._server.clients[self] = None
+    def start(self) -> None:
+        self._server.connections[self] = None
         self._loop.add_reader(self._sock, self._read)
         self._read()
 
@@ -236,29 +236,29 @@ class Client:
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
         self._sock.close()
-        self._server.clients.pop(self, None)
+        self._server.connections.pop(self, None)
 
     def _read(self) -> None:
         try:
-            data = self._sock.recv(MAX_HEAD)
+            data = self._sock.recv(MAX_REQUEST_HEAD_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
-        self._head += data
-        text, end, _ = self._head.partition(b"\r\n\r\n")
-        if end and len(text) < MAX_HEAD:
+        self._request_head += data
+        text, end, _ = self._request_head.partition(b"\r\n\r\n")
+        if end and len(text) < MAX_REQUEST_HEAD_BYTES:
             self._loop.remove_reader(self._sock)
             head = text.decode("latin-1").split("\r\n")
-            if any(f" {probe}" in head[0] for probe in PROBES):
+            if any(f" {probe}" in head[0] for probe in PROBE_PATHS):
                 self._answer(head)
             else:  # a text that takes longer to make: probes that were accepted in this turn go first
                 self._loop.call_soon(self._answer, head)
-        elif not data or len(self._head) > MAX_HEAD:
+        elif not data or len(self._request_head) > MAX_REQUEST_HEAD_BYTES:
             self.close()
 
     def _answer(self, head: list[str]) -> None:
-        if self not in self._server.clients:
+        if self not in self._server.connections:
             return  # evicted meanwhile
         try:
             status, kind, body = self._server.answer(head)
@@ -266,21 +266,21 @@ class Client:
             self.close()
             raise
         said = (
-            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+            f"HTTP/1.1 {status} {_STATUS_TEXTS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
             "X-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
         ).encode()
-        self._rest = memoryview(said if head[0].startswith("HEAD ") else said + body)
+        self._unsent = memoryview(said if head[0].startswith("HEAD ") else said + body)
         self._write()
 
     def _write(self) -> None:
         """What a client does not read in time is not kept for it."""
         try:
-            self._rest = self._rest[self._sock.send(self._rest) :]
+            self._unsent = self._unsent[self._sock.send(self._unsent) :]
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
-            self._rest = self._rest[:0]
-        if self._rest:
+            self._unsent = self._unsent[:0]
+        if self._unsent:
             self._loop.add_writer(self._sock, self._write)
         else:
             self.close()

@@ -6,7 +6,7 @@ The term is a row that only workers can write: host, session, and until when it 
 renews it every `leader_retry`. A candidate takes it when the leader resigned, when its session is gone, or when it ran out:
 a frozen leader keeps its session and would lead for ever. An advisory lock, held by the leading session, is the fast
 path that tells a candidate of a session's end. Any login can hold that lock, so a lock that cannot be had stops no host
-from leading; the session that holds it is reported (docs/adr/2812).
+from leading; the session that holds it is reported (docs/adr/23).
 
 Every duty runs on the very connection that took the term (`ask`), so a host that lost the session cannot act, whatever it
 believes. A host that was frozen and wakes up cannot act either until it has renewed: `ask` refuses after the term has run
@@ -24,10 +24,9 @@ from typing import TypeVar
 import psycopg
 
 from pgworkers.clock import boottime, monotonic
-from pgworkers.events import LeaderChanged, LeaderLockFree, LeaderLockHeld
-from pgworkers.facts import Facts
-from pgworkers.job import lead
-from pgworkers.master.line import Line, LineDown, first_line
+from pgworkers.events import EventBus, LeaderLockFreed, LeaderLockTaken, LeadershipChanged
+from pgworkers.job import hosts
+from pgworkers.master.connection import ConnectionDown, ReconnectingConnection, first_line
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -38,28 +37,28 @@ class Leadership:
     def __init__(
         self,
         host: str,
-        line: Line,
-        facts: Facts,
+        line: ReconnectingConnection,
+        facts: EventBus,
         settings: Settings,
         unbroken: Callable[[float], bool],
         reckoned: Callable[[], datetime | None],
     ) -> None:
-        self.leads = False
-        self.since = 0.0
-        self.lock_holder: lead.LockHolder | None = None  #: a session that holds the lock and is no host's
+        self.is_leader = False
+        self.leader_since = 0.0
+        self.lock_holder: hosts.LockHolder | None = None  #: a session that holds the lock and is no host's
         self._host = host
         self._line = line
         self._facts = facts
         self._settings = settings
-        self._unbroken = unbroken  # has this host renewed without a gap for so long?
-        self._reckoned = reckoned  # the database's time, as this host reckons it
-        self._session = -1
+        self._has_renewed_for = unbroken  # has this host renewed without a gap for so long?
+        self._database_time = reckoned  # the database's time, as this host reckons it
+        self._session_number = -1
         self._term = 0
         self._valid_until = 0.0  # the term, on CLOCK_BOOTTIME
-        self._suspect: lead.LockHolder | None = None  # held the lock when this host last looked
-        self._former_pid = 0  # of the session that led before; it may hold the lock a little longer
-        self._resigned = False
-        self._won = asyncio.Event()
+        self._suspected_holder: hosts.LockHolder | None = None  # held the lock when this host last looked
+        self._former_leader_pid = 0  # of the session that led before; it may hold the lock a little longer
+        self._has_resigned = False
+        self._became_leader = asyncio.Event()
 
     @property
     def term_seconds(self) -> float:
@@ -68,102 +67,108 @@ class Leadership:
 
     async def run(self) -> None:
         """Try for the term for as long as the host lives; while leading, renew it."""
-        while not self._resigned:
+        while not self._has_resigned:
             try:
-                await self._round()
-            except (LineDown, psycopg.Error) as error:
-                self._lost(first_line(error))
-                await self._line.rest()
+                await self._run_once()
+            except (ConnectionDown, psycopg.Error) as error:
+                self._lose(first_line(error))
+                await self._line.wait_for_backoff()
             await asyncio.sleep(self._settings.leader_retry)
 
-    async def _round(self) -> None:
-        if self.leads:
-            is_locked = await self._renew()
+    async def _run_once(self) -> None:
+        if self.is_leader:
+            is_locked = await self._renew_term()
         else:
-            is_locked = await self._try()
-        await self._report_holder(is_locked)
+            is_locked = await self._take_term()
+        await self._report_lock_holder(is_locked)
 
-    async def _renew(self) -> bool:
+    async def _renew_term(self) -> bool:
         """Renew the term. True: the session that leads holds the lock."""
         sent = boottime()
-        if self._line.session != self._session:
-            self._lost("the session is gone")
+        if self._line.session_number != self._session_number:
+            self._lose("the session is gone")
             return True
-        renewal = lead.renew(self._host, self._term, self.term_seconds)
-        is_locked = await self._line.ask(renewal, session=self._session)
+        renewal = hosts.renew_term(self._host, self._term, self.term_seconds)
+        is_locked = await self._line.execute(renewal, session_number=self._session_number)
         if is_locked is None:
-            self._lost("its term was not renewed in time, and another host leads")
-            await self._line.ask(lead.resign(self._host, self._term), session=self._session)  # the lock
+            self._lose("its term was not renewed in time, and another host leads")
+            await self._line.execute(
+                hosts.resign(self._host, self._term), session_number=self._session_number
+            )  # the lock
             return True
         self._valid_until = sent + self.term_seconds
         return is_locked
 
-    async def _try(self) -> bool:
+    async def _take_term(self) -> bool:
         """Take the term if it is free. True: the session that leads holds the lock."""
         sent = boottime()
-        may_depose = self._unbroken(self.term_seconds)
-        tried = await self._line.ask(
-            lead.try_to_lead(self._host, self.term_seconds, may_depose=may_depose, clock=self._reckoned())
+        may_depose = self._has_renewed_for(self.term_seconds)
+        tried = await self._line.execute(
+            hosts.try_lead(
+                self._host, self.term_seconds, may_depose=may_depose, host_clock=self._database_time()
+            )
         )
         if tried.term is None:
-            if tried.is_locked:  # another host was faster; its session should have the lock
-                await self._line.ask(lead.resign(self._host, 0))
-            return tried.leader_is_locked
-        if tried.ran_out and tried.former is not None:
-            self._facts.tell(LeaderChanged(False, "a leader that stopped renewing was deposed"))
-            await self._line.ask(lead.depose(tried.former))
-        self._former_pid = tried.former.pid if tried.former is not None else 0
-        self._session = self._line.session
+            if tried.has_lock:  # another host was faster; its session should have the lock
+                await self._line.execute(hosts.resign(self._host, 0))
+            return tried.former_has_lock
+        if tried.was_expired and tried.former_session is not None:
+            self._facts.emit(LeadershipChanged(False, "a leader that stopped renewing was deposed"))
+            await self._line.execute(hosts.depose(tried.former_session))
+        self._former_leader_pid = tried.former_session.pid if tried.former_session is not None else 0
+        self._session_number = self._line.session_number
         self._term, self._valid_until = tried.term, sent + self.term_seconds
-        self.leads, self.since = True, monotonic()
-        self._won.set()
-        self._facts.tell(LeaderChanged(True, "this host leads"))
-        return tried.is_locked
+        self.is_leader, self.leader_since = True, monotonic()
+        self._became_leader.set()
+        self._facts.emit(LeadershipChanged(True, "this host leads"))
+        return tried.has_lock
 
-    async def _report_holder(self, is_locked: bool) -> None:
+    async def _report_lock_holder(self, is_locked: bool) -> None:
         """Find out and tell which session holds the lock, when it is not the leader's."""
-        found = [] if is_locked else await self._line.ask(lead.lock_holders())
-        foreign = next((one for one in found if one.pid != self._former_pid), None)
+        found = [] if is_locked else await self._line.execute(hosts.lock_holders())
+        foreign = next((one for one in found if one.pid != self._former_leader_pid), None)
         # Seen twice: the session of a leader that was just replaced may hold it a moment longer.
-        before, self.lock_holder = self.lock_holder, foreign if foreign == self._suspect else None
-        self._suspect = foreign
+        before, self.lock_holder = self.lock_holder, foreign if foreign == self._suspected_holder else None
+        self._suspected_holder = foreign
         if self.lock_holder is not None and self.lock_holder != before:
-            self._facts.tell(
-                LeaderLockHeld(self.lock_holder.pid, self.lock_holder.user, self.lock_holder.application)
+            self._facts.emit(
+                LeaderLockTaken(self.lock_holder.pid, self.lock_holder.user, self.lock_holder.application)
             )
         elif before is not None and self.lock_holder is None:
-            self._facts.tell(LeaderLockFree(before.pid))
+            self._facts.emit(LeaderLockFreed(before.pid))
 
-    async def ask(self, query: Query[T]) -> T:
+    async def execute(self, query: Query[T]) -> T:
         """A duty's statement: on the session that holds the term, while it is valid, or not at all."""
-        if not self.leads:
-            raise LineDown("this host does not lead")
+        if not self.is_leader:
+            raise ConnectionDown("this host does not lead")
         if boottime() >= self._valid_until:
-            raise LineDown("the term of this host has run out; nothing is done until it is renewed")
+            raise ConnectionDown("the term of this host has run out; nothing is done until it is renewed")
         try:
-            return await self._line.ask(query, session=self._session)
-        except LineDown as error:
-            if self._line.session != self._session or not self._line.up:
-                self._lost(first_line(error))
+            return await self._line.execute(query, session_number=self._session_number)
+        except ConnectionDown as error:
+            if self._line.session_number != self._session_number or not self._line.is_up:
+                self._lose(first_line(error))
             raise
 
     async def until_leading(self) -> None:
-        while not self.leads:
-            self._won.clear()
-            await self._won.wait()
+        while not self.is_leader:
+            self._became_leader.clear()
+            await self._became_leader.wait()
 
     async def resign(self) -> None:
         """Before the host leaves: the flag, the term, the row, the lock."""
-        self._resigned = True
-        if self.leads:
-            self._lost("this host is leaving")
+        self._has_resigned = True
+        if self.is_leader:
+            self._lose("this host is leaving")
             try:
                 async with asyncio.timeout(self._settings.statement_timeout):
-                    await self._line.ask(lead.resign(self._host, self._term), session=self._session)
-            except (LineDown, TimeoutError, psycopg.Error):
+                    await self._line.execute(
+                        hosts.resign(self._host, self._term), session_number=self._session_number
+                    )
+            except (ConnectionDown, TimeoutError, psycopg.Error):
                 pass  # the end of the session frees it
 
-    def _lost(self, why: str) -> None:
-        if self.leads:
-            self.leads = False
-            self._facts.tell(LeaderChanged(False, f"this host no longer leads: {why}"))
+    def _lose(self, why: str) -> None:
+        if self.is_leader:
+            self.is_leader = False
+            self._facts.emit(LeadershipChanged(False, f"this host no longer leads: {why}"))

@@ -16,91 +16,95 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from pgworkers.errors import PgworkersError
-from pgworkers.events import HostChanged, ReloadRefused
-from pgworkers.job import queue as queues
-from pgworkers.master import boot, ticks
-from pgworkers.master.joining import registration
-from pgworkers.master.line import LineDown
-from pgworkers.supervisor.ask import describe
+from pgworkers.events import HostStateChanged, ReloadRefused
+from pgworkers.job import queues
+from pgworkers.master import boot, scheduler
+from pgworkers.master.connection import ConnectionDown
+from pgworkers.master.lease_keeper import registration
+from pgworkers.supervisor.describe import describe
 
 if TYPE_CHECKING:
     from pgworkers.master.host import Host
 
-WATCH_EVERY = 0.5
-MOST_FILES = 2000
-_SKIPPED = {"node_modules", "__pycache__", "site-packages", "venv"}
+FILE_WATCH_SECONDS = 0.5
+MAX_FILES_WATCHED = 2000
+_SKIPPED_DIRECTORIES = {"node_modules", "__pycache__", "site-packages", "venv"}
 
 
 async def reload(host: Host) -> bool:
     """Replace the code; True: the new one runs."""
     options = host.options
     try:
-        app = await asyncio.to_thread(describe, options.config, host.settings.boot, host.supervisors.guests)
+        app = await asyncio.to_thread(
+            describe, options.config, host.settings.boot, host.supervisors.other_children
+        )
         served = boot.choose_queues(app, options.queues, options.workers, host.settings.max_workers)
     except PgworkersError as error:
-        host.facts.tell(ReloadRefused(str(error)))
+        host.events.emit(ReloadRefused(str(error)))
         return False
     try:
-        await host.lines["claim"].ask(
-            queues.declare(list(served), boot.totals(served), boot.retentions(served))
+        await host.connections["claim"].execute(
+            queues.declare_queues(list(served), boot.cluster_totals(served), boot.retentions(served))
         )
-        await host.lines["claim"].ask(queues.declare_tasks(list(app.tasks)))
-        await ticks.sync(host.lines["claim"], app.schedules)
-    except (LineDown, psycopg.Error) as error:
-        host.facts.tell(ReloadRefused(f"the database does not answer: {error}"))
+        await host.connections["claim"].execute(queues.declare_tasks(list(app.tasks)))
+        await scheduler.sync(host.connections["claim"], app.schedules)
+    except (ConnectionDown, psycopg.Error) as error:
+        host.events.emit(ReloadRefused(f"the database does not answer: {error}"))
         return False
-    host.facts.tell(HostChanged(host.state, f"reloading: version {host.plan.app.version} -> {app.version}"))
+    host.events.emit(
+        HostStateChanged(host.state, f"reloading: version {host.plan.app.version} -> {app.version}")
+    )
     new = {task.name: task for task in app.tasks}
     # While both versions run, only what both know is claimed.
-    both = {name: task for name, task in new.items() if name in host.dispatch.tasks}
-    host.dispatch.adopt(both, served)
+    both = {name: task for name, task in new.items() if name in host.dispatcher.tasks}
+    host.dispatcher.replace_app(both, served)
     host.plan.app, host.plan.queues = app, served
-    refused = await host.supervisors.replace(host.boots(), app.version)
-    host.dispatch.adopt(new, served)
-    host.scaling.forget()
+    refused = await host.supervisors.replace(host.boot_messages(), app.version)
+    host.dispatcher.replace_app(new, served)
+    host.scaler.decide_again()
     for why in refused:
-        host.facts.tell(ReloadRefused(why))
+        host.events.emit(ReloadRefused(why))
     try:
-        await host.lines["claim"].ask(registration(host))
-    except (LineDown, psycopg.Error):
+        await host.connections["claim"].execute(registration(host))
+    except (ConnectionDown, psycopg.Error):
         pass  # the next reload, or nobody, corrects the version on the host's row
-    host.facts.tell(HostChanged(host.state, f"reloaded: version {app.version}"))
-    host.claims.poke()
+    host.events.emit(HostStateChanged(host.state, f"reloaded: version {app.version}"))
+    host.claimer.wake_for_all_queues()
     return not refused
 
 
-class Reloads:
+class Reloader:
     """Runs reloads one at a time; a wish that comes during one is one more reload after it."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._wished = asyncio.Event()
+        self._requested = asyncio.Event()
 
-    def wish(self) -> None:
-        self._wished.set()
+    def request(self) -> None:
+        self._requested.set()
 
     async def run(self) -> None:
         while True:
-            await self._wished.wait()
-            self._wished.clear()
-            if not self._host.leaving:
-                self._host.service.reloading()
+            await self._requested.wait()
+            self._requested.clear()
+            if not self._host.is_leaving:
+                self._host.systemd.notify_reloading()
                 await reload(self._host)
-                self._host.service.reloaded()
+                self._host.systemd.notify_reloaded()
 
-    async def watch(self, directory: Path) -> None:
+    async def watch_files(self, directory: Path) -> None:
         """`run --reload`: wish when a Python file below the app's directory changed, and has stopped changing."""
-        seen = await asyncio.to_thread(snapshot, directory)
+        seen = await asyncio.to_thread(file_times, directory)
         while True:
-            await asyncio.sleep(WATCH_EVERY)
-            now = await asyncio.to_thread(snapshot, directory)
+            await asyncio.sleep(FILE_WATCH_SECONDS)
+            now = await asyncio.to_thread(file_times, directory)
             if now != seen:
-                await asyncio.sleep(WATCH_EVERY)
-                seen = await asyncio.to_thread(snapshot, directory)
-                self.wish()
+                await asyncio.sleep(FILE_WATCH_SECONDS)
+                seen = await asyncio.to_thread(file_times, directory)
+                self.request()
 
 
-def snapshot(directory: Path) -> dict[str, int]:
+def file_times(directory: Path) -> dict[str, int]:
     """When each Python file of the app was changed last; bounded."""
     found: dict[str, int] = {}
     for path in _python_files(directory):
@@ -108,12 +112,14 @@ def snapshot(directory: Path) -> dict[str, int]:
             found[path] = os.stat(path).st_mtime_ns
         except OSError:
             continue
-        if len(found) >= MOST_FILES:
+        if len(found) >= MAX_FILES_WATCHED:
             break
     return found
 
 
 def _python_files(directory: Path) -> Iterator[str]:
     for root, directories, files in os.walk(directory):
-        directories[:] = sorted(d for d in directories if not d.startswith(".") and d not in _SKIPPED)
+        directories[:] = sorted(
+            d for d in directories if not d.startswith(".") and d not in _SKIPPED_DIRECTORIES
+        )
         yield from (os.path.join(root, name) for name in files if name.endswith(".py"))

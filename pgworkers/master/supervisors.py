@@ -1,7 +1,10 @@
 """The supervisors of this host: started, watched, and started again.
 
-The master execs them (it never forks itself). What they say of their workers goes to `hearing`. When a supervisor dies, its
-workers die with it by PDEATHSIG; their ends are written only when each is really gone, so that no job runs twice at once.
+The master execs them (it never forks itself). What they say of their workers goes to `worker_lifecycle`. When a
+supervisor dies, its workers die with it by PDEATHSIG; their ends are written only when each is really gone, so that no
+job runs twice at once.
+
+A supervisor that says nothing: told when it is odd, killed when it is too long.
 """
 
 from __future__ import annotations
@@ -12,28 +15,28 @@ from typing import Any
 
 import msgspec
 
-from pgworkers import lives
+from pgworkers import events
 from pgworkers.clock import monotonic
-from pgworkers.facts import Facts
-from pgworkers.master import orphans, silence
-from pgworkers.master.child import Supervisor
-from pgworkers.master.crew import Worker
-from pgworkers.master.dispatch import Dispatch
-from pgworkers.master.hearing import Hearing
-from pgworkers.master.held import Held
-from pgworkers.process.budget import Budget
+from pgworkers.events import EventBus, SupervisorUnresponsive
+from pgworkers.master import orphans
+from pgworkers.master.dispatcher import Dispatcher
+from pgworkers.master.held_job import HeldJob
+from pgworkers.master.supervisor_process import SupervisorProcess
+from pgworkers.master.worker_channel import WorkerChannel
+from pgworkers.master.worker_lifecycle import WorkerLifecycle
 from pgworkers.settings import Settings
-from pgworkers.supervisor.messages import Boot, Booted, BootFailed, Fact, Scale, Stop
+from pgworkers.supervisor.messages import Boot, Booted, BootFailed, Scale, StopJob, SupervisorFact
+from pgworkers.supervisor.restart_budget import RestartBudget
 
 
-class Supervisors:
+class SupervisorPool:
     """All of them: one per queue, with a restart budget each, and those that newer code is replacing."""
 
     def __init__(
         self,
         settings: Settings,
-        facts: Facts,
-        dispatch: Dispatch,
+        facts: EventBus,
+        dispatch: Dispatcher,
         boots: dict[str, Boot],
         version: str,
         term: int,
@@ -45,20 +48,20 @@ class Supervisors:
         self._dispatch = dispatch
         self._boots = boots
         self._version = version
-        self._beside = beside
-        self._term = term  # descriptor of the page that says until when leases hold
-        self._host = next(iter(boots.values())).host
-        self._budgets: dict[str, Budget] = {}
-        self._current: dict[str, Supervisor] = {}
-        self._retiring: list[Supervisor] = []
-        self._dead: list[Supervisor] = []  # whose workers are not all gone yet
-        self._burying: set[asyncio.Task[None]] = set()
-        self._leaving = False
-        self._watched = monotonic()
-        self.guests: set[int] = set()  # children that somebody else in this process waits for
+        self._start_background = beside
+        self._lease_deadline_fd = term  # descriptor of the page that says until when leases hold
+        self._host_id = next(iter(boots.values())).host
+        self._budgets: dict[str, RestartBudget] = {}
+        self._current: dict[str, SupervisorProcess] = {}
+        self._retiring: list[SupervisorProcess] = []
+        self._dead: list[SupervisorProcess] = []  # whose workers are not all gone yet
+        self._cleanups: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
+        self._checked_at = monotonic()
+        self.other_children: set[int] = set()  # children that somebody else in this process waits for
         self.errors: dict[str, str] = {}  # why a queue has no workers
         self.tracebacks: dict[str, str] = {}  # of those errors that have one
-        self.hearing = Hearing(facts, dispatch)
+        self.workers = WorkerLifecycle(facts, dispatch)
 
     def start(self) -> None:
         for name in self._boots:
@@ -69,16 +72,16 @@ class Supervisors:
         if queue in self._current:
             self._current[queue].send(Scale(workers))
 
-    def knows(self, queue: str) -> bool:
+    def has_queue(self, queue: str) -> bool:
         return queue in self._boots
 
-    def target(self, queue: str) -> int:
+    def target_workers(self, queue: str) -> int:
         return self._boots[queue].workers if queue in self._boots else 0
 
-    def stop_job(self, worker: Worker, held: Held, reason: str, *, now: bool = False) -> None:
+    def stop_job(self, worker: WorkerChannel, held: HeldJob, reason: str, *, now: bool = False) -> None:
         """Send a wish down, naming job and lease."""
         ask, raise_ = (0.0, 0.0) if now else (self._settings.ask_grace, self._settings.raise_grace)
-        worker.tell(Stop(worker.slot, worker.incarnation, *held.key, reason, ask, raise_))
+        worker.send_to_supervisor(StopJob(worker.slot, worker.incarnation, *held.key, reason, ask, raise_))
 
     async def replace(self, boots: dict[str, Boot], version: str) -> list[str]:
         """Newer code: a new supervisor for each queue, one by one; the old one leaves when its jobs are done.
@@ -91,16 +94,16 @@ class Supervisors:
             del self._boots[queue]
             self._retire(self._current.pop(queue, None))
         for queue, boot in boots.items():
-            if self._leaving:
+            if self._is_stopping:
                 break  # a drain began meanwhile: what it hangs up on must not be replaced
-            fresh = Supervisor(boot, version, self._term, self._heard, self._died)
-            self._facts.tell(lives.SupervisorStarted(queue, fresh.pid))
+            fresh = SupervisorProcess(boot, version, self._lease_deadline_fd, self._on_message, self._on_exit)
+            self._facts.emit(events.SupervisorStarted(queue, fresh.pid))
             self._retiring.append(fresh)  # not the one to restart, until it has proved itself
-            while not (fresh.booted or fresh.failure or fresh.process.returncode is not None):
+            while not (fresh.is_booted or fresh.boot_error or fresh.process.returncode is not None):
                 await asyncio.sleep(0.02)
-            if not fresh.booted or self._leaving:
-                refused.append(f"queue {queue}: {fresh.failure or fresh.status}")
-                fresh.hang_up()
+            if not fresh.is_booted or self._is_stopping:
+                refused.append(f"queue {queue}: {fresh.boot_error or fresh.status}")
+                fresh.close()
                 continue
             self._boots[queue] = boot
             self._retiring.remove(fresh)
@@ -109,102 +112,104 @@ class Supervisors:
             self._retire(old)
         return refused
 
-    def leave(self) -> None:
+    def stop_starting(self) -> None:
         """Start nothing any more."""
-        self._leaving = True
+        self._is_stopping = True
         for name in self._boots:
             self.scale(name, 0)
 
-    def hang_up(self) -> None:
-        self._leaving = True
+    def close(self) -> None:
+        self._is_stopping = True
         for supervisor in self._all():
-            supervisor.hang_up()
+            supervisor.close()
 
     def kill(self) -> None:
         """A supervisor that does not leave when its socket closes is stopped or broken."""
         for supervisor in self._all():
-            supervisor.killed = True
+            supervisor.was_killed = True
             supervisor.process.kill()
 
     @property
-    def alive(self) -> bool:
-        return bool(self._current or self._retiring or self._burying)
+    def is_alive(self) -> bool:
+        return bool(self._current or self._retiring or self._cleanups)
 
     @property
-    def pids(self) -> set[int]:
+    def spared_pids(self) -> set[int]:
         """Children that are neither strays nor to be reaped by the way."""
-        return {supervisor.pid for supervisor in self._all()} | self.guests
+        return {supervisor.pid for supervisor in self._all()} | self.other_children
 
-    def watch(self) -> None:
+    def check(self) -> None:
         """Called with every pulse: a supervisor that says nothing is frozen; it is killed, its jobs are handed back."""
         now = monotonic()
-        if now - self._watched > 2.0:  # it was we who stood still: hear them first
+        if now - self._checked_at > 2.0:  # it was we who stood still: hear them first
             for supervisor in self._all():
-                supervisor.heard = now
-        self._watched = now
+                supervisor.last_message_at = now
+        self._checked_at = now
         for supervisor in self._all():
-            silence.look_at(supervisor, now, self._settings, self._facts, self.errors)
-        self.hearing.reconcile([*self._all(), *self._dead])
+            _check_one(supervisor, now, self._settings, self._facts, self.errors)
+        self.workers.finish_jobs_of_unknown_workers([*self._all(), *self._dead])
 
-    def silent(self) -> list[str]:
-        return [supervisor.queue for supervisor in self._all() if supervisor.silent]
+    def unresponsive_queues(self) -> list[str]:
+        return [supervisor.queue for supervisor in self._all() if supervisor.is_unresponsive]
 
-    def reap(self) -> None:
+    def reap_strays(self) -> None:
         """Take the zombies that nobody else waits for."""
-        orphans.reap(self.pids)
+        orphans.reap_strays(self.spared_pids)
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _all(self) -> list[Supervisor]:
+    def _all(self) -> list[SupervisorProcess]:
         return [*self._current.values(), *self._retiring]
 
     def _start(self, queue: str) -> None:
-        if self._leaving or queue in self._current or queue not in self._boots:
+        if self._is_stopping or queue in self._current or queue not in self._boots:
             return
-        supervisor = Supervisor(self._boots[queue], self._version, self._term, self._heard, self._died)
+        supervisor = SupervisorProcess(
+            self._boots[queue], self._version, self._lease_deadline_fd, self._on_message, self._on_exit
+        )
         self._current[queue] = supervisor
-        self._facts.tell(lives.SupervisorStarted(queue, supervisor.pid))
+        self._facts.emit(events.SupervisorStarted(queue, supervisor.pid))
 
-    def _retire(self, old: Supervisor | None) -> None:
+    def _retire(self, old: SupervisorProcess | None) -> None:
         if old is None:
             return
         self._retiring.append(old)
-        old.retired = True
+        old.is_retired = True
         old.send(Scale(0))
         for worker in list(old.workers.values()):
             self._dispatch.retire(worker)
-        self._let_go(old)
+        self._close_if_empty(old)
 
-    def _let_go(self, supervisor: Supervisor) -> None:
+    def _close_if_empty(self, supervisor: SupervisorProcess) -> None:
         """A retired supervisor without workers has nothing left to do."""
-        if supervisor.retired and supervisor.booted and not supervisor.workers:
-            supervisor.hang_up()
+        if supervisor.is_retired and supervisor.is_booted and not supervisor.workers:
+            supervisor.close()
 
-    def _heard(self, supervisor: Supervisor, fact: Fact, fds: list[int]) -> None:
+    def _on_message(self, supervisor: SupervisorProcess, fact: SupervisorFact, fds: list[int]) -> None:
         match fact:
             case Booted():
-                supervisor.booted = True
-                self._budget(supervisor.queue).ready()
+                supervisor.is_booted = True
+                self._budget(supervisor.queue).record_ready()
                 self.errors.pop(supervisor.queue, None)
                 self.tracebacks.pop(supervisor.queue, None)
-                self._facts.tell(lives.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))
-                self._let_go(supervisor)
+                self._facts.emit(events.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))
+                self._close_if_empty(supervisor)
             case BootFailed():
-                supervisor.failure = fact.error
+                supervisor.boot_error = fact.error
                 if supervisor is self._current.get(supervisor.queue):
                     self.errors[supervisor.queue] = fact.error
                     self.tracebacks[supervisor.queue] = fact.traceback
-                self._facts.tell(lives.SupervisorFailed(supervisor.queue, fact.error, fact.traceback))
+                self._facts.emit(events.SupervisorBootFailed(supervisor.queue, fact.error, fact.traceback))
             case _:
-                self.hearing.heard(supervisor, fact, fds)
-                self._let_go(supervisor)
+                self.workers.on_message(supervisor, fact, fds)
+                self._close_if_empty(supervisor)
 
-    def _died(self, supervisor: Supervisor) -> None:
-        task = self._beside(self._after_death(supervisor))
-        self._burying.add(task)
-        task.add_done_callback(self._burying.discard)
+    def _on_exit(self, supervisor: SupervisorProcess) -> None:
+        task = self._start_background(self._clean_up_after(supervisor))
+        self._cleanups.add(task)
+        task.add_done_callback(self._cleanups.discard)
 
-    async def _after_death(self, supervisor: Supervisor) -> None:
+    async def _clean_up_after(self, supervisor: SupervisorProcess) -> None:
         """Wait until every worker of it is really gone, end their jobs, and start the next one."""
         queue = supervisor.queue
         was_current = self._current.get(queue) is supervisor
@@ -213,23 +218,46 @@ class Supervisors:
         elif supervisor in self._retiring:
             self._retiring.remove(supervisor)
         self._dead.append(supervisor)
-        killed = await orphans.sweep(self._host, lambda: self.pids)
+        killed = await orphans.kill_strays(self._host_id, lambda: self.spared_pids)
         if killed:
-            self._facts.tell(lives.OrphansKilled(killed))
-        self.hearing.bury_all(
+            self._facts.emit(events.OrphansKilled(killed))
+        self.workers.on_supervisor_died(
             supervisor,
-            leaving=self._leaving,
-            dismissed=self._leaving or not was_current,
+            leaving=self._is_stopping,
+            dismissed=self._is_stopping or not was_current,
         )
         self._dead.remove(supervisor)
-        again = was_current and not self._leaving
-        pause = self._budget(queue).died(monotonic(), supervisor.booted) if again else None
-        self._facts.tell(lives.SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
+        again = was_current and not self._is_stopping
+        pause = self._budget(queue).record_death(monotonic(), supervisor.is_booted) if again else None
+        self._facts.emit(events.SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
         if (
             pause is not None
         ):  # nothing to bury any more: a drain does not wait for a restart that never comes
             asyncio.get_running_loop().call_later(pause, self._start, queue)
 
-    def _budget(self, queue: str) -> Budget:
+    def _budget(self, queue: str) -> RestartBudget:
         s = self._settings
-        return self._budgets.setdefault(queue, Budget(s.restart_intensity, s.restart_period, s.restart_cap))
+        return self._budgets.setdefault(
+            queue, RestartBudget(s.restart_intensity, s.restart_period, s.restart_cap)
+        )
+
+
+def _check_one(
+    supervisor: SupervisorProcess, now: float, settings: Settings, facts: EventBus, errors: dict[str, str]
+) -> None:
+    """Frozen, starved, or hanging in the import of the app. `errors`: why a queue has no workers."""
+    quiet = now - supervisor.last_message_at
+    if not supervisor.is_booted and quiet > settings.boot + settings.patience and not supervisor.was_killed:
+        supervisor.was_killed = True  # its own alarm did not ring: the import hangs in C
+        supervisor.boot_error = "importing the app hangs; no worker was started"
+        errors[supervisor.queue] = supervisor.boot_error
+        supervisor.process.kill()
+    if not supervisor.is_booted or quiet < settings.patience / 2:
+        supervisor.is_unresponsive = False
+        return
+    if not supervisor.is_unresponsive:
+        supervisor.is_unresponsive = True
+        facts.emit(SupervisorUnresponsive(supervisor.queue, supervisor.pid, quiet))
+    if quiet >= settings.patience and not supervisor.was_killed:
+        supervisor.was_killed = True
+        supervisor.process.kill()

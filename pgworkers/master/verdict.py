@@ -2,31 +2,34 @@
 
 The worker says what its handler did; the supervisor says how a process died; this module is the only place that
 turns either into a verdict and into the next state of the job.
+
+Why an attempt was stopped, as one sentence for people: the reason, and the limit that was broken. Pure.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from pgworkers.job.claim import Claimed
-from pgworkers.job.clean import json_text
-from pgworkers.job.finish import End
-from pgworkers.job.retry import Again, Dead, decide
-from pgworkers.job.state import CRASHES, State, Verdict
-from pgworkers.master import sentences
-from pgworkers.master.held import Held
+from pgworkers.job.finish import JobFinish, JobRetry
+from pgworkers.job.model import CRASH_VERDICTS, ClaimedJob, JobState, Verdict
+from pgworkers.job.retry_policy import EndJob, decide_retry
+from pgworkers.job.sanitize import clean_json
+from pgworkers.master.held_job import HeldJob
 from pgworkers.supervisor.messages import Died
-from pgworkers.worker.messages import OF_REASON, Report
+from pgworkers.units import format_duration, format_size
+from pgworkers.worker.messages import VERDICT_OF_STOP_REASON, Report
 
 # For every job: to ask an enum takes longer than to make what is asked for.
-_SUCCEEDED, _DONE = Verdict.SUCCEEDED, State.SUCCEEDED
+_SUCCEEDED, _DONE = Verdict.SUCCEEDED, JobState.SUCCEEDED
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class AttemptOutcome:
     """How one attempt ended, told the same way whoever told it."""
 
     verdict: Verdict
@@ -43,74 +46,78 @@ class Ending:
     checkpoint: str | None = None
     rungs: str | None = None
     children: str | None = None
-    after: float | None = None
-    asked: bool = False  # the handler asked for another attempt (Retry): no policy is against it
-    lost: bool = False  # its supervisor died
-    hopeless: bool = False  # another attempt would end the same way
-    started: bool = True
+    retry_after_seconds: float | None = None
+    is_retry_requested: bool = False  # the handler asked for another attempt (Retry): no policy is against it
+    is_supervisor_lost: bool = False  # its supervisor died
+    is_permanent: bool = False  # another attempt would end the same way
+    has_started: bool = True
 
 
-def of_report(report: Report, held: Held | None = None) -> Ending:
+def from_report(report: Report, held: HeldJob | None = None) -> AttemptOutcome:
     """The ending a worker told itself. `held` lends its limits to the sentence."""
     error = report.error
     if report.outcome == "stopped":
-        peak = max(report.peak_rss, report.used)
-        error = sentences.of_stop(report.reason or "", held, peak, error, report.limit)
-    if report.swept:
-        error = f"{error or report.outcome}{sentences.of_children(report.swept)}"
-    return Ending(
+        peak = max(report.peak_rss, report.memory_used)
+        error = stop_sentence(report.reason or "", held, peak, error, report.memory_limit)
+    if report.killed_children:
+        error = f"{error or report.outcome}{killed_children_clause(report.killed_children)}"
+    return AttemptOutcome(
         report.verdict,
         report.duration,
         report.cpu,
-        max(report.peak_rss, report.used),
+        max(report.peak_rss, report.memory_used),
         error=error,
-        result=None if report.result is None else json_text(bytes(report.result)),
+        result=None if report.result is None else clean_json(bytes(report.result)),
         traceback=report.traceback,
         output=report.output,
-        progress=json_of(report.progress),
-        checkpoint=json_of(report.checkpoint),
-        rungs=_rungs(report.rungs),
-        children=json_of(report.children),
-        after=report.after,
-        asked=report.outcome == "retry",
-        hopeless=report.outcome == "unfit",
-        started=report.started,
+        progress=json_text_of(report.progress),
+        checkpoint=json_text_of(report.checkpoint),
+        rungs=_rungs_json(report.rungs),
+        children=json_text_of(report.enqueued_jobs),
+        retry_after_seconds=report.retry_after,
+        is_retry_requested=report.outcome == "retry",
+        is_permanent=report.outcome == "unfit",
+        has_started=report.has_started,
     )
 
 
-def success(job: Claimed, duration: float, cpu: float, peak_rss: int, result: bytes, keep_args: bool) -> End:
+def success_result(
+    job: ClaimedJob, duration: float, cpu: float, peak_rss: int, result: bytes, keep_args: bool
+) -> JobFinish:
     """What to write of an attempt that went well and left nothing but its result; the writer cleans that.
 
     Who ran it is written of attempts that failed.
     """
-    return End(
+    return JobFinish(
         id=job.id,
         lease=job.lease,
-        claimed_at=job.claimed_at,
+        claimed_at_us=job.claimed_at_us,
         verdict=_SUCCEEDED,
-        duration=duration,
-        cpu=cpu,
-        peak_rss=peak_rss,
+        duration_seconds=duration,
+        cpu_seconds=cpu,
+        peak_rss_bytes=peak_rss,
         state=_DONE,
         result="null" if result == b"null" else result.decode("utf-8", "replace"),
-        keep_args=keep_args,
+        should_keep_args=keep_args,
     )
 
 
-def of_death(died: Died, held: Held | None = None, *, broken: str = "") -> Ending:
+def from_death(died: Died, held: HeldJob | None = None, *, broken: str = "") -> AttemptOutcome:
     """The ending of a worker that died: the wish that killed it, else how it went.
 
     `broken`: we killed it, because what came from it made no sense.
     """
     if broken:
-        verdict, error = Verdict.CRASH, sentences.of_forged(broken)
-    elif died.lost:
+        verdict, error = Verdict.CRASH, forged_frame_sentence(broken)
+    elif died.is_lost:
         verdict, error = Verdict.INTERRUPTED, died.status
     elif died.reason is not None:
-        verdict = OF_REASON.get(died.reason, Verdict.INTERRUPTED)
-        error = sentences.of_stop(died.reason, held, max(died.peak_rss, died.used), None, died.limit)
-    elif died.oom:
-        verdict, error = Verdict.OOM, sentences.of_oom(died.peak_rss, died.limit)
+        verdict = VERDICT_OF_STOP_REASON.get(died.reason, Verdict.INTERRUPTED)
+        error = stop_sentence(
+            died.reason, held, max(died.peak_rss, died.memory_used), None, died.memory_limit
+        )
+    elif died.is_oom:
+        verdict, error = Verdict.OOM, oom_sentence(died.peak_rss, died.memory_limit)
     elif died.signal:
         verdict, error = Verdict.CRASH, f"the worker was ended by {died.status}"
         if died.status == "SIGKILL":
@@ -118,82 +125,94 @@ def of_death(died: Died, held: Held | None = None, *, broken: str = "") -> Endin
     else:
         verdict, error = Verdict.EXIT, f"the worker left with {died.status} in the middle of the job"
     if died.dumping:
-        error += sentences.of_dump(died.status)
+        error += of_dump(died.status)
     if died.stuck:
         error += (
             f"; SIGKILL did not end all of its processes, they hang in the kernel: {', '.join(died.stuck)}"
         )
     if died.foreign:
         error += f"; its processes that belong to another user go on, as we may not end them: {', '.join(died.foreign)}"
-    if died.closed:
-        error += f"; {sentences.CLOSED}"
-    error += sentences.of_children(died.left)
-    return Ending(
+    if died.has_closed_channel:
+        error += f"; {CLOSED_CHANNEL_TEXT}"
+    error += killed_children_clause(died.killed_children)
+    return AttemptOutcome(
         verdict,
         died.duration,
         died.cpu,
-        max(died.peak_rss, died.used),
+        max(died.peak_rss, died.memory_used),
         error=error,
         stack=died.stack,
         exit_status=died.status,
         output=died.output,
-        rungs=_rungs(died.rungs),
-        lost=died.lost,
+        rungs=_rungs_json(died.rungs),
+        is_supervisor_lost=died.is_lost,
     )
 
 
-def settle(held: Held, ending: Ending, rand: float, worker: str, version: str) -> End | Again:
+def decide_result(
+    held: HeldJob, ending: AttemptOutcome, rand: float, worker: str, version: str
+) -> JobFinish | JobRetry:
     """What to write: the job's terminal state, or when it runs again."""
-    job = held.claimed
+    job = held.job
     verdict = ending.verdict
     children = None
     if verdict is Verdict.SUCCEEDED:
-        state, children = State.SUCCEEDED, ending.children
-    elif verdict is Verdict.CANCELLED or held.wish == "cancel":
+        state, children = JobState.SUCCEEDED, ending.children
+    elif verdict is Verdict.CANCELLED or held.stop_reason == "cancel":
         # A wish that met a failing handler is still a wish: it skips the retry curve.
-        state = State.CANCELLED
+        state = JobState.CANCELLED
     else:
-        decision = decide(
+        decision = decide_retry(
             verdict,
             attempt=job.attempt,
             max_attempts=job.max_attempts,
             crashes=job.crashes,
             max_crashes=job.max_crashes,
-            backoff=held.spec.backoff,
-            after=ending.after,
-            rand=rand,
-            past_deadline=held.past_deadline(),
-            policy=_policy(held, ending),
-            lost=ending.lost,
-            losses=job.losses,
+            backoff=held.task.backoff,
+            requested_delay=ending.retry_after_seconds,
+            random_fraction=rand,
+            is_past_deadline=held.is_past_deadline(),
+            policy=_retry_policy(held, ending),
+            is_supervisor_lost=ending.is_supervisor_lost,
+            consecutive_losses=job.consecutive_losses,
         )
-        if not isinstance(decision, Dead):
-            return Again(
-                **_postmortem(held, ending, worker, version), after=decision.seconds, free=decision.free
+        if not isinstance(decision, EndJob):
+            return JobRetry(
+                **_postmortem(held, ending, worker, version),
+                delay_seconds=decision.delay_seconds,
+                is_free=decision.is_free,
             )
-        state = State.DEAD
-        if ending.lost:
+        state = JobState.DEAD
+        if ending.is_supervisor_lost:
             ending = replace(
-                ending, verdict=Verdict.CRASH, error=sentences.of_last_loss(ending.error, job.losses + 1)
+                ending,
+                verdict=Verdict.CRASH,
+                error=last_loss_sentence(ending.error, job.consecutive_losses + 1),
             )
-        if verdict in CRASHES and job.attempt < job.max_attempts and job.crashes + 1 >= job.max_crashes:
-            ending = replace(ending, error=sentences.of_last_crash(ending.error, job.crashes + 1))
+        if (
+            verdict in CRASH_VERDICTS
+            and job.attempt < job.max_attempts
+            and job.crashes + 1 >= job.max_crashes
+        ):
+            ending = replace(ending, error=last_crash_sentence(ending.error, job.crashes + 1))
     known = _postmortem(held, ending, worker, version)
-    return End(**known, state=state, result=ending.result, children=children, keep_args=held.spec.keep_args)
+    return JobFinish(
+        **known, state=state, result=ending.result, children=children, should_keep_args=held.task.keep_args
+    )
 
 
-def _postmortem(held: Held, ending: Ending, worker: str, version: str) -> dict[str, Any]:
+def _postmortem(held: HeldJob, ending: AttemptOutcome, worker: str, version: str) -> dict[str, Any]:
     """What is kept of an attempt, however the job goes on."""
     return {
-        "id": held.claimed.id,
-        "lease": held.claimed.lease,
-        "claimed_at": held.claimed.claimed_at,
+        "id": held.job.id,
+        "lease": held.job.lease,
+        "claimed_at_us": held.job.claimed_at_us,
         "verdict": ending.verdict,
-        "crash": ending.verdict in CRASHES,
-        "lost": ending.lost,
-        "duration": ending.duration,
-        "cpu": ending.cpu,
-        "peak_rss": ending.peak_rss,
+        "is_crash": ending.verdict in CRASH_VERDICTS,
+        "is_supervisor_lost": ending.is_supervisor_lost,
+        "duration_seconds": ending.duration,
+        "cpu_seconds": ending.cpu,
+        "peak_rss_bytes": ending.peak_rss,
         "error": ending.error,
         "traceback": ending.traceback,
         "stack": ending.stack,
@@ -207,21 +226,106 @@ def _postmortem(held: Held, ending: Ending, worker: str, version: str) -> dict[s
     }
 
 
-def _policy(held: Held, ending: Ending) -> bool | float:
+def _retry_policy(held: HeldJob, ending: AttemptOutcome) -> bool | float:
     """May it run again, and after how long: False, True (by the curve) or seconds."""
-    if ending.hopeless:
+    if ending.is_permanent:
         return False
-    return True if ending.asked else held.spec.retry_on.get(ending.verdict, True)
+    return True if ending.is_retry_requested else held.task.retry_on.get(ending.verdict, True)
 
 
-def json_of(raw: msgspec.Raw | None) -> str | None:
+def json_text_of(raw: msgspec.Raw | None) -> str | None:
     """The text of what a handler left; None when it left nothing."""
     if raw is None or bytes(raw) == b"null":
         return None
-    return json_text(bytes(raw))
+    return clean_json(bytes(raw))
 
 
-def _rungs(rungs: list[tuple[str, float]]) -> str | None:
+def _rungs_json(rungs: list[tuple[str, float]]) -> str | None:
     if not rungs:
         return None
     return msgspec.json.encode([{"rung": rung, "after": round(after, 3)} for rung, after in rungs]).decode()
+
+
+OOM_TEXT = "killed by the kernel, which was out of memory"
+CLOSED_CHANNEL_TEXT = "its handler had closed descriptors that were not its own, and with them the way back"
+#: What the raise itself looks like in a report; it says no more than the reason does.
+_STOP_EXCEPTION_PATTERN = re.compile(r"(JobStopped|CancelledError)\b")
+
+
+def stop_sentence(reason: str, held: HeldJob | None, peak: int, error: str | None, limit: int = 0) -> str:
+    """`stopped at its deadline: 10m for one attempt`. `error`: what the handler raised when it was stopped.
+
+    `limit`: the bytes that it may have, and `peak` what it had.
+    """
+    sentence = _stop_reason_text(reason, held, peak, limit)
+    if error and not _STOP_EXCEPTION_PATTERN.match(error):
+        return f"{sentence}; it ended with {error}"
+    return sentence
+
+
+def of_dump(status: str) -> str:
+    """Of a worker that did not live to be killed, or that only its stacks were wanted of. The fault is not the job's."""
+    return f"; its interpreter crashed ({status}) while its stacks were written"
+
+
+def forged_frame_sentence(error: str) -> str:
+    """Of a worker whose channel carried what no worker sends."""
+    return (
+        f"the worker was killed: its channel to the master carried what no worker sends ({error}); "
+        "something in its process has written to a descriptor that is not its own"
+    )
+
+
+def last_crash_sentence(error: str | None, crashes: int) -> str:
+    """Of a job that has attempts left and gets none: without it nobody would know why."""
+    times = "once" if crashes == 1 else f"{crashes} times"
+    return f"{error or 'it crashed'}; not tried again: it took its worker down {times} (max_crashes)"
+
+
+def last_loss_sentence(error: str | None, losses: int) -> str:
+    """Of a job that was running whenever its supervisor died."""
+    why = f"it was running in {losses} deaths of its supervisor or host in a row"
+    return f"{error or 'its supervisor died'}; not tried again: {why}"
+
+
+def oom_sentence(peak: int, limit: int) -> str:
+    """Its own limit did not help: it was too high for the machine, or there was none."""
+    allowed = f"{format_size(limit)} allowed" if limit else "no limit of its own (memory=)"
+    return f"{OOM_TEXT}: peak {format_size(peak)}, {allowed}"
+
+
+def killed_children_clause(names: Sequence[str]) -> str:
+    """`; killed with it: ffmpeg (pid 812)`; nothing if it had left none."""
+    return f"; killed with it: {', '.join(names)}" if names else ""
+
+
+def _stop_reason_text(reason: str, held: HeldJob | None, peak: int, limit: int) -> str:
+    match reason:
+        case "cancel":
+            return "cancelled"
+        case "deadline":
+            return f"stopped at its deadline{_deadline_text(held)}"
+        case "memory":
+            limit = limit or ((held.job.memory_bytes or held.task.memory or 0) if held is not None else 0)
+            allowed = f", {format_size(limit)} allowed" if limit else ""
+            return f"stopped over its memory limit: peak {format_size(peak)}{allowed}"
+        case "stall":
+            longest = held.task.stall_timeout if held is not None else None
+            patience = f" for {format_duration(longest)}" if longest else ""
+            return f"stopped: it showed no sign of life{patience} (stall_timeout)"
+        case "lease":
+            return "stopped: another host holds the lease, or may soon"
+        case "kill":
+            return "interrupted: killed at once, by an operator or because its supervisor had to leave"
+        case _:
+            return "interrupted: the host was told to stop"
+
+
+def _deadline_text(held: HeldJob | None) -> str:
+    if held is None:
+        return ""
+    if held.is_past_deadline():
+        return " for the whole job"
+    own = held.timeout_seconds()
+    more = f", extended by {format_duration(held.extended_seconds)}" if held.extended_seconds else ""
+    return f": {format_duration(own)} for one attempt{more}" if own is not None else ""

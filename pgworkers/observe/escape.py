@@ -21,14 +21,14 @@ def printable(text: str, keep: str = "") -> str:
     )
 
 
-def escape(text: str, limit: int = 300) -> str:
+def escape_line(text: str, limit: int = 300) -> str:
     """One printable line of at most `limit` characters, whatever a job put into it."""
     if len(text) <= limit:
         return printable(text)
     return printable(text[:limit]) + "…"
 
 
-def command(verb: str, *operands: object, **options: object) -> str:
+def shell_command(verb: str, *operands: object, **options: object) -> str:
     """A pgworkers command that is safe to paste into a shell, whatever characters its names contain.
 
     `command("jobs list", queue="a b", state="ready")` is `pgworkers jobs list --queue 'a b' --state ready`.
@@ -48,19 +48,19 @@ def command(verb: str, *operands: object, **options: object) -> str:
     return printable(shlex.join(["pgworkers", *verb.split(), *words]))
 
 
-def json_line(record: dict[str, Any]) -> str:
+def encode_json_line(record: dict[str, Any]) -> str:
     """A record as one line of JSON in which everything that cannot be printed is escaped."""
-    return json_text(json_data(record).decode())
+    return escape_json(encode_json(record).decode())
 
 
-def json_data(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     """JSON, whatever is in it: half a character, which no decoder would take, is shown as one that is missing."""
     try:
         return _encoder()(value)
     except UnicodeEncodeError:
         import msgspec
 
-        return _encoder()(_whole(msgspec.to_builtins(value, enc_hook=str)))
+        return _encoder()(_replace_surrogates(msgspec.to_builtins(value, enc_hook=str)))
 
 
 @functools.cache
@@ -70,26 +70,26 @@ def _encoder() -> Callable[[Any], bytes]:
     return msgspec.json.Encoder(enc_hook=str).encode
 
 
-def json_text(text: str, keep: str = "") -> str:
+def escape_json(text: str, keep: str = "") -> str:
     """JSON that says the same, with everything in it that cannot be printed in the way JSON has for that."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in keep else _units(c) for c in text)
+    return "".join(c if c.isprintable() or c in keep else _json_escape(c) for c in text)
 
 
-def _units(char: str) -> str:
+def _json_escape(char: str) -> str:
     """The same character as JSON writes it in ASCII; above the basic plane as two halves."""
     data = char.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{data[at]:02x}{data[at + 1]:02x}" for at in range(0, len(data), 2))
 
 
-def _whole(value: Any) -> Any:
+def _replace_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return _SURROGATES.sub("\ufffd", value)
     if isinstance(value, dict):
-        return {_whole(str(key)): _whole(one) for key, one in value.items()}
+        return {_replace_surrogates(str(key)): _replace_surrogates(one) for key, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_whole(one) for one in value]
+        return [_replace_surrogates(one) for one in value]
     if isinstance(value, (int, float, type(None))):
         return value
-    return _whole(str(value))
+    return _replace_surrogates(str(value))

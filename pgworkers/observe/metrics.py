@@ -3,193 +3,213 @@
 A fact of a job (`attempts`) costs a look into a dictionary and a few additions; everything else (sums of buckets, gauges,
 text) is made when somebody scrapes. Series of what the app declares are there at 0 from the start. What the leader saw of
 the whole cluster goes as soon as it no longer leads.
+
+Attempts as metrics: how long jobs waited and ran, what they used, how they ended; by queue and task.
+
+Facts of attempts are told tens of thousands of times a second, many at a time, and neighbours mostly are of one task:
+its cells are looked up once for them all.
+
+The master about itself, under the names that every client library uses: `process_*`. From /proc.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+import resource
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
 from time import time as _now
 from typing import Any
 
 import psycopg
 
-from pgworkers import events, lives, sightings
-from pgworkers.facts import ByKind, Hearing, each
-from pgworkers.observe import catalog, exposition
-from pgworkers.observe.attempts import Attempts
-from pgworkers.observe.handlers import UserMetrics
-from pgworkers.observe.itself import ITSELF
-from pgworkers.observe.series import MOST, Cell, Family
+from pgworkers import events
+from pgworkers.clock import monotonic
+from pgworkers.events import BatchHandler, ByKind, each
+from pgworkers.observe import metrics_catalog, metrics_exposition
+from pgworkers.observe.handler_metrics import HandlerMetricFamilies
+from pgworkers.observe.metrics_series import MAX_SERIES_PER_FAMILY, Family, Series
 
 
 class Metrics(ByKind):
     """Listens to facts; answers scrapes."""
 
-    def __init__(self, *, most: int = MOST) -> None:
+    def __init__(self, *, max_series: int = MAX_SERIES_PER_FAMILY) -> None:
         families: dict[str, Family] = {}
-        capped = Family(catalog.METRICS["series_capped_total"], lambda: None)
-        counts = {what: capped.at(what) for what in catalog.CAPPED}
-        for name, metric in catalog.METRICS.items():
-            families[name] = Family(metric, _counting(counts[_what(metric)]), most)
+        capped = Family(metrics_catalog.METRICS["series_capped_total"], lambda: None)
+        counts = {what: capped.series_for(what) for what in metrics_catalog.CAPPED_LABELS}
+        for name, metric in metrics_catalog.METRICS.items():
+            families[name] = Family(metric, _incrementer(counts[_capped_label(metric)]), max_series)
         families["series_capped_total"] = capped
         self.families = families
-        self.user = UserMetrics(_counting(counts["user"]))
-        self._attempts = Attempts(families, most)
-        self._classes: dict[str, str] = {}
-        self._on: dict[type[Any], Callable[[Any], None]] = {
-            events.StatementRun: self._statement,
-            events.Claimed: self._claimed,
-            events.Notified: lambda fact: self.count("notifications_total"),
-            events.JobStopped: self._attempts.stopped,
+        self.handler_metrics = HandlerMetricFamilies(_incrementer(counts["user"]))
+        self._job_metrics = JobMetrics(families, max_series)
+        self._error_classes: dict[str, str] = {}
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            events.StatementExecuted: self._on_statement,
+            events.JobsClaimed: self._on_claimed,
+            events.NotificationReceived: lambda fact: self.count("notifications_total"),
+            events.StopCompleted: self._job_metrics.on_stopped,
             events.JobRescued: lambda fact: self.count("jobs_rescued_total", fact.queue, "host_lost"),
             events.LeaseLost: lambda fact: self.count("leases_lost_total", fact.queue),
             events.FinishRejected: lambda fact: self.count("finishes_rejected_total", fact.queue),
-            lives.WorkerForked: lambda fact: self.count("worker_starts_total", fact.queue),
-            lives.WorkerReady: lambda fact: self._observe("worker_start_seconds", fact.seconds, fact.queue),
-            lives.WorkerDied: self._worker_died,
-            lives.SupervisorDied: self._supervisor_died,
-            lives.OrphansKilled: lambda fact: self.count("orphans_killed_total", n=fact.count),
-            lives.FormerHostEnded: lambda fact: self.count("orphans_killed_total", n=fact.count),
-            events.DutyDone: self._duty_done,
+            events.WorkerForked: lambda fact: self.count("worker_starts_total", fact.queue),
+            events.WorkerReady: lambda fact: self._observe("worker_start_seconds", fact.seconds, fact.queue),
+            events.WorkerDied: self._on_worker_died,
+            events.SupervisorDied: self._on_supervisor_died,
+            events.OrphansKilled: lambda fact: self.count("orphans_killed_total", n=fact.count),
+            events.FormerHostProcessesKilled: lambda fact: self.count("orphans_killed_total", n=fact.count),
+            events.DutyPerformed: self._on_duty_done,
             events.DutyFailed: lambda fact: self.count("duty_failures_total", fact.duty),
-            events.DatabaseBack: lambda fact: self.count("db_reconnects_total", fact.role),
-            events.TickFired: self._tick,
-            events.TicksSkipped: lambda fact: self.count(
+            events.DatabaseConnectionRestored: lambda fact: self.count("db_reconnects_total", fact.role),
+            events.TickFired: self._on_tick,
+            events.TicksMissed: lambda fact: self.count(
                 "schedule_ticks_total", fact.schedule, "missed", n=fact.count
             ),
             events.ScheduleFailed: lambda fact: self.count("schedule_ticks_total", fact.schedule, "failed"),
-            sightings.QueuesSeen: self._queues,
-            sightings.SchedulesSeen: self._schedules,
-            sightings.StorageSeen: self._storage,
-            sightings.MemorySeen: self._memory,
-            sightings.LoopWoke: lambda fact: self._observe("loop_lag_seconds", fact.late),
-            events.LeaderChanged: self._leader,
-            sightings.HandlerMeasured: lambda fact: self.user.add(fact.task, fact.body),
+            events.QueuesMeasured: self._on_queues,
+            events.SchedulesMeasured: self._on_schedules,
+            events.StorageMeasured: self._on_table_sizes,
+            events.MemoryMeasured: self._on_memory,
+            events.LoopLagMeasured: lambda fact: self._observe("loop_lag_seconds", fact.seconds),
+            events.LeadershipChanged: self._on_leader_changed,
+            events.HandlerMetricsReceived: lambda fact: self.handler_metrics.add(fact.task, fact.body),
             events.OutputDropped: lambda fact: self.count(
                 "output_dropped_bytes_total", fact.queue, n=fact.count
             ),
-            events.LinesDropped: lambda fact: self.count("log_lines_dropped_total", n=fact.count),
+            events.LogLinesDropped: lambda fact: self.count("log_lines_dropped_total", n=fact.count),
         }
         for name in ("notifications_total", "orphans_killed_total", "log_lines_dropped_total", "leader"):
-            families[name].at()
+            families[name].series_for()
         for name in ("loop_lag_seconds", "claim_batch_jobs"):
-            families[name].histogram()
-        for role in catalog.ROLES:
-            families["db_reconnects_total"].at(role)
-        for op in catalog.OPERATIONS:
-            families["db_operation_seconds"].histogram(op)
-            for kind in catalog.ERRORS:
-                families["db_errors_total"].at(op, kind)
-        for reason in catalog.STOP_REASONS:
-            families["job_stop_seconds"].histogram(reason)
-        for state in catalog.HOST_STATES:
-            families["master_state"].at(state)
+            families[name].histogram_for()
+        for role in metrics_catalog.CONNECTION_ROLES:
+            families["db_reconnects_total"].series_for(role)
+        for op in metrics_catalog.DECLARED_OPERATIONS:
+            families["db_operation_seconds"].histogram_for(op)
+            for kind in metrics_catalog.DATABASE_ERROR_CLASSES:
+                families["db_errors_total"].series_for(op, kind)
+        for reason in metrics_catalog.STOP_REASONS:
+            families["job_stop_seconds"].histogram_for(reason)
+        for state in metrics_catalog.HOST_STATES:
+            families["master_state"].series_for(state)
 
-    def know(
+    def declare(
         self, tasks: Iterable[tuple[str, str]], queues: Iterable[str], schedules: Iterable[str] = ()
     ) -> None:
         """Series at 0 for what the app declares; again after a reload."""
         f = self.families
         for queue in queues:
-            if f["workers"].knows(queue, "idle"):
+            if f["workers"].has_series(queue, "idle"):
                 continue
             for name in ("job_wait_seconds", "worker_start_seconds"):
-                f[name].histogram(queue)
-            for name, metric in catalog.METRICS.items():
-                if metric.labels == ("queue",) and metric.kind != "histogram" and not metric.cluster:
-                    f[name].at(queue)
-            f["jobs_rescued_total"].at(queue, "host_lost")
-            for reason in catalog.EXITS:
-                f["worker_exits_total"].at(queue, reason)
-            for state in catalog.WORKER_STATES:
-                f["workers"].at(queue, state)
+                f[name].histogram_for(queue)
+            for name, metric in metrics_catalog.METRICS.items():
+                if metric.labels == ("queue",) and metric.kind != "histogram" and not metric.is_cluster_wide:
+                    f[name].series_for(queue)
+            f["jobs_rescued_total"].series_for(queue, "host_lost")
+            for reason in metrics_catalog.WORKER_EXIT_REASONS:
+                f["worker_exits_total"].series_for(queue, reason)
+            for state in metrics_catalog.WORKER_STATES:
+                f["workers"].series_for(queue, state)
         for queue, task in tasks:
-            self._attempts.know(queue, task)
+            self._job_metrics.declare(queue, task)
         for schedule in schedules:
-            for result in catalog.TICK_RESULTS:
-                f["schedule_ticks_total"].at(schedule, result)
+            for result in metrics_catalog.TICK_RESULTS:
+                f["schedule_ticks_total"].series_for(schedule, result)
 
-    def hears(self, kind: type) -> Hearing | None:
-        if kind is events.JobStarted:
-            return self._attempts.started
-        if kind is events.JobEnded:
-            return self._attempts.ended
-        on = self._on.get(kind)
+    def handler_for(self, kind: type) -> BatchHandler | None:
+        if kind is events.AttemptStarted:
+            return self._job_metrics.on_started
+        if kind is events.AttemptEnded:
+            return self._job_metrics.on_ended
+        on = self._handlers.get(kind)
         return None if on is None else each(on)
 
     def count(self, name: str, *labels: str, n: float = 1) -> None:
-        self.families[name].at(*labels).value += n
+        self.families[name].series_for(*labels).value += n
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        self.families[name].at(*labels).value = float(value)
+        self.families[name].series_for(*labels).value = float(value)
 
     def scrape(self, accept: str) -> tuple[bytes, str]:
         """The text and its content type."""
-        self._attempts.turn_peaks()
+        self._job_metrics.update_peaks()
         for name, read in ITSELF.items():
             self.set(name, read())
-        openmetrics = exposition.wants_openmetrics(accept)
-        every = (*self.families.values(), *self.user.families.values())
-        body = exposition.render(every, openmetrics)
-        return body, exposition.OPENMETRICS if openmetrics else exposition.TEXT
+        openmetrics = metrics_exposition.is_openmetrics_preferred(accept)
+        every = (*self.families.values(), *self.handler_metrics.families.values())
+        body = metrics_exposition.render_metrics(every, openmetrics)
+        return (
+            body,
+            metrics_exposition.OPENMETRICS_CONTENT_TYPE
+            if openmetrics
+            else metrics_exposition.TEXT_CONTENT_TYPE,
+        )
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    def _worker_died(self, fact: lives.WorkerDied) -> None:
+    def _on_worker_died(self, fact: events.WorkerDied) -> None:
         self.count(
             "worker_exits_total",
             fact.queue,
-            str(fact.why) if fact.why in catalog.EXITS else "idle",
+            str(fact.reason) if fact.reason in metrics_catalog.WORKER_EXIT_REASONS else "idle",
         )
-        if fact.swept:
-            self.count("orphans_killed_total", n=fact.swept)
+        if fact.orphans_killed:
+            self.count("orphans_killed_total", n=fact.orphans_killed)
 
-    def _supervisor_died(self, fact: lives.SupervisorDied) -> None:
+    def _on_supervisor_died(self, fact: events.SupervisorDied) -> None:
         if fact.restart_in is not None:
             self.count("supervisor_restarts_total", fact.queue)
 
-    def _memory(self, fact: sightings.MemorySeen) -> None:
-        for name, most in (("worker_memory_bytes", fact.total), ("worker_memory_max_bytes", fact.largest)):
+    def _on_memory(self, fact: events.MemoryMeasured) -> None:
+        for name, most in (
+            ("worker_memory_bytes", fact.total_bytes),
+            ("worker_memory_max_bytes", fact.largest_bytes),
+        ):
             for queue, value in most.items():
                 self.set(name, value, queue)
 
     # -- the database ------------------------------------------------------------------------------------------------
 
-    def _statement(self, fact: events.StatementRun) -> None:
-        self.families["db_operation_seconds"].histogram(fact.op).observe(fact.seconds)
+    def _on_statement(self, fact: events.StatementExecuted) -> None:
+        self.families["db_operation_seconds"].histogram_for(fact.statement).observe(fact.seconds)
         if fact.error is not None:
-            self.count("db_errors_total", fact.op, self._class(fact.error))
+            self.count("db_errors_total", fact.statement, self._error_class(fact.error))
 
-    def _class(self, name: str) -> str:
+    def _error_class(self, name: str) -> str:
         """The DB-API class of an error: a closed set."""
-        if name not in self._classes:
+        if name not in self._error_classes:
             error = getattr(psycopg.errors, name, getattr(psycopg, name, psycopg.OperationalError))
             lineage = [parent.__name__ for parent in getattr(error, "__mro__", ())]
-            self._classes[name] = next(
-                (kind for kind in catalog.ERRORS if kind in lineage), "OperationalError"
+            self._error_classes[name] = next(
+                (kind for kind in metrics_catalog.DATABASE_ERROR_CLASSES if kind in lineage),
+                "OperationalError",
             )
-        return self._classes[name]
+        return self._error_classes[name]
 
-    def _claimed(self, fact: events.Claimed) -> None:
+    def _on_claimed(self, fact: events.JobsClaimed) -> None:
         self._observe("claim_batch_jobs", float(fact.count))
 
-    def _duty_done(self, fact: events.DutyDone) -> None:
+    def _on_duty_done(self, fact: events.DutyPerformed) -> None:
         self._observe("duty_seconds", fact.seconds, fact.duty)
         self.count("duty_rows_total", fact.duty, n=fact.count)
-        self.families["duty_failures_total"].at(fact.duty)
+        self.families["duty_failures_total"].series_for(fact.duty)
 
-    def _tick(self, fact: events.TickFired) -> None:
+    def _on_tick(self, fact: events.TickFired) -> None:
         self.count("schedule_ticks_total", fact.schedule, "fired" if fact.job is not None else "skipped")
 
     # -- what the leader saw -----------------------------------------------------------------------------------------
 
-    def _leader(self, fact: events.LeaderChanged) -> None:
-        if not fact.leads:
+    def _on_leader_changed(self, fact: events.LeadershipChanged) -> None:
+        if not fact.is_leader:
             for family in self.families.values():
-                if family.metric.cluster:
+                if family.metric.is_cluster_wide:
                     family.clear()
 
-    def _queues(self, fact: sightings.QueuesSeen) -> None:
+    def _on_queues(self, fact: events.QueuesMeasured) -> None:
         for name in (
             "queue_jobs",
             "queue_oldest_ready_seconds",
@@ -199,9 +219,9 @@ class Metrics(ByKind):
         ):
             self.families[name].clear()
         for seen in fact.queues:
-            for state in catalog.STATES:
+            for state in metrics_catalog.QUEUE_STATES:
                 self.count("queue_jobs", seen.queue, state, n=getattr(seen, state))
-            oldest = self.families["queue_oldest_ready_seconds"].at(seen.queue)
+            oldest = self.families["queue_oldest_ready_seconds"].series_for(seen.queue)
             oldest.value = max(oldest.value, seen.oldest)
             self.set("queue_paused", seen.paused, seen.queue)
             self.set("queue_throttled", seen.throttled, seen.queue)
@@ -209,38 +229,150 @@ class Metrics(ByKind):
                 self.set("queue_limit", seen.limit, seen.queue)
         self.set("snapshot_timestamp_seconds", _now())
 
-    def _schedules(self, fact: sightings.SchedulesSeen) -> None:
+    def _on_schedules(self, fact: events.SchedulesMeasured) -> None:
         last, following = "schedule_last_tick_timestamp_seconds", "schedule_next_tick_timestamp_seconds"
         self.families[last].clear()
         self.families[following].clear()
         for seen in fact.schedules:
-            self.know((), (), [seen.schedule])
-            if seen.last is not None:
-                self.set(last, seen.last, seen.schedule)
-            if seen.next is not None:
-                self.set(following, seen.next, seen.schedule)
+            self.declare((), (), [seen.schedule])
+            if seen.last_tick_at is not None:
+                self.set(last, seen.last_tick_at, seen.schedule)
+            if seen.next_tick_at is not None:
+                self.set(following, seen.next_tick_at, seen.schedule)
 
-    def _storage(self, fact: sightings.StorageSeen) -> None:
+    def _on_table_sizes(self, fact: events.StorageMeasured) -> None:
         self.families["table_dead_tuples"].clear()
         self.families["table_bytes"].clear()
         for table in fact.tables:
-            self.set("table_dead_tuples", table.dead, table.table)
-            self.set("table_bytes", table.size, table.table)
-        self.set("oldest_transaction_seconds", fact.oldest)
+            self.set("table_dead_tuples", table.dead_rows, table.table)
+            self.set("table_bytes", table.total_bytes, table.table)
+        self.set("oldest_transaction_seconds", fact.oldest_transaction_seconds)
 
     def _observe(self, name: str, value: float, *labels: str) -> None:
-        self.families[name].histogram(*labels).observe(value if value > 0 else 0.0)
+        self.families[name].histogram_for(*labels).observe(value if value > 0 else 0.0)
 
 
-def _what(metric: catalog.Metric) -> str:
+def _capped_label(metric: metrics_catalog.Metric) -> str:
     """What there are too many of, when a family is full."""
     if "task" in metric.labels:
         return "job"
-    return next((what for what in catalog.CAPPED if what in metric.labels), "queue")
+    return next((what for what in metrics_catalog.CAPPED_LABELS if what in metric.labels), "queue")
 
 
-def _counting(cell: Cell) -> Callable[[], None]:
+def _incrementer(cell: Series) -> Callable[[], None]:
     def count() -> None:
         cell.value += 1
 
     return count
+
+
+#: The largest peak is that of the last one to two windows.
+PEAK_WINDOW_SECONDS = 300.0
+_by_task, _by_verdict = attrgetter("queue", "task"), attrgetter("queue", "task", "verdict")
+
+
+class _TaskSeries:
+    """The cells of one queue and task."""
+
+    __slots__ = ("cpu", "duration", "peak", "previous_peak", "recent_peak", "started", "verdicts", "wait")
+
+    def __init__(self, families: dict[str, Family], queue: str, task: str) -> None:
+        self.started = families["jobs_started_total"].series_for(queue, task)
+        self.wait = families["job_wait_seconds"].histogram_for(queue)
+        self.duration = families["job_duration_seconds"].histogram_for(queue, task)
+        self.cpu = families["job_cpu_seconds_total"].series_for(queue, task)
+        self.peak = families["job_peak_memory_bytes"].series_for(queue, task)
+        self.recent_peak = self.previous_peak = 0  # the peak of this window and of the one before
+        finished = families["jobs_finished_total"]
+        self.verdicts = {
+            verdict: finished.series_for(queue, task, verdict) for verdict in metrics_catalog.VERDICTS
+        }
+
+
+class JobMetrics:
+    """Hears of jobs that started, ended and were stopped."""
+
+    def __init__(self, families: dict[str, Family], max_series: int) -> None:
+        self._families = families
+        self._jobs: dict[tuple[str, str], _TaskSeries] = {}
+        self._max_series = max_series
+        self._peaks_since = monotonic()
+
+    def on_started(self, facts: Iterator[events.AttemptStarted]) -> None:
+        for key, group in groupby(facts, _by_task):
+            waits = [fact.waited_seconds for fact in group]
+            job = self._jobs.get(key) or self.declare(*key)
+            job.started.value += len(waits)
+            job.wait.observe_many(waits)
+
+    def on_ended(self, facts: Iterator[events.AttemptEnded]) -> None:
+        now = _now()
+        for (queue, task, verdict), group in groupby(facts, _by_verdict):
+            alike = list(group)
+            job = self._jobs.get((queue, task)) or self.declare(queue, task)
+            job.duration.observe_many([fact.duration for fact in alike], [fact.job for fact in alike], now)
+            end = job.verdicts[verdict]
+            end.value += len(alike)
+            if verdict != "succeeded":
+                end.exemplar = (alike[-1].job, 1.0, now)
+            job.cpu.value += sum([fact.cpu for fact in alike if fact.cpu > 0])
+            job.recent_peak = max(job.recent_peak, *[fact.peak_rss for fact in alike])
+
+    def on_stopped(self, fact: events.StopCompleted) -> None:
+        reason = fact.reason if fact.reason in metrics_catalog.STOP_REASONS else "kill"
+        seconds = max(0.0, fact.seconds)
+        histogram = self._families["job_stop_seconds"].histogram_for(reason)
+        histogram.observe(seconds, (fact.job, seconds, _now()))
+
+    def declare(self, queue: str, task: str) -> _TaskSeries:
+        """The cells of a queue and task, at 0 when they are new."""
+        job = self._jobs.get((queue, task))
+        if job is None:
+            job = _TaskSeries(self._families, queue, task)
+            if (
+                len(self._jobs) < self._max_series
+            ):  # beyond it the families say `other`, and count that each time
+                self._jobs[queue, task] = job
+        return job
+
+    def update_peaks(self) -> None:
+        """Bring the peaks up to date for a scrape."""
+        now = monotonic()
+        turn = now - self._peaks_since >= PEAK_WINDOW_SECONDS
+        if turn:
+            self._peaks_since = now
+        for job in self._jobs.values():
+            job.peak.value = float(max(job.previous_peak, job.recent_peak))
+            if turn:
+                job.previous_peak, job.recent_peak = job.recent_peak, 0
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _started() -> float:
+    """Unix time: when the machine was started, and how long after that this process was."""
+    with open("/proc/self/stat", "rb") as file:
+        ticks = int(file.read().rpartition(b")")[2].split()[19])
+    return _booted + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _pages(at: int) -> float:
+    with open("/proc/self/statm", "rb") as file:
+        return float(int(file.read().split()[at]) * _PAGE)
+
+
+def _most_descriptors() -> float:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return float("inf") if limit == resource.RLIM_INFINITY else float(limit)
+
+
+ITSELF: dict[str, Callable[[], float]] = {
+    "process_cpu_seconds_total": time.process_time,
+    "process_resident_memory_bytes": lambda: _pages(1),
+    "process_virtual_memory_bytes": lambda: _pages(0),
+    "process_start_time_seconds": _started,
+    "process_open_fds": lambda: float(len(os.listdir("/proc/self/fd"))),
+    "process_max_fds": _most_descriptors,
+}

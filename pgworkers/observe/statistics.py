@@ -3,6 +3,8 @@
 It listens to facts and only counts, so it delays nothing. Times go into buckets of fixed bounds, a quarter octave wide:
 histograms of several hosts add up exactly, and a percentile read from them is right within ten percent. The process knows no
 wall clock: it says how long ago something was, and the database says which minute that is.
+
+How large our tables are, and who keeps vacuum from cleaning them: read by the leader for everybody's gauges.
 """
 
 from __future__ import annotations
@@ -13,33 +15,34 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from math import inf
 from operator import attrgetter
+from typing import Any
 
 from pgworkers import events
 from pgworkers.clock import monotonic
-from pgworkers.facts import ByKind, Hearing
+from pgworkers.events import BatchHandler, ByKind, StorageMeasured, TableSize
 from pgworkers.postgres.statements import Query, Statement
 
-_WRITE = Statement.beside(__file__, "statistics_write")
-_PRUNE = Statement.beside(__file__, "statistics_prune")
+_WRITE = Statement.from_file(__file__, "statistics_write")
+_PRUNE = Statement.from_file(__file__, "statistics_prune")
 
-MINUTE = 60.0
-KEEP = 30 * 86400.0  #: seconds that minutes are kept
+SECONDS_PER_MINUTE = 60.0
+STATISTICS_RETENTION_SECONDS = 30 * 86400.0  #: seconds that minutes are kept
 #: Minutes kept in memory while the database is away; older ones are added to the oldest.
-POCKETS = 120
-BUCKETS = 120
-LEAST = 0.001  #: seconds; all that took less are in the first bucket
-STARTED = "started"
-_of_task, _of_end = attrgetter("queue", "task"), attrgetter("queue", "task", "verdict")
-_BOUNDS = [LEAST * 2 ** (at / 4) for at in range(BUCKETS - 1)]
+MAX_UNWRITTEN_MINUTES = 120
+HISTOGRAM_BUCKET_COUNT = 120
+SMALLEST_BOUND_SECONDS = 0.001  #: seconds; all that took less are in the first bucket
+STARTED_VERDICT = "started"
+_by_task, _by_verdict = attrgetter("queue", "task"), attrgetter("queue", "task", "verdict")
+_BUCKET_BOUNDS = [SMALLEST_BOUND_SECONDS * 2 ** (at / 4) for at in range(HISTOGRAM_BUCKET_COUNT - 1)]
 
 
-def bucket(value: float) -> int:
+def bucket_index(value: float) -> int:
     """The place of a time in a histogram: 0 is below 1 ms, then a quarter of an octave each."""
-    return bisect_right(_BOUNDS, value) if value >= LEAST else 0  # also NaN
+    return bisect_right(_BUCKET_BOUNDS, value) if value >= SMALLEST_BOUND_SECONDS else 0  # also NaN
 
 
 @dataclass(slots=True)
-class Tally:
+class MinuteTotals:
     """One queue, task and verdict in one minute."""
 
     count: int = 0
@@ -47,24 +50,24 @@ class Tally:
     cpu: float = 0.0
     histogram: list[int] = field(default_factory=list)
 
-    def put(self, values: list[float], cpus: Iterable[float] = ()) -> None:
+    def observe(self, values: list[float], cpus: Iterable[float] = ()) -> None:
         """Times, and CPU times. What is no time counts as 0."""
         if not (min(values) >= 0.0 and sum(values) < inf):  # one NaN makes a NaN of the sum
             values = [value if 0.0 < value < inf else 0.0 for value in values]
         histogram = self.histogram
-        least, most = bucket(min(values)), bucket(max(values))
+        least, most = bucket_index(min(values)), bucket_index(max(values))
         if most >= len(histogram):
             histogram += [0] * (most + 1 - len(histogram))
         if least == most:  # as jobs that are told together mostly are
             histogram[most] += len(values)
         else:
             for value in values:
-                histogram[bucket(value)] += 1
+                histogram[bucket_index(value)] += 1
         self.count += len(values)
         self.seconds += sum(values)
         self.cpu += sum([cpu for cpu in cpus if 0.0 < cpu < inf])
 
-    def add(self, other: Tally) -> None:
+    def merge(self, other: MinuteTotals) -> None:
         longer = max(len(self.histogram), len(other.histogram))
         mine, theirs = (h + [0] * (longer - len(h)) for h in (self.histogram, other.histogram))
         self.histogram = [a + b for a, b in zip(mine, theirs, strict=True)]
@@ -73,8 +76,8 @@ class Tally:
         self.cpu += other.cpu
 
 
-Key = tuple[str, str, str]  # queue, task, verdict
-Pockets = dict[int, dict[Key, Tally]]  # by minute of the monotonic clock
+TotalsKey = tuple[str, str, str]  # queue, task, verdict
+TotalsByMinute = dict[int, dict[TotalsKey, MinuteTotals]]  # by minute of the monotonic clock
 
 
 class Statistics(ByKind):
@@ -82,43 +85,45 @@ class Statistics(ByKind):
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
-        self._pockets: Pockets = {}
-        self._pocket: dict[Key, Tally] = {}  # the one of this minute,
-        self._until = 0.0  # which ends then
-        self._sent: Pockets = {}
+        self._collected: TotalsByMinute = {}
+        self._current_minute: dict[TotalsKey, MinuteTotals] = {}  # the one of this minute,
+        self._current_minute_ends = 0.0  # which ends then
+        self._unacknowledged: TotalsByMinute = {}
 
-    def hears(self, kind: type) -> Hearing | None:
-        if kind is events.JobStarted:
-            return self._started
-        return self._ended if kind is events.JobEnded else None
+    def handler_for(self, kind: type) -> BatchHandler | None:
+        if kind is events.AttemptStarted:
+            return self._on_started
+        return self._on_ended if kind is events.AttemptEnded else None
 
-    def _started(self, facts: Iterator[events.JobStarted]) -> None:
+    def _on_started(self, facts: Iterator[events.AttemptStarted]) -> None:
         pocket = self._this_minute()
-        for (queue, task), alike in groupby(facts, _of_task):
-            _tally(pocket, (queue, task, STARTED)).put([fact.waited for fact in alike])
+        for (queue, task), alike in groupby(facts, _by_task):
+            _totals_for(pocket, (queue, task, STARTED_VERDICT)).observe(
+                [fact.waited_seconds for fact in alike]
+            )
 
-    def _ended(self, facts: Iterator[events.JobEnded]) -> None:
+    def _on_ended(self, facts: Iterator[events.AttemptEnded]) -> None:
         pocket = self._this_minute()
-        for key, group in groupby(facts, _of_end):
+        for key, group in groupby(facts, _by_verdict):
             alike = list(group)
-            _tally(pocket, key).put([fact.duration for fact in alike], [fact.cpu for fact in alike])
+            _totals_for(pocket, key).observe([fact.duration for fact in alike], [fact.cpu for fact in alike])
 
-    def take(self) -> Query[int] | None:
+    def write_query(self) -> Query[int] | None:
         """Write all that was not written yet; None: nothing happened. The answer is the number of rows.
 
         Without `written` it is part of the next `take`: a write that got no answer is repeated, and counts twice in the rare
         case that only the answer was lost.
         """
-        for minute, pocket in self._pockets.items():
-            _merge(self._sent.setdefault(minute, {}), pocket)
-        self._pockets, self._until = {}, 0.0
-        _bound(self._sent)
-        if not self._sent:
+        for minute, pocket in self._collected.items():
+            _merge(self._unacknowledged.setdefault(minute, {}), pocket)
+        self._collected, self._current_minute_ends = {}, 0.0
+        _drop_oldest_minutes(self._unacknowledged)
+        if not self._unacknowledged:
             return None
         now = self._now()
         rows = sorted(
-            (now - (minute + 0.5) * MINUTE, key, tally)
-            for minute, pocket in self._sent.items()
+            (now - (minute + 0.5) * SECONDS_PER_MINUTE, key, tally)
+            for minute, pocket in self._unacknowledged.items()
             for key, tally in pocket.items()
         )
         params = {
@@ -133,36 +138,52 @@ class Statistics(ByKind):
         }
         return Query(_WRITE, params, len)
 
-    def written(self) -> None:
+    def acknowledge(self) -> None:
         """The query that `take` gave last was answered."""
-        self._sent = {}
+        self._unacknowledged = {}
 
-    def _this_minute(self) -> dict[Key, Tally]:
+    def _this_minute(self) -> dict[TotalsKey, MinuteTotals]:
         now = self._now()
-        if not now < self._until:
-            minute = int(now // MINUTE)
-            self._pocket, self._until = self._pockets.setdefault(minute, {}), (minute + 1) * MINUTE
-        return self._pocket
+        if not now < self._current_minute_ends:
+            minute = int(now // SECONDS_PER_MINUTE)
+            self._current_minute, self._current_minute_ends = (
+                self._collected.setdefault(minute, {}),
+                (minute + 1) * SECONDS_PER_MINUTE,
+            )
+        return self._current_minute
 
 
-def _tally(pocket: dict[Key, Tally], key: Key) -> Tally:
+def _totals_for(pocket: dict[TotalsKey, MinuteTotals], key: TotalsKey) -> MinuteTotals:
     tally = pocket.get(key)
     if tally is None:
-        tally = pocket[key] = Tally()
+        tally = pocket[key] = MinuteTotals()
     return tally
 
 
-def prune(older: float, limit: int) -> Query[int]:
-    """Delete at most so many rows of minutes more than `older` seconds ago. Answers how many."""
-    return Query(_PRUNE, {"older": older, "limit": limit}, len)
+def prune(older_than: float, limit: int) -> Query[int]:
+    """Delete at most so many rows of minutes more than `older_than` seconds ago. Answers how many."""
+    return Query(_PRUNE, {"older": older_than, "limit": limit}, len)
 
 
-def _merge(into: dict[Key, Tally], pocket: dict[Key, Tally]) -> None:
+def _merge(into: dict[TotalsKey, MinuteTotals], pocket: dict[TotalsKey, MinuteTotals]) -> None:
     for key, tally in pocket.items():
-        into.setdefault(key, Tally()).add(tally)
+        into.setdefault(key, MinuteTotals()).merge(tally)
 
 
-def _bound(pockets: Pockets) -> None:
-    while len(pockets) > POCKETS:
+def _drop_oldest_minutes(pockets: TotalsByMinute) -> None:
+    while len(pockets) > MAX_UNWRITTEN_MINUTES:
         oldest, second = sorted(pockets)[:2]
         _merge(pockets[second], pockets.pop(oldest))
+
+
+_TABLE_SIZES = Statement.from_file(__file__, "storage")
+
+
+def table_sizes() -> Query[StorageMeasured]:
+    """The tables of the schema, and the oldest transaction of the database."""
+    return Query(_TABLE_SIZES, {}, _read_table_sizes)
+
+
+def _read_table_sizes(rows: list[tuple[Any, ...]]) -> StorageMeasured:
+    tables = [TableSize(name, dead, size) for name, dead, size, _, _ in rows]
+    return StorageMeasured(tables, *(rows[0][3:] if rows else (0.0, "")))

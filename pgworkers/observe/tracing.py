@@ -18,29 +18,33 @@ from typing import Any
 
 from pgworkers.errors import UsageError
 
-PARENT, STATE = "traceparent", "tracestate"
+TRACEPARENT_KEY, TRACESTATE_KEY = "traceparent", "tracestate"
 #: How long spans that wait for their exporter may hold a worker that leaves.
-FLUSH_TIME = 2.0
-_FORM = re.compile(
+FLUSH_TIMEOUT_SECONDS = 2.0
+_TRACEPARENT = re.compile(
     r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?P<span>[0-9a-f]{16})-(?P<flags>[0-9a-f]{2})(?P<more>-.*)?"
 )
-_NAME = "opentelemetry.trace"
-_LONGEST = 256
-_STATE_LONGEST = 512
+_OTEL_MODULE = "opentelemetry.trace"
+_MAX_TRACEPARENT_CHARACTERS = 256
+_MAX_TRACESTATE_CHARACTERS = 512
 
 
-def parts(text: Any) -> tuple[int, int, int] | None:
+def parse_traceparent(text: Any) -> tuple[int, int, int] | None:
     """Trace, span and flags of a `traceparent` as W3C says; None: it is none."""
-    found = _FORM.fullmatch(text) if isinstance(text, str) and len(text) <= _LONGEST else None
+    found = (
+        _TRACEPARENT.fullmatch(text)
+        if isinstance(text, str) and len(text) <= _MAX_TRACEPARENT_CHARACTERS
+        else None
+    )
     if found is None or found["version"] == "ff" or (found["version"] == "00" and found["more"]):
         return None
     trace, span = int(found["trace"], 16), int(found["span"], 16)
     return (trace, span, int(found["flags"], 16)) if trace and span else None
 
 
-def read(text: Any) -> str:
+def require_traceparent(text: Any) -> str:
     """A `traceparent` that somebody wrote, or a UsageError."""
-    if parts(text) is None:
+    if parse_traceparent(text) is None:
         raise UsageError(
             f"traceparent: {str(text)[:80]!r} is not W3C's 00-<32 hex digits>-<16 hex digits>-<2 hex digits>; "
             "nothing was enqueued"
@@ -48,34 +52,36 @@ def read(text: Any) -> str:
     return str(text)
 
 
-def of(meta: Mapping[str, Any] | Any) -> str | None:
+def traceparent_of(meta: Mapping[str, Any] | Any) -> str | None:
     """The `traceparent` in a job's meta, if there is a good one."""
-    found = meta.get(PARENT) if isinstance(meta, Mapping) else None
-    return found if parts(found) is not None else None
+    found = meta.get(TRACEPARENT_KEY) if isinstance(meta, Mapping) else None
+    return found if parse_traceparent(found) is not None else None
 
 
-def carried(meta_json: str | None) -> str | None:
+def with_current_span(meta_json: str | None) -> str | None:
     """The meta of a new job, with the current span in it, unless it has a `traceparent` already."""
-    api = _api()
-    if api is None or (meta_json is not None and f'"{PARENT}"' in meta_json):
+    api = _otel()
+    if api is None or (meta_json is not None and f'"{TRACEPARENT_KEY}"' in meta_json):
         return meta_json
     context = api.get_current_span().get_span_context()
     if not context.is_valid:
         return meta_json
-    words = {PARENT: f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"}
+    words = {
+        TRACEPARENT_KEY: f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+    }
     state = context.trace_state.to_header() if context.trace_state else ""
-    if state and len(state) <= _STATE_LONGEST and state.isascii():
-        words[STATE] = state
+    if state and len(state) <= _MAX_TRACESTATE_CHARACTERS and state.isascii():
+        words[TRACESTATE_KEY] = state
     return json.dumps({**(json.loads(meta_json) if meta_json else {}), **words})
 
 
-class Producer:
+class EnqueueSpan:
     """The span of one enqueue, or nothing."""
 
     def __init__(self, span: Any = None) -> None:
         self._span = span
 
-    def made(self, job: int, queue: str | None, created: bool) -> None:
+    def set_job(self, job: int, queue: str | None, created: bool) -> None:
         if self._span is not None:
             self._span.set_attributes(
                 {
@@ -88,25 +94,25 @@ class Producer:
             )
 
 
-_NOBODY = Producer()
+_NO_SPAN = EnqueueSpan()
 
 
-def enqueueing(task: str) -> AbstractContextManager[Producer]:
+def enqueue_span(task: str) -> AbstractContextManager[EnqueueSpan]:
     """A PRODUCER span around one enqueue; it is what the job then carries."""
-    api = _api()
-    return nullcontext(_NOBODY) if api is None else _enqueueing(api, task)
+    api = _otel()
+    return nullcontext(_NO_SPAN) if api is None else _start_enqueue_span(api, task)
 
 
 @contextmanager
-def _enqueueing(api: Any, task: str) -> Iterator[Producer]:
+def _start_enqueue_span(api: Any, task: str) -> Iterator[EnqueueSpan]:
     attributes = {"messaging.system": "pgworkers", "messaging.operation.type": "send", "pgworkers.task": task}
     with _tracer(api).start_as_current_span(
         f"enqueue {task}", kind=api.SpanKind.PRODUCER, attributes=attributes
     ) as span:
-        yield Producer(span)
+        yield EnqueueSpan(span)
 
 
-class Consumer:
+class AttemptSpan:
     """The span of one attempt: child of the enqueue and linked to it, current while the handler runs."""
 
     def __init__(
@@ -114,7 +120,7 @@ class Consumer:
     ) -> None:
         self._api = api
         self._current = ExitStack()
-        came = _remote(api, meta)
+        came = _remote_context(api, meta)
         context = None if came is None else api.set_span_in_context(api.NonRecordingSpan(came))
         self._span = _tracer(api).start_span(
             f"attempt {task}",
@@ -136,55 +142,57 @@ class Consumer:
             api.use_span(self._span, end_on_exit=False, record_exception=False, set_status_on_exception=False)
         )
 
-    def end(self, verdict: str, error: str | None, good: bool) -> None:
+    def end(self, verdict: str, error: str | None, is_success: bool) -> None:
         try:
             self._current.close()
             self._span.set_attribute("pgworkers.verdict", verdict)
-            if not good:
+            if not is_success:
                 self._span.set_status(self._api.Status(self._api.StatusCode.ERROR, error or verdict))
             self._span.end()
         except Exception:
             pass
 
 
-def attempting(task: str, queue: str, job: int, attempt: int, meta: Mapping[str, Any]) -> Consumer | None:
+def start_attempt_span(
+    task: str, queue: str, job: int, attempt: int, meta: Mapping[str, Any]
+) -> AttemptSpan | None:
     """A CONSUMER span for one attempt, if this process has OpenTelemetry."""
-    api = _api()
+    api = _otel()
     if api is None:
         return None
     try:
-        return Consumer(api, task, queue, job, attempt, meta)
+        return AttemptSpan(api, task, queue, job, attempt, meta)
     except Exception:
         return None
 
 
-def wanted() -> bool:
+def is_enabled() -> bool:
     """Has this process OpenTelemetry? Every job asks."""
-    return _NAME in sys.modules and _api() is not None
+    return _OTEL_MODULE in sys.modules and _otel() is not None
 
 
 def flush() -> None:
     """Let spans that wait for their exporter go, for as long as that may take."""
-    api = _api()
+    api = _otel()
     provider = None if api is None else api.get_tracer_provider()
     force = getattr(provider, "force_flush", None)
     if force is None:
         return
-    thread = threading.Thread(target=_quietly, args=(force,), name="pgworkers-flush", daemon=True)
+    thread = threading.Thread(target=_flush_quietly, args=(force,), name="pgworkers-flush", daemon=True)
     thread.start()
-    thread.join(FLUSH_TIME)
+    thread.join(FLUSH_TIMEOUT_SECONDS)
 
 
-def _quietly(force: Any) -> None:
+def _flush_quietly(force: Any) -> None:
     try:
-        force(int(FLUSH_TIME * 1000))
+        force(int(FLUSH_TIMEOUT_SECONDS * 1000))
     except Exception:
         pass
 
 
-def _api() -> Any:
+def _otel() -> Any:
     """`opentelemetry.trace`, if somebody imported it (to its end)."""
-    found = sys.modules.get(_NAME)
+    found = sys.modules.get(_OTEL_MODULE)
     if found is None:
         return None
     return found if hasattr(found, "get_tracer") and hasattr(found, "use_span") else None
@@ -194,13 +202,13 @@ def _tracer(api: Any) -> Any:
     return api.get_tracer("pgworkers")
 
 
-def _remote(api: Any, meta: Mapping[str, Any]) -> Any:
-    found = parts(of(meta))
+def _remote_context(api: Any, meta: Mapping[str, Any]) -> Any:
+    found = parse_traceparent(traceparent_of(meta))
     if found is None:
         return None
     trace, span, flags = found
-    state = meta.get(STATE)
-    header = [state] if isinstance(state, str) and len(state) <= _STATE_LONGEST else []
+    state = meta.get(TRACESTATE_KEY)
+    header = [state] if isinstance(state, str) and len(state) <= _MAX_TRACESTATE_CHARACTERS else []
     return api.SpanContext(
         trace_id=trace,
         span_id=span,

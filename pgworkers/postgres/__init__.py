@@ -9,7 +9,7 @@ sessions, which run the same few for ever, speak by libpq itself: `wording` says
 `embedded` manages a server of our own for people who have none: `embedded_locks` counts who uses it, `embedded_sessions`
 who is connected without that, `embedded_account` says as whom it runs, `embedded_place` where its data and socket lie,
 `embedded_binaries` where its programs come from, `embedded_process` starts and ends it, `embedded_cluster` makes what is
-inside. docs/adr/0110 has the reasons. `ownership` says whether what was found may be another user's doing.
+inside. docs/adr/11 has the reasons. `ownership` says whether what was found may be another user's doing.
 
 Nothing here knows what a job is. May import: settings, bounds, clock, errors, prompt, alarm. Called by everything above.
 """

@@ -23,7 +23,7 @@ class Integers(list[int]):
     """integer[]; no element is None."""
 
 
-class Moments(list[int]):
+class Timestamps(list[int]):
     """timestamptz[], in microseconds since 1970; no element is None. Exact, which a float would not be."""
 
 
@@ -36,14 +36,14 @@ class Texts(list[str | None]):
 
 
 #: What Postgres counts microseconds from: 2000-01-01, in microseconds since 1970.
-_SERVER_EPOCH = 946_684_800_000_000
+_SERVER_EPOCH_MICROSECONDS = 946_684_800_000_000
 
 #: From so many elements on, lengths and values are put together as bytes: `struct` would read a format as long as the array,
 #: and for each length anew.
 FEW = 32
 
 
-class _Fixed(Dumper):
+class _FixedSizeDumper(Dumper):
     """One dimension from 1 on, no NULLs, each element with its length before it."""
 
     format = Format.BINARY
@@ -64,37 +64,37 @@ class _Fixed(Dumper):
         return pack("!iiIii", 1, 0, oid, count, 1) + elements
 
 
-class _BigintsDumper(_Fixed):
+class _BigintsDumper(_FixedSizeDumper):
     oid = 1016
     element = (20, 8, "q")
 
 
-class _IntegersDumper(_Fixed):
+class _IntegersDumper(_FixedSizeDumper):
     oid = 1007
     element = (23, 4, "i")
 
 
-class _DoublesDumper(_Fixed):
+class _DoublesDumper(_FixedSizeDumper):
     oid = 1022
     element = (701, 8, "d")
 
 
-def _element(value: str | None) -> bytes:
+def _encode_text(value: str | None) -> bytes:
     if value is None:
         return b"\xff\xff\xff\xff"
     data = value.encode()
     return pack("!i", len(data)) + data
 
 
-class _MomentsDumper(_Fixed):
+class _TimestampsDumper(_FixedSizeDumper):
     oid = 1185
     element = (1184, 8, "q")
 
     def dump(self, obj: Any) -> bytes:
-        return super().dump([moment - _SERVER_EPOCH for moment in obj])
+        return super().dump([moment - _SERVER_EPOCH_MICROSECONDS for moment in obj])
 
 
-class _MomentsTextDumper(Dumper):
+class _TimestampsTextDumper(Dumper):
     """As text, for statements that go through a pooler with their parameters written into them."""
 
     format = Format.TEXT
@@ -102,8 +102,8 @@ class _MomentsTextDumper(Dumper):
 
     def dump(self, obj: Any) -> bytes:
         epoch = datetime(1970, 1, 1, tzinfo=UTC)
-        moments = [(epoch + timedelta(microseconds=moment)).isoformat() for moment in obj]
-        return ("{" + ",".join(f'"{moment}"' for moment in moments) + "}").encode()
+        texts = [(epoch + timedelta(microseconds=moment)).isoformat() for moment in obj]
+        return ("{" + ",".join(f'"{text}"' for text in texts) + "}").encode()
 
 
 class _TextsDumper(Dumper):
@@ -113,7 +113,9 @@ class _TextsDumper(Dumper):
     def dump(self, obj: Any) -> bytes:
         if not obj:
             return pack("!iiI", 0, 0, 25)
-        known = {value: _element(value) for value in set(obj)}  # most are the same: a queue, a task, `null`
+        known = {
+            value: _encode_text(value) for value in set(obj)
+        }  # most are the same: a queue, a task, `null`
         parts = [pack("!iiIii", 1, int(None in known), 25, len(obj), 1)]
         parts += [known[value] for value in obj]
         return b"".join(parts)
@@ -123,8 +125,8 @@ for _kind, _dumper in (
     (Bigints, _BigintsDumper),
     (Integers, _IntegersDumper),
     (Doubles, _DoublesDumper),
-    (Moments, _MomentsTextDumper),
-    (Moments, _MomentsDumper),  # the last one is the preferred one
+    (Timestamps, _TimestampsTextDumper),
+    (Timestamps, _TimestampsDumper),  # the last one is the preferred one
     (Texts, _TextsDumper),
 ):
     psycopg.adapters.register_dumper(_kind, _dumper)

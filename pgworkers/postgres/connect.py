@@ -1,36 +1,39 @@
 """Connections: which database, and what every session of ours is like.
 
 What our sessions rely on is declared in `session`.
+
+Times that Python's datetime cannot hold: a reader gets the nearest one that it can.
+
+Postgres knows infinite times and the years after 9999. The tables refuse them (`pgworkers.moment`), but one such row must
+not hide all the others from a reader.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import shlex
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from datetime import datetime
 from typing import Any
 
 import psycopg
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import tuple_row
+from psycopg.types.datetime import TimestamptzBinaryLoader
 
+from pgworkers.bounds import MAX_TIMESTAMP, MIN_TIMESTAMP
 from pgworkers.errors import DatabaseUnreachable, UsageError
-from pgworkers.postgres import session
-from pgworkers.postgres.dsn import discreet, parsed, shown
-from pgworkers.postgres.moments import read_any_moment
-from pgworkers.postgres.ownership import reason_to_distrust
+from pgworkers.postgres import pooler, session_settings
+from pgworkers.postgres.dsn import parse_dsn, redact_passwords, show_dsn
+from pgworkers.postgres.pooler import _OPTIONS_REFUSALS, BACKEND_PID
+from pgworkers.postgres.session_settings import HOST_PLANNER_SETTINGS, HOST_ROLES
 from pgworkers.settings import Settings
 
-OLDEST_SERVER = 130000
-#: Any of these says which server is meant; PGUSER or PGPASSWORD alone do not.
-PG_VARIABLES = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGSERVICE")
+OLDEST_SERVER_VERSION_NUM = 130000
 
 #: What libpq says when trying again cannot help (its errors at connect carry no SQLSTATE).
-_WRONG_ADDRESS = (
+_PERMANENT_CONNECT_ERRORS = (
     "authentication failed",
     "no password supplied",
     "no pg_hba.conf entry",
@@ -40,132 +43,37 @@ _WRONG_ADDRESS = (
 )
 
 #: What libpq asks of a direct session (target_session_attrs), for one through a pooler.
-_READ_ONLY = "SELECT pg_catalog.current_setting('transaction_read_only')"
-_FENCED = "session is read-only"
-#: Differs from the process id that the session was given at its start: there is a pooler.
-_BACKEND_PID = "SELECT pg_catalog.pg_backend_pid()"
-
-#: How a client that sends `options` is refused: by PgBouncer, Supavisor and Neon; by RDS Proxy; by a server that is too old
-#: for one of them or is no Postgres. A second session, without options, finds out which it is.
-_OPTIONS_REFUSALS = (
-    "unsupported startup parameter",
-    "support command-line options",
-    "unrecognized configuration parameter",
-)
+_READ_ONLY_CHECK = "SELECT pg_catalog.current_setting('transaction_read_only')"
+_READ_ONLY_ERROR = "session is read-only"
 
 
-#: The sessions of a host, whose statements are planned once and must not be led astray by statistics (docs/adr/1101): every
-#: plan is for any values, by index and by nested loops.
-STEADY_ROLES = frozenset({"claim", "finish", "listen", "leadership"})
-STEADY = {
-    "plan_cache_mode": "force_generic_plan",
-    "enable_seqscan": "off",
-    "enable_bitmapscan": "off",
-    "enable_hashjoin": "off",
-    "enable_mergejoin": "off",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """Which Postgres, and why. `dsn` is empty for PG* variables (libpq reads them), and for the embedded server."""
-
-    dsn: str
-    source: str
-    embedded: bool
-    home: Path  # of the embedded server
-    is_home_named: bool = False  # else it was found beside the app
-
-
-def choose(
-    settings: Settings, sources: Mapping[str, str], config_dir: Path, environ: Mapping[str, str] | None = None
-) -> Chosen:
-    """The first of: --dsn, PGWORKERS_DSN, DATABASE_URL, the app's dsn, PG* variables; else the embedded server.
-
-    PG* variables come after the app because they only fill in what an address leaves open, as in libpq.
-    """
-    environ = os.environ if environ is None else environ
-    home = Path(settings.home).expanduser() if settings.home else config_dir / ".pgworkers"
-    home, named = home.absolute(), bool(settings.home)
-    if settings.dsn:
-        said = sources.get("dsn", "default")
-        source = {"command line": "--dsn", "app": "the app's dsn"}.get(said, said)
-        return Chosen(settings.dsn, source, False, home, named)
-    if any(environ.get(name) for name in PG_VARIABLES):
-        return Chosen("", "PG* variables", False, home, named)
-    return Chosen("", "embedded server", True, home, named)
-
-
-def refuse_foreign_home(chosen: Chosen, app_owner: int | None) -> None:
-    """Refuse an embedded server's directory that was found and may be another user's doing.
-
-    `app_owner`: the user whose app was named or is running here already. His directory is as good as his code.
-    """
-    if chosen.is_home_named:
-        return
-    why = reason_to_distrust(chosen.home, () if app_owner is None else (app_owner,))
-    if why is not None:
-        raise UsageError(
-            f"{chosen.home} {why}, so it is not used as the embedded server's directory; nothing was done. If you trust it, "
-            f"say PGWORKERS_HOME={shlex.quote(str(chosen.home))}; or name a Postgres with --dsn or DATABASE_URL"
-        )
-
-
-def owner_of(config: str | None) -> int | None:
-    """The user that an app belongs to, as far as its name tells; None: there is no app."""
-    if config is None:
-        return None
-    file = Path(config.rpartition(":")[0] or config)
-    try:
-        return (file if file.is_file() else beside(config)).stat().st_uid
-    except OSError:
-        return None
-
-
-def beside(config: str | None) -> Path:
-    """The directory of an app, by its name alone: the embedded server lives there, as it does for Python (`origin_of`).
-
-    A dotted name is looked for as an import would, but nothing of it is imported: who asks is often the master.
-    """
-    name = (config or "").rpartition(":")[0] or config or ""
-    path = Path(name)
-    if name.endswith(".py") or os.sep in name or path.is_file():
-        return path.resolve().parent
-    for root in (os.getcwd(), *sys.path) if name else ():
-        module = Path(root, *name.split("."))
-        for file in (module / "__init__.py", module.with_name(f"{module.name}.py")):
-            if file.is_file():
-                return file.resolve().parent
-    return Path.cwd()
-
-
-def connect(settings: Settings, dsn: str, role: str, *, pooled: bool = False) -> psycopg.Connection[Any]:
+def connect(settings: Settings, dsn: str, role: str, *, is_pooled: bool = False) -> psycopg.Connection[Any]:
     """A blocking connection for `role` ("cli", "client"): autocommit, READ COMMITTED, every wait bounded.
 
-    `pooled`: a pooler is known to be there; otherwise the first answer tells.
+    `is_pooled`: a pooler is known to be there; otherwise the first answer tells.
     """
     try:
-        conn = (None if pooled else _direct(settings, dsn, role)) or _pooled(settings, dsn)
+        conn = (None if is_pooled else _connect_direct(settings, dsn, role)) or _connect_pooled(settings, dsn)
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
-    read_any_moment(conn)
+    read_any_timestamp(conn)
     return conn
 
 
-def _direct(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any] | None:
+def _connect_direct(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any] | None:
     """None: there is a pooler, which does not take, or does not keep, our settings."""
     try:
-        conn = psycopg.connect(_conninfo(settings, dsn, role), autocommit=True)
+        conn = psycopg.connect(_direct_conninfo(settings, dsn, role), autocommit=True)
     except psycopg.OperationalError as exc:
         if any(refusal in str(exc) for refusal in _OPTIONS_REFUSALS):
             return None
         raise
     try:
-        _accept(conn)
-        row = conn.execute(session.CHECK, prepare=False).fetchone()
+        _refuse_unsupported_server(conn)
+        row = conn.execute(pooler.SESSION_CHECK, prepare=False).fetchone()
         assert row is not None
-        if session.is_direct(conn, row):
-            if patience := session.patience(row):
+        if pooler.is_direct(conn, row):
+            if patience := session_settings.disable_idle_timeouts(row):
                 conn.execute(patience.encode(), prepare=False)
             return conn
     except BaseException:
@@ -175,19 +83,19 @@ def _direct(settings: Settings, dsn: str, role: str) -> psycopg.Connection[Any] 
     return None
 
 
-def _pooled(settings: Settings, dsn: str) -> psycopg.Connection[Any]:
-    conn = session.PooledConnection.connect(
+def _connect_pooled(settings: Settings, dsn: str) -> psycopg.Connection[Any]:
+    conn = pooler.PooledConnection.connect(
         _pooled_conninfo(settings, dsn),
         autocommit=True,
         prepare_threshold=None,
-        cursor_factory=session.PooledCursor,
+        cursor_factory=pooler.PooledCursor,
     )
-    conn.local = session.local(settings).encode()
+    conn.settings_prefix = session_settings.local_settings(settings).encode()
     try:
-        _accept(conn)
-        row = conn.execute(_READ_ONLY).fetchone()
+        _refuse_unsupported_server(conn)
+        row = conn.execute(_READ_ONLY_CHECK).fetchone()
         if row is not None and row[0] == "on":
-            raise psycopg.OperationalError(_FENCED)
+            raise psycopg.OperationalError(_READ_ONLY_ERROR)
     except BaseException:
         conn.close()
         raise
@@ -195,34 +103,36 @@ def _pooled(settings: Settings, dsn: str) -> psycopg.Connection[Any]:
 
 
 async def aconnect(
-    settings: Settings, dsn: str, role: str, *, pooled: bool = False
+    settings: Settings, dsn: str, role: str, *, is_pooled: bool = False
 ) -> psycopg.AsyncConnection[Any]:
     """`connect` for an event loop."""
     try:
-        conn = (None if pooled else await _adirect(settings, dsn, role)) or await _apooled(settings, dsn)
+        conn = (None if is_pooled else await _aconnect_direct(settings, dsn, role)) or await _aconnect_pooled(
+            settings, dsn
+        )
     except psycopg.OperationalError as exc:
         raise _unreachable(dsn, exc) from None
-    read_any_moment(conn)
+    read_any_timestamp(conn)
     return conn
 
 
-async def _adirect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConnection[Any] | None:
-    """`_direct` for an event loop."""
-    threshold = 0 if role in STEADY_ROLES else 5
+async def _aconnect_direct(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConnection[Any] | None:
+    """`_connect_direct` for an event loop."""
+    threshold = 0 if role in HOST_ROLES else 5
     try:
         conn = await psycopg.AsyncConnection.connect(
-            _conninfo(settings, dsn, role), autocommit=True, prepare_threshold=threshold
+            _direct_conninfo(settings, dsn, role), autocommit=True, prepare_threshold=threshold
         )
     except psycopg.OperationalError as exc:
         if any(refusal in str(exc) for refusal in _OPTIONS_REFUSALS):
             return None
         raise
     try:
-        _accept(conn)
-        row = await (await conn.execute(session.CHECK, prepare=False)).fetchone()
+        _refuse_unsupported_server(conn)
+        row = await (await conn.execute(pooler.SESSION_CHECK, prepare=False)).fetchone()
         assert row is not None
-        if session.is_direct(conn, row):
-            if patience := session.patience(row):
+        if pooler.is_direct(conn, row):
+            if patience := session_settings.disable_idle_timeouts(row):
                 await conn.execute(patience.encode(), prepare=False)
             return conn
     except BaseException:
@@ -232,33 +142,27 @@ async def _adirect(settings: Settings, dsn: str, role: str) -> psycopg.AsyncConn
     return None
 
 
-async def _apooled(settings: Settings, dsn: str) -> psycopg.AsyncConnection[Any]:
-    conn = await session.AsyncPooledConnection.connect(
+async def _aconnect_pooled(settings: Settings, dsn: str) -> psycopg.AsyncConnection[Any]:
+    conn = await pooler.AsyncPooledConnection.connect(
         _pooled_conninfo(settings, dsn),
         autocommit=True,
         prepare_threshold=None,
-        cursor_factory=session.AsyncPooledCursor,
+        cursor_factory=pooler.AsyncPooledCursor,
     )
-    conn.local = session.local(settings).encode()
+    conn.settings_prefix = session_settings.local_settings(settings).encode()
     try:
-        _accept(conn)
-        row = await (await conn.execute(_READ_ONLY)).fetchone()
+        _refuse_unsupported_server(conn)
+        row = await (await conn.execute(_READ_ONLY_CHECK)).fetchone()
         if row is not None and row[0] == "on":
-            raise psycopg.OperationalError(_FENCED)
+            raise psycopg.OperationalError(_READ_ONLY_ERROR)
     except BaseException:
         await conn.close()
         raise
     return conn
 
 
-def is_pooled(conn: psycopg.Connection[Any]) -> bool:
-    """Is there a pooler between us and the server? It hands out a process id of its own at the start of a session."""
-    row = conn.execute(_BACKEND_PID).fetchone()
-    return row is not None and row[0] != conn.info.backend_pid
-
-
-def connect_handler(
-    settings: Settings, dsn: str, name: str, kind: type[psycopg.Connection[Any]], **options: Any
+def connect_for_handler(
+    settings: Settings, dsn: str, name: str, connection_class: type[psycopg.Connection[Any]], **options: Any
 ) -> psycopg.Connection[Any]:
     """A connection for user code: psycopg's own manners, our name on it, and a cut network is noticed.
 
@@ -267,11 +171,11 @@ def connect_handler(
     """
     conninfo = _handler_conninfo(settings, dsn, name)
     try:
-        conn = kind.connect(conninfo, **(options | {"autocommit": True}))
+        conn = connection_class.connect(conninfo, **(options | {"autocommit": True}))
         try:
             if "prepare_threshold" not in options:
                 with psycopg.Cursor(conn, row_factory=tuple_row) as cursor:
-                    if cursor.execute(_BACKEND_PID).fetchone() != (conn.info.backend_pid,):
+                    if cursor.execute(BACKEND_PID).fetchone() != (conn.info.backend_pid,):
                         conn.prepare_threshold = None
             conn.autocommit = options.get("autocommit", False)
         except BaseException:
@@ -282,10 +186,10 @@ def connect_handler(
     return conn
 
 
-async def aconnect_handler(
+async def aconnect_for_handler(
     settings: Settings, dsn: str, name: str, **options: Any
 ) -> psycopg.AsyncConnection[Any]:
-    """`connect_handler` for an event loop."""
+    """`connect_for_handler` for an event loop."""
     conninfo = _handler_conninfo(settings, dsn, name)
     try:
         conn: psycopg.AsyncConnection[Any] = await psycopg.AsyncConnection.connect(
@@ -294,7 +198,7 @@ async def aconnect_handler(
         try:
             if "prepare_threshold" not in options:
                 async with psycopg.AsyncCursor(conn, row_factory=tuple_row) as cursor:
-                    await cursor.execute(_BACKEND_PID)
+                    await cursor.execute(BACKEND_PID)
                     if await cursor.fetchone() != (conn.info.backend_pid,):
                         conn.prepare_threshold = None
             await conn.set_autocommit(options.get("autocommit", False))
@@ -306,19 +210,19 @@ async def aconnect_handler(
     return conn
 
 
-def _conninfo(settings: Settings, dsn: str, role: str) -> str:
-    given = parsed(dsn)
+def _direct_conninfo(settings: Settings, dsn: str, role: str) -> str:
+    given = parse_dsn(dsn)
     probe = max(1, math.ceil(settings.tcp_timeout) // 3)
-    options = session.direct(settings) | {
+    options = session_settings.direct_settings(settings) | {
         # The server's half: a session whose client was cut off must not keep its locks.
         "tcp_keepalives_idle": str(probe),
         "tcp_keepalives_interval": str(probe),
         "tcp_keepalives_count": "2",
-        "tcp_user_timeout": session.milliseconds(settings.tcp_timeout),
+        "tcp_user_timeout": session_settings.milliseconds(settings.tcp_timeout),
     }
-    if role in STEADY_ROLES:
-        options |= STEADY
-    ours = " ".join(f"-c {name}={_escaped(value)}" for name, value in options.items())
+    if role in HOST_ROLES:
+        options |= HOST_PLANNER_SETTINGS
+    ours = " ".join(f"-c {name}={_escape_option(value)}" for name, value in options.items())
     theirs = str(given.get("options") or os.environ.get("PGOPTIONS", ""))
     return make_conninfo(
         dsn,
@@ -326,24 +230,24 @@ def _conninfo(settings: Settings, dsn: str, role: str) -> str:
         client_encoding="UTF8",
         target_session_attrs="read-write",
         options=f"{theirs} {ours}".strip(),  # the last one wins
-        **_noticing(settings),
+        **_keepalive_options(settings),
     )
 
 
 def _pooled_conninfo(settings: Settings, dsn: str) -> str:
     """Through a pooler: it takes no session settings, and keeps nothing of a session between two transactions."""
-    parsed(dsn)
-    return make_conninfo(dsn, client_encoding="UTF8", **_noticing(settings))
+    parse_dsn(dsn)
+    return make_conninfo(dsn, client_encoding="UTF8", **_keepalive_options(settings))
 
 
 def _handler_conninfo(settings: Settings, dsn: str, name: str) -> str:
     """What the user wrote into the dsn counts; timeouts of control statements are not for handlers."""
-    given = parsed(dsn)
-    ours = {key: value for key, value in _noticing(settings).items() if key not in given}
+    given = parse_dsn(dsn)
+    ours = {key: value for key, value in _keepalive_options(settings).items() if key not in given}
     return make_conninfo(dsn, application_name=name, **ours)
 
 
-def _noticing(settings: Settings) -> dict[str, Any]:
+def _keepalive_options(settings: Settings) -> dict[str, Any]:
     """The client's half of noticing that the network was cut."""
     probe = max(1, math.ceil(settings.tcp_timeout) // 3)
     return {
@@ -352,32 +256,32 @@ def _noticing(settings: Settings) -> dict[str, Any]:
         "keepalives_idle": probe,
         "keepalives_interval": probe,
         "keepalives_count": 2,
-        "tcp_user_timeout": session.milliseconds(settings.tcp_timeout),
+        "tcp_user_timeout": session_settings.milliseconds(settings.tcp_timeout),
     }
 
 
 def _unreachable(dsn: str, exc: psycopg.OperationalError) -> DatabaseUnreachable:
     reason = "; ".join(line.strip() for line in str(exc).splitlines() if line.strip()) or type(exc).__name__
-    reason = discreet(reason, dsn)
+    reason = redact_passwords(reason, dsn)
     return DatabaseUnreachable(
-        f"cannot connect to {shown(dsn)}: {reason}; nothing was done; "
+        f"cannot connect to {show_dsn(dsn)}: {reason}; nothing was done; "
         "check that Postgres runs there and that the dsn is right",
-        transient=not any(sign in reason for sign in _WRONG_ADDRESS),
-        brief=_brief(dsn, reason),
+        transient=not any(sign in reason for sign in _PERMANENT_CONNECT_ERRORS),
+        brief=_short_reason(dsn, reason),
     )
 
 
-def _brief(dsn: str, reason: str) -> str:
+def _short_reason(dsn: str, reason: str) -> str:
     """`no Postgres at 127.0.0.1:5432 (connection refused)`"""
-    said = parsed(dsn)
+    said = parse_dsn(dsn)
     host, port = str(said.get("host") or ""), str(said.get("port") or 5432)
     one = host and "," not in host and not host.startswith("/")
     why = reason.rpartition("failed: ")[2].partition(";")[0].strip() or reason
-    return f"no Postgres at {f'{host}:{port}' if one else shown(dsn)} ({why[:1].lower()}{why[1:]})"
+    return f"no Postgres at {f'{host}:{port}' if one else show_dsn(dsn)} ({why[:1].lower()}{why[1:]})"
 
 
-def _accept(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-    """UsageError for a server that cannot work, by what it says of itself at the start of a session (docs/databases.md)."""
+def _refuse_unsupported_server(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Raise UsageError for a server that cannot work, judged by what it reports at connect (docs/reference/databases.md)."""
     said = conn.info.parameter_status
     if said("crdb_version"):
         lacks = "CockroachDB, which has no LISTEN, no ctid and no advisory locks of sessions"
@@ -385,15 +289,45 @@ def _accept(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Non
         lacks = "YugabyteDB, which has no ctid"
     else:
         version = conn.info.server_version
-        if version < OLDEST_SERVER:
+        if version < OLDEST_SERVER_VERSION_NUM:
             raise UsageError(
                 f"this Postgres is version {version // 10000}; nothing was done; use Postgres 13 or newer"
             )
         return
     raise UsageError(
-        f"this is {lacks}: pgworkers cannot work there; nothing was done; use Postgres 13 or newer (docs/databases.md)"
+        f"this is {lacks}: pgworkers cannot work there; nothing was done; "
+        "use Postgres 13 or newer (docs/reference/databases.md)"
     )
 
 
-def _escaped(value: str) -> str:
+def _escape_option(value: str) -> str:
     return value.replace("\\", "\\\\").replace(" ", "\\ ")
+
+
+_TIMESTAMPTZ_OID = psycopg.adapters.types["timestamptz"].oid
+
+
+class _TimestampTextLoader(Loader):
+    """Reads ISO. psycopg's own goes by the DateStyle that the server last told, which is not that of a SET LOCAL."""
+
+    def load(self, data: Buffer) -> datetime:
+        text = bytes(data).decode()
+        try:
+            return datetime.fromisoformat(text)
+        except ValueError:
+            return MIN_TIMESTAMP if text.startswith("-") or text.endswith("BC") else MAX_TIMESTAMP
+
+
+class _TimestampBinaryLoader(TimestamptzBinaryLoader):
+    def load(self, data: Buffer) -> datetime:
+        try:
+            return super().load(data)
+        except psycopg.DataError:
+            return MIN_TIMESTAMP if bytes(data)[0] & 0x80 else MAX_TIMESTAMP
+
+
+def read_any_timestamp(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """Let this connection read every timestamptz."""
+    loaders: tuple[type[Loader], ...] = (_TimestampTextLoader, _TimestampBinaryLoader)
+    for loader in loaders:
+        conn.adapters.register_loader(_TIMESTAMPTZ_OID, loader)

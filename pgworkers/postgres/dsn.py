@@ -15,17 +15,17 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pgworkers.errors import UsageError
 
-SCHEMES = ("postgresql://", "postgres://")
-SECRETS = ("password", "sslpassword")
+URL_SCHEMES = ("postgresql://", "postgres://")
+SECRET_PARAMETERS = ("password", "sslpassword")
 
 
-def parsed(dsn: str) -> Mapping[str, Any]:
+def parse_dsn(dsn: str) -> Mapping[str, Any]:
     """Its parts; refused when it cannot be read, or was hardly meant as libpq reads it."""
     try:
         parts = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
         parts = None  # libpq's text quotes the part it stumbled over, which may be the password
-    if parts is None or _misread(dsn, parts):
+    if parts is None or _has_misplaced_password(dsn, parts):
         raise UsageError(
             "the dsn cannot be read; nothing was done; write postgresql://user:password@host:5432/database "
             "(with %, @ and / in the password as %25, %40 and %2F) or host=... dbname=..."
@@ -33,18 +33,18 @@ def parsed(dsn: str) -> Mapping[str, Any]:
     return parts
 
 
-def sealed(dsn: str) -> str:
+def with_environment_password(dsn: str) -> str:
     """The address with the password that PGPASSWORD holds: for a process that does not get that variable."""
     password = os.environ.get("PGPASSWORD")
-    if not password or parsed(dsn).get("password"):
+    if not password or parse_dsn(dsn).get("password"):
         return dsn
     return make_conninfo(dsn, password=password)
 
 
-def shown(dsn: str) -> str:
+def show_dsn(dsn: str) -> str:
     """A dsn for people: `postgresql://user@host:5432/db`, never with its password."""
     try:
-        parts = parsed(dsn)
+        parts = parse_dsn(dsn)
     except UsageError:
         return "(a dsn that cannot be read)"
     user = parts.get("user") or os.environ.get("PGUSER", "")
@@ -61,16 +61,16 @@ def shown(dsn: str) -> str:
     return f"postgresql://{user}{'@' if user else ''}{where}/{database}"
 
 
-def discreet(text: str, dsn: str) -> str:
+def redact_passwords(text: str, dsn: str) -> str:
     """What a driver says about it, without the passwords."""
-    parts = parsed(dsn)
-    secrets = {str(parts.get(name) or "") for name in SECRETS} | {os.environ.get("PGPASSWORD", "")}
+    parts = parse_dsn(dsn)
+    secrets = {str(parts.get(name) or "") for name in SECRET_PARAMETERS} | {os.environ.get("PGPASSWORD", "")}
     for secret in secrets - {""}:
         text = text.replace(secret, "(password)")
     return text
 
 
-def _misread(dsn: str, parts: Mapping[str, Any]) -> bool:
+def _has_misplaced_password(dsn: str, parts: Mapping[str, Any]) -> bool:
     """Is a piece of a password where the host, the port or the database should be?
 
     One `@` stands in a URL before its `?`, and nothing but digits is a port. A host may begin with `@` (a socket without a
@@ -78,7 +78,7 @@ def _misread(dsn: str, parts: Mapping[str, Any]) -> bool:
     """
     if any("@" in host[1:] or "://" in host for host in str(parts.get("host", "")).split(",")):
         return True
-    if not dsn.startswith(SCHEMES):
+    if not dsn.startswith(URL_SCHEMES):
         return False
     before, at, after = dsn.partition("://")[2].partition("@")
     address = after if at and "/" not in before else before + at + after

@@ -19,22 +19,23 @@ import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.errors import DeadlockDetected, LockNotAvailable
 
-from pgworkers.clock import monotonic, show_seconds
+from pgworkers.clock import monotonic
 from pgworkers.errors import DatabaseUnreachable
 from pgworkers.postgres.statements import Query, Statement, run
+from pgworkers.units import format_duration
 
 LOCK_TIMEOUT_SECONDS = 1.0
 #: Between two attempts, for the sessions that queued behind the last one.
 RETRY_PAUSE_SECONDS = 1.0
 MAX_LOCK_WAIT_SECONDS = 15 * 60.0
 #: A line about the same holders is repeated after this long.
-REPEAT_LINE_SECONDS = 30.0
-FIRST_LOOK_SECONDS = 0.2
-NEXT_LOOK_SECONDS = 0.2
+REPEAT_MESSAGE_SECONDS = 30.0
+FIRST_BLOCKER_QUERY_SECONDS = 0.2
+BLOCKER_QUERY_INTERVAL_SECONDS = 0.2
 #: Errors of an attempt that may succeed later.
-NO_LOCK = (LockNotAvailable, DeadlockDetected)
+LOCK_ERRORS = (LockNotAvailable, DeadlockDetected)
 
-_BLOCKERS = Statement.beside(__file__, "blockers")
+_BLOCKERS = Statement.from_file(__file__, "blockers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +46,29 @@ class Blocker:
     application: str | None
     state: str | None
     query_age: float | None
-    holds: bool
+    is_holder: bool
 
     def __str__(self) -> str:
         if self.pid == 0:
             return "a prepared transaction (see pg_prepared_xacts)"
-        age = f"query {show_seconds(self.query_age)} old" if self.query_age is not None else ""
+        age = f"query {format_duration(self.query_age)} old" if self.query_age is not None else ""
         facts = [fact for fact in (self.application, self.state, age) if fact]
         return f"pid {self.pid}" + (f" ({', '.join(facts)})" if facts else "")
 
 
-class Retry:
+class LockRetry:
     """Attempts that failed for a lock: who held it, and how long to go on."""
 
-    def __init__(self, say: Callable[[str], None], max_wait: float) -> None:
-        self._say = say
+    def __init__(self, on_message: Callable[[str], None], max_wait: float) -> None:
+        self._on_message = on_message
         self._max_wait = max_wait
-        self._left = max_wait
+        self._seconds_left = max_wait
         self._attempted_at = monotonic()
-        self._last_line: tuple[frozenset[int], float] | None = None
+        self._last_message: tuple[frozenset[int], float] | None = None
         self.blockers: list[Blocker] = []
 
     @contextmanager
-    def watch(self, conn: psycopg.Connection[Any]) -> Iterator[None]:
+    def recording_blockers(self, conn: psycopg.Connection[Any]) -> Iterator[None]:
         """Note who blocks what runs here, in a transaction of `conn`."""
         self._attempted_at = monotonic()
         self.blockers = []
@@ -76,7 +77,7 @@ class Retry:
         ).fetchone()  # a pooler's own number is another
         assert row is not None
         done = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(conn.info, row[0], done), daemon=True)
+        watcher = threading.Thread(target=self._poll_blockers, args=(conn.info, row[0], done), daemon=True)
         watcher.start()
         try:
             yield
@@ -87,42 +88,44 @@ class Retry:
     def pause(self, what: str, error: psycopg.Error) -> None:
         """Wait before the next attempt of `what`; DatabaseUnreachable when the time for failed attempts is over."""
         now = monotonic()
-        self._left -= now - self._attempted_at
+        self._seconds_left -= now - self._attempted_at
         holders = " and ".join(map(str, self.blockers)) or "another session"
-        if self._left <= 0:
+        if self._seconds_left <= 0:
             raise DatabaseUnreachable(
-                f"{what} did not get its locks within {show_seconds(self._max_wait)}: {holders} had one of them; "
+                f"{what} did not get its locks within {format_duration(self._max_wait)}: {holders} had one of them; "
                 "it changed nothing; end that transaction, then run pgworkers migrate up"
             ) from error
         pids = frozenset(blocker.pid for blocker in self.blockers)
         if (
-            self._last_line is None
-            or self._last_line[0] != pids
-            or now - self._last_line[1] > REPEAT_LINE_SECONDS
+            self._last_message is None
+            or self._last_message[0] != pids
+            or now - self._last_message[1] > REPEAT_MESSAGE_SECONDS
         ):
-            self._say(f"{what} waits for a lock of {holders}; trying for {show_seconds(self._left)}")
-            self._last_line = pids, now
-        seconds = min(RETRY_PAUSE_SECONDS * random.uniform(0.5, 1.0), self._left)
-        self._left -= seconds
+            self._on_message(
+                f"{what} waits for a lock of {holders}; trying for {format_duration(self._seconds_left)}"
+            )
+            self._last_message = pids, now
+        seconds = min(RETRY_PAUSE_SECONDS * random.uniform(0.5, 1.0), self._seconds_left)
+        self._seconds_left -= seconds
         time.sleep(seconds)
 
-    def _watch(self, info: psycopg.ConnectionInfo, pid: int, done: threading.Event) -> None:
-        if done.wait(FIRST_LOOK_SECONDS):
+    def _poll_blockers(self, info: psycopg.ConnectionInfo, pid: int, done: threading.Event) -> None:
+        if done.wait(FIRST_BLOCKER_QUERY_SECONDS):
             return
-        query = Query(_BLOCKERS, {"pid": pid}, _blockers)
+        query = Query(_BLOCKERS, {"pid": pid}, _read_blockers)
         try:
             with psycopg.connect(
                 make_conninfo(info.dsn, password=info.password or None), autocommit=True
             ) as conn:
                 while True:
                     self.blockers = run(conn, "pgworkers", query) or self.blockers
-                    if done.wait(NEXT_LOOK_SECONDS):
+                    if done.wait(BLOCKER_QUERY_INTERVAL_SECONDS):
                         return
         except psycopg.Error:
             return  # the lines say "another session"
 
 
-def _blockers(rows: list[tuple[Any, ...]]) -> list[Blocker]:
+def _read_blockers(rows: list[tuple[Any, ...]]) -> list[Blocker]:
     """The holders; others that wait are named only if no holder is in our way."""
     found = [Blocker(*row) for row in rows]
-    return [blocker for blocker in found if blocker.holds] or found
+    return [blocker for blocker in found if blocker.is_holder] or found

@@ -5,7 +5,7 @@ schema that was made by a file that has changed since is refused and not touched
 
 The first line of each file is `-- serves: NNNN`, the oldest code that still works on the schema after it: code whose newest
 migration is NNNN. It is recorded with the migration. Code of an older version goes on as long as all newer migrations serve
-it, and is refused otherwise (docs/adr/2961).
+it, and is refused otherwise (docs/adr/10).
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from psycopg.errors import InsufficientPrivilege
 from psycopg.rows import tuple_row
 
 from pgworkers.errors import PermissionDenied, SchemaOutOfDate, UsageError
-from pgworkers.postgres import lock_wait, session
-from pgworkers.postgres.statements import Statement, rename
-from pgworkers.settings import refuse_schema
+from pgworkers.postgres import lock_wait, session_settings
+from pgworkers.postgres.statements import Statement, with_schema
+from pgworkers.settings import check_schema_name
 
-_BOOTSTRAP = Statement.beside(__file__, "bootstrap")
-_APPLIED = Statement.beside(__file__, "applied")
-_OLDER_HOSTS = Statement.beside(__file__, "older_hosts")
+_MIGRATION_TABLE = Statement.from_file(__file__, "bootstrap")
+_APPLIED = Statement.from_file(__file__, "applied")
+_OLDER_HOSTS = Statement.from_file(__file__, "older_hosts")
 #: Another session made the schema or the table `migration` at the same moment.
-_MADE_MEANWHILE = (
+_CREATED_CONCURRENTLY = (
     psycopg.errors.UniqueViolation,
     psycopg.errors.DuplicateSchema,
     psycopg.errors.DuplicateTable,
 )
-MAX_TRIES = 5
-_ROLE = re.compile(r"\bpgworkers_(owner|worker|operator|payload|viewer|enqueue)\b")
+MAX_APPLY_ATTEMPTS = 5
+_ROLE_NAME = re.compile(r"\bpgworkers_(owner|worker|operator|payload|viewer|enqueue)\b")
 #: What the migrations make. (A law test compares it with a database.)
-_MADE = re.compile(
+_CREATED_OBJECT = re.compile(
     r"^CREATE (?:UNLOGGED )?(?:TABLE|VIEW|TYPE|DOMAIN|FUNCTION|AGGREGATE) (?:IF NOT EXISTS )?pgworkers\.(\w+)",
     re.MULTILINE,
 )
-_FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
-_SERVES = re.compile(r"-- serves: (\d{4})\n")
+_MIGRATION_FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
+_SERVES_HEADER = re.compile(r"-- serves: (\d{4})\n")
 #: How long one statement of a migration may run, once it has its locks.
-_STATEMENT_TIMEOUT = "15min"
+_MIGRATION_STATEMENT_TIMEOUT = "15min"
 _log = logging.getLogger("pgworkers.migrate")
 
 
@@ -64,9 +64,9 @@ class Migration:
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
-    def serves(self) -> int:
+    def oldest_supported(self) -> int:
         """The newest migration of the oldest code that works on the schema after this one."""
-        header = _SERVES.match(self.text)
+        header = _SERVES_HEADER.match(self.text)
         if header is None or not 1 <= int(header[1]) <= self.version:
             raise ValueError(
                 f"{self.name}: the first line must be `-- serves: NNNN` with a number from 0001 to {self.version:04d}"
@@ -82,7 +82,7 @@ class MigrationStatus:
     version: int
     name: str
     state: str
-    serves: int
+    oldest_supported: int
     applied_at: datetime | None
 
     @property
@@ -91,11 +91,11 @@ class MigrationStatus:
 
 
 @cache
-def known() -> tuple[Migration, ...]:
+def known_migrations() -> tuple[Migration, ...]:
     """The migrations of this code, in order."""
     found = []
     for entry in resources.files("pgworkers.schema").iterdir():
-        match = _FILE.fullmatch(entry.name)
+        match = _MIGRATION_FILE.fullmatch(entry.name)
         if match:
             found.append(
                 Migration(int(match[1]), entry.name.removesuffix(".sql"), entry.read_text(encoding="utf-8"))
@@ -107,14 +107,14 @@ def status(
     conn: psycopg.Connection[Any], schema: str, migrations: Sequence[Migration] | None = None
 ) -> list[MigrationStatus]:
     """Every migration that this code or the database knows, in order."""
-    migrations = known() if migrations is None else migrations
+    migrations = known_migrations() if migrations is None else migrations
     newest = migrations[-1].version
-    applied = _applied(conn, schema)
+    applied = _read_applied(conn, schema)
     rows = []
     for one in migrations:
         row = applied.pop(one.version, None)
         if row is None:
-            rows.append(MigrationStatus(one.version, one.name, "pending", one.serves, None))
+            rows.append(MigrationStatus(one.version, one.name, "pending", one.oldest_supported, None))
         else:
             state = "applied" if row.checksum == one.checksum else "changed"
             rows.append(MigrationStatus(one.version, one.name, state, row.serves, row.applied_at))
@@ -124,7 +124,7 @@ def status(
     return sorted(rows, key=lambda row: row.version)
 
 
-def describe(conn: psycopg.Connection[Any], schema: str) -> str:
+def describe_schema(conn: psycopg.Connection[Any], schema: str) -> str:
     """What a host says at its start about a schema that it works with."""
     newer = [row.name for row in status(conn, schema) if row.state == "newer"]
     if newer:
@@ -132,9 +132,11 @@ def describe(conn: psycopg.Connection[Any], schema: str) -> str:
     return "up to date"
 
 
-def check(conn: psycopg.Connection[Any], schema: str, migrations: Sequence[Migration] | None = None) -> None:
+def check_schema(
+    conn: psycopg.Connection[Any], schema: str, migrations: Sequence[Migration] | None = None
+) -> None:
     """Refuse a schema that this code does not speak."""
-    _refuse(schema, rows := status(conn, schema, migrations))
+    _refuse_incompatible(schema, rows := status(conn, schema, migrations))
     missing = [row.name for row in rows if row.state == "pending"]
     if len(missing) == len(rows):
         raise SchemaOutOfDate(
@@ -147,14 +149,14 @@ def check(conn: psycopg.Connection[Any], schema: str, migrations: Sequence[Migra
         )
 
 
-def pending(
+def pending_migrations(
     conn: psycopg.Connection[Any], schema: str, migrations: Sequence[Migration] | None = None
 ) -> list[Migration]:
     """What `up` would apply. Refuses a database or a schema that it would refuse."""
-    refuse_schema(schema)
-    migrations = known() if migrations is None else migrations
+    check_schema_name(schema)
+    migrations = known_migrations() if migrations is None else migrations
     rows = status(conn, schema, migrations)
-    _refuse(schema, rows)
+    _refuse_incompatible(schema, rows)
     missing = {row.version for row in rows if row.state == "pending"}
     encoding = conn.info.parameter_status("server_encoding")
     if missing and encoding != "UTF8":
@@ -169,38 +171,38 @@ def up(
     schema: str,
     migrations: Sequence[Migration] | None = None,
     *,
-    say: Callable[[str], None] = _log.warning,
+    on_message: Callable[[str], None] = _log.warning,
     max_lock_wait: float = lock_wait.MAX_LOCK_WAIT_SECONDS,
 ) -> list[str]:
     """Apply what is missing. Answers the names of what was applied.
 
-    `say` gets a line while a migration waits for a lock. After `max_lock_wait` seconds of failed attempts in total it is
-    DatabaseUnreachable; the migrations before it stay applied.
+    `on_message` gets a line while a migration waits for a lock. After `max_lock_wait` seconds of failed attempts in
+    total it is DatabaseUnreachable; the migrations before it stay applied.
     """
-    migrations = known() if migrations is None else migrations
-    retry = lock_wait.Retry(say, max_lock_wait)
+    migrations = known_migrations() if migrations is None else migrations
+    retry = lock_wait.LockRetry(on_message, max_lock_wait)
     applied = []
     try:
-        for migration in pending(conn, schema, migrations):
+        for migration in pending_migrations(conn, schema, migrations):
             if _apply(conn, schema, migration, migrations, retry):
                 applied.append(migration.name)
     except InsufficientPrivilege as error:
-        raise _denied(conn, schema, error) from error
+        raise _explain_missing_grant(conn, schema, error) from error
     return applied
 
 
 def render_sql(schema: str) -> str:
     """All migrations as one script and one transaction, for databases where pgworkers itself may not create tables."""
-    refuse_schema(schema)
+    check_schema_name(schema)
     parts = [
         "-- pgworkers: everything `pgworkers migrate up` would do to an empty database, in one transaction.",
         "BEGIN;",
-        *_settings(),
-        f"CREATE SCHEMA IF NOT EXISTS {_identifier(schema)};",
-        rename(_BOOTSTRAP.text, schema).strip() + ";",
+        *_script_settings(),
+        f"CREATE SCHEMA IF NOT EXISTS {_quote_schema(schema)};",
+        with_schema(_MIGRATION_TABLE.text, schema).strip() + ";",
     ]
-    for migration in known():
-        parts += [rename(migration.text, schema).strip(), _record(schema, migration) + ";"]
+    for migration in known_migrations():
+        parts += [with_schema(migration.text, schema).strip(), _insert_migration_row(schema, migration) + ";"]
     parts.append("COMMIT;")
     return "\n\n".join(parts) + "\n"
 
@@ -212,83 +214,85 @@ def render_pending(
 
     Each transaction stops, and changes nothing, unless the schema is at the migration before it.
     """
-    missing = pending(conn, schema, migrations)
+    missing = pending_migrations(conn, schema, migrations)
     if not missing:
         return f"-- pgworkers: nothing is pending in the schema {schema}.\n"
     parts = [
         "-- pgworkers: what `pgworkers migrate up` would run on this database, a transaction for each migration."
     ]
-    opening = _opening(conn, schema)
+    opening = _bootstrap_statements(conn, schema)
     before = max((row.version for row in status(conn, schema, migrations) if row.is_usable), default=0)
     for migration in missing:
         statements = [
             *opening,
-            _lock(schema),
-            _expect(schema, before, migration),
-            rename(migration.text, schema).strip().rstrip(";"),
+            _lock_migration_table(schema),
+            _check_script_state(schema, before, migration),
+            with_schema(migration.text, schema).strip().rstrip(";"),
         ]
-        parts += [f"-- {migration.name}\nBEGIN;", *_settings()]
-        parts += [f"{statement};" for statement in (*statements, _record(schema, migration))]
+        parts += [f"-- {migration.name}\nBEGIN;", *_script_settings()]
+        parts += [f"{statement};" for statement in (*statements, _insert_migration_row(schema, migration))]
         parts.append("COMMIT;")
         opening, before = [], max(before, migration.version)
     return "\n\n".join(parts) + "\n"
 
 
 def render_roles(schema: str) -> str:
-    """The roles of this schema and what each may do, as one script; see docs/security.md."""
-    refuse_schema(schema)
+    """The roles of this schema and what each may do, as one script; see docs/how-to/separate-logins.md."""
+    check_schema_name(schema)
     text = (resources.files("pgworkers.schema") / "roles.sql").read_text(encoding="utf-8")
-    made = (*(migration.text for migration in known()), _BOOTSTRAP.text)
-    names = sorted({name for part in made for name in _MADE.findall(part)})
-    text = text.replace("OURS}", ",".join(names) + "}").replace("NEWEST}", f"{known()[-1].version}}}")
-    return _ROLE.sub(rf"{schema}_\1", rename(text, schema))
+    made = (*(migration.text for migration in known_migrations()), _MIGRATION_TABLE.text)
+    names = sorted({name for part in made for name in _CREATED_OBJECT.findall(part)})
+    text = text.replace("OURS}", ",".join(names) + "}").replace(
+        "NEWEST}", f"{known_migrations()[-1].version}}}"
+    )
+    return _ROLE_NAME.sub(rf"{schema}_\1", with_schema(text, schema))
 
 
 def _apply(
     conn: psycopg.Connection[Any],
     schema: str,
     migration: Migration,
-    all_of_them: Sequence[Migration],
-    retry: lock_wait.Retry,
+    migrations: Sequence[Migration],
+    retry: lock_wait.LockRetry,
 ) -> bool:
     """Apply one migration unless another session has. A session that made the schema or its first table meanwhile is
     waited for by Postgres itself, which then refuses ours; on the next try they are there."""
     tries = 1
     while True:
         try:
-            return _try_to_apply(conn, schema, migration, all_of_them, retry)
-        except _MADE_MEANWHILE:
-            if tries == MAX_TRIES:
+            return _apply_in_transaction(conn, schema, migration, migrations, retry)
+        except _CREATED_CONCURRENTLY:
+            if tries == MAX_APPLY_ATTEMPTS:
                 raise
             tries += 1
-        except lock_wait.NO_LOCK as error:
+        except lock_wait.LOCK_ERRORS as error:
             retry.pause(f"migration {migration.name}", error)
 
 
-def _try_to_apply(
+def _apply_in_transaction(
     conn: psycopg.Connection[Any],
     schema: str,
     migration: Migration,
     all_of_them: Sequence[Migration],
-    retry: lock_wait.Retry,
+    retry: lock_wait.LockRetry,
 ) -> bool:
     with conn.transaction():
         for setting in _timeouts():
             conn.execute(setting.encode())
-        with retry.watch(conn):
-            for statement in (*_opening(conn, schema), _lock(schema)):
+        with retry.recording_blockers(conn):
+            for statement in (*_bootstrap_statements(conn, schema), _lock_migration_table(schema)):
                 conn.execute(statement.encode())
         rows = status(conn, schema, all_of_them)  # again, under the lock
-        _refuse(schema, rows)
+        _refuse_incompatible(schema, rows)
         if any(row.version == migration.version and row.state == "applied" for row in rows):
             return False
-        while not _try_to_change(conn, schema, migration, retry):
+        while not _apply_in_savepoint(conn, schema, migration, retry):
             pass
         return True
 
 
-def _try_to_change(
-    conn: psycopg.Connection[Any], schema: str, migration: Migration, retry: lock_wait.Retry
+def _apply_in_savepoint(
+    conn: psycopg.Connection[Any], schema: str, migration: Migration, retry: lock_wait.LockRetry
 ) -> bool:
     """Run the migration in a savepoint. Without its locks it is undone, which frees those that it got.
 
@@ -296,12 +300,12 @@ def _try_to_change(
     sessions.
     """
     try:
-        with conn.transaction(), retry.watch(conn):
-            _refuse_hosts(conn, schema, migration)
-            conn.execute(rename(migration.text, schema).encode())
-            conn.execute(_record(schema, migration).encode())
+        with conn.transaction(), retry.recording_blockers(conn):
+            _refuse_older_hosts(conn, schema, migration)
+            conn.execute(with_schema(migration.text, schema).encode())
+            conn.execute(_insert_migration_row(schema, migration).encode())
             return True
-    except lock_wait.NO_LOCK as error:
+    except lock_wait.LOCK_ERRORS as error:
         retry.pause(f"migration {migration.name}", error)
         return False
 
@@ -309,40 +313,40 @@ def _try_to_change(
 def _timeouts() -> list[str]:
     """A migration may take longer than a control statement, but the sessions behind it must not wait for its locks."""
     return [
-        f"SET LOCAL statement_timeout = '{_STATEMENT_TIMEOUT}'",
-        f"SET LOCAL lock_timeout = '{session.milliseconds(lock_wait.LOCK_TIMEOUT_SECONDS)}ms'",
+        f"SET LOCAL statement_timeout = '{_MIGRATION_STATEMENT_TIMEOUT}'",
+        f"SET LOCAL lock_timeout = '{session_settings.milliseconds(lock_wait.LOCK_TIMEOUT_SECONDS)}ms'",
     ]
 
 
-def _settings() -> list[str]:
+def _script_settings() -> list[str]:
     """The settings of a transaction in a script: our sessions begin with them, those of psql do not."""
     meaning = [
         f"SET LOCAL {name} = {', '.join(_literal(one) for one in value.split(','))}"
-        for name, value in session.MEANING.items()
+        for name, value in session_settings.STATEMENT_SETTINGS.items()
     ]
     return ["\n".join(f"{setting};" for setting in (*meaning, *_timeouts()))]
 
 
-def _opening(conn: psycopg.Connection[Any], schema: str) -> list[str]:
+def _bootstrap_statements(conn: psycopg.Connection[Any], schema: str) -> list[str]:
     """What makes the schema and the table `migration`, where they are missing."""
     statements = []
-    if _one(conn, "SELECT to_regnamespace(%s)", _identifier(schema)) is None:
-        statements.append(f"CREATE SCHEMA {_identifier(schema)}")
-    if _one(conn, "SELECT to_regclass(%s)", _table(schema)) is None:
-        statements.append(_BOOTSTRAP.render(schema).decode())
+    if _fetch_value(conn, "SELECT to_regnamespace(%s)", _quote_schema(schema)) is None:
+        statements.append(f"CREATE SCHEMA {_quote_schema(schema)}")
+    if _fetch_value(conn, "SELECT to_regclass(%s)", _table(schema)) is None:
+        statements.append(_MIGRATION_TABLE.render(schema).decode())
     return statements
 
 
-def _lock(schema: str) -> str:
+def _lock_migration_table(schema: str) -> str:
     """Not an advisory lock, which any login can hold: this takes more than the right to read the table."""
     return f"LOCK TABLE {_table(schema)} IN SHARE ROW EXCLUSIVE MODE"
 
 
-def _expect(schema: str, newest: int, migration: Migration) -> str:
+def _check_script_state(schema: str, newest: int, migration: Migration) -> str:
     """Stop a script that was made for another state of the schema, or whose migration would break hosts that are running."""
     host = sql.Identifier(schema, "host").as_string(None)
     running = f"""
-    IF EXISTS (SELECT FROM {host} WHERE newest_migration < {migration.serves} AND renewed_at >= now() - lease) THEN
+    IF EXISTS (SELECT FROM {host} WHERE newest_migration < {migration.oldest_supported} AND renewed_at >= now() - lease) THEN
         RAISE EXCEPTION '{migration.name} does not serve hosts that are running; nothing was done';
     END IF;"""
     return f"""DO $$ BEGIN
@@ -352,32 +356,34 @@ def _expect(schema: str, newest: int, migration: Migration) -> str:
 END $$"""
 
 
-def _record(schema: str, migration: Migration) -> str:
+def _insert_migration_row(schema: str, migration: Migration) -> str:
     """A migration was applied, in the same transaction."""
     return (
         f"INSERT INTO {_table(schema)} (version, name, checksum, serves) VALUES"
-        f" ({migration.version}, {_literal(migration.name)}, {_literal(migration.checksum)}, {migration.serves})"
+        f" ({migration.version}, {_literal(migration.name)}, {_literal(migration.checksum)}, {migration.oldest_supported})"
     )
 
 
-def _denied(conn: psycopg.Connection[Any], schema: str, error: InsufficientPrivilege) -> PermissionDenied:
+def _explain_missing_grant(
+    conn: psycopg.Connection[Any], schema: str, error: InsufficientPrivilege
+) -> PermissionDenied:
     """What the login tried, and the GRANT that it lacks."""
-    login, database = _name(conn.info.user), _name(conn.info.dbname)
+    login, database = _quote_if_needed(conn.info.user), _quote_if_needed(conn.info.dbname)
     said = error.diag.message_primary or str(error)
-    if _one(conn, "SELECT to_regnamespace(%s)", _identifier(schema)) is None:
+    if _fetch_value(conn, "SELECT to_regnamespace(%s)", _quote_schema(schema)) is None:
         tried = f"create the schema {schema} in the database {conn.info.dbname}"
         grant = f"GRANT CREATE ON DATABASE {database} TO {login}"
         other = "run pgworkers migrate up once as a login that may"
     else:
         tried = f"create tables in the schema {schema}"
-        grant = f"GRANT {_name(f'{schema}_owner')} TO {login}"
+        grant = f"GRANT {_quote_if_needed(f'{schema}_owner')} TO {login}"
         other = "run pgworkers migrate up as the login that owns the schema"
     return PermissionDenied(
         f"the login {conn.info.user} may not {tried} ({said}); nothing was done; {grant}, or {other}"
     )
 
 
-class _Applied(NamedTuple):
+class _AppliedMigration(NamedTuple):
     version: int
     name: str
     checksum: str
@@ -385,16 +391,17 @@ class _Applied(NamedTuple):
     applied_at: datetime
 
 
-def _applied(conn: psycopg.Connection[Any], schema: str) -> dict[int, _Applied]:
+def _read_applied(conn: psycopg.Connection[Any], schema: str) -> dict[int, _AppliedMigration]:
     try:
-        if _one(conn, "SELECT to_regclass(%s)", _table(schema)) is None:
+        if _fetch_value(conn, "SELECT to_regclass(%s)", _table(schema)) is None:
             return {}
         with conn.cursor(row_factory=tuple_row) as cursor:
             rows = cursor.execute(_APPLIED.render(schema)).fetchall()
-            return {row[0]: _Applied._make(row) for row in rows}
+            return {row[0]: _AppliedMigration._make(row) for row in rows}
     except InsufficientPrivilege as error:
         grants = (
-            f"GRANT {_name(f'{schema}_viewer')} (or _worker, _operator, _enqueue) TO {_name(conn.info.user)}"
+            f"GRANT {_quote_if_needed(f'{schema}_viewer')} (or _worker, _operator, _enqueue) "
+            f"TO {_quote_if_needed(conn.info.user)}"
         )
         raise PermissionDenied(
             f"the schema {schema} is there, but the login {conn.info.user} may not use it "
@@ -402,13 +409,13 @@ def _applied(conn: psycopg.Connection[Any], schema: str) -> dict[int, _Applied]:
         ) from error
 
 
-def _one(conn: psycopg.Connection[Any], query: LiteralString, param: str) -> Any:
+def _fetch_value(conn: psycopg.Connection[Any], query: LiteralString, param: str) -> Any:
     with conn.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute(query, [param]).fetchone()
         return row[0] if row else None
 
 
-def _refuse(schema: str, rows: list[MigrationStatus]) -> None:
+def _refuse_incompatible(schema: str, rows: list[MigrationStatus]) -> None:
     unknown = [row for row in rows if row.state == "unknown"]
     if unknown:
         newest = max(
@@ -417,8 +424,8 @@ def _refuse(schema: str, rows: list[MigrationStatus]) -> None:
         raise SchemaOutOfDate(
             f"the schema {schema} is newer than this pgworkers, which does not know "
             f"{', '.join(row.name for row in unknown)}: that serves code from migration "
-            f"{max(row.serves for row in unknown):04d} on, and the newest one here is {newest:04d}; nothing was done; "
-            "upgrade pgworkers on this host"
+            f"{max(row.oldest_supported for row in unknown):04d} on, and the newest one here is {newest:04d}; "
+            "nothing was done; upgrade pgworkers on this host"
         )
     newer = [row.name for row in rows if row.state == "newer"]
     missing = [row.name for row in rows if row.state == "pending"]
@@ -435,13 +442,13 @@ def _refuse(schema: str, rows: list[MigrationStatus]) -> None:
         )
 
 
-def _refuse_hosts(conn: psycopg.Connection[Any], schema: str, migration: Migration) -> None:
+def _refuse_older_hosts(conn: psycopg.Connection[Any], schema: str, migration: Migration) -> None:
     """Refuse a migration that would break hosts that are running."""
     table = sql.Identifier(schema, "host").as_string(None)
-    if _one(conn, "SELECT to_regclass(%s)", table) is None:
+    if _fetch_value(conn, "SELECT to_regclass(%s)", table) is None:
         return
     with conn.cursor(row_factory=tuple_row) as cursor:
-        found = cursor.execute(_OLDER_HOSTS.render(schema), {"serves": migration.serves}).fetchall()
+        found = cursor.execute(_OLDER_HOSTS.render(schema), {"serves": migration.oldest_supported}).fetchall()
     if found:
         hosts = ", ".join(f"{name} (pid {pid}, newest migration {newest:04d})" for name, pid, newest in found)
         raise SchemaOutOfDate(
@@ -450,12 +457,12 @@ def _refuse_hosts(conn: psycopg.Connection[Any], schema: str, migration: Migrati
         )
 
 
-def _name(name: str) -> str:
+def _quote_if_needed(name: str) -> str:
     """A name as SQL takes it, quoted unless it is plain."""
     return name if re.fullmatch(r"[a-z_][a-z0-9_]*", name) else sql.Identifier(name).as_string(None)
 
 
-def _identifier(schema: str) -> str:
+def _quote_schema(schema: str) -> str:
     return sql.Identifier(schema).as_string(None)
 
 

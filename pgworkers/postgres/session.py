@@ -1,168 +1,395 @@
-"""The settings that our statements rely on, declared once, and how each kind of session gets them.
+"""A statement as libpq sends it, and its answer as rows: what the blocking and the async exchange have in common.
 
-A database or a role may have any defaults (ALTER DATABASE ... SET, ALTER ROLE ... SET). A direct session of ours begins with
-its own: they travel in `options`, so they hold from the first statement and survive RESET ALL. A transaction pooler takes no
-`options` and keeps nothing between two transactions. There every statement travels together with SET LOCAL, in one message,
-which the server runs as one transaction. A database that is read-only by default is refused: an operator or a provider may
-have fenced it so. Connections of users' code (`ctx.connect()`, `using(conn=)`) keep their settings.
+How values are written and read stays psycopg's; which statements are prepared, and when, is said by the connection, as for
+psycopg's own cursors (`prepare_threshold`: after so many uses, and None behind a pooler, which keeps nothing for us).
+
+`exchange` for blocking callers: the session of a process that enqueues (docs/adr/09).
+
+A cursor of psycopg is most of what an enqueue costs Python. The waiting is Python's own `poll`, not libpq's: a signal
+(Ctrl-C, the raise of the stop ladder) gets through while the server has not answered.
+
+Statements on a session of ours in an event loop, one after the other, by libpq itself. (`blocking`: without a loop.)
+
+A psycopg cursor is made for any statement on any connection, by any number of tasks. Of a short statement that is most
+of its time: for a claim after a rest 0.9 ms of this process where the same words on the wire take 0.3, and a claim is
+what a job waits for (docs/adr/09). Our own sessions, those of a host and of whoever enqueues, are all alike: autocommit,
+one answer to each statement, the same few statements for ever. So the bytes are sent and waited for here.
+
+An exchange that was not heard to its end (no answer in time, a task that was cancelled) leaves a session whose next answer
+would be to the wrong question: its socket is cut and it is finished.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+import asyncio
+import os
+import select
+import socket
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, TypeVar
 
 import psycopg
-from psycopg import sql
-from psycopg.pq import Format, TransactionStatus
+from psycopg import errors
+from psycopg.abc import Buffer
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
 
-from pgworkers.settings import Settings
+from pgworkers.alarm import Alarm
+from pgworkers.postgres.pooler import AsyncPooledConnection, PooledConnection, inline_parameters
+from pgworkers.postgres.statements import Query, Statement
+from pgworkers.prompt import Prompt
+from pgworkers.units import format_duration
 
-#: How values are written and read, and which names and operators are meant.
-MEANING = {
-    "search_path": "pg_catalog,pg_temp",
-    "DateStyle": "ISO,MDY",
-    "IntervalStyle": "postgres",
-    "TimeZone": "UTC",
-    "standard_conforming_strings": "on",
-    "array_nulls": "on",
-    "extra_float_digits": "1",
-    "bytea_output": "hex",
-    "row_security": "on",
-    "transform_null_equals": "off",
-    "jit": "off",  # our statements are short: compiling one takes a thousand times as long as running it
-}
-#: Timeouts of the server's own that would end a session of ours: 0 switches them off. Not every server knows them.
-IDLE_TIMEOUTS = ("idle_session_timeout", "transaction_timeout")
+_ParameterTypes = tuple[int, ...]
+Rows = list[tuple[Any, ...]]
+#: What is to be sent; the answer to it comes back. The rows are what it ends with.
+Steps = Generator[tuple[Callable[..., None], tuple[Any, ...]], PGresult, Rows]
 
-#: What a direct session must say about itself, else there is a pooler: its own process id, our search_path.
-CHECK = "SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_setting('search_path'), " + ", ".join(
-    f"pg_catalog.current_setting('{name}', true)" for name in IDLE_TIMEOUTS
-)
-_PLACES = re.compile(rb"%\((\w+)\)s|%%")
+#: How long the server may take to hear that somebody lost patience with a statement.
+CANCEL_TIMEOUT_SECONDS = 2.0
 
 
-def timeouts(settings: Settings) -> dict[str, str]:
-    """How long anything may take."""
-    return {
-        "statement_timeout": milliseconds(settings.statement_timeout),
-        "lock_timeout": milliseconds(settings.statement_timeout),
-        "idle_in_transaction_session_timeout": milliseconds(
-            max(settings.tcp_timeout, settings.statement_timeout)
-        ),
-    }
+class StatementTimedOut(psycopg.OperationalError):
+    """A statement was not answered in time. Its session is cut."""
 
 
-def direct(settings: Settings) -> dict[str, str]:
-    """The settings of a direct session."""
-    transactions = {
-        "default_transaction_isolation": "read committed",
-        "default_transaction_deferrable": "off",
-    }
-    return MEANING | transactions | timeouts(settings)
+class _StatementProtocol:
+    """The statements of one connection."""
+
+    def __init__(self, conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], schema: str) -> None:
+        self._pgconn: PGconn = conn.pgconn
+        self._pooled_conn = conn if isinstance(conn, (PooledConnection, AsyncPooledConnection)) else None
+        self._poll = select.poll()
+        self._poll.register(conn.pgconn.socket, select.POLLIN)
+        self._schema = schema
+        self._transformer = Transformer(conn)
+        self._prepare_threshold = conn.prepare_threshold
+        self._last_query: Query[Any] | None = None
+        self._last_params: tuple[Sequence[Buffer | None], _ParameterTypes, Sequence[Format]] = ((), (), ())
+        self._prepared_names: dict[tuple[Statement, _ParameterTypes], bytes] = {}
+        self._use_counts: dict[tuple[Statement, _ParameterTypes], int] = {}
+
+    @property
+    def is_closed(self) -> bool:
+        return self._pgconn.status == ConnStatus.BAD
+
+    @property
+    def is_idle(self) -> bool:
+        pgconn = self._pgconn
+        return pgconn.status == ConnStatus.OK and pgconn.transaction_status == TransactionStatus.IDLE
+
+    @property
+    def is_reusable(self) -> bool:
+        """Is it as it was left? Sends nothing, and waits for nothing.
+
+        A server has nothing to say to an idle session but that it ends it, so anything to read means: take a new one. (The
+        end of the stream may follow the last message a moment later; waiting for it would lose the race.)
+        """
+        return self._pgconn.status == ConnStatus.OK and not self._poll.poll(0)
+
+    def steps(self, query: Query[Any]) -> Steps:
+        """One statement; before it, perhaps, that it is to be prepared."""
+        pgconn = self._pgconn
+        if self._pooled_conn is not None:
+            return self.read_result((yield pgconn.send_query, (self._pooled_text(query, self._pooled_conn),)))
+        text, names = query.statement.numbered(self._schema)
+        if query is self._last_query:
+            params, types, formats = self._last_params
+        elif query.encoded_params is not None:
+            params, types, formats = query.encoded_params, (), None
+        else:
+            values, given = self._transformer, query.params
+            params = values.dump_sequence([given[name] for name in names], [PyFormat.AUTO] * len(names))
+            types, formats = values.types or (), values.formats or ()
+            if query.is_repeated:
+                self._last_query, self._last_params = query, (params, types, formats)
+        binary = int(query.is_binary)
+        key = query.statement, types
+        name = self._prepared_names.get(key)
+        if name is None and self._should_prepare(key):
+            name = b"pgworkers_%d" % len(self._prepared_names)
+            self.read_result((yield pgconn.send_prepare, (name, text, types or None)))
+            self._prepared_names[key] = name
+        if name is None:
+            return self.read_result(
+                (yield pgconn.send_query_params, (text, params, types or None, formats, binary))
+            )
+        return self.read_result((yield pgconn.send_query_prepared, (name, params, formats, binary)))
+
+    def _pooled_text(self, query: Query[Any], conn: PooledConnection | AsyncPooledConnection) -> bytes:
+        """Through a pooler: the statement and the settings that it needs are one transaction."""
+        text = inline_parameters(
+            conn, query.statement.render(self._schema), dict(query.params_by_name(self._schema))
+        )
+        return conn.settings_prefix + text
+
+    def _should_prepare(self, key: tuple[Statement, _ParameterTypes]) -> bool:
+        if self._prepare_threshold is None:
+            return False
+        used = self._use_counts.get(key, 0)
+        self._use_counts[key] = used + 1
+        return used >= self._prepare_threshold
+
+    def read_result(self, result: PGresult) -> Rows:
+        self.deliver_notifications()
+        if result.status == ExecStatus.COMMAND_OK:
+            return []
+        if result.status != ExecStatus.TUPLES_OK:
+            raise errors.error_from_result(result)
+        self._transformer.set_pgresult(result)
+        try:
+            return self._transformer.load_rows(0, result.ntuples, tuple)
+        finally:
+            self._transformer.set_pgresult(None)
+
+    def deliver_notifications(self) -> None:
+        """Take the notifications that are here, with each piece that is read: libpq keeps those that wait in memory, and a
+        server sends all that it has before it answers."""
+        handler = self._pgconn.notify_handler
+        if handler is not None:
+            while (notice := self._pgconn.notifies()) is not None:
+                handler(notice)
 
 
-def local(settings: Settings) -> str:
-    """The same for one transaction, as statements that begin it."""
-    parts = ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED, NOT DEFERRABLE"]
-    for name, value in (MEANING | timeouts(settings)).items():
-        values = ", ".join(f"'{one}'" for one in value.split(","))
-        parts.append(f"SET LOCAL {name} = {values}")
-    return "; ".join(parts) + ";\n"
+def _shutdown_socket(pgconn: PGconn) -> None:
+    """Shut the socket down: whoever waits on it gets an error at once."""
+    try:
+        with socket.socket(fileno=os.dup(pgconn.socket)) as sock:
+            sock.shutdown(socket.SHUT_RDWR)
+    except (OSError, psycopg.Error):
+        pass
 
 
-def milliseconds(seconds: float) -> str:
-    return str(max(1, round(seconds * 1000)))
+def _abort_connection(pgconn: PGconn) -> None:
+    """End the session without a word: to close it with one may wait for the server."""
+    _shutdown_socket(pgconn)
+    try:
+        pgconn.finish()
+    except psycopg.Error:
+        pass
 
 
-def is_direct(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], row: tuple[Any, ...]) -> bool:
-    """True if the answer to CHECK came from a session that is ours alone and took our settings."""
-    pid, path = row[:2]
-    return bool(pid == conn.info.backend_pid and path.replace(" ", "") == MEANING["search_path"])
+T = TypeVar("T")
 
 
-def patience(row: tuple[Any, ...]) -> str:
-    """What switches off the timeouts that the answer to CHECK shows; nothing, where none is set."""
-    found = zip(IDLE_TIMEOUTS, row[2:], strict=True)
-    return "; ".join(f"SET {name} = 0" for name, value in found if value not in (None, "0"))
+class BlockingSession(_StatementProtocol):
+    """The statements of one connection, for one caller at a time."""
+
+    def __init__(self, conn: psycopg.Connection[Any], schema: str) -> None:
+        super().__init__(conn, schema)
+        self.conn = conn
+
+    def run(self, query: Query[T]) -> T:
+        turns = self.steps(query)
+        send, what = next(turns)
+        while True:
+            answer = self._send(send, what)
+            try:
+                send, what = turns.send(answer)
+            except StopIteration as end:
+                return query.read(end.value)
+
+    def _send(self, send: Callable[..., None], what: tuple[Any, ...]) -> PGresult:
+        try:
+            send(*what)
+            return self._wait_for_result()
+        except BaseException as error:
+            try:
+                if not isinstance(error, Exception):
+                    self._cancel_on_server()
+            finally:
+                _abort_connection(self._pgconn)
+            raise
+
+    def _wait_for_result(self) -> PGresult:
+        """The one answer to what was just sent."""
+        pgconn, fd = self._pgconn, self._pgconn.socket
+        if pgconn.flush():
+            self._poll.modify(fd, select.POLLIN | select.POLLOUT)
+            while pgconn.flush():
+                self._poll.poll()
+                pgconn.consume_input()  # it may answer before it has heard all
+                self.deliver_notifications()
+            self._poll.modify(fd, select.POLLIN)
+        answer = None
+        while True:
+            while pgconn.is_busy():
+                self._poll.poll()
+                pgconn.consume_input()
+                self.deliver_notifications()
+            result = pgconn.get_result()
+            if result is None:
+                break
+            answer = result
+        if answer is None:
+            raise psycopg.OperationalError("the session ended")
+        return answer
+
+    def _cancel_on_server(self) -> None:
+        """Somebody raised through the waiting: the server need not go on."""
+        if self._pgconn.transaction_status == TransactionStatus.ACTIVE:
+            try:
+                self.conn.cancel_safe(timeout=CANCEL_TIMEOUT_SECONDS)
+            except psycopg.Error:
+                pass  # it may be over, or the server out of reach
 
 
-def with_literals(
-    conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any], statement: bytes, values: dict[str, Any]
-) -> bytes:
-    """A statement with its values written into it: only such a one can travel together with others."""
+class AsyncSession(_StatementProtocol):
+    """The statements of one connection. It is used by nothing else while one is on its way."""
 
-    def put(match: re.Match[bytes]) -> bytes:
-        return b"%" if match[1] is None else sql.Literal(values[match[1].decode()]).as_bytes(conn)
+    def __init__(
+        self,
+        conn: psycopg.AsyncConnection[Any],
+        schema: str,
+        *,
+        should_cancel_on_server: bool = False,
+        sole: bool = False,
+    ) -> None:
+        """Prepare to use this connection in an event loop.
 
-    return _PLACES.sub(put, statement)
+        `should_cancel_on_server`: a statement whose task was cancelled is cancelled on the server, too. That may take a
+        while.
+
+        `sole`: nothing else uses the connection, ever, and before it is closed it is left. Then the loop watches its socket
+        all the time.
+        """
+        super().__init__(conn, schema)
+        self.conn = conn
+        self._should_cancel_on_server = should_cancel_on_server
+        self._lock = asyncio.Lock()
+        self._waiting = Waiting(conn.pgconn, self.deliver_notifications, stays=sole)
+
+    async def run(self, query: Query[T], timeout: float | None) -> T:
+        """Run a query. `timeout`: so many seconds until its session is given up."""
+        async with self._lock:
+            turns = self.steps(query)
+            send, what = next(turns)
+            while True:
+                answer = await self._send(timeout, send, what)
+                try:
+                    send, what = turns.send(answer)
+                except StopIteration as end:
+                    return query.read(end.value)
+
+    async def execute(self, text: bytes) -> None:
+        """Run a command that answers no rows, for as long as the caller waits."""
+        async with self._lock:
+            self.read_result(await self._send(None, self._pgconn.send_query, (text,)))
+
+    def leave(self) -> None:
+        """Before the connection is closed by somebody else."""
+        self._waiting.leave()
+
+    def abort(self) -> None:
+        """End the session without a word."""
+        self.leave()
+        _abort_connection(self._pgconn)
+
+    async def _send(self, limit: float | None, send: Callable[..., None], what: tuple[Any, ...]) -> PGresult:
+        """The answer to what is sent. Little is done before the wait: the server may be waiting for our core."""
+        waiting = self._waiting
+        expired = False
+        try:
+            send(*what)
+            waiting.begin(limit)
+            try:
+                return await waiting.result()
+            finally:
+                expired = waiting.end()
+        except BaseException as error:
+            waiting.leave()
+            try:
+                if self._should_cancel_on_server and isinstance(error, asyncio.CancelledError):
+                    await self.conn.cancel_safe(timeout=CANCEL_TIMEOUT_SECONDS)
+            except psycopg.Error:
+                pass  # it may be over, or the server out of reach
+            finally:
+                _abort_connection(self._pgconn)
+            if expired and limit is not None and isinstance(error, psycopg.Error):
+                raise StatementTimedOut(f"no answer within {format_duration(limit)}") from None
+            raise
 
 
-class PooledCursor(psycopg.ClientCursor[Any]):
-    """Sends the settings with each statement that is a transaction of its own."""
+class Waiting:
+    """For the answers of one session. The time limit cuts the socket, which wakes whoever waits."""
 
-    def execute(self, query: Any, params: Any = None, **options: Any) -> PooledCursor:
-        self.format = Format.TEXT
-        conn = self.connection
-        assert isinstance(conn, PooledConnection)
-        if conn.info.transaction_status == TransactionStatus.IDLE:
-            query = conn.local + _text(query, conn)
-        super().execute(query, params)
-        while self.nextset():
-            pass
-        return self
+    def __init__(self, pgconn: PGconn, hear: Callable[[], None], *, stays: bool) -> None:
+        """`hear` takes the notifications that are here. `stays`: the loop watches the socket even when no caller waits."""
+        self._pgconn = pgconn
+        self._hear = hear
+        self._fd = pgconn.socket
+        self._stays = stays
+        self._loop: asyncio.AbstractEventLoop | None = None  # that watches
+        self._came: Prompt | None = None
+        self._limit = Alarm(self._expire)
+        self._expired = False
 
+    def begin(self, limit: float | None) -> None:
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.get_running_loop()
+            loop.add_reader(self._fd, self._wake)
+        self._expired = False
+        if limit is not None:
+            self._limit.set(loop, loop.time() + limit)
 
-class AsyncPooledCursor(psycopg.AsyncClientCursor[Any]):
-    """`PooledCursor` for an event loop."""
+    def end(self) -> bool:
+        """True: it took too long."""
+        self._limit.off()
+        if not self._stays:
+            self.leave()
+        return self._expired
 
-    async def execute(self, query: Any, params: Any = None, **options: Any) -> AsyncPooledCursor:
-        self.format = Format.TEXT
-        conn = self.connection
-        assert isinstance(conn, AsyncPooledConnection)
-        if conn.info.transaction_status == TransactionStatus.IDLE:
-            query = conn.local + _text(query, conn)
-        await super().execute(query, params)
-        while self.nextset():
-            pass
-        return self
+    def leave(self) -> None:
+        """The loop forgets the socket; that must be before it is closed."""
+        if self._loop is not None:
+            self._loop.remove_reader(self._fd)
+            self._loop = None
+        self._limit.stop()
 
+    async def result(self) -> PGresult:
+        """The one answer to what was just sent."""
+        pgconn = self._pgconn
+        while pgconn.flush():
+            await self._sendable()
+            pgconn.consume_input()  # it may answer before it has heard all
+            self._hear()
+        answer = None
+        while True:
+            while pgconn.is_busy():
+                await self._ready()
+                pgconn.consume_input()
+                self._hear()
+            result = pgconn.get_result()
+            if result is None:
+                break
+            answer = result
+        if answer is None:
+            raise psycopg.OperationalError("the session ended")
+        return answer
 
-class PooledConnection(psycopg.Connection[Any]):
-    """A session of ours through a transaction pooler."""
+    async def _sendable(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_writer(self._fd, self._wake)
+        try:
+            await self._ready()
+        finally:
+            loop.remove_writer(self._fd)
 
-    local = b""
+    async def _ready(self) -> None:
+        self._came = Prompt(asyncio.get_running_loop())
+        try:
+            await self._came
+        finally:
+            self._came = None
 
-    @contextmanager
-    def transaction(
-        self, savepoint_name: str | None = None, force_rollback: bool = False
-    ) -> Iterator[psycopg.Transaction]:
-        outermost = self.info.transaction_status == TransactionStatus.IDLE
-        with super().transaction(savepoint_name, force_rollback) as transaction:
-            if outermost:
-                self.execute(self.local)
-            yield transaction
+    def _wake(self) -> None:
+        if self._came is not None:
+            self._came.set()
+        else:
+            self.leave()  # nobody asked: the session ends, and whoever asks next hears of it
 
-
-class AsyncPooledConnection(psycopg.AsyncConnection[Any]):
-    """`PooledConnection` for an event loop."""
-
-    local = b""
-
-    @asynccontextmanager
-    async def transaction(
-        self, savepoint_name: str | None = None, force_rollback: bool = False
-    ) -> AsyncIterator[psycopg.AsyncTransaction]:
-        outermost = self.info.transaction_status == TransactionStatus.IDLE
-        async with super().transaction(savepoint_name, force_rollback) as transaction:
-            if outermost:
-                await self.execute(self.local)
-            yield transaction
-
-
-def _text(query: Any, conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> bytes:
-    if isinstance(query, str):
-        return query.encode()
-    return query.as_bytes(conn) if isinstance(query, sql.Composable) else bytes(query)
+    def _expire(self) -> None:
+        self._expired = True
+        _shutdown_socket(self._pgconn)

@@ -20,9 +20,9 @@ from psycopg.rows import tuple_row
 T = TypeVar("T")
 
 #: What the files are written for. Everything else is rendered from it.
-WRITTEN_FOR = "pgworkers"
+SCHEMA_IN_FILES = "pgworkers"
 
-_OURS = re.compile(
+_SCHEMA_REFERENCE = re.compile(
     r"(?P<prefix>\bpgworkers\.)|(?P<schema>\bSCHEMA\s+pgworkers\b)|'(?P<literal>pgworkers(?:_done)?)'"
 )
 _COMMENT_LINES = re.compile(r"^\s*--[^\n]*\n", re.MULTILINE)
@@ -30,7 +30,7 @@ _INDENTS = re.compile(r"\n +")
 _PARAMETER = re.compile(r"%\((\w+)\)s|%%")
 
 
-def rename(text: str, schema: str) -> str:
+def with_schema(text: str, schema: str) -> str:
     """The text with the configured schema in the place of `pgworkers`: as a prefix, after SCHEMA, and as a channel."""
     name = sql.Identifier(schema).as_string(None)
 
@@ -39,9 +39,9 @@ def rename(text: str, schema: str) -> str:
             return f"{name}."
         if match["schema"]:
             return f"SCHEMA {name}"
-        return sql.Literal(schema + match["literal"].removeprefix(WRITTEN_FOR)).as_string(None)
+        return sql.Literal(schema + match["literal"].removeprefix(SCHEMA_IN_FILES)).as_string(None)
 
-    return _OURS.sub(put, text)
+    return _SCHEMA_REFERENCE.sub(put, text)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,26 +50,26 @@ class Statement:
 
     name: str
     text: str
-    _rendered: dict[str, bytes] = field(default_factory=dict, repr=False)
-    _numbered: dict[str, tuple[bytes, tuple[str, ...]]] = field(default_factory=dict, repr=False)
+    _rendered_by_schema: dict[str, bytes] = field(default_factory=dict, repr=False)
+    _numbered_by_schema: dict[str, tuple[bytes, tuple[str, ...]]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def beside(cls, file: str, name: str) -> Statement:
+    def from_file(cls, file: str, name: str) -> Statement:
         """`Statement.beside(__file__, "claim")` loads claim.sql beside the module."""
         return cls(name, Path(file).with_name(f"{name}.sql").read_text(encoding="utf-8"))
 
     def render(self, schema: str) -> bytes:
         """What is sent. Comments and indents stay behind: psycopg parses a statement of 4096 bytes again each time."""
-        rendered = self._rendered.get(schema)
+        rendered = self._rendered_by_schema.get(schema)
         if rendered is None:
             text = _INDENTS.sub("\n", _COMMENT_LINES.sub("", self.text)).strip().rstrip(";")
-            rendered = rename(text, schema).encode()
-            self._rendered[schema] = rendered
+            rendered = with_schema(text, schema).encode()
+            self._rendered_by_schema[schema] = rendered
         return rendered
 
     def numbered(self, schema: str) -> tuple[bytes, tuple[str, ...]]:
         """As the server takes it, with $1, $2 and so on; and the names of these parameters."""
-        numbered = self._numbered.get(schema)
+        numbered = self._numbered_by_schema.get(schema)
         if numbered is None:
             names: dict[str, int] = {}
 
@@ -78,7 +78,7 @@ class Statement:
                 return "%" if name is None else f"${names.setdefault(name, len(names) + 1)}"
 
             text = _PARAMETER.sub(put, self.render(schema).decode())
-            numbered = self._numbered[schema] = text.encode(), tuple(names)
+            numbered = self._numbered_by_schema[schema] = text.encode(), tuple(names)
         return numbered
 
 
@@ -91,30 +91,30 @@ class Query(
     params: Mapping[str, Any]
     read: Callable[[list[tuple[Any, ...]]], T]
     #: Many rows of numbers, texts and arrays: in the binary format neither side makes texts of numbers.
-    binary: bool = False
+    is_binary: bool = False
     #: The very same is asked again and again: its values are written once.
-    again: bool = False
+    is_repeated: bool = False
     #: Instead of `params`: the values in the order in which the statement names them, as texts for the server, without
     #: NUL. For what is asked so often that choosing a format for each value would be felt.
-    wire: tuple[bytes, ...] | None = None
+    encoded_params: tuple[bytes, ...] | None = None
 
-    def named(self, schema: str) -> Mapping[str, Any]:
+    def params_by_name(self, schema: str) -> Mapping[str, Any]:
         """The values by name, for a cursor."""
-        if self.wire is None:
+        if self.encoded_params is None:
             return self.params
         _, names = self.statement.numbered(schema)
-        return {name: value.decode() for name, value in zip(names, self.wire, strict=True)}
+        return {name: value.decode() for name, value in zip(names, self.encoded_params, strict=True)}
 
 
 def run(conn: psycopg.Connection[Any], schema: str, query: Query[T]) -> T:
     """Run a query on a blocking connection."""
-    with conn.cursor(row_factory=tuple_row, binary=query.binary) as cursor:
-        cursor.execute(query.statement.render(schema), query.named(schema))
+    with conn.cursor(row_factory=tuple_row, binary=query.is_binary) as cursor:
+        cursor.execute(query.statement.render(schema), query.params_by_name(schema))
         return query.read(cursor.fetchall())
 
 
 async def arun(conn: psycopg.AsyncConnection[Any], schema: str, query: Query[T]) -> T:
     """Run a query on an async connection."""
-    async with conn.cursor(row_factory=tuple_row, binary=query.binary) as cursor:
-        await cursor.execute(query.statement.render(schema), query.named(schema))
+    async with conn.cursor(row_factory=tuple_row, binary=query.is_binary) as cursor:
+        await cursor.execute(query.statement.render(schema), query.params_by_name(schema))
         return query.read(await cursor.fetchall())

@@ -7,28 +7,28 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from pgworkers.job.walk import Step
+from pgworkers.job.maintenance import Portion
 from pgworkers.postgres.statements import Query, Statement
-from pgworkers.schedule.plan import Plan, Timing, jitter_of
+from pgworkers.schedule.plan import TickPlan, Timing, tick_jitter
 
-_DUE = Statement.beside(__file__, "due")
-_FIRE = Statement.beside(__file__, "fire")
-_FAIL = Statement.beside(__file__, "fail")
-_PRUNE = Statement.beside(__file__, "prune")
-ERROR_LIMIT = 500
+_FIRE_DUE = Statement.from_file(__file__, "fire_due")
+_FIRE = Statement.from_file(__file__, "fire")
+_FIRE_FAILED = Statement.from_file(__file__, "fire_failed")
+_TICK_PRUNE = Statement.from_file(__file__, "tick_prune")
+MAX_ERROR_CHARACTERS = 500
 #: Before every tick.
-FIRST_TICK = datetime(1, 1, 2, tzinfo=UTC)
+BEFORE_ALL_TICKS = datetime(1, 1, 2, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
+class DueSchedule:
     """A schedule to look at. `now` is the database's."""
 
     now: datetime
     name: str
     scope: str
     revision: int
-    considered: datetime
+    considered_until: datetime
     timing: Timing
     jitter: float
 
@@ -46,54 +46,54 @@ class Firing:
     revision: int
     ticks: tuple[datetime, ...]
     jitters: tuple[float, ...] = ()
-    considered: datetime | None = None
-    next: datetime | None = None
+    considered_until: datetime | None = None
+    next_tick: datetime | None = None
     skipped: int = 0
 
     @classmethod
-    def of(cls, due: Due, made: Plan) -> Firing:
+    def of(cls, due: DueSchedule, made: TickPlan) -> Firing:
         return cls(
             due.name,
             due.scope,
             due.revision,
             made.ticks,
-            tuple(jitter_of(due.name, due.scope, at, due.jitter) for at in made.ticks),
-            made.considered,
-            made.next,
-            made.skipped,
+            tuple(tick_jitter(due.name, due.scope, at, due.jitter) for at in made.ticks),
+            made.considered_until,
+            made.next_tick,
+            made.skipped_ticks,
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
-    """A tick that was inserted. `job` is None when none was made, for `reason`."""
+class InsertedTick:
+    """A tick that was inserted. `job_id` is None when none was made, for `reason`."""
 
     schedule: str
     scope: str
     at: datetime
-    job: int | None
+    job_id: int | None
     reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Fired:
-    """What came of it. A schedule that is not in `written` was changed, paused, removed or fired by somebody else."""
+class FireResult:
+    """What firing did. A schedule that is not in `skipped_by_schedule` was changed, paused, removed or fired elsewhere."""
 
-    written: dict[tuple[str, str], int]  # how many of its ticks were passed by
-    ticks: list[Ticked]
+    skipped_by_schedule: dict[tuple[str, str], int]  # how many of its ticks were passed by
+    ticks: list[InsertedTick]
 
 
-def due(limit: int) -> Query[list[Due]]:
+def due_schedules(limit: int) -> Query[list[DueSchedule]]:
     """At most `limit` schedules to look at now."""
 
-    def read(rows: list[tuple[Any, ...]]) -> list[Due]:
+    def read(rows: list[tuple[Any, ...]]) -> list[DueSchedule]:
         return [
-            Due(
+            DueSchedule(
                 now=row[0],
                 name=row[1],
                 scope=row[2],
                 revision=row[3],
-                considered=row[4],
+                considered_until=row[4],
                 timing=Timing(
                     cron=row[5],
                     every=row[6],
@@ -101,17 +101,17 @@ def due(limit: int) -> Query[list[Due]]:
                     start=row[8],
                     end=row[9],
                     missed=row[10],
-                    window=row[11],
+                    missed_window_seconds=row[11],
                 ),
                 jitter=row[12],
             )
             for row in rows
         ]
 
-    return Query(_DUE, {"limit": limit}, read)
+    return Query(_FIRE_DUE, {"limit": limit}, read)
 
 
-def fire(firings: Sequence[Firing], *, manual: bool = False) -> Query[Fired]:
+def fire_schedules(firings: Sequence[Firing], *, manual: bool = False) -> Query[FireResult]:
     """Insert the ticks and their jobs, and move the schedules on. `manual`: paused ones too, and the calendar stays."""
     ticks = [
         (one.name, one.scope, at, one.jitters[n] if one.jitters else 0.0)
@@ -123,8 +123,8 @@ def fire(firings: Sequence[Firing], *, manual: bool = False) -> Query[Fired]:
         "names": [one.name for one in firings],
         "scopes": [one.scope for one in firings],
         "revisions": [one.revision for one in firings],
-        "considered": [one.considered for one in firings],
-        "nexts": [one.next for one in firings],
+        "considered": [one.considered_until for one in firings],
+        "nexts": [one.next_tick for one in firings],
         "skipped": [one.skipped for one in firings],
         "tick_names": [tick[0] for tick in ticks],
         "tick_scopes": [tick[1] for tick in ticks],
@@ -132,38 +132,38 @@ def fire(firings: Sequence[Firing], *, manual: bool = False) -> Query[Fired]:
         "jitters": [tick[3] for tick in ticks],
     }
 
-    def read(rows: list[tuple[Any, ...]]) -> Fired:
-        return Fired(
+    def read(rows: list[tuple[Any, ...]]) -> FireResult:
+        return FireResult(
             {(row[0], row[1]): row[2] for row in rows},
-            [Ticked(row[0], row[1], row[3], row[4], row[5]) for row in rows if row[3] is not None],
+            [InsertedTick(row[0], row[1], row[3], row[4], row[5]) for row in rows if row[3] is not None],
         )
 
     return Query(_FIRE, params, read)
 
 
-def fail(due: Due, error: str, again: float) -> Query[bool]:
+def record_failure(due: DueSchedule, error: str, again: float) -> Query[bool]:
     """This schedule cannot fire: say why, and look again in `again` seconds. False: it was changed meanwhile."""
     params = {
         "name": due.name,
         "scope": due.scope,
         "revision": due.revision,
-        "error": error.replace("\0", "")[:ERROR_LIMIT],
+        "error": error.replace("\0", "")[:MAX_ERROR_CHARACTERS],
         "again": again,
     }
-    return Query(_FAIL, params, bool)
+    return Query(_FIRE_FAILED, params, bool)
 
 
 #: A tick: when, its schedule, its scope.
 TickKey = tuple[datetime, str, str]
 
 
-def prune(retention: float, portion: int, after: TickKey | None = None) -> Query[Step[TickKey]]:
+def prune_ticks(retention: float, portion: int, after: TickKey | None = None) -> Query[Portion[TickKey]]:
     """Delete ticks older than `retention` seconds, but the newest of each schedule; one portion of a walk."""
 
-    def read(rows: list[tuple[Any, ...]]) -> Step[TickKey]:
+    def read(rows: list[tuple[Any, ...]]) -> Portion[TickKey]:
         gone, at, schedule, scope = rows[0]
-        return Step(None if at is None else (at, schedule, scope), gone)
+        return Portion(None if at is None else (at, schedule, scope), gone)
 
-    at, schedule, scope = after or (FIRST_TICK, "", "")
+    at, schedule, scope = after or (BEFORE_ALL_TICKS, "", "")
     params = {"retention": retention, "portion": portion, "at": at, "schedule": schedule, "scope": scope}
-    return Query(_PRUNE, params, read)
+    return Query(_TICK_PRUNE, params, read)

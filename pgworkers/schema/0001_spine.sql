@@ -6,7 +6,7 @@
 CREATE TYPE pgworkers.job_state AS ENUM ('scheduled', 'ready', 'claimed', 'running', 'succeeded', 'dead', 'cancelled');
 
 -- The type of a column says which values are allowed and is checked when a value is written: a CHECK of the table is parsed again by every
--- statement that writes a row, whatever it changes (docs/adr/1105).
+-- statement that writes a row, whatever it changes (docs/adr/06).
 -- Every bound of the Python API is here, too: pgworkers/bounds.py has the same numbers, and tests/law compares them.
 CREATE DOMAIN pgworkers.queue_name AS text
     CONSTRAINT job_names_fit CHECK (octet_length(VALUE) BETWEEN 1 AND 200)
@@ -100,7 +100,7 @@ CREATE INDEX job_ready ON pgworkers.job (queue, priority DESC, id)
     WHERE state = 'ready' AND NOT gated AND concurrency_key IS NULL;
 CREATE INDEX job_scheduled ON pgworkers.job (run_at, id) WHERE state = 'scheduled';
 -- Not `WHERE state = 'running'`: then every guard `state = 'running'` would match it, and with fresh statistics (nothing runs
--- just now) the planner would answer a finish from this index, full of dead entries. See docs/adr/0103.
+-- just now) the planner would answer a finish from this index, full of dead entries. See docs/adr/05.
 CREATE INDEX job_running ON pgworkers.job (host, claimed_at) WHERE host IS NOT NULL;
 CREATE UNIQUE INDEX job_unique ON pgworkers.job (task, unique_key) WHERE unique_key IS NOT NULL;
 -- Walked backwards: the newest job of a batch is the last to be claimed, so the look for a live one ends at once.
@@ -248,7 +248,7 @@ CREATE TABLE pgworkers.host (
 ) WITH (fillfactor = 50);
 
 -- The term of the host that leads: one row, which only workers may write. It decides who leads; the advisory lock, which any login can
--- hold, is only the fast path (docs/adr/2812).
+-- hold, is only the fast path (docs/adr/23).
 CREATE TABLE pgworkers.leader (
     id            integer     PRIMARY KEY DEFAULT 1 CHECK (id = 1),
     term          bigint      NOT NULL DEFAULT 1,        -- counts the terms: the fence of every renewal
@@ -260,12 +260,12 @@ CREATE TABLE pgworkers.leader (
 ) WITH (fillfactor = 50);
 
 -- Rows to lock: 0 to 1023 for the limits of 0004, from 1024 for the batches of 0003. A name is one of them by its hash. Rows and not
--- advisory locks, which any login can hold; to lock one of these takes UPDATE on this table (docs/adr/2812).
+-- advisory locks, which any login can hold; to lock one of these takes UPDATE on this table (docs/adr/23).
 CREATE TABLE pgworkers.mutex (id integer PRIMARY KEY CHECK (id BETWEEN 0 AND 2047));
 INSERT INTO pgworkers.mutex SELECT generate_series(0, 2047);
 
 -- Hosts that sleep and have room for jobs of a queue. A new job wakes one of them (tell_ready). Without such a row no host is notified:
--- NOTIFY makes all commits wait for one another, and a host that is awake or full looks by itself (docs/adr/1102, docs/adr/2911). Not
+-- NOTIFY makes all commits wait for one another, and a host that is awake or full looks by itself (docs/adr/21). Not
 -- logged: a host that reconnects writes its rows again.
 CREATE UNLOGGED TABLE pgworkers.asleep (
     queue            text        NOT NULL,
@@ -346,7 +346,7 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '9999-01-01 00:00:00+00'::pg_c
 
 -- A notification, as long as the server has room for it: a queue of them that a listener in a long transaction has filled would
 -- refuse the COMMIT of whoever notifies, and a notification is a courtesy that a poll makes up for. No search_path of its own, so
--- that it becomes part of the statement that calls it (docs/adr/2351).
+-- that it becomes part of the statement that calls it (docs/adr/21).
 CREATE FUNCTION pgworkers.tell(word text, channel text DEFAULT 'pgworkers') RETURNS void
 LANGUAGE sql AS $$
 SELECT CASE WHEN pg_catalog.pg_notification_queue_usage() OPERATOR(pg_catalog.<) 0.9
@@ -358,7 +358,7 @@ $$;
 -- `jobs`: how many became ready; NULL: this transaction may add more. `passer`: a host that is not to be chosen, because it is full.
 -- The choice depends on the start of the transaction: all hosts get their share, and within one transaction identical notifications become
 -- one. The channel of a host is its id, so that the others are not woken. No search_path of its own: every
--- name says where it is from (docs/adr/2302). Index: the primary keys. (docs/adr/2911)
+-- name says where it is from (docs/adr/32). Index: the primary keys. (docs/adr/21)
 CREATE FUNCTION pgworkers.tell_ready(queue text, tasks text[], jobs bigint, passer uuid DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -633,7 +633,7 @@ END $$;
 
 -- What enqueue() does for a job that is ready now and has nothing special about it, at less cost: for callers that know everything
 -- about the task and have checked the arguments. `alone`: the call is a transaction of its own. No search_path of its own, which is
--- set and put back with each call: every name in here, of operators too, says where it is from (docs/adr/2302).
+-- set and put back with each call: every name in here, of operators too, says where it is from (docs/adr/32).
 CREATE FUNCTION pgworkers.enqueue_now(task text, args jsonb, queue text, priority integer, max_attempts integer,
                                       max_crashes integer, alone boolean) RETURNS bigint
 LANGUAGE plpgsql AS $$

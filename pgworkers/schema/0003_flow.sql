@@ -251,7 +251,7 @@ BEGIN
          GROUP BY b.id
          ORDER BY b.id
     LOOP
-        -- Whoever asks under the exclusive lock (settle) sees either our rows gone or us not yet here. See docs/adr/0702.
+        -- Whoever asks under the exclusive lock (settle) sees either our rows gone or us not yet here. See docs/adr/26.
         PERFORM FROM pgworkers.mutex m WHERE m.id = pgworkers.batch_mutex(one.id) FOR KEY SHARE;
         newest := pgworkers.newest(one.id);
         IF newest IS NULL THEN

@@ -28,7 +28,7 @@ $$;
 -- By task before lane: a task that is full, or that a host does not know, is passed in one probe, however many lanes it has.
 CREATE INDEX job_lane ON pgworkers.job (queue, task, pgworkers.lane(concurrency_key), priority DESC, id)
     WHERE state = 'ready' AND (gated OR concurrency_key IS NOT NULL);
--- What runs behind a limit. Not `state = 'running'`: docs/adr/0103. In coalesce(), so that of these two and job_running only one serves a
+-- What runs behind a limit. Not `state = 'running'`: docs/adr/05. In coalesce(), so that of these two and job_running only one serves a
 -- count: the planner believes that nothing runs, and then any of them seems as good to it.
 CREATE INDEX job_of_task ON pgworkers.job (task, claimed_at)
     WHERE coalesce(host IS NOT NULL AND (gated OR concurrency_key IS NOT NULL), false);

@@ -1,21 +1,24 @@
-"""`python -m pgworkers.supervisor --fd N --term N --parent PID [--room=...]`: exec'd by the master, not for people."""
+"""Executed by the master, not for people:
+
+`python -m pgworkers.supervisor --control-fd N --lease-fd N --parent-pid PID [--title-padding=...]`
+"""
 
 from __future__ import annotations
 
 import argparse
 
-from pgworkers.process import interpreter
+from pgworkers.linux import process_exit
 from pgworkers.supervisor import hooks
 
 if __name__ == "__main__":
-    interpreter.begin()
+    process_exit.raise_gc_threshold()
     hooks.begin()  # before main imports what registers something
     from pgworkers.supervisor.main import main
 
     parser = argparse.ArgumentParser(prog="pgworkers.supervisor")
-    parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--term", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--room", help="ignored: makes the command line long enough for titles")
+    parser.add_argument("--control-fd", type=int, required=True)
+    parser.add_argument("--lease-fd", type=int, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--title-padding", help="ignored: makes the command line long enough for titles")
     given = parser.parse_args()
-    interpreter.end(main(given.fd, given.term, given.parent))
+    process_exit.exit_process(main(given.control_fd, given.lease_fd, given.parent_pid))

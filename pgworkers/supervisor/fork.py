@@ -12,48 +12,60 @@ from os import _exit, close, setpgid  # as they were before `noting`
 from typing import Any, NoReturn
 
 from pgworkers.app import App
-from pgworkers.process import faults, shelf, signals, tickets
-from pgworkers.process.descriptors import lift
-from pgworkers.process.prctl import die_with_parent, inherit_orphans
-from pgworkers.process.scoreboard import Slot, State
-from pgworkers.process.term import Term
+from pgworkers.ipc import report_page, tickets
+from pgworkers.ipc.lease_deadline import LeaseDeadline
+from pgworkers.ipc.scoreboard import Slot, SlotState
+from pgworkers.linux import fault_points, signals
+from pgworkers.linux.descriptors import move_to_high_number
+from pgworkers.linux.prctl import become_subreaper, set_parent_death_signal
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
 from pgworkers.supervisor import hooks
-from pgworkers.supervisor.boot import running_threads
-from pgworkers.supervisor.capture import Capture
-from pgworkers.supervisor.member import Worker
-from pgworkers.worker.birth import Birth
-from pgworkers.worker.main import Worker as Crib
+from pgworkers.supervisor.fork_safety import running_threads
+from pgworkers.supervisor.output import OutputCapture
+from pgworkers.supervisor.worker_record import WorkerRecord
+from pgworkers.worker.main import WorkerProcess
+from pgworkers.worker.startup import WorkerSetup
 
 
 @dataclass(slots=True)
-class Nursery:
+class WorkerTemplate:
     """What every worker of this queue is made of."""
 
     app: App
     settings: Settings
     queue: QueueSpec
-    term: Term
-    signals: list[tuple[int, Any]] = field(default_factory=list)  # that this process hears
-    cribs: dict[int, Crib] = field(default_factory=dict)  # by slot
+    lease_deadline: LeaseDeadline
+    signals_to_reset: list[tuple[int, Any]] = field(default_factory=list)  # that this process hears
+    _workers: dict[int, WorkerProcess] = field(default_factory=dict)  # by slot
 
-    def hears(self) -> None:
+    def note_signals(self) -> None:
         """It has its handlers now: note what a worker must put back."""
-        self.signals = signals.changed((signal.SIGUSR1, signal.SIGUSR2))  # which are its own
+        self.signals_to_reset = signals.signals_to_reset(
+            (signal.SIGUSR1, signal.SIGUSR2)
+        )  # which are its own
 
-    def crib(self, index: int, slot: Slot) -> Crib:
+    def worker_for_slot(self, index: int, slot: Slot) -> WorkerProcess:
         """The worker of this slot as it is before its birth. Each that is born there is a copy of it."""
-        found = self.cribs.get(index)
+        found = self._workers.get(index)
         if found is None:
-            birth = Birth(
-                *(self.app, self.settings, self.queue, index, slot, self.term, os.getpid(), self.signals)
+            birth = WorkerSetup(
+                *(
+                    self.app,
+                    self.settings,
+                    self.queue,
+                    index,
+                    slot,
+                    self.lease_deadline,
+                    os.getpid(),
+                    self.signals_to_reset,
+                )
             )
-            found = self.cribs[index] = Crib(birth)
+            found = self._workers[index] = WorkerProcess(birth)
         return found
 
 
-_BLOCKED = signals.Blocked()
+_BLOCKED = signals.BlockedSignals()
 _SIGKILL = int(signal.SIGKILL)
 
 
@@ -61,44 +73,54 @@ class ForkRefused(RuntimeError):
     """This process has threads: a forked copy of it could hang on a lock that nobody will ever release."""
 
 
-def make(
-    nursery: Nursery,
+def fork_worker(
+    template: WorkerTemplate,
     index: int,
     incarnation: int,
     slot: Slot,
-    not_theirs: Iterable[int],
+    private_descriptors: Iterable[int],
     *,
-    brief: bool = False,
-) -> tuple[Worker, list[int]]:
+    has_deferred_heartbeat: bool = False,
+) -> tuple[WorkerRecord, list[int]]:
     """Fork a worker. Returns it and what is the master's: its end of the socket, both ends of the ticket pipe, and
-    the shelf, if it can have one job after another.
+    the report page, if it can have one job after another.
 
     The caller sends them away, so that nobody but the master can write a ticket.
 
-    `not_theirs` are our descriptors that the child must not have: our control socket, the files of its
-    siblings. `brief`: its life will likely be.
+    `private_descriptors` are our descriptors that the child must not have: our control socket, the files of its
+    siblings. `has_deferred_heartbeat`: its life will likely be brief.
     """
     threads = running_threads()
     if threads:
         raise ForkRefused(f"no worker was forked: this process has threads ({', '.join(threads)})")
-    crib = nursery.crib(index, slot)
+    worker = template.worker_for_slot(index, slot)
     ours, theirs = socketpair(AF_UNIX, SOCK_STREAM)
     reads = writes = page = -1
-    capture = Capture(f"{nursery.queue.name}-{index}"[:200], nursery.settings.output_limit)
+    capture = OutputCapture(f"{template.queue.name}-{index}"[:200], template.settings.output_limit)
     slot.clear()
-    slot.state = State.BOOTING
+    slot.state = SlotState.BOOTING
     parent = os.getpid()
     sys.stdout and sys.stdout.flush()
     sys.stderr and sys.stderr.flush()
     try:
-        reads, writes = tickets.make()
-        if nursery.queue.max_jobs != 1:
-            page = shelf.make()
+        reads, writes = tickets.create_pipe()
+        if template.queue.max_jobs != 1:
+            page = report_page.create()
         with _BLOCKED:  # until the child has handlers of its own
             pid = _fork()
             if pid == 0:
-                not_ours = [*not_theirs, ours.fileno(), writes]
-                _child(crib, capture.output, capture.dump, theirs, reads, page, parent, not_ours, brief)
+                not_ours = [*private_descriptors, ours.fileno(), writes]
+                _child(
+                    worker,
+                    capture.output,
+                    capture.dump,
+                    theirs,
+                    reads,
+                    page,
+                    parent,
+                    not_ours,
+                    has_deferred_heartbeat,
+                )
     except OSError:
         ours.close()
         theirs.close()
@@ -112,7 +134,7 @@ def make(
         setpgid(pid, pid)  # the child does it too: whoever comes first
     except OSError:
         pass  # it has done so, or is dead
-    return Worker(index, pid, incarnation, slot, capture), [
+    return WorkerRecord(index, pid, incarnation, slot, capture), [
         ours.detach(),
         reads,
         writes,
@@ -135,31 +157,42 @@ def _fork() -> int:
 
 
 def _child(
-    crib: Crib,
+    worker: WorkerProcess,
     output: int,
     dump: int,
     sock: socket,
     reads: int,
     page: int,
     parent: int,
-    not_ours: list[int],
-    brief: bool,
+    private_descriptors: list[int],
+    has_deferred_heartbeat: bool,
 ) -> NoReturn:
     """From here on we are a worker, and must never return into the supervisor's frames."""
     status = 70  # EX_SOFTWARE: something below raised that should not have
     try:
-        if faults.ARMED:
-            faults.point("fork_child_early")
-        if not die_with_parent(_SIGKILL, parent):
+        if fault_points.IS_ARMED:
+            fault_points.fault_point("fork_child_early")
+        if not set_parent_death_signal(_SIGKILL, parent):
             _exit(0)
         setpgid(0, 0)
-        inherit_orphans()
-        for fd in not_ours:
+        become_subreaper()
+        for fd in private_descriptors:
             close(fd)
-        channel = socket(AF_UNIX, SOCK_STREAM, 0, lift(sock.detach()))
-        reads, output, dump = lift(reads), lift(output), lift(dump)
-        status = crib.live(channel, reads, shelf.Shelf(page) if page >= 0 else None, output, dump, brief)
+        channel = socket(AF_UNIX, SOCK_STREAM, 0, move_to_high_number(sock.detach()))
+        reads, output, dump = (
+            move_to_high_number(reads),
+            move_to_high_number(output),
+            move_to_high_number(dump),
+        )
+        status = worker.run(
+            channel,
+            reads,
+            report_page.ReportPage(page) if page >= 0 else None,
+            output,
+            dump,
+            has_deferred_heartbeat,
+        )
     except BaseException:
-        crib.complain()
+        worker.write_traceback()
     finally:
         _exit(status)

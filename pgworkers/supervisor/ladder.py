@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 #: How long a dump may take before the kill comes anyway, and how many looks it gets at least: in the time in which we did
 #: not run, the worker may not have run either.
-DUMP_TIME = 0.2
-DUMP_LOOKS = 20
+DUMP_TIMEOUT_SECONDS = 0.2
+MIN_DUMP_CHECKS = 20
 
 
 class Rung(StrEnum):
@@ -24,81 +24,85 @@ class Rung(StrEnum):
     KILL = "kill"
 
 
-class Seen(NamedTuple):
+class SlotView(NamedTuple):
     """What the supervisor sees of the worker now."""
 
     job: int
     lease: int
-    running: bool  # the handler has the process
-    dumped: bool = False  # the dump has been written
+    is_running: bool  # the handler has the process
+    has_dumped: bool = False  # the dump has been written
 
 
 @dataclass(slots=True)
-class Climb:
+class StopRequest:
     """One wish on its way up. Times are seconds of the scoreboard's clock."""
 
     job: int
     lease: int
     reason: str
-    wished: float
+    requested_at: float
     ask_grace: float
     raise_grace: float
-    met: bool = False  # the worker was seen running this job
-    times: dict[Rung, float] = field(default_factory=dict)
-    looks: int = 0  # since the dump
-    hard: bool = False  # a kill: neither ask nor raise
+    was_running: bool = False  # the worker was seen running this job
+    rung_times: dict[Rung, float] = field(default_factory=dict)
+    dump_checks: int = 0  # since the dump
+    is_kill: bool = False  # a kill: neither ask nor raise
 
-    def hurry(self, ask_grace: float, raise_grace: float, *, hard: bool = False) -> None:
+    def shorten(self, ask_grace: float, raise_grace: float, *, is_kill: bool = False) -> None:
         """A second wish for the same job: the reason stays, the graces can only shrink."""
         self.ask_grace = min(self.ask_grace, ask_grace)
         self.raise_grace = min(self.raise_grace, raise_grace)
-        self.hard = self.hard or hard
+        self.is_kill = self.is_kill or is_kill
 
-    def record(self, *, struck: bool) -> list[tuple[str, float]]:
-        """Each rung and its time after the wish. `struck`: JobStopped was raised; else its signal was only sent."""
+    def rungs_taken(self, *, was_raised: bool) -> list[tuple[str, float]]:
+        """Each rung and its time after the wish. `was_raised`: JobStopped was raised; else its signal was only sent."""
         return [
             (
-                "signal" if rung is Rung.RAISE and not struck else str(rung),
-                round(max(0.0, at - self.wished), 3),
+                "signal" if rung is Rung.RAISE and not was_raised else str(rung),
+                round(max(0.0, at - self.requested_at), 3),
             )
-            for rung, at in self.times.items()
+            for rung, at in self.rung_times.items()
         ]
 
-    def due(self) -> float | None:
+    def next_rung_at(self) -> float | None:
         """When to look again, or None: not by time."""
-        if not self.met:
+        if not self.was_running:
             return None
-        if Rung.DUMP in self.times:
+        if Rung.DUMP in self.rung_times:
             return None  # a dump is looked at again and again
-        if self.hard:
-            return self.wished
-        if Rung.RAISE in self.times:
-            return self.times[Rung.RAISE] + self.raise_grace
-        return self.times[Rung.ASK] + self.ask_grace if Rung.ASK in self.times else self.wished
+        if self.is_kill:
+            return self.requested_at
+        if Rung.RAISE in self.rung_times:
+            return self.rung_times[Rung.RAISE] + self.raise_grace
+        return (
+            self.rung_times[Rung.ASK] + self.ask_grace if Rung.ASK in self.rung_times else self.requested_at
+        )
 
 
-def concerns(climb: Climb, seen: Seen) -> bool:
-    return seen.running and (seen.job, seen.lease) == (climb.job, climb.lease)
+def applies_to(request: StopRequest, seen: SlotView) -> bool:
+    return seen.is_running and (seen.job, seen.lease) == (request.job, request.lease)
 
 
-def over(climb: Climb, seen: Seen) -> bool:
+def is_over(request: StopRequest, seen: SlotView) -> bool:
     """The handler that should stop has ended (or was never that of this worker any more)."""
-    return climb.met and not concerns(climb, seen)
+    return request.was_running and not applies_to(request, seen)
 
 
-def tick(now: float, climb: Climb, seen: Seen) -> Rung | None:
-    """The rung to climb now; call again after it was noted in `climb.times`."""
-    if not concerns(climb, seen) or Rung.KILL in climb.times:
+def next_rung(now: float, request: StopRequest, seen: SlotView) -> Rung | None:
+    """The rung to climb now; call again after it was noted in `request.rung_times`."""
+    if not applies_to(request, seen) or Rung.KILL in request.rung_times:
         return None
-    if Rung.DUMP not in climb.times:
-        return Rung.DUMP if climb.hard else _before_dump(now, climb)
-    late = now >= climb.times[Rung.DUMP] + DUMP_TIME and climb.looks >= DUMP_LOOKS
-    return Rung.KILL if seen.dumped or late else None
+    if Rung.DUMP not in request.rung_times:
+        return Rung.DUMP if request.is_kill else _before_dump(now, request)
+    late = (
+        now >= request.rung_times[Rung.DUMP] + DUMP_TIMEOUT_SECONDS and request.dump_checks >= MIN_DUMP_CHECKS
+    )
+    return Rung.KILL if seen.has_dumped or late else None
 
 
-def _before_dump(now: float, climb: Climb) -> Rung | None:
-    if Rung.ASK not in climb.times:
+def _before_dump(now: float, request: StopRequest) -> Rung | None:
+    if Rung.ASK not in request.rung_times:
         return Rung.ASK
-    if Rung.RAISE not in climb.times:
-        return Rung.RAISE if now >= climb.times[Rung.ASK] + climb.ask_grace else None
-    return Rung.DUMP if now >= climb.times[Rung.RAISE] + climb.raise_grace else None
+    if Rung.RAISE not in request.rung_times:
+        return Rung.RAISE if now >= request.rung_times[Rung.ASK] + request.ask_grace else None
+    return Rung.DUMP if now >= request.rung_times[Rung.RAISE] + request.raise_grace else None

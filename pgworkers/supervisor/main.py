@@ -12,220 +12,232 @@ import time
 
 import msgspec
 
-from pgworkers.process import prctl, scoreboard, signals, titles
-from pgworkers.process.packets import MAX_PACKET, Packets
-from pgworkers.process.scoreboard import State
-from pgworkers.process.term import Term
-from pgworkers.supervisor import climb, fork, suspend
-from pgworkers.supervisor.boot import load_app
-from pgworkers.supervisor.crew import Crew
+from pgworkers import clock
+from pgworkers.ipc.lease_deadline import LeaseDeadline
+from pgworkers.ipc.packets import MAX_PACKET_BYTES, PacketSocket
+from pgworkers.ipc.scoreboard import SlotState
+from pgworkers.linux import prctl, signals, titles
+from pgworkers.supervisor import fork, limits, stack_dump, stopper, suspend, worker_pool
+from pgworkers.supervisor.app_loader import load_app
 from pgworkers.supervisor.messages import (
     Alive,
     Boot,
     BootFailed,
     Command,
     Died,
-    Dump,
+    DumpStacks,
     Exit,
-    Fact,
-    MoveDeadline,
     Scale,
-    Stack,
-    Stop,
-    Suspend,
+    SetDeadline,
+    StackDumped,
+    StopJob,
+    SupervisorFact,
+    SuspendJob,
 )
+from pgworkers.supervisor.worker_pool import WorkerPool
 from pgworkers.worker import noting
 
 #: How often running jobs are looked at (memory, output); deadlines and deaths wake the loop by themselves.
-TICK = 0.2
+WORKER_CHECK_INTERVAL_SECONDS = 0.2
 #: Seconds between two full rounds while some work; and while all idle, if the master's patience allows it.
-SECOND = 1.0
-CALM = 2.0
+BUSY_ROUND_SECONDS = 1.0
+IDLE_ROUND_SECONDS = 2.0
 #: How long a leaving supervisor waits for what it killed, and for the master to read the last facts.
-LEAVE_TIME = 1.0
+EXIT_TIMEOUT_SECONDS = 1.0
 _IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 
 
-def now_seconds() -> float:
+def boottime_seconds() -> float:
     """The scoreboard's clock: deadlines and graces are measured on it."""
-    return scoreboard.now() / 1e9
+    return clock.boottime_ns() / 1e9
 
 
 class Supervisor:
     def __init__(
-        self, control: Packets, parent: int, nursery: fork.Nursery, wanted: int, version: str
+        self, control: PacketSocket, parent: int, template: fork.WorkerTemplate, wanted: int, version: str
     ) -> None:
         self._control = control
         self._fd = control.sock.fileno()
         self._parent = parent
-        self._crew = Crew(nursery, wanted, self._tell)
-        self._settings = nursery.settings
-        self._term = nursery.term
-        self._name = nursery.queue.name
+        self._pool = WorkerPool(template, wanted, self._emit)
+        self._settings = template.settings
+        self._lease_deadline = template.lease_deadline
+        self._name = template.queue.name
         self._version = f" ({version[:40]})" if version else ""
-        self._next_second = 0.0
-        self._leaving = False
-        self._notes = signals.Notes((signal.SIGCHLD, signal.SIGTERM), _IGNORED)
-        nursery.hears()
+        self._next_round_at = 0.0
+        self._is_leaving = False
+        self._signal_wakeup = signals.SignalWakeup((signal.SIGCHLD, signal.SIGTERM), _IGNORED)
+        template.note_signals()
         self._poll = select.poll()
-        self._poll.register(self._notes.reader, select.POLLIN)
+        self._poll.register(self._signal_wakeup.reader, select.POLLIN)
         self._poll.register(control.sock, select.POLLIN)
-        self._spoken = True  # may the master have said something?
-        self._writes = False  # do we wait until the master takes what we have for it?
-        self._shows = False  # do we wait until the screen takes what workers printed?
-        self._room = False  # it does again
-        self._round_at = 0.0  # when all workers are looked at next
+        self._has_command = True  # may the master have said something?
+        self._waits_to_send = False  # do we wait until the master takes what we have for it?
+        self._waits_for_screen = False  # do we wait until the screen takes what workers printed?
+        self._screen_has_room = False  # it does again
+        self._next_check_at = 0.0  # when all workers are looked at next
 
     def run(self) -> int:
         try:
             while True:
                 self.tick()
-                if self._leaving:
+                if self._is_leaving:
                     break
                 self._wait()
         finally:  # also when something is wrong with ourselves
-            clean = self._leave()
+            clean = self._shut_down()
         return 0 if clean else 1
 
     def tick(self) -> None:
         """One round: take what came, bury the dead, fork what is missing, and look at every worker if it is time to."""
-        self._notes.take()  # only a wake-up: what it says is looked for
+        self._signal_wakeup.drain()  # only a wake-up: what it says is looked for
         if os.getppid() != self._parent:
-            self._leaving = True
-        told = self._spoken and self._obey()
-        if self._leaving:
+            self._is_leaving = True
+        told = self._has_command and self._receive_commands()
+        if self._is_leaving:
             return
-        now = now_seconds()
-        self._crew.bury(now)
-        if self._room:
-            self._crew.echo()
-        if told or now >= self._round_at:
-            self._look(now)
-        self._crew.replenish(now, self._descriptors)
+        now = boottime_seconds()
+        self._pool.reap_dead(now)
+        if self._screen_has_room:
+            self._pool.relay_output()
+        if told or now >= self._next_check_at:
+            self._check_workers(now)
+        self._pool.fork_missing(now, self._descriptors)
         self._control.flush()
 
-    def _look(self, now: float) -> None:
+    def _check_workers(self, now: float) -> None:
         """At every worker: its limits, its ladder, its output."""
-        self._round_at = now + TICK
-        fence = self._term.until / 1e9 - self._settings.lease / 3
-        for worker in self._crew:
-            climb.tend(worker, now)
-            climb.check_limits(worker, self._settings, now, fence)
-            climb.step(worker, now)
-            for fact in climb.finish_dumps(worker, now) if worker.dumps else ():
-                self._tell(fact)
-        self._crew.note_ready()
-        self._crew.echo()
-        if now >= self._next_second:
-            self._next_second = now + max(SECOND, min(CALM, self._settings.patience / 5))
-            self._crew.each_second(now)
-            if not self._control.waiting:  # a master that does not read gets no more to read
-                self._tell(Alive(self._crew.incarnations()))
-        if not self._calm():
-            self._next_second = min(self._next_second, now + SECOND)
-        self._show()
+        self._next_check_at = now + WORKER_CHECK_INTERVAL_SECONDS
+        fence = self._lease_deadline.expires_at / 1e9 - self._settings.lease / 3
+        for worker in self._pool:
+            worker_pool.look_after_young(worker, now)
+            limits.check_limits(worker, self._settings, now, fence)
+            stopper.step(worker, now)
+            for fact in stack_dump.finish_dumps(worker, now) if worker.dump_requests else ():
+                self._emit(fact)
+        self._pool.note_ready()
+        self._pool.relay_output()
+        if now >= self._next_round_at:
+            self._next_round_at = now + max(
+                BUSY_ROUND_SECONDS, min(IDLE_ROUND_SECONDS, self._settings.patience / 5)
+            )
+            self._pool.every_round(now)
+            if not self._control.unsent_count:  # a master that does not read gets no more to read
+                self._emit(Alive(self._pool.incarnations()))
+        if not self._is_idle():
+            self._next_round_at = min(self._next_round_at, now + BUSY_ROUND_SECONDS)
+        self._update_title()
 
     def _wait(self) -> None:
         """Until a signal, a packet or a rung that is due; never longer than a tick."""
-        now = now_seconds()
-        for worker in self._crew:
-            look = climb.next_look(worker)
-            if look is not None and look < self._round_at:
-                self._round_at = look
-        if self._crew.dying or self._crew.echo_waits:
-            self._round_at = min(self._round_at, now + 0.01)
-        if self._writes != bool(self._control.waiting):
-            self._writes = not self._writes
+        now = boottime_seconds()
+        for worker in self._pool:
+            look = stopper.next_check_at(worker)
+            if look is not None and look < self._next_check_at:
+                self._next_check_at = look
+        if self._pool.is_reaping or self._pool.has_more_output:
+            self._next_check_at = min(self._next_check_at, now + 0.01)
+        if self._waits_to_send != bool(self._control.unsent_count):
+            self._waits_to_send = not self._waits_to_send
             self._poll.modify(
-                self._control.sock, select.POLLIN | select.POLLOUT if self._writes else select.POLLIN
+                self._control.sock, select.POLLIN | select.POLLOUT if self._waits_to_send else select.POLLIN
             )
-        if self._shows != self._crew.echo_blocked:
-            self._shows = not self._shows
-            for fd in self._crew.screen:
-                self._poll.register(fd, select.POLLOUT) if self._shows else self._poll.unregister(fd)
-        woken = self._poll.poll(max(0.0, self._round_at - now) * 1000)
-        while not woken and self._idles():  # a look at the scoreboard is all that this moment needs
-            woken = self._poll.poll(TICK * 1000)
+        if self._waits_for_screen != self._pool.is_output_blocked:
+            self._waits_for_screen = not self._waits_for_screen
+            for fd in self._pool.screen_descriptors:
+                self._poll.register(fd, select.POLLOUT) if self._waits_for_screen else self._poll.unregister(
+                    fd
+                )
+        woken = self._poll.poll(max(0.0, self._next_check_at - now) * 1000)
+        while not woken and self._may_stay_idle():  # a look at the scoreboard is all that this moment needs
+            woken = self._poll.poll(WORKER_CHECK_INTERVAL_SECONDS * 1000)
         ready = dict(woken)
-        self._spoken = self._fd in ready
-        self._room = self._shows and any(fd in ready for fd in self._crew.screen)
-
-    def _idles(self) -> bool:
-        """Nobody works and nothing waits: until the round is over, or somebody begins."""
-        return now_seconds() < self._next_second and self._calm()
-
-    def _calm(self) -> bool:
-        crew = self._crew
-        if crew.dying or crew.echo_waits or self._control.waiting:
-            return False
-        return len(crew) == crew.wanted and all(
-            worker.slot.state == State.IDLE and not worker.climbs and not worker.dumps for worker in crew
+        self._has_command = self._fd in ready
+        self._screen_has_room = self._waits_for_screen and any(
+            fd in ready for fd in self._pool.screen_descriptors
         )
 
-    def _obey(self) -> bool:
+    def _may_stay_idle(self) -> bool:
+        """Nobody works and nothing waits: until the round is over, or somebody begins."""
+        return boottime_seconds() < self._next_round_at and self._is_idle()
+
+    def _is_idle(self) -> bool:
+        crew = self._pool
+        if crew.is_reaping or crew.has_more_output or self._control.unsent_count:
+            return False
+        return len(crew) == crew.wanted and all(
+            worker.slot.state == SlotState.IDLE and not worker.stop_requests and not worker.dump_requests
+            for worker in crew
+        )
+
+    def _receive_commands(self) -> bool:
         """True: there was something to do."""
         packets = self._control.receive()
         if packets is None:
-            self._leaving = True  # the master is gone, or does not want us any more
+            self._is_leaving = True  # the master is gone, or does not want us any more
             return True
         for data, _ in packets:
-            self._do(_decoder.decode(data))
+            self._execute(_decoder.decode(data))
         return bool(packets)
 
-    def _do(self, command: Command) -> None:
-        now = now_seconds()
+    def _execute(self, command: Command) -> None:
+        now = boottime_seconds()
         match command:
             case Scale(workers=workers):
-                self._crew.scale(workers)
-            case Stop(slot=slot, incarnation=incarnation):
-                worker = self._crew.get(slot, incarnation)
+                self._pool.scale(workers)
+            case StopJob(slot=slot, incarnation=incarnation):
+                worker = self._pool.get(slot, incarnation)
                 if worker is not None:  # else its `Died` is on the way up
-                    climb.wish(worker, command, now)
-            case MoveDeadline(slot=slot, incarnation=incarnation, job=job, lease=lease, at=at):
-                worker = self._crew.get(slot, incarnation)
+                    stopper.request_stop(worker, command, now)
+            case SetDeadline(slot=slot, incarnation=incarnation, job=job, lease=lease, at=at):
+                worker = self._pool.get(slot, incarnation)
                 if worker is not None:
                     suspend.move_deadline(worker, job, lease, at, now)
-            case Dump(slot=slot, incarnation=incarnation, token=token):
-                worker = self._crew.get(slot, incarnation)
-                gone = Stack(slot, incarnation, token, "the worker is gone")
-                answer = climb.begin_dump(worker, command, now) if worker is not None else gone
+            case DumpStacks(slot=slot, incarnation=incarnation, token=token):
+                worker = self._pool.get(slot, incarnation)
+                gone = StackDumped(slot, incarnation, token, "the worker is gone")
+                answer = stack_dump.begin_dump(worker, command, now) if worker is not None else gone
                 if answer is not None:
-                    self._tell(answer)
-            case Suspend(slot=slot, incarnation=incarnation):
-                self._tell(suspend.obey(self._crew.get(slot, incarnation), command, now))
+                    self._emit(answer)
+            case SuspendJob(slot=slot, incarnation=incarnation):
+                self._emit(suspend.execute(self._pool.get(slot, incarnation), command, now))
             case Exit() | Boot():
-                self._leaving = True
+                self._is_leaving = True
 
-    def _tell(self, fact: Fact, *fds: int) -> None:
+    def _emit(self, fact: SupervisorFact, *fds: int) -> None:
         data = msgspec.json.encode(fact)
-        if len(data) > MAX_PACKET and isinstance(fact, Died):
+        if len(data) > MAX_PACKET_BYTES and isinstance(fact, Died):
             # escapes made the texts too long for one packet
-            keep = MAX_PACKET // 16
+            keep = MAX_PACKET_BYTES // 16
             fact.stack, fact.output = (fact.stack or "")[:keep], (fact.output or "")[-keep:]
             data = msgspec.json.encode(fact)
         self._control.send(data, *fds)
 
     def _descriptors(self) -> list[int]:
         """Ours, not to be inherited."""
-        return [self._control.sock.fileno(), *self._control.descriptors, *self._notes.descriptors]
+        return [
+            self._control.sock.fileno(),
+            *self._control.unsent_descriptors,
+            *self._signal_wakeup.descriptors,
+        ]
 
-    def _show(self) -> None:
-        workers = list(self._crew)
-        busy = sum(worker.busy for worker in workers)
-        stalled = sum(worker.pulse.stalled for worker in workers)
-        suspended = sum(bool(worker.suspended) for worker in workers)
+    def _update_title(self) -> None:
+        workers = list(self._pool)
+        busy = sum(worker.is_busy for worker in workers)
+        stalled = sum(worker.life_signs.is_stalled for worker in workers)
+        suspended = sum(bool(worker.suspended_at) for worker in workers)
         title = f"pgworkers: queue {self._name} {busy}/{len(workers)} busy"
         title += f", {suspended} suspended" if suspended else ""
         title += f", {stalled} stalled" if stalled else ""
-        titles.show(title + self._version)
+        titles.set_title(title + self._version)
 
-    def _leave(self) -> bool:
+    def _shut_down(self) -> bool:
         """Nothing of ours may outlive us: groups, orphans, children of the app."""
-        titles.show(f"pgworkers: queue {self._name} leaving")
-        clean = self._crew.end("kill", LEAVE_TIME)
-        give_up = time.monotonic() + LEAVE_TIME
-        while self._control.waiting and not self._control.broken and time.monotonic() < give_up:
+        titles.set_title(f"pgworkers: queue {self._name} leaving")
+        clean = self._pool.kill_everything("kill", EXIT_TIMEOUT_SECONDS)
+        give_up = time.monotonic() + EXIT_TIMEOUT_SECONDS
+        while self._control.unsent_count and not self._control.is_broken and time.monotonic() < give_up:
             self._control.flush()
             if self._control.receive() is None:
                 break  # nobody reads any more
@@ -240,28 +252,28 @@ def main(fd: int, term: int, parent: int) -> int:
     for signum in (*_IGNORED, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
     # an import may hang in C, so until there are workers to end, the death of the master is ours
-    if not prctl.die_with_parent(signal.SIGKILL, parent):
+    if not prctl.set_parent_death_signal(signal.SIGKILL, parent):
         return 0
     os.set_inheritable(fd, False)
-    promised = Term(term)
+    promised = LeaseDeadline(term)
     sock = socket.socket(fileno=fd)
     sock.setblocking(True)
-    data = sock.recv(MAX_PACKET)
+    data = sock.recv(MAX_PACKET_BYTES)
     if not data:
         return 0
     boot = msgspec.json.decode(data, type=Boot)
-    titles.show(f"pgworkers: queue {boot.queue.name} booting")
-    prctl.inherit_orphans()
-    control = Packets(sock)
+    titles.set_title(f"pgworkers: queue {boot.queue.name} booting")
+    prctl.become_subreaper()
+    control = PacketSocket(sock)
     noting.begin()
     loaded = load_app(boot, parent)
     if isinstance(loaded, BootFailed):
         control.send(msgspec.json.encode(loaded))
         return 6
     control.send(msgspec.json.encode(loaded.fact))
-    nursery = fork.Nursery(loaded.app, loaded.settings, boot.queue, promised)
+    nursery = fork.WorkerTemplate(loaded.app, loaded.settings, boot.queue, promised)
     supervisor = Supervisor(control, parent, nursery, boot.workers, boot.version)
     # from here on there are handlers: the signal wakes the loop, which ends its workers first
-    if not prctl.die_with_parent(signal.SIGTERM, parent):
+    if not prctl.set_parent_death_signal(signal.SIGTERM, parent):
         return 0
     return supervisor.run()

@@ -14,7 +14,7 @@ import msgspec
 from pgworkers.specs import QueueSpec
 
 
-class Boot(msgspec.Struct, tag="boot", tag_field="is"):
+class Boot(msgspec.Struct, tag="boot", tag_field="type"):
     """The first packet: all a supervisor needs to know. Secrets travel here, never in argv or environ."""
 
     config: str
@@ -26,13 +26,13 @@ class Boot(msgspec.Struct, tag="boot", tag_field="is"):
     version: str = ""  # of the user's code, for the title
 
 
-class Scale(msgspec.Struct, tag="scale", tag_field="is"):
+class Scale(msgspec.Struct, tag="scale", tag_field="type"):
     """How many workers there should be; fewer: fork no replacements (the master closes idle workers' sockets)."""
 
     workers: int
 
 
-class Stop(msgspec.Struct, tag="stop", tag_field="is"):
+class StopJob(msgspec.Struct, tag="stop", tag_field="type"):
     """Climb the ladder for this job and lease. `reason`: cancel, drain, lease, kill. Graces in seconds."""
 
     slot: int
@@ -44,7 +44,7 @@ class Stop(msgspec.Struct, tag="stop", tag_field="is"):
     raise_grace: float
 
 
-class MoveDeadline(msgspec.Struct, tag="move_deadline", tag_field="is"):
+class SetDeadline(msgspec.Struct, tag="move_deadline", tag_field="type"):
     """This job and lease must be gone by `at` (nanoseconds of CLOCK_BOOTTIME), whatever its attempt was given."""
 
     slot: int
@@ -54,15 +54,15 @@ class MoveDeadline(msgspec.Struct, tag="move_deadline", tag_field="is"):
     at: int
 
 
-class Dump(msgspec.Struct, tag="dump", tag_field="is"):
-    """Write all stacks of a worker now and send them up as `Stack`, without stopping it."""
+class DumpStacks(msgspec.Struct, tag="dump", tag_field="type"):
+    """Write all stacks of a worker now and send them up as `StackDumped`, without stopping it."""
 
     slot: int
     incarnation: int
     token: int
 
 
-class Suspend(msgspec.Struct, tag="suspend", tag_field="is"):
+class SuspendJob(msgspec.Struct, tag="suspend", tag_field="type"):
     """Stop the group of this job's worker (SIGSTOP), or let it go on; its deadline stands still meanwhile."""
 
     slot: int
@@ -70,31 +70,31 @@ class Suspend(msgspec.Struct, tag="suspend", tag_field="is"):
     job: int
     lease: int
     token: int
-    suspend: bool
+    should_suspend: bool
 
 
-class Exit(msgspec.Struct, tag="exit", tag_field="is"):
+class Exit(msgspec.Struct, tag="exit", tag_field="type"):
     """Kill every worker group, sweep, leave."""
 
 
-class Booted(msgspec.Struct, tag="booted", tag_field="is"):
+class Booted(msgspec.Struct, tag="booted", tag_field="type"):
     seconds: float
     modules: int
 
 
-class BootFailed(msgspec.Struct, tag="boot_failed", tag_field="is"):
+class BootFailed(msgspec.Struct, tag="boot_failed", tag_field="type"):
     error: str
     traceback: str = ""
 
 
-class Forked(msgspec.Struct, tag="forked", tag_field="is"):
+class Forked(msgspec.Struct, tag="forked", tag_field="type"):
     slot: int
     pid: int
     incarnation: int
-    ready: bool = False  # nothing stands between it and its first order: it will not say so itself
+    is_ready: bool = False  # nothing stands between it and its first order: it will not say so itself
 
 
-class Died(msgspec.Struct, tag="died", tag_field="is"):
+class Died(msgspec.Struct, tag="died", tag_field="type"):
     """A worker is gone: reaped, its group killed, its orphans swept. `job` is 0 when it was idle."""
 
     slot: int
@@ -104,10 +104,10 @@ class Died(msgspec.Struct, tag="died", tag_field="is"):
     lease: int
     status: str  # "exit 0", "exit 3", "SIGKILL"
     signal: int  # 0: it exited
-    ready: bool  # had it come as far as READY
+    was_ready: bool  # had it come as far as READY
     reason: str | None = None  # the wish whose ladder ended it: cancel, deadline, memory, drain, lease, kill
     rungs: list[tuple[str, float]] = []
-    oom: bool = False
+    is_oom: bool = False
     dumping: bool = False  # it crashed while its stacks were written
     stack: str | None = None
     output: str | None = None
@@ -119,15 +119,15 @@ class Died(msgspec.Struct, tag="died", tag_field="is"):
         str
     ] = []  # processes of it that SIGKILL did not end in time; its slot stays empty until they are gone
     foreign: list[str] = []  # processes of it that are another user's, so that we may not end them
-    left: list[str] = []  # what the job had started and was killed with it
-    limit: int = 0  # bytes that the job may have; 0: any
-    used: int = 0  # bytes that it had when it broke that limit, children included
-    stopped: float = 0.0  # seconds from the wish to the death; 0 without a wish
-    closed: bool = False  # its handler had closed its channel to the master
-    lost: bool = False  # it died with its supervisor
+    killed_children: list[str] = []  # what the job had started and was killed with it
+    memory_limit: int = 0  # bytes that the job may have; 0: any
+    memory_used: int = 0  # bytes that it had when it broke that limit, children included
+    stop_seconds: float = 0.0  # seconds from the wish to the death; 0 without a wish
+    has_closed_channel: bool = False  # its handler had closed its channel to the master
+    is_lost: bool = False  # it died with its supervisor
 
 
-class Stalled(msgspec.Struct, tag="stalled", tag_field="is"):
+class StallChanged(msgspec.Struct, tag="stalled", tag_field="type"):
     """Alive, no CPU, no beat (or again beating)."""
 
     slot: int
@@ -137,15 +137,15 @@ class Stalled(msgspec.Struct, tag="stalled", tag_field="is"):
     stalled: bool
 
 
-class Stack(msgspec.Struct, tag="stack", tag_field="is"):
+class StackDumped(msgspec.Struct, tag="stack", tag_field="type"):
     slot: int
     incarnation: int
     token: int
     text: str
 
 
-class Suspended(msgspec.Struct, tag="suspended", tag_field="is"):
-    """The answer to `Suspend`: done, or why not."""
+class SuspendAnswered(msgspec.Struct, tag="suspended", tag_field="type"):
+    """The answer to `SuspendJob`: done, or why not."""
 
     slot: int
     incarnation: int
@@ -154,7 +154,7 @@ class Suspended(msgspec.Struct, tag="suspended", tag_field="is"):
     text: str
 
 
-class Alive(msgspec.Struct, tag="alive", tag_field="is"):
+class Alive(msgspec.Struct, tag="alive", tag_field="type"):
     """Every second: the loop goes round, and these are its workers.
 
     Packets keep their order. So a worker that the master knows and that is not listed is gone, and its `Died` was lost.
@@ -163,7 +163,7 @@ class Alive(msgspec.Struct, tag="alive", tag_field="is"):
     incarnations: list[int]  # of workers whose death has not been sent
 
 
-class Resting(msgspec.Struct, tag="resting", tag_field="is"):
+class StartDelayed(msgspec.Struct, tag="resting", tag_field="type"):
     """Workers end without having been of use; the next is started after `seconds`."""
 
     seconds: float
@@ -171,11 +171,22 @@ class Resting(msgspec.Struct, tag="resting", tag_field="is"):
     ready: bool = False  # they had come as far as READY, and left without a job
 
 
-class Dropped(msgspec.Struct, tag="dropped", tag_field="is"):
+class BytesDropped(msgspec.Struct, tag="dropped", tag_field="type"):
     """So many bytes that workers printed were not shown: our stderr did not take them."""
 
     count: int
 
 
-Command = Boot | Scale | Stop | MoveDeadline | Dump | Suspend | Exit
-Fact = Booted | BootFailed | Forked | Died | Stalled | Stack | Suspended | Alive | Resting | Dropped
+Command = Boot | Scale | StopJob | SetDeadline | DumpStacks | SuspendJob | Exit
+SupervisorFact = (
+    Booted
+    | BootFailed
+    | Forked
+    | Died
+    | StallChanged
+    | StackDumped
+    | SuspendAnswered
+    | Alive
+    | StartDelayed
+    | BytesDropped
+)

@@ -11,89 +11,89 @@ import signal
 import time
 from functools import partial
 
-from pgworkers.process import signals, tree
-from pgworkers.process.scoreboard import Running, State
-from pgworkers.supervisor.member import Worker
-from pgworkers.supervisor.messages import Suspend, Suspended
+from pgworkers.ipc.scoreboard import SlotJob, SlotState
+from pgworkers.linux import proc, signals
+from pgworkers.supervisor.messages import SuspendAnswered, SuspendJob
+from pgworkers.supervisor.worker_record import WorkerRecord
 
-_STOP_STEP = 0.001
-_STOP_TRIES = 50
+STOP_POLL_SECONDS = 0.001
+MAX_STOP_POLLS = 50
 
 
-def obey(worker: Worker | None, order: Suspend, now: float) -> Suspended:
+def execute(worker: WorkerRecord | None, order: SuspendJob, now: float) -> SuspendAnswered:
     """Do it, if the worker still has this job and lease."""
-    said = partial(Suspended, order.slot, order.incarnation, order.token)
+    said = partial(SuspendAnswered, order.slot, order.incarnation, order.token)
     key = (order.job, order.lease)
-    running = worker.slot.running() if worker is not None else None
+    running = worker.slot.read_job() if worker is not None else None
     if worker is None or running is None or (running.job, running.lease) != key:
         return said(False, "the job no longer runs in this worker")
-    if running.state != State.RUNNING:
+    if running.state != SlotState.RUNNING:
         return said(False, "its handler has just ended")
-    if not order.suspend:
-        was = bool(worker.suspended)
-        go_on(worker, now)
+    if not order.should_suspend:
+        was = bool(worker.suspended_at)
+        resume(worker, now)
         return said(True, "resumed" if was else "it was not suspended")
-    if worker.suspended:
+    if worker.suspended_at:
         return said(True, "it was suspended already")
-    if key in worker.climbs:
+    if key in worker.stop_requests:
         return said(False, "it is being stopped")
-    stand(worker)
-    if not _has(worker.slot.running(), key):
+    stop_and_wait(worker)
+    if not _is_running_job(worker.slot.read_job(), key):
         signals.send(worker.pid, signal.SIGCONT)
         return said(False, "its handler has just ended")
-    worker.suspended, worker.suspended_key = now, key
-    signals.send_group(worker.pid, signal.SIGSTOP)
+    worker.suspended_at, worker.suspended_job = now, key
+    signals.send_to_group(worker.pid, signal.SIGSTOP)
     return said(True, "suspended")
 
 
-def hold(worker: Worker, running: Running) -> None:
+def keep_stopped(worker: WorkerRecord, running: SlotJob) -> None:
     """A suspended group that somebody else continued: it stands still again, unless its job has ended meanwhile."""
-    if not _has(running, worker.suspended_key):
-        worker.suspended = 0.0
-    elif not stands(worker):
-        signals.send_group(worker.pid, signal.SIGSTOP)
+    if not _is_running_job(running, worker.suspended_job):
+        worker.suspended_at = 0.0
+    elif not is_stopped(worker):
+        signals.send_to_group(worker.pid, signal.SIGSTOP)
 
 
-def go_on(worker: Worker, now: float) -> None:
+def resume(worker: WorkerRecord, now: float) -> None:
     """Continue a suspended group. While it stood still nobody wrote its slot, so the deadline is ours to move."""
-    if not worker.suspended:
+    if not worker.suspended_at:
         return
-    stood = int((now - worker.suspended) * 1e9)
-    worker.suspended = 0.0
-    if _has(worker.slot.running(), worker.suspended_key):
+    stood = int((now - worker.suspended_at) * 1e9)
+    worker.suspended_at = 0.0
+    if _is_running_job(worker.slot.read_job(), worker.suspended_job):
         if worker.slot.deadline:
             worker.slot.deadline += stood
-        if worker.slot.moved_job and worker.slot.moved_deadline:
-            worker.slot.moved_deadline += stood
-    signals.send_group(worker.pid, signal.SIGCONT)
+        if worker.slot.override_job and worker.slot.override_deadline:
+            worker.slot.override_deadline += stood
+    signals.send_to_group(worker.pid, signal.SIGCONT)
 
 
-def move_deadline(worker: Worker, job: int, lease: int, at: int, now: float) -> None:
+def move_deadline(worker: WorkerRecord, job: int, lease: int, at: int, now: float) -> None:
     """Give an execution another deadline, in nanoseconds; 0: none.
 
-    The clock of a suspended job stands at the beginning of its suspension, and `go_on` adds the whole suspension. The part
+    The clock of a suspended job stands at the beginning of its suspension, and `resume` adds the whole suspension. The part
     of it that is over before the move must not count, so it is subtracted here.
     """
-    if at and worker.suspended:
-        at = max(1, at - int((now - worker.suspended) * 1e9))
-    worker.slot.move_deadline(job, lease, at)
+    if at and worker.suspended_at:
+        at = max(1, at - int((now - worker.suspended_at) * 1e9))
+    worker.slot.set_deadline_override(job, lease, at)
 
 
-def _has(running: Running, key: tuple[int, int]) -> bool:
+def _is_running_job(running: SlotJob, key: tuple[int, int]) -> bool:
     """Does the handler of this job and lease have the process?"""
-    return (running.job, running.lease) == key and running.state == State.RUNNING
+    return (running.job, running.lease) == key and running.state == SlotState.RUNNING
 
 
-def stand(worker: Worker) -> None:
+def stop_and_wait(worker: WorkerRecord) -> None:
     """Stop a worker and wait until it stands: what its slot says then stays true. Its children go on."""
     signals.send(worker.pid, signal.SIGSTOP)
-    for _ in range(_STOP_TRIES):
-        found = tree.stat(worker.pid)
+    for _ in range(MAX_STOP_POLLS):
+        found = proc.read_stat(worker.pid)
         if found is None or found.state in "TtZXx":
             return
-        time.sleep(_STOP_STEP)
+        time.sleep(STOP_POLL_SECONDS)
 
 
-def stands(worker: Worker) -> bool:
-    found = tree.stat(worker.pid)
+def is_stopped(worker: WorkerRecord) -> bool:
+    found = proc.read_stat(worker.pid)
     return found is not None and found.state in "Tt"

@@ -27,6 +27,6 @@ What a handler changes of its process is put back after it: working directory, u
 handlers and mask, timers, locale, CPU affinity, stdin to stderr; children it left are killed, tasks it left
 on the event loop are cancelled. What cannot be put back (a lowered limit, another user) makes this the
 worker's last job. Threads and open files stay: libraries keep pools of both for good reasons. Only threads that
-use CPU while there is no job cost the worker its place (docs/adr/2631). A process pool must be made, and its
+use CPU while there is no job cost the worker its place (docs/adr/15). A process pool must be made, and its
 processes started, in a start hook: children that were there before the job are spared, and so are threads.
 """

@@ -1,6 +1,8 @@
 """One order from its arrival to its report.
 
 What few orders need (a context, a span, sessions, a deadline of the whole job) is a branch that the others pass by.
+
+What orders with the same head have in common: read once, then used by every job that has it.
 """
 
 from __future__ import annotations
@@ -14,105 +16,111 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Raw
 
-from pgworkers.clock import MAX_SECONDS
+from pgworkers import clock
 from pgworkers.context import Ctx
-from pgworkers.errors import AppNotLoaded
-from pgworkers.job.state import FREE, Verdict
+from pgworkers.errors import AppNotLoaded, UsageError
+from pgworkers.ipc.scoreboard import STATE, Slot, SlotState, StopReason
+from pgworkers.job.model import FREE_VERDICTS, Verdict
+from pgworkers.linux import fault_points, memfd
 from pgworkers.observe import tracing
-from pgworkers.process import faults, memfd, scoreboard
-from pgworkers.process.scoreboard import STATE, Reason, Slot, State
+from pgworkers.task import Task
+from pgworkers.units import MAX_SECONDS
 from pgworkers.worker import outcome
-from pgworkers.worker.birth import Birth
-from pgworkers.worker.loop import Loop
-from pgworkers.worker.messages import Report
-from pgworkers.worker.plan import Plan
-from pgworkers.worker.window import Carried, Window
+from pgworkers.worker.event_loop import WorkerEventLoop
+from pgworkers.worker.messages import Order, Report, decode_order_header, split_order
+from pgworkers.worker.signal_window import CarriedStopIteration, SignalWindow
+from pgworkers.worker.startup import WorkerSetup
 
 if TYPE_CHECKING:
     import psycopg
 
-    from pgworkers.client.backends import Backends
+    from pgworkers.client.handler_connections import HandlerConnections
 
 
 #: Verdicts that are no error of the span.
-GOOD = FREE | {Verdict.SUCCEEDED, Verdict.CANCELLED, Verdict.DISCARDED}
-_LONGEST = int(MAX_SECONDS * 1e9)
-_REPORTING = int(State.REPORTING)
+VERDICTS_WITHOUT_SPAN_ERROR = FREE_VERDICTS | {Verdict.SUCCEEDED, Verdict.CANCELLED, Verdict.DISCARDED}
+MAX_EXTENSION_NS = int(MAX_SECONDS * 1e9)
+_REPORTING = int(SlotState.REPORTING)
 _NEVER_AWAITED = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
 
 
-class Feed:
+class SlotFeed:
     """What the context of a running handler knows of its slot."""
 
-    def __init__(self, slot: Slot, job: int, lease: int, longest: int) -> None:
+    def __init__(self, slot: Slot, job: int, lease: int, max_extension: int) -> None:
         self._slot = slot
         self._job = job
         self._lease = lease
-        self._longest = longest  # nanoseconds that the deadline may be moved
-        self.told = False  # the handler has seen that it should stop
+        self._max_extension = max_extension  # nanoseconds that the deadline may be moved
+        self.has_seen_stop = False  # the handler has seen that it should stop
 
-    def cancelled(self) -> bool:
-        if self._slot.wished(self._job, self._lease):
-            self.told = True
-        return self.told
+    def is_stop_requested(self) -> bool:
+        if self._slot.stop_requested_for(self._job, self._lease):
+            self.has_seen_stop = True
+        return self.has_seen_stop
 
-    def reason(self) -> str:
+    def stop_reason(self) -> str:
         """Why it should end: cancel, deadline, memory, drain, lease, kill, stall."""
-        return Reason(self._slot.wished(self._job, self._lease)).word
+        return StopReason(self._slot.stop_requested_for(self._job, self._lease)).word
 
-    def remaining(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """From the slot: the supervisor moves the deadline of a job that was suspended."""
-        due = self._slot.due()
-        return (due - scoreboard.now()) / 1e9 if due else None
+        due = self._slot.effective_deadline()
+        return (due - clock.boottime_ns()) / 1e9 if due else None
 
     def extend(self, seconds: float) -> None:
-        self._slot.extended = min(self._slot.extended + int(seconds * 1e9), self._longest)
+        self._slot.deadline_extension = min(
+            self._slot.deadline_extension + int(seconds * 1e9), self._max_extension
+        )
 
 
 class Attempt:
     """The run of one order. `begin`, then `run`; then it is plain, or `report` says how it ended. Each is called once."""
 
     __slots__ = (
-        *("_args", "_backends", "_birth", "_feed", "_slot", "_span", "_started", "_until"),
-        *("began", "ctx", "job", "lease", "plan", "raised", "result"),
+        *("_args", "_backends", "_setup", "_feed", "_slot", "_span", "_has_started", "_lease_expires_at"),
+        *("started_at", "ctx", "job", "lease", "template", "exception", "result"),
     )
 
-    def __init__(self, birth: Birth, plan: Plan, args: bytes, job: int, lease: int, began: int) -> None:
-        self._birth = birth
-        self._slot = birth.slot
-        self.plan = plan
+    def __init__(
+        self, setup: WorkerSetup, template: OrderTemplate, args: bytes, job: int, lease: int, started_at: int
+    ) -> None:
+        self._setup = setup
+        self._slot = setup.slot
+        self.template = template
         self._args = args
         self.job = job
         self.lease = lease
-        self.began = began  # on the scoreboard's clock
+        self.started_at = started_at  # on the scoreboard's clock
         # The term as of the order. A master that comes to itself first may renew, and learn only then that the job is lost.
-        self._until = birth.term.until
+        self._lease_expires_at = setup.lease_deadline.expires_at
         self.ctx: Ctx | None = None
-        self._feed: Feed | None = None
-        self._backends: Backends | None = None
-        self._span: tracing.Consumer | None = None
-        self._started = False
+        self._feed: SlotFeed | None = None
+        self._backends: HandlerConnections | None = None
+        self._span: tracing.AttemptSpan | None = None
+        self._has_started = False
         self.result: bytes | None = None  # of a handler that ended well
-        self.raised: BaseException | None = None  # by one that did not
+        self.exception: BaseException | None = None  # by one that did not
 
     def begin(self, cpu: int, output: int) -> None:
         """The slot says whose job this is from here on; a death is now this job's.
 
         `cpu`: microseconds used before it; `output`: where in the capture file its own begins.
         """
-        plan, began = self.plan, self.began
-        self._slot.begin(
-            self.job, self.lease, began, plan.due(began), plan.memory, cpu, output, plan.exclusive, plan.stall
+        plan, began = self.template, self.started_at
+        self._slot.begin_job(
+            self.job, self.lease, began, plan.deadline_at(began), plan.memory_limit, cpu, output,
+            plan.is_exclusive, plan.stall_timeout_ns,
         )  # fmt: skip
-        if faults.ARMED:
-            faults.point("after_order")
+        if fault_points.IS_ARMED:
+            fault_points.fault_point("after_order")
         if plan.takes_ctx:
             self._make_context()
 
     def _make_context(self) -> None:
-        order = self.plan.order
-        whole = order.deadline - self._slot.deadline if order.deadline else _LONGEST
-        self._feed = Feed(self._slot, self.job, self.lease, whole)
+        order = self.template.order
+        whole = order.deadline - self._slot.deadline if order.deadline else MAX_EXTENSION_NS
+        self._feed = SlotFeed(self._slot, self.job, self.lease, whole)
         self.ctx = Ctx(
             job=self.job,
             task=order.task,
@@ -124,52 +132,52 @@ class Attempt:
             errors=order.errors,
             checkpoint=msgspec.json.decode(order.checkpoint),
             feed=self._feed,
-            rate=self._birth.app.rate,
+            rate=self._setup.app.rate,
             connections=self,
         )
 
-    def run(self, window: Window) -> None:
+    def run(self, window: SignalWindow) -> None:
         """The handler, unless somebody wants it stopped before it began, or could by now have given it to another host."""
-        if self.plan.deadline and self._is_too_late():
+        if self.template.deadline_ns and self._is_past_deadline():
             return
-        if self._slot.wished(self.job, self.lease):
+        if self._slot.stop_requested_for(self.job, self.lease):
             return
-        if scoreboard.now() >= self._until:
+        if clock.boottime_ns() >= self._lease_expires_at:
             return
-        self._started = True
-        if tracing.wanted():
-            order = self.plan.order
+        self._has_started = True
+        if tracing.is_enabled():
+            order = self.template.order
             meta = msgspec.json.decode(order.meta) or {}
-            self._span = tracing.attempting(order.task, order.queue, self.job, order.attempt, meta)
+            self._span = tracing.start_attempt_span(order.task, order.queue, self.job, order.attempt, meta)
         self.result = window.run(self._call)
         if self.result is None:
-            self.raised, window.raised = window.raised, None
+            self.exception, window.exception = window.exception, None
 
-    def _is_too_late(self) -> bool:
+    def _is_past_deadline(self) -> bool:
         """Did the deadline of the whole job pass while the order waited?"""
-        return 0 < self.plan.deadline <= self.began
+        return 0 < self.template.deadline_ns <= self.started_at
 
-    def is_plain(self) -> bool:
+    def is_plain_success(self) -> bool:
         """Did the handler end well, and is its result all there is to say?"""
         return (
             self.result is not None
             and self.ctx is None
             and self._span is None
-            and not self._birth.app.rates.declared
+            and not self._setup.app.rates.by_scope
         )
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
-        return self._sessions().connect(**options)
+        return self._database_sessions().connect(**options)
 
     async def aconnect(self, **options: Any) -> psycopg.AsyncConnection[Any]:
-        return await self._sessions().aconnect(**options)
+        return await self._database_sessions().aconnect(**options)
 
-    def _sessions(self) -> Backends:
+    def _database_sessions(self) -> HandlerConnections:
         """Made by the first use: most handlers never connect, and need no psycopg."""
-        from pgworkers.client.backends import Backends
+        from pgworkers.client.handler_connections import HandlerConnections
 
         if self._backends is None:
-            self._backends = Backends(self._birth.app.client, self.job, self.lease)
+            self._backends = HandlerConnections(self._setup.app.client, self.job, self.lease)
         return self._backends
 
     def close_sessions(self) -> None:
@@ -177,82 +185,86 @@ class Attempt:
         if self._backends is not None:
             self._backends.close()
 
-    def _call(self, loop: Loop) -> bytes:
-        task = self.plan.task
+    def _call(self, loop: WorkerEventLoop) -> bytes:
+        task = self.template.task
         if task is None:
-            raise AppNotLoaded(f"this worker's app has no task {self.plan.order.task!r}; it was not run")
+            raise AppNotLoaded(f"this worker's app has no task {self.template.order.task!r}; it was not run")
         try:
-            value = task.call(self.ctx, self._args)
+            value = task.run_handler(self.ctx, self._args)
             if type(value) not in _NEVER_AWAITED and inspect.isawaitable(value):
-                self._slot.loop = 1
+                self._slot.has_event_loop = 1
                 value = loop.run(value)
-            return task.encode_result(value, self._birth.settings.result_limit)
+            return task.encode_result(value, self._setup.settings.result_limit)
         except StopIteration as error:
-            raise Carried from error
+            raise CarriedStopIteration from error
 
     def report(self) -> Report:
         """What the master will hear. Reads texts of user code, so the ladder may still climb until it is done."""
-        report = Report("done", 0.0, 0.0, 0, started=self._started)
-        wished = self._slot.wished(self.job, self.lease)
-        if self._started and not wished:
-            self._birth.app.rates.give_back()
-        if not self._started:
+        report = Report("done", 0.0, 0.0, 0, has_started=self._has_started)
+        wished = self._slot.stop_requested_for(self.job, self.lease)
+        if self._has_started and not wished:
+            self._setup.app.rates.return_unused_tokens()
+        if not self._has_started:
             report.outcome = "stopped"
-        elif self.raised is not None:
-            self._tell_exception(report, self.raised, wished)
-        elif self.result == b"null" and self._feed is not None and self._feed.told:
+        elif self.exception is not None:
+            self._describe_exception(report, self.exception, wished)
+        elif self.result == b"null" and self._feed is not None and self._feed.has_seen_stop:
             # it saw ctx.cancelled and returned early with nothing in its hands
             report.outcome = "stopped"
         elif self.result is not None:
             report.result = Raw(self.result)
         if report.outcome == "stopped" and wished:
-            report.reason = Reason(wished).word
+            report.reason = StopReason(wished).word
             report.rungs = self._rungs()
-            if wished == Reason.MEMORY:
-                report.limit, report.used = self._slot.memory, self._slot.used
-        elif self._is_too_late():
-            report.reason = Reason.DEADLINE.word
+            if wished == StopReason.MEMORY:
+                report.memory_limit, report.memory_used = self._slot.memory_limit, self._slot.memory_used
+        elif self._is_past_deadline():
+            report.reason = StopReason.DEADLINE.word
         _flush_streams()
         if report.outcome != "done":
             report.output = self._output()
         if self._span is not None:
             # While the ladder still climbs: an exporter that hangs is the job's affair.
-            self._span.end(report.verdict, report.error, report.verdict in GOOD)
+            self._span.end(report.verdict, report.error, report.verdict in VERDICTS_WITHOUT_SPAN_ERROR)
         return report
 
-    def _tell_exception(self, report: Report, error: BaseException, wished: int) -> None:
-        seen = self._feed is not None and self._feed.told
-        limit = self._birth.settings.error_limit
-        told = outcome.of(error, stop_wished=bool(wished), stop_seen=seen, limit=limit)
+    def _describe_exception(self, report: Report, error: BaseException, is_stop_requested: int) -> None:
+        seen = self._feed is not None and self._feed.has_seen_stop
+        limit = self._setup.settings.error_limit
+        told = outcome.report_exception(
+            error, is_stop_requested=bool(is_stop_requested), has_seen_stop=seen, limit=limit
+        )
         report.outcome, report.error, report.traceback = told.outcome, told.error, told.traceback
-        report.after = told.after
-        if told.outcome == "error" and isinstance(error, MemoryError) and self._birth.queue.address_space:
+        report.retry_after = told.retry_after
+        if told.outcome == "error" and isinstance(error, MemoryError) and self._setup.queue.address_space:
             report.outcome, report.reason = "stopped", "memory"  # the kernel's limit spoke first
-            report.limit = self._birth.queue.address_space
+            report.memory_limit = self._setup.queue.address_space
             return
-        if told.outcome in ("error", "retry") and told.after is None and self.plan.task is not None:
-            report.after = self.plan.task.backoff_after(self.plan.order.attempt, error)
+        if told.outcome in ("error", "retry") and told.retry_after is None and self.template.task is not None:
+            report.retry_after = self.template.task.backoff_delay(self.template.order.attempt, error)
 
     def _rungs(self) -> list[tuple[str, float]]:
         """What reached the handler, in seconds after the wish. A signal that came after its end did not."""
-        asked, struck = self._slot.asked, self._slot.struck
+        asked, struck = self._slot.stop_requested_at, self._slot.job_stopped_raised_at
         rungs = [("ask", 0.0)]
         if struck >= asked:
             rungs.append(("raise", round((struck - asked) / 1e9, 3)))
         return rungs
 
     def _output(self) -> str | None:
-        birth = self._birth
+        birth = self._setup
         end = birth.output.size()
         if end is None:
             return None  # the handler closed the capture file; its supervisor has it still
-        data = memfd.between(birth.output.fd, self._slot.output_from, end, birth.settings.output_limit)
+        data = memfd.read_range(birth.output.fd, self._slot.output_start, end, birth.settings.output_limit)
         return data.decode("utf-8", "replace") or None
 
-    def finish(self, report: Report) -> None:
+    def complete(self, report: Report) -> None:
         """What came up to its end; nobody else speaks for it any more."""
-        if report.outcome == "stopped" and self._slot.asked:
-            report.stopped = round(max(0.0, (scoreboard.now() - self._slot.asked) / 1e9), 6)
+        if report.outcome == "stopped" and self._slot.stop_requested_at:
+            report.stop_seconds = round(
+                max(0.0, (clock.boottime_ns() - self._slot.stop_requested_at) / 1e9), 6
+            )
         if self.ctx is not None:
             progress, checkpoint = self.ctx.take_progress(), self.ctx.take_checkpoint()
             if progress is not None:
@@ -260,13 +272,13 @@ class Attempt:
             if checkpoint is not None:
                 report.checkpoint = Raw(checkpoint)
             if report.outcome == "done" and (children := self.ctx.take_children()) is not None:
-                report.children = Raw(children)
+                report.enqueued_jobs = Raw(children)
 
-    def forget(self) -> None:
+    def drop_exception(self) -> None:
         """Let go of what the handler left: an exception holds every frame it went through, and all they had."""
-        if self.raised is not None:
-            traceback.clear_frames(self.raised.__traceback__)
-            self.raised = None
+        if self.exception is not None:
+            traceback.clear_frames(self.exception.__traceback__)
+            self.exception = None
             gc.collect()  # frames and exceptions like to hold each other; the app itself is frozen and costs nothing
 
     def release_slot(self) -> None:
@@ -283,3 +295,66 @@ def _flush_streams() -> None:
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass
+
+
+#: So many are kept; heads that hold a checkpoint, a trace or a deadline are seen once.
+MAX_CACHED_TEMPLATES = 100
+
+
+class OrderTemplate:
+    """An order but for its arguments, in the units of the scoreboard."""
+
+    __slots__ = (
+        "deadline_ns",
+        "is_exclusive",
+        "memory_limit",
+        "order",
+        "stall_timeout_ns",
+        "takes_ctx",
+        "task",
+        "timeout_ns",
+    )
+
+    def __init__(self, setup: WorkerSetup, order: Order) -> None:
+        self.order = order
+        self.task: Task[..., Any] | None = setup.app.tasks.get(order.task)
+        self.takes_ctx = _takes_ctx(self.task)
+        self.memory_limit = order.memory or setup.queue.memory or 0
+        self.deadline_ns = order.deadline
+        self.timeout_ns = (
+            None if order.timeout is None else int(min(max(0.0, order.timeout), MAX_SECONDS) * 1e9)
+        )
+        self.stall_timeout_ns = int(order.stall_timeout * 1e9) if order.stall_timeout else 0
+        self.is_exclusive = int(order.exclusive)
+
+    def deadline_at(self, now: int) -> int:
+        """The deadline of an attempt that begins now; 0: none."""
+        if self.timeout_ns is None:
+            return self.deadline_ns
+        own = now + self.timeout_ns
+        return min(self.deadline_ns, own) if self.deadline_ns else own
+
+
+class OrderTemplates:
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
+        self._known: dict[bytes, OrderTemplate] = {}
+
+    def of(self, body: bytes) -> tuple[OrderTemplate, bytes]:
+        """The plan and the arguments of an order. Raises what makes it unreadable."""
+        head, args = split_order(body)
+        plan = self._known.get(head)
+        return (self._learn(head) if plan is None else plan), args
+
+    def _learn(self, header: bytes) -> OrderTemplate:
+        if len(self._known) >= MAX_CACHED_TEMPLATES:
+            self._known.clear()
+        plan = self._known[header] = OrderTemplate(self._setup, decode_order_header(header))
+        return plan
+
+
+def _takes_ctx(task: Task[..., Any] | None) -> bool:
+    try:
+        return task is not None and task.arguments.context_parameter is not None
+    except UsageError:
+        return False  # the call will say what is wrong with it

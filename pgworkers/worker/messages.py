@@ -1,6 +1,6 @@
 """What the master and a worker say to each other over their socketpair.
 
-Frames are a fixed binary header (`process/frames.py`) and a body: JSON, but for the commonest report. Argument, result
+Frames are a fixed binary header (`ipc/frames.py`) and a body: JSON, but for the commonest report. Argument, result
 and checkpoint texts pass through unparsed as `msgspec.Raw`: the master never looks inside them.
 """
 
@@ -12,13 +12,13 @@ from enum import IntEnum
 import msgspec
 from msgspec import Raw
 
-from pgworkers.job.state import Verdict
-from pgworkers.process import frames
+from pgworkers.ipc import frames
+from pgworkers.job.model import Verdict
 
 NULL = Raw(b"null")
 
 #: Why a ladder was climbed -> the verdict of an attempt that it ended.
-OF_REASON = {
+VERDICT_OF_STOP_REASON = {
     "cancel": Verdict.CANCELLED,
     "deadline": Verdict.TIMEOUT,
     "memory": Verdict.MEMORY_LIMIT,
@@ -27,7 +27,7 @@ OF_REASON = {
     "lease": Verdict.LEASE_LOST,
     "stall": Verdict.TIMEOUT,
 }
-OF_OUTCOME = {
+VERDICT_OF_OUTCOME = {
     "done": Verdict.SUCCEEDED,
     "error": Verdict.ERROR,
     "retry": Verdict.ERROR,
@@ -40,21 +40,21 @@ OF_OUTCOME = {
 }
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The type byte of a frame."""
 
     ORDER = 1  #: master -> worker: run this
     READY = 2  #: worker -> master: hooks have run, orders may come (job and lease are 0, empty body)
     REPORT = 3  #: worker -> master: how it ended
     PROGRESS = 4  #: worker -> master, from the heartbeat thread
-    DONE = 5  #: worker -> master: it ended well and there is nothing more to say (`done`)
+    SUCCESS = 5  #: worker -> master: it ended well and there is nothing more to say (`encode_success`)
     METRICS = 6  #: worker -> master: what `ctx.metrics` was told, with a beat or before the end
-    UNSTARTED = 8  #: worker -> master: a start hook failed; it leaves (`Unstarted`; job and lease are 0)
-    BURNS = 7  #: worker -> master: threads that a job left use CPU while there is none (no job, no lease, no body)
+    START_FAILED = 8  #: worker -> master: a start hook failed; it leaves (`StartFailed`; job and lease are 0)
+    BUSY_THREADS = 7  #: worker -> master: threads that a job left use CPU while there is none (no job, no lease, no body)
 
 
 class Order(msgspec.Struct, array_like=True):
-    """One job for one worker; job id and lease are in the frame's header, the arguments behind it (`head`)."""
+    """One job for one worker. Job id and lease are in the frame's header; the arguments follow (`encode_order_header`)."""
 
     task: str
     queue: str
@@ -70,7 +70,7 @@ class Order(msgspec.Struct, array_like=True):
     deadline: int = 0  # of the whole job, nanoseconds of CLOCK_BOOTTIME; 0: none
 
 
-class Unstarted(msgspec.Struct, array_like=True):
+class StartFailed(msgspec.Struct, array_like=True):
     """Why a worker cannot start."""
 
     error: str
@@ -95,77 +95,77 @@ class Report(msgspec.Struct, array_like=True):
     result: Raw = NULL  # done: JSON text (msgspec cannot decode `Raw | None`)
     error: str | None = None  # one line: "ValueError: no such file"
     traceback: str | None = None
-    after: float | None = None  # retry, snooze, throttled, or computed by a back-off function
+    retry_after: float | None = None  # retry, snooze, throttled, or computed by a back-off function
     reason: str | None = None  # stopped: cancel, deadline, memory, drain, lease, kill
     rungs: list[tuple[str, float]] = []  # stopped: (rung, seconds after the wish)
     output: str | None = None  # the end of stdout and stderr, unless done
     progress: Raw = NULL  # since the last PROGRESS; `null`: unchanged
     checkpoint: Raw = NULL  # likewise
-    started: bool = True  # False: stopped before the handler began
-    last: bool = False  # the worker leaves after this job (max_jobs, max_rss)
-    stopped: float = 0.0  # stopped: seconds from the wish to the end
-    limit: int = 0  # stopped for memory: bytes that it may have
-    used: int = 0  # likewise: what the supervisor saw, children included
-    swept: list[str] = []  # children that the handler left, unless done
-    children: Raw = NULL  # done: a list of the jobs that begin to exist with its end
+    has_started: bool = True  # False: stopped before the handler began
+    is_last: bool = False  # the worker leaves after this job (max_jobs, max_rss)
+    stop_seconds: float = 0.0  # stopped: seconds from the wish to the end
+    memory_limit: int = 0  # stopped for memory: bytes that it may have
+    memory_used: int = 0  # likewise: what the supervisor saw, children included
+    killed_children: list[str] = []  # children that the handler left, unless done
+    enqueued_jobs: Raw = NULL  # done: a list of the jobs that begin to exist with its end
 
-    def is_plain(self) -> bool:
+    def is_plain_success(self) -> bool:
         """Would a DONE frame say it all?"""
         return (
             self.outcome == "done"
-            and not self.last
+            and not self.is_last
             and self.progress is NULL
             and self.checkpoint is NULL
-            and self.children is NULL
+            and self.enqueued_jobs is NULL
         )
 
     @property
     def verdict(self) -> Verdict:
         if self.outcome == "stopped":
-            return OF_REASON.get(self.reason or "", Verdict.INTERRUPTED)
-        return OF_OUTCOME.get(self.outcome, Verdict.ERROR)
+            return VERDICT_OF_STOP_REASON.get(self.reason or "", Verdict.INTERRUPTED)
+        return VERDICT_OF_OUTCOME.get(self.outcome, Verdict.ERROR)
 
 
 _LENGTH = struct.Struct("<I")
 _length = _LENGTH.unpack_from
 
 
-def head(order: Order) -> bytes:
+def encode_order_header(order: Order) -> bytes:
     """The body of an ORDER frame up to the arguments, which jobs of one task mostly have in common."""
     text = msgspec.json.encode(order)
     return _LENGTH.pack(_LENGTH.size + len(text)) + text
 
 
-def read_head(head: bytes) -> Order:
-    return _order(head[_LENGTH.size :])
+def decode_order_header(header: bytes) -> Order:
+    return _decode_order(header[_LENGTH.size :])
 
 
-def parted(body: bytes) -> tuple[bytes, bytes]:
+def split_order(body: bytes) -> tuple[bytes, bytes]:
     """The body of an ORDER frame as its head and the arguments."""
     end = _length(body)[0]
     return body[:end], body[end:]
 
 
-_order = msgspec.json.Decoder(Order).decode
+_decode_order = msgspec.json.Decoder(Order).decode
 
-_DONE = struct.Struct("<qqq")
-_DONE_FRAME = struct.Struct(f"{frames.HEADER}qqq")
-_DONE_KIND = int(Kind.DONE)  # with every job: to ask an enum takes longer
-_pack_done, _unpack_done = _DONE_FRAME.pack, _DONE.unpack_from
+_SUCCESS_BODY = struct.Struct("<qqq")
+_SUCCESS_FRAME = struct.Struct(f"{frames.HEADER_FORMAT}qqq")
+_SUCCESS_KIND = int(FrameKind.SUCCESS)  # with every job: to ask an enum takes longer
+_pack_success, _unpack_success = _SUCCESS_FRAME.pack, _SUCCESS_BODY.unpack_from
 
 
-def done(job: int, lease: int, duration: int, cpu: int, peak_rss: int, result: bytes) -> bytes:
+def encode_success(job: int, lease: int, duration: int, cpu: int, peak_rss: int, result: bytes) -> bytes:
     """A DONE frame. Times in whole microseconds: rounding a float takes longer than all the rest here."""
-    return _pack_done(24 + len(result), _DONE_KIND, job, lease, duration, cpu, peak_rss) + result
+    return _pack_success(24 + len(result), _SUCCESS_KIND, job, lease, duration, cpu, peak_rss) + result
 
 
-def check_done(body: bytes) -> None:
-    """Raise FrameError for a body that `read_done` cannot read."""
-    if len(body) < _DONE.size:
+def check_success(body: bytes) -> None:
+    """Raise FrameError for a body that `decode_success` cannot read."""
+    if len(body) < _SUCCESS_BODY.size:
         raise frames.FrameError(f"a report of {len(body)} bytes is too short")
 
 
-def read_done(body: bytes) -> tuple[float, float, int, bytes]:
+def decode_success(body: bytes) -> tuple[float, float, int, bytes]:
     """Duration and CPU seconds, peak RSS in bytes, the result as JSON text."""
-    duration, cpu, peak_rss = _unpack_done(body)
+    duration, cpu, peak_rss = _unpack_success(body)
     return duration / 1e6, cpu / 1e6, peak_rss, body[24:]

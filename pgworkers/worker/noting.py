@@ -1,6 +1,6 @@
 """Who changes the process from Python is noted, so that it need not be searched for what has changed after every job.
 
-The functions themselves do what they always did. C code that changes the same things is not seen here: `tidy` looks for
+The functions themselves do what they always did. C code that changes the same things is not seen here: `cleanup` looks for
 that by itself, after every job but the shortest, and after those every millisecond.
 """
 
@@ -16,7 +16,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-#: By which functions what `tidy` puts back is changed. A fork takes longer than the shortest jobs, and needs no note.
+#: By which functions what `cleanup` puts back is changed. A fork takes longer than the shortest jobs, and needs no note.
 _CHANGING: dict[ModuleType, tuple[str, ...]] = {
     os: (
         *("chdir", "fchdir", "chroot", "umask", "nice", "setpriority", "sched_setaffinity", "close", "closerange", "dup2"),

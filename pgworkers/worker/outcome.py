@@ -8,49 +8,52 @@ import traceback
 from dataclasses import dataclass
 
 from pgworkers import errors
-from pgworkers.clock import seconds
-from pgworkers.job import clean
-from pgworkers.job.state import ASKED
+from pgworkers.job import sanitize
+from pgworkers.job.model import RETRY_REQUESTED_PREFIX
+from pgworkers.units import parse_duration
 
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_PACKAGE_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 @dataclass(slots=True)
-class Outcome:
+class ExceptionReport:
     """The part of a report that an exception decides."""
 
     outcome: str
     error: str | None = None
     traceback: str | None = None
-    after: float | None = None
+    retry_after: float | None = None
 
 
-def of(error: BaseException, *, stop_wished: bool, stop_seen: bool, limit: int) -> Outcome:
-    """`stop_wished`: somebody wants this very execution to stop; `stop_seen`: the handler asked and was
-    told so.
+def report_exception(
+    error: BaseException, *, is_stop_requested: bool, has_seen_stop: bool, limit: int
+) -> ExceptionReport:
+    """Describe how a handler ended by an exception.
 
-    An error of a handler that was told to stop is how it stopped; one that merely came at the same time is
-    not.
+    `is_stop_requested`: this execution should stop. `has_seen_stop`: the handler asked, and learned of it. An error of a
+    handler that has seen the stop is how it stopped. One that merely came at the same time is not.
     """
-    if stop_wished and (stop_seen or _comes_from_stop(error)):
-        return Outcome("stopped", said(error), told(error, limit))
+    if is_stop_requested and (has_seen_stop or _is_caused_by_stop(error)):
+        return ExceptionReport("stopped", one_line(error), traceback_text(error, limit))
     match error:
         case errors.Retry():
-            return Outcome("retry", _reason(error.reason, ASKED), None, _after(error.after))
+            return ExceptionReport(
+                "retry", _reason(error.reason, RETRY_REQUESTED_PREFIX), None, _after(error.after)
+            )
         case errors.Snooze():
-            return Outcome("snooze", _reason(error.reason, "snoozed"), None, _after(error.after))
+            return ExceptionReport("snooze", _reason(error.reason, "snoozed"), None, _after(error.after))
         case errors.Throttled():
-            return Outcome("throttled", _reason(error.reason, "throttled"), None, _after(error.after))
+            return ExceptionReport("throttled", _reason(error.reason, "throttled"), None, _after(error.after))
         case errors.Discard():
-            return Outcome("discard", _reason(error.reason, "discarded"))
-        case errors.UnfitArguments():
-            return Outcome("unfit", said(error))
-        case errors.UnfitResult():
-            return Outcome("bad_result", clean.line(_text_of(error)))
+            return ExceptionReport("discard", _reason(error.reason, "discarded"))
+        case errors.StoredArgumentsError():
+            return ExceptionReport("unfit", one_line(error))
+        case errors.InvalidResult():
+            return ExceptionReport("bad_result", sanitize.one_line(_text_of(error)))
         case SystemExit():
-            return Outcome("exit", said(error), told(error, limit))
+            return ExceptionReport("exit", one_line(error), traceback_text(error, limit))
         case _:
-            return Outcome("error", said(error), told(error, limit))
+            return ExceptionReport("error", one_line(error), traceback_text(error, limit))
 
 
 def is_stop(error: BaseException) -> bool:
@@ -62,7 +65,7 @@ def is_stop(error: BaseException) -> bool:
     )
 
 
-def _comes_from_stop(error: BaseException) -> bool:
+def _is_caused_by_stop(error: BaseException) -> bool:
     """A handler that turns the stop into an error of its own has still been stopped."""
     inner: BaseException | None = error
     for _ in range(50):
@@ -76,7 +79,7 @@ def _comes_from_stop(error: BaseException) -> bool:
 
 def _reason(reason: object, word: str) -> str:
     text = _text_of(reason)
-    return clean.line(f"{word}: {text}" if text else word)
+    return sanitize.one_line(f"{word}: {text}" if text else word)
 
 
 def _after(value: float | str | None) -> float | None:
@@ -84,16 +87,16 @@ def _after(value: float | str | None) -> float | None:
     if value is None:
         return None
     try:
-        return seconds(value)
+        return parse_duration(value)
     except (errors.UsageError, TypeError, ValueError, AttributeError):
         return None
 
 
-def said(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """One line: the type and what it says."""
     name = type(error).__qualname__
     text = _text_of(error)
-    return clean.line(f"{name}: {text}" if text else name)
+    return sanitize.one_line(f"{name}: {text}" if text else name)
 
 
 def _text_of(value: object) -> str:
@@ -103,19 +106,19 @@ def _text_of(value: object) -> str:
         return f"<its text could not be made: str() raised {type(broken).__qualname__}>"
 
 
-def told(error: BaseException, limit: int) -> str:
+def traceback_text(error: BaseException, limit: int) -> str:
     """The traceback from the user's first frame on; long ones lose their middle."""
     try:
         frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_OURS):
+        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE_DIRECTORY):
             frames = frames.tb_next
         shown = traceback.TracebackException(type(error), error, frames)
         if isinstance(error, errors.JobStopped):
-            while len(shown.stack) > 1 and shown.stack[-1].filename.startswith(_OURS):
+            while len(shown.stack) > 1 and shown.stack[-1].filename.startswith(_PACKAGE_DIRECTORY):
                 shown.stack.pop()  # how we raised it is not where the handler was
         text = "".join(shown.format())
     except BaseException as broken:  # recursion, memory, a lazy attribute that raises
-        text = f"{said(error)}\n<no traceback: formatting it raised {type(broken).__qualname__}>"
+        text = f"{one_line(error)}\n<no traceback: formatting it raised {type(broken).__qualname__}>"
     if len(text) > limit:
         text = f"{text[: limit // 4]}\n  …\n{text[-(limit * 3 // 4 - 8) :]}"
-    return clean.text(text, limit)
+    return sanitize.clean_text(text, limit)

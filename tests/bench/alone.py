@@ -2,9 +2,9 @@
 
     .venv/bin/python tests/bench/alone.py [--repeat 40] [--task nothing] [TREE …]
 
-The real loop of a worker in a forked process, over a real socketpair, ticket pipe and shelf, with 200 orders ahead of it.
-Each TREE is a checkout (this one by default, others to compare with it); each repetition runs all of them one after the
-other.
+The real loop of a worker in a forked process, over a real socketpair, ticket pipe and report page, with 200 orders ahead
+of it. Each TREE is a checkout (this one by default, others to compare with it); each repetition runs all of them one after
+the other.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ def _player(tree: str, task: str) -> subprocess.Popen[str]:
 
 def play(task: str) -> None:
     """Be the master of one worker: a line for each line."""
-    import msgspec
-
+    from pgworkers import clock
     from pgworkers.app import App
     from pgworkers.context import Ctx
-    from pgworkers.process import frames, memfd, scoreboard, shelf, term, tickets
+    from pgworkers.ipc import frames, lease_deadline, report_page, scoreboard, tickets
+    from pgworkers.linux import memfd
     from pgworkers.settings import Settings
     from pgworkers.specs import QueueSpec
-    from pgworkers.worker import main, noting
-    from pgworkers.worker.birth import Birth
-    from pgworkers.worker.main import Worker
-    from pgworkers.worker.messages import NULL, Kind, Order
+    from pgworkers.worker import noting
+    from pgworkers.worker.main import WorkerProcess
+    from pgworkers.worker.messages import NULL, FrameKind, Order, encode_order_header
+    from pgworkers.worker.startup import WorkerSetup
 
     noting.begin()
     app = App(name="alone")
@@ -87,13 +87,13 @@ def play(task: str) -> None:
         pass
 
     for each in app.tasks.values():
-        each.warm()
+        each.build_codecs()
     args = b'{"number":1}' if task == "number" else b"{}"
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    reads, writes = tickets.make()
-    page = shelf.make()
-    own = term.OwnTerm()
-    own.move(scoreboard.now() / 1e9 + 3600)
+    reads, writes = tickets.create_pipe()
+    page = report_page.create()
+    own = lease_deadline.LeaseDeadlineWriter()
+    own.extend_to(clock.boottime_ns() / 1e9 + 3600)
     board = scoreboard.Scoreboard(1)
     parent = os.getpid()
     pid = os.fork()
@@ -102,31 +102,24 @@ def play(task: str) -> None:
         ours.close()
         os.close(writes)
         output, dump = memfd.create("output"), memfd.create("dump")
-        given = app, Settings(), QueueSpec("q"), 0, board[0], term.Term(own.fd)
-        channel = theirs, reads, shelf.Shelf(page), output, dump
-        if hasattr(Worker, "live"):
-            os._exit(Worker(Birth(*given, parent, [])).live(*channel, False))
-        os._exit(main.live(Birth(*given, *channel, parent, [])))  # an older tree
+        given = app, Settings(), QueueSpec("q"), 0, board[0], lease_deadline.LeaseDeadline(own.fd)
+        channel = theirs, reads, report_page.ReportPage(page), output, dump
+        os._exit(WorkerProcess(WorkerSetup(*given, parent, [])).run(*channel, False))
     theirs.close()
     rest = "q", 1, 0, 60.0, None, NULL, NULL, []
-    try:
-        from pgworkers.worker.messages import head
-
-        body = head(Order(task, *rest)) + args
-    except ImportError:  # an older tree
-        body = msgspec.json.encode(Order(task, msgspec.Raw(args), *rest))
-    reader = frames.Reader()
+    body = encode_order_header(Order(task, *rest)) + args
+    reader = frames.FrameReader()
     job = 0
 
     def once() -> None:
         nonlocal job
         keys = [(job + number, 1) for number in range(1, AHEAD + 1)]
         job += AHEAD
-        ours.sendall(b"".join(frames.encode(Kind.ORDER, *key, body) for key in keys))
-        tickets.write(writes, keys)
+        ours.sendall(b"".join(frames.encode(FrameKind.ORDER, *key, body) for key in keys))
+        tickets.write_tickets(writes, keys)
         left = AHEAD
         while left:
-            left -= sum(frame.kind == Kind.DONE for frame in reader.feed(ours.recv(1 << 16)))
+            left -= sum(frame.kind == FrameKind.SUCCESS for frame in reader.feed(ours.recv(1 << 16)))
 
     def used() -> int:
         return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])

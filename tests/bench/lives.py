@@ -95,56 +95,63 @@ def play(lives: int, workers: int) -> None:
 
     import msgspec
 
-    from pgworkers.process import frames, tickets
-    from pgworkers.process.packets import Packets
-    from pgworkers.process.term import OwnTerm
-    from pgworkers.process.titles import ROOM
+    from pgworkers.ipc import frames, tickets
+    from pgworkers.ipc.lease_deadline import LeaseDeadlineWriter
+    from pgworkers.ipc.packets import PacketSocket
+    from pgworkers.linux.titles import TITLE_PADDING_ARGUMENT
     from pgworkers.settings import Settings
     from pgworkers.specs import QueueSpec
-    from pgworkers.supervisor.messages import Boot, Died, Fact, Forked
-    from pgworkers.worker.messages import NULL, Kind, Order, head
+    from pgworkers.supervisor.messages import Boot, Died, Forked, SupervisorFact
+    from pgworkers.worker.messages import NULL, FrameKind, Order, encode_order_header
 
-    body = head(Order("job", "q", 1, 0, 60.0, None, NULL, NULL, [])) + b'{"i":1}'
-    ready = len(frames.encode(Kind.READY, 0, 0))
+    body = encode_order_header(Order("job", "q", 1, 0, 60.0, None, NULL, NULL, [])) + b'{"i":1}'
+    ready = len(frames.encode(FrameKind.READY, 0, 0))
     with tempfile.TemporaryDirectory() as directory:
         config = Path(directory) / "app.py"
         config.write_text(APP)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        term = OwnTerm()
-        term.move(time.clock_gettime(time.CLOCK_BOOTTIME) + 3600)
-        numbers = "--fd", str(theirs.fileno()), "--term", str(term.fd), "--parent", str(os.getpid())
+        lease = LeaseDeadlineWriter()
+        lease.extend_to(time.clock_gettime(time.CLOCK_BOOTTIME) + 3600)
+        numbers = (
+            "--control-fd",
+            str(theirs.fileno()),
+            "--lease-fd",
+            str(lease.fd),
+            "--parent-pid",
+            str(os.getpid()),
+        )
         supervisor = subprocess.Popen(
-            [sys.executable, "-m", "pgworkers.supervisor", *numbers, ROOM],
-            pass_fds=[theirs.fileno(), term.fd],
+            [sys.executable, "-m", "pgworkers.supervisor", *numbers, TITLE_PADDING_ARGUMENT],
+            pass_fds=[theirs.fileno(), lease.fd],
             start_new_session=True,
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
-        control = Packets(ours)
+        control = PacketSocket(ours)
         control.send(
             msgspec.json.encode(
                 Boot(str(config), QueueSpec("q", max_jobs=1), workers, asdict(Settings()), "host")
             )
         )
-        crew: dict[int, tuple[socket.socket, int, int]] = {}
+        workers_by_slot: dict[int, tuple[socket.socket, int, int]] = {}
         job = 0
 
         def born(slot: int, fds: list[int], is_ready: bool) -> None:
             nonlocal job
             job += 1
             sock = socket.socket(fileno=fds[0])
-            crew[slot] = sock, fds[1], fds[2]
+            workers_by_slot[slot] = sock, fds[1], fds[2]
             sock.setblocking(True)
             if not is_ready:
                 sock.recv(ready, socket.MSG_WAITALL)
-            sock.sendall(frames.encode(Kind.ORDER, job, 1, body))
-            tickets.write(fds[2], [(job, 1)])
+            sock.sendall(frames.encode(FrameKind.ORDER, job, 1, body))
+            tickets.write_tickets(fds[2], [(job, 1)])
 
         def die(slot: int) -> None:
-            sock, *fds = crew.pop(slot)
+            sock, *fds = workers_by_slot.pop(slot)
             with sock:
-                (frame,) = frames.Reader().feed(sock.recv(1 << 16))
-                assert frame.kind in (Kind.DONE, Kind.REPORT), frame
+                (frame,) = frames.FrameReader().feed(sock.recv(1 << 16))
+                assert frame.kind in (FrameKind.SUCCESS, FrameKind.REPORT), frame
             for fd in fds:
                 os.close(fd)
 
@@ -155,9 +162,9 @@ def play(lives: int, workers: int) -> None:
                 packets = control.receive()
                 assert packets is not None, "the supervisor is gone"
                 for data, fds in packets:
-                    fact: Any = msgspec.json.decode(data, type=Fact)
+                    fact: Any = msgspec.json.decode(data, type=SupervisorFact)
                     if isinstance(fact, Forked):
-                        born(fact.slot, fds, fact.ready)
+                        born(fact.slot, fds, fact.is_ready)
                     elif isinstance(fact, Died):
                         die(fact.slot)
                         deaths += 1

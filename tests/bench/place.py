@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psycopg
 
-from pgworkers.postgres import embedded_account as accounts
-from pgworkers.postgres import embedded_binaries as binaries
-from pgworkers.postgres.embedded_binaries import Binaries
+from pgworkers.embedded import account as accounts
+from pgworkers.embedded import binaries
+from pgworkers.embedded.binaries import Binaries
 
 PROJECT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "peers"
@@ -71,11 +71,11 @@ class Place:
         """A server with durable commits; its version. Its data is made anew."""
         data, log = self.root / "pg" / "data", self.root / "pg" / "server.log"
         shutil.rmtree(self.root / "pg", ignore_errors=True)
-        account = accounts.choose(self.root, None)
-        programs = binaries.find(account, self._bindir, (self.root / "store",), None)
+        account = accounts.choose_account(self.root, None)
+        programs = binaries.find_binaries(account, self._bindir, (self.root / "store",), None)
         self.programs = programs
         (self.root / "pg").mkdir()
-        if account.foreign:
+        if account.is_other_user:
             os.chown(self.root / "pg", account.uid, account.gid)
         argv = [
             programs.program("initdb"),
@@ -89,7 +89,7 @@ class Place:
             "-E",
             "UTF8",
         ]
-        if accounts.run(account, argv, timeout=300) is None:
+        if accounts.run_as(account, argv, timeout=300) is None:
             raise SystemExit(f"bench: initdb of {programs.bindir} failed; nothing was measured")
         options = [part for name, value in POSTGRES.items() for part in ("-c", f"{name}={value}")]
         with log.open("wb") as out:
@@ -99,9 +99,9 @@ class Place:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,  # Ctrl-C is for us: the server is stopped when the clients are gone
-                user=account.uid if account.foreign else None,
-                group=account.gid if account.foreign else None,
-                extra_groups=[] if account.foreign else None,
+                user=account.uid if account.is_other_user else None,
+                group=account.gid if account.is_other_user else None,
+                extra_groups=[] if account.is_other_user else None,
                 env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
                 cwd="/",
             )

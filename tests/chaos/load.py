@@ -16,8 +16,8 @@ import psycopg
 
 from chaos.world import World
 from pgworkers.app import App
+from pgworkers.app_import import import_app
 from pgworkers.errors import OutcomeUnknown, PgworkersError
-from pgworkers.loading import load
 from pgworkers.settings import Settings
 
 MOST_ALIVE = 90  # jobs that wait or run, before the load holds back
@@ -68,12 +68,12 @@ class Load:
         self._still = threading.Event()
         self._end = threading.Event()
         os.environ["ZOO_QUEUES"] = world.queues
-        self._app: App = load(str(world.forest.app))
+        self._app: App = import_app(str(world.forest.app))
 
         @self._app.task(name=UNKNOWN)  # here only: the hosts do not have it
         def unknown() -> None: ...
 
-        self._app.bind(world.client.dsn, Settings())  # an enqueuer has the patience of production
+        self._app.use_database(world.client.dsn, Settings())  # an enqueuer has the patience of production
         self._thread = threading.Thread(target=self._run, name="load")
         self._thread.start()
 

@@ -10,7 +10,7 @@ import psycopg
 
 from chaos.nemesis import kind
 from chaos.world import QUEUES, Host, World, boottime
-from pgworkers.job import cancel, queue, request, requeue
+from pgworkers.job import cancel, queues, requests, requeue
 from pgworkers.postgres.statements import Query, run
 
 
@@ -147,12 +147,12 @@ def suspend(world: World, _host: Host | None, draw: random.Random) -> str | None
     if not ids:
         return None
     job = ids[0][0]
-    asked = _ask(world, request.ask_job("suspend", job))
+    asked = _ask(world, requests.request_for_job("suspend", job))
     if asked is None:
         return None
     time.sleep(draw.uniform(0.5, 2.0))
-    answers = _ask(world, request.read([asked]))
-    _ask(world, request.ask_job("resume", job))
+    answers = _ask(world, requests.read_answers([asked]))
+    _ask(world, requests.request_for_job("resume", job))
     return f"job {job}: {answers[0].text if answers else 'no answer'}"
 
 
@@ -162,7 +162,7 @@ def kill_order(world: World, _host: Host | None, draw: random.Random) -> str | N
     ids = world.rows("SELECT id FROM pgworkers.job WHERE state = 'running' ORDER BY random() LIMIT 1")
     if not ids:
         return None
-    asked = _ask(world, request.ask_job("kill", ids[0][0]))
+    asked = _ask(world, requests.request_for_job("kill", ids[0][0]))
     return f"job {ids[0][0]}" if asked is not None else None
 
 
@@ -170,18 +170,18 @@ def kill_order(world: World, _host: Host | None, draw: random.Random) -> str | N
 def scale(world: World, _host: Host | None, draw: random.Random) -> str | None:
     name = draw.choice(list(QUEUES))
     wanted = draw.choice([1, 3, 4])
-    _ask(world, queue.scale(name, workers=wanted))
+    _ask(world, queues.scale_queue(name, workers=wanted))
     time.sleep(draw.uniform(1.0, 3.0))
-    _ask(world, queue.scale(name))
+    _ask(world, queues.scale_queue(name))
     return f"{name} to {wanted} and back"
 
 
 @kind("pause")
 def pause(world: World, _host: Host | None, draw: random.Random) -> str | None:
     name = draw.choice(list(QUEUES))
-    _ask(world, queue.pause(name))
+    _ask(world, queues.pause_queue(name))
     time.sleep(draw.uniform(0.5, 2.0))
-    _ask(world, queue.resume(name))
+    _ask(world, queues.resume_queue(name))
     return name
 
 

@@ -195,7 +195,7 @@ def ack_retry(world: World, host: Host | None, draw: random.Random) -> str | Non
 @kind("ack.renew", "host")
 def ack_renew(world: World, host: Host | None, draw: random.Random) -> str | None:
     assert host is not None
-    return _lose(host.proxy, host.name, "job/renew", "pgworkers listen")
+    return _lose(host.proxy, host.name, "job/host_renew", "pgworkers listen")
 
 
 @kind("ack.tick", "leader")

@@ -23,10 +23,10 @@ from support.shifted import NoCompiler, Shifted
 from support.tree import FAST, ZOO, Forest, Master, wait_for
 
 from chaos.lives import Lives
+from pgworkers.embedded import process
+from pgworkers.embedded.server import EmbeddedServer
 from pgworkers.errors import PgworkersError
-from pgworkers.postgres import embedded_process as process
-from pgworkers.postgres.embedded import EmbeddedServer
-from pgworkers.settings import Settings, load
+from pgworkers.settings import Settings, load_settings
 
 T = TypeVar("T")
 HOSTS = 3
@@ -42,7 +42,7 @@ def boottime() -> int:
 
 
 def settings() -> Settings:
-    return load(environ=TIMINGS).settings
+    return load_settings(environ=TIMINGS).settings
 
 
 class Postgres:
@@ -64,7 +64,7 @@ class Postgres:
 
     def crash(self) -> None:
         """No goodbye; recovery at the next start."""
-        process.end(self.data, fast=False)
+        process.stop(self.data, is_fast=False)
 
     def start(self) -> None:
         """However it ended."""

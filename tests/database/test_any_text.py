@@ -22,12 +22,10 @@ from support.desk import Desk
 
 from pgworkers import App, ArgumentError, UsageError
 from pgworkers.errors import PgworkersError
-from pgworkers.job import claim, clean, finish, host, progress, renew, retry, show
-from pgworkers.job.finish import End
-from pgworkers.job.progress import Saved
-from pgworkers.job.retry import Again
-from pgworkers.job.state import State, Verdict
-from pgworkers.schedule.sync import sync
+from pgworkers.job import claim, finish, hosts, queries, sanitize
+from pgworkers.job.finish import JobFinish, JobRetry, ProgressUpdate
+from pgworkers.job.model import JobState, Verdict
+from pgworkers.schedule.definitions import sync_schedules
 
 REFUSED = (UsageError, ArgumentError)
 HOW = settings(
@@ -66,7 +64,7 @@ def app(emptied: str) -> Iterator[App]:
 
 def enqueue_named(app: App, name: str) -> None:
     """By a task of that name, as another app would declare it."""
-    foreign = App(dsn=app.client.address.dsn())
+    foreign = App(dsn=app.client.database.dsn())
     foreign.queue("default")
     try:
         foreign.task(name=name)(lambda: None).enqueue()
@@ -126,7 +124,7 @@ def test_names_of_rates_schedules_and_scopes_are_refused_or_kept_as_they_are(
     def schedule(**said: Any) -> None:
         app.schedules.clear()
         app.schedule("0 3 * * *", args={"value": 1}, **said)(task)
-        desk.ask(sync(app.describe().schedules))
+        desk.execute(sync_schedules(app.describe().schedules))
 
     def scope() -> None:
         schedule(name="nightly", scope="tenant", scopes=["first"])
@@ -165,35 +163,35 @@ def test_whatever_a_handler_leaves_its_job_and_its_neighbour_end(
     one, two = desk.take(2)
     texts = {"error": error, "traceback": error, "stack": left, "exit_status": error, "output": more}
     texts |= {"progress": left, "checkpoint": more, "rungs": left, "worker": error, "version": error}
-    again = Again(**one.fence._asdict(), verdict=Verdict.ERROR, after=0.0, **texts)
-    assert desk.ask(retry.retry(desk.host, [again])) == {}
+    again = JobRetry(**one.fence._asdict(), verdict=Verdict.ERROR, delay_seconds=0.0, **texts)
+    assert desk.execute(finish.retry(desk.host, [again])) == {}
     [back] = desk.take(1)
-    assert desk.ask(progress.save(desk.host, [Saved(*back.fence, left, more)])) == 1
+    assert desk.execute(finish.save_progress(desk.host, [ProgressUpdate(*back.fence, left, more)])) == 1
     ends = [
-        End(
+        JobFinish(
             **back.fence._asdict(),
-            state=State.DEAD,
+            state=JobState.DEAD,
             verdict=Verdict.ERROR,
             result=more,
             **texts,
         ),
-        End(
+        JobFinish(
             **two.fence._asdict(),
-            state=State.SUCCEEDED,
+            state=JobState.SUCCEEDED,
             verdict=Verdict.SUCCEEDED,
             result=left,
         ),
     ]
-    assert desk.ask(finish.finish(desk.host, ends)) == {}
+    assert desk.execute(finish.finish(desk.host, ends)) == {}
     desk.see(one.id)
     lines = desk.conn.execute(
         "SELECT unnest(errors) FROM pgworkers.history WHERE id = %s", [one.id]
     ).fetchall()
     assert len(lines) == 2
     assert not any(len(line.splitlines()) > 1 for (line,) in lines), "one line of an error is one line"
-    for attempt in desk.ask(show.attempts(one.id)):
-        assert attempt.error == clean.text(error, 1 << 18)
-        assert attempt.output == clean.text(more, 1 << 18)
+    for attempt in desk.execute(queries.job_attempts(one.id)):
+        assert attempt.error == sanitize.clean_text(error, 1 << 18)
+        assert attempt.output == sanitize.clean_text(more, 1 << 18)
     desk.see(two.id)
 
 
@@ -201,20 +199,22 @@ def test_whatever_a_handler_leaves_its_job_and_its_neighbour_end(
 @given(text=TEXT)
 def test_what_a_host_says_about_itself_is_stored_in_any_case(desk: Desk, text: str) -> None:
     made = str(uuid.uuid4())
-    desk.ask(host.register(made, text, 1, text, text, text, ["a"], [text], 30.0))
-    assert desk.ask(renew.renew(made, [], text, json.dumps([{"task": text, "queue": text, "job": 1}]))).known
-    assert any(str(one.id) == made for one in desk.ask(show.hosts()))
-    desk.ask(show.workers())
-    desk.ask(host.remove(made))
+    desk.execute(hosts.register_host(made, text, 1, text, text, text, ["a"], [text], 30.0))
+    assert desk.execute(
+        hosts.renew_lease(made, [], text, json.dumps([{"task": text, "queue": text, "job": 1}]))
+    ).is_known
+    assert any(str(one.id) == made for one in desk.execute(queries.list_hosts()))
+    desk.execute(queries.list_workers())
+    desk.execute(hosts.remove_host(made))
 
 
 @HOW
 @given(text=TEXT)
 def test_whoever_looks_for_any_text_finds_nothing_or_is_refused(app: App, desk: Desk, text: str) -> None:
     for ask in (
-        lambda: show.find(desk.ask, show.Filter(queues=[text])).jobs,
-        lambda: show.count(desk.ask, show.Filter(tasks=[text])).jobs,
-        lambda: desk.ask(claim.claim(desk.host, [claim.Wants(text, 1)], [text])),
+        lambda: queries.find_jobs(desk.execute, queries.JobFilter(queues=[text])).jobs,
+        lambda: queries.count_jobs(desk.execute, queries.JobFilter(tasks=[text])).jobs,
+        lambda: desk.execute(claim.claim(desk.host, [claim.QueueCapacity(text, 1)], [text])),
     ):
         try:
             assert not ask()

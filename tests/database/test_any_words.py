@@ -27,9 +27,9 @@ from support.server import Server
 from support.words import CANARY, NASTY, judge, texts
 
 from pgworkers.cli.invocation import OUTPUTS
-from pgworkers.cli.reference import commands
-from pgworkers.cli.values import duration_or_forever
-from pgworkers.settings import names
+from pgworkers.cli.parameters import parse_wait_duration
+from pgworkers.cli.root import walk_commands
+from pgworkers.settings import setting_names
 
 FEW = settings(
     max_examples=int(os.environ.get("TEXT_EXAMPLES", "3")),
@@ -129,7 +129,7 @@ class Word:
         return f"{self.leaf} {self.parameter.opts[-1]}"
 
 
-FOUND = [(name.removeprefix("pgworkers").strip(), command) for name, command, _ in commands()]
+FOUND = [(name.removeprefix("pgworkers").strip(), command) for name, command, _ in walk_commands()]
 LEAVES = [Leaf(name, command) for name, command in FOUND if not isinstance(command, click.Group)]
 GROUPS = [name for name, command in FOUND if isinstance(command, click.Group)]
 GLOBAL = {"config", "dsn", "schema", "output"}
@@ -284,14 +284,14 @@ def test_no_password_is_shown_of_a_dsn_with_any_text(pgworkers: Warm, dsn: str, 
     judge(pgworkers, *command.split(), f"--dsn={address}", **nobody)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", setting_names())
 @HOW
 @given(data=st.data())
 def test_any_text_as_a_setting_is_refused_in_a_sentence_or_taken(
     pgworkers: Warm, name: str, data: st.DataObject
 ) -> None:
     (pgworkers.cwd / "app.py").unlink(missing_ok=True)
-    variable = {f"PGWORKERS_{name.upper()}": data.draw(texts(names().index(name)))}
+    variable = {f"PGWORKERS_{name.upper()}": data.draw(texts(setting_names().index(name)))}
     judge(pgworkers, "config", "show", "-o", data.draw(st.sampled_from(OUTPUTS)), **variable)
 
 
@@ -326,7 +326,7 @@ def inside(text: str) -> str:
 
 def _lasting(value: str) -> bool:
     try:
-        duration_or_forever(value)
+        parse_wait_duration(value)
     except click.ClickException:
         return False
     return True

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pgworkers.postgres.embedded import EmbeddedServer
+from pgworkers.embedded.server import EmbeddedServer
 
 SCRIPT = """
 import os, sys
@@ -56,7 +56,7 @@ def test_a_script_needs_no_database(tmp_path: Path, where: str) -> None:
         ]
         assert found == ["1", "4"]  # the second run finds the data of the first
         status = server.status()
-        assert (status.exists, status.pid, status.users) == (True, None, [])
+        assert (status.has_data, status.pid, status.user_pids) == (True, None, [])
     finally:
         server.stop(force=True)
         server.reset()

@@ -13,7 +13,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from pgworkers import App, ArgumentError, Ctx, DuplicateJob, SchemaOutOfDate, UsageError
-from pgworkers.app import Prepared
+from pgworkers.app import PreparedJob
 
 Db = psycopg.Connection[Any]
 
@@ -60,7 +60,7 @@ def test_an_enqueued_job_is_ready_with_what_the_task_says(app: App, db: Db) -> N
     assert (found["priority"], found["max_attempts"], found["max_crashes"]) == (3, 5, 3)
     assert found["expires_at"] - found["run_at"] == timedelta(hours=1)
     assert found["deadline_at"] - found["run_at"] == timedelta(hours=2)
-    assert (job.created, job.state, job.progress, job.error) == (True, "ready", None, None)
+    assert (job.is_new, job.state, job.progress, job.error) == (True, "ready", None, None)
 
 
 @pytest.mark.parametrize("value", [1e16, 1e25, float(2**62), -1.7e308])
@@ -71,7 +71,7 @@ def test_a_large_float_is_still_that_float_after_jsonb(app: App, db: Db, value: 
 
     job = take.enqueue([value])
     (text,) = db.execute("SELECT args::text FROM pgworkers.job WHERE id = %s", [job.id]).fetchone() or ("",)
-    (found,) = take.call(None, text.encode())
+    (found,) = take.run_handler(None, text.encode())
     assert (type(found), found) == (float, value)
     (result,) = db.execute(
         "SELECT %s::jsonb::text", [take.encode_result(value, 999).decode()]
@@ -144,15 +144,15 @@ def test_unique_keys_return_replace_or_raise(app: App, db: Db) -> None:
     task = render(app)
     first = task.using(unique="r").enqueue(1)
     again = task.using(unique="r").enqueue(2)
-    assert (again.id, again.created) == (first.id, False)
+    assert (again.id, again.is_new) == (first.id, False)
     assert row(db, first.id)["args"] == {"report_id": 1}
     replaced = task.using(unique="r", on_conflict="replace").enqueue(3)
-    assert (replaced.id, replaced.created) == (first.id, False)
+    assert (replaced.id, replaced.is_new) == (first.id, False)
     assert row(db, first.id)["args"] == {"report_id": 3}
     with pytest.raises(DuplicateJob) as caught:
         task.using(unique="r", on_conflict="raise").enqueue(4)
     assert (caught.value.job_id, caught.value.unique) == (first.id, "r")
-    assert task.using(unique="s", on_conflict="raise").enqueue(5).created
+    assert task.using(unique="s", on_conflict="raise").enqueue(5).is_new
     assert count(db) == 2
 
 
@@ -161,7 +161,7 @@ def test_an_idempotency_key_returns_the_first_job_after_its_end(app: App, db: Db
     first = once.enqueue(1)
     first.cancel()
     again = once.enqueue(2)
-    assert (first.created, again.created) == (True, False)
+    assert (first.is_new, again.is_new) == (True, False)
     assert (again.id, again.state) == (first.id, "cancelled")
 
     async def main() -> None:
@@ -196,7 +196,7 @@ def test_a_refused_duplicate_does_not_spoil_the_users_transaction(app: App, db: 
         with pytest.raises(DuplicateJob):
             task.using(conn=conn, unique="r", on_conflict="raise").enqueue(3)
         task.using(conn=conn).enqueue(4)
-    assert held.created
+    assert held.is_new
     assert count(db) == 3
 
 
@@ -244,7 +244,7 @@ def test_async_enqueue_and_result_of_many_loops(app: App, db: Db) -> None:
 def test_many_by_copy_with_progress(app: App, db: Db) -> None:
     said: list[int] = []
 
-    def prepared() -> Iterator[Prepared[Any]]:
+    def prepared() -> Iterator[PreparedJob[Any]]:
         for i in range(12_000):
             yield render(app).prepare(i)
         yield render(app).using(delay="1h", priority=9, meta={"last": True}).prepare(-1)
@@ -261,7 +261,7 @@ def test_many_by_copy_with_progress(app: App, db: Db) -> None:
 
 
 def test_many_is_all_or_nothing_and_its_generator_may_enqueue(app: App, db: Db) -> None:
-    def failing() -> Iterator[Prepared[Any]]:
+    def failing() -> Iterator[PreparedJob[Any]]:
         for i in range(6000):
             yield render(app).prepare(i)
         render(app).enqueue(0)  # on the shared connection, while the COPY is under way on its own

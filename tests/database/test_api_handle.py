@@ -16,8 +16,8 @@ import psycopg
 import pytest
 
 from pgworkers import App, JobFailed, NotFound, ResultError, ResultTimeout, UsageError
-from pgworkers.job import claim, finish, host, progress
-from pgworkers.job.state import State, Verdict
+from pgworkers.job import claim, finish, hosts, model
+from pgworkers.job.model import JobState, Verdict
 from pgworkers.postgres.statements import run
 
 Db = psycopg.Connection[Any]
@@ -53,22 +53,28 @@ class Hands:
     def __init__(self, db: Db) -> None:
         self.db = db
         self.host = str(uuid.uuid4())
-        run(db, "pgworkers", host.register(self.host, "h", 1, "", "app", "v", ["default"], ["add"], 30.0))
-
-    def claim(self) -> list[claim.Claimed]:
-        return run(
-            self.db, "pgworkers", claim.claim(self.host, [claim.Wants("default", 1000)], ["report", "number"])
+        run(
+            db,
+            "pgworkers",
+            hosts.register_host(self.host, "h", 1, "", "app", "v", ["default"], ["add"], 30.0),
         )
 
-    def finish(self, *ends: finish.End) -> None:
+    def claim(self) -> list[model.ClaimedJob]:
+        return run(
+            self.db,
+            "pgworkers",
+            claim.claim(self.host, [claim.QueueCapacity("default", 1000)], ["report", "number"]),
+        )
+
+    def finish(self, *ends: finish.JobFinish) -> None:
         answers = run(self.db, "pgworkers", finish.finish(self.host, list(ends)))
         assert answers == {}, "all are written"
 
-    def succeed(self, job: claim.Claimed, result: str) -> None:
+    def succeed(self, job: model.ClaimedJob, result: str) -> None:
         self.finish(
-            finish.End(
+            finish.JobFinish(
                 **job.fence._asdict(),
-                state=State.SUCCEEDED,
+                state=JobState.SUCCEEDED,
                 verdict=Verdict.SUCCEEDED,
                 result=result,
             )
@@ -123,7 +129,7 @@ def test_waiting_threads_share_one_connection_and_all_wake(app: App, db: Db, han
     threads = [threading.Thread(target=wait, args=[job]) for job in jobs for _ in range(2)]
     for thread in threads:
         thread.start()
-    watch = app.client.watch()
+    watch = app.client.thread_waiters()
     wait_for(lambda: len(watch._waiters) == len(threads))  # else those that come late find their jobs ended
     wait_for(lambda: listening(db) == 1)
     claimed = {found.id: found for found in hands.claim()}
@@ -189,8 +195,8 @@ def test_forged_notifications_do_not_end_a_wait(app: App, db: Db, hands: Hands, 
 
 def test_a_batch_too_long_to_name_is_heard(app: App, db: Db, hands: Hands) -> None:
     job = app.tasks["number"].enqueue(1)
-    app.client.address.bind(
-        app.client.address.dsn(), app.client.settings.__class__(poll=3600)
+    app.client.database.use(
+        app.client.database.dsn(), app.client.settings.__class__(poll=3600)
     )  # only a notification helps
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(job.result(60)))
@@ -221,9 +227,9 @@ def test_a_dead_job_raises_with_its_error(app: App, hands: Hands) -> None:
     job = app.tasks["number"].enqueue(1)
     (claimed,) = hands.claim()
     hands.finish(
-        finish.End(
+        finish.JobFinish(
             **claimed.fence._asdict(),
-            state=State.DEAD,
+            state=JobState.DEAD,
             verdict=Verdict.ERROR,
             error="ValueError: no such file",
         )
@@ -252,12 +258,12 @@ def test_cancel(app: App, hands: Hands) -> None:
 def test_progress_is_what_the_handler_said_last(app: App, db: Db, hands: Hands) -> None:
     job = app.tasks["number"].enqueue(1)
     (claimed,) = hands.claim()
-    saved = progress.Saved(
+    saved = finish.ProgressUpdate(
         **claimed.fence._asdict(),
         progress='{"done": 3, "total": 10}',
         checkpoint=None,
     )
-    run(db, "pgworkers", progress.save(hands.host, [saved]))
+    run(db, "pgworkers", finish.save_progress(hands.host, [saved]))
     assert job.progress == {"done": 3, "total": 10}
 
 

@@ -10,8 +10,7 @@ import pytest
 from support.desk import Desk
 from support.ledger import audit
 
-from pgworkers.job.claim import Claimed
-from pgworkers.job.state import State, Verdict
+from pgworkers.job.model import ClaimedJob, JobState, Verdict
 
 
 @dataclass
@@ -35,13 +34,13 @@ class Books:
         assert len(kept) == len(lines) - 1, "one line was to go"
         self.ledger.write_text("".join(kept))
 
-    def begin(self, **more: object) -> Claimed:
+    def begin(self, **more: object) -> ClaimedJob:
         job = self.desk.run_one(**more)
         self.ids.append(job.id)
         self.note("START", job.id, job.lease)
         return job
 
-    def end(self, job: Claimed, state: State = State.SUCCEEDED, **more: object) -> int:
+    def end(self, job: ClaimedJob, state: JobState = JobState.SUCCEEDED, **more: object) -> int:
         self.note("END", job.id, job.lease)
         assert self.desk.end(job, state, **more) == "written"
         return job.id
@@ -72,14 +71,14 @@ def books(desk: Desk, tmp_path: Path) -> Iterator[Sound]:
     made.plain = made.end(made.begin())
     failing = made.begin(max_attempts=2)
     made.note("END", failing.id)
-    assert desk.again(failing, after=0.0) == "written"
+    assert desk.again(failing, delay_seconds=0.0) == "written"
     (failing,) = desk.take()
     made.note("START", failing.id, failing.lease)
     made.again = made.end(failing)
-    made.first = made.end(made.begin(unique="k"))
-    made.second = made.end(made.begin(unique="k"))
+    made.first = made.end(made.begin(unique_key="k"))
+    made.second = made.end(made.begin(unique_key="k"))
     made.poison = made.end(
-        made.begin(max_crashes=1), State.DEAD, verdict=Verdict.CRASH, crash=True, error="it died"
+        made.begin(max_crashes=1), JobState.DEAD, verdict=Verdict.CRASH, is_crash=True, error="it died"
     )
     made.running = made.begin().id
     with desk.conn.transaction(force_rollback=True):  # the database is shared: not even an index stays broken

@@ -10,15 +10,15 @@ import pytest
 from support.desk import until
 
 from pgworkers import App
-from pgworkers.client import backends
-from pgworkers.client.backends import Backends
+from pgworkers.client import handler_connections
+from pgworkers.client.handler_connections import HandlerConnections
 
 ALIVE = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s"
 
 
 @pytest.fixture
-def sessions(dsn: str) -> Backends:
-    return Backends(App(dsn=dsn).client, 7, 1)
+def sessions(dsn: str) -> HandlerConnections:
+    return HandlerConnections(App(dsn=dsn).client, 7, 1)
 
 
 def alive(db: psycopg.Connection[Any]) -> int:
@@ -28,7 +28,7 @@ def alive(db: psycopg.Connection[Any]) -> int:
 
 
 def test_a_thread_inside_a_statement_ends_with_an_error(
-    sessions: Backends, db: psycopg.Connection[Any]
+    sessions: HandlerConnections, db: psycopg.Connection[Any]
 ) -> None:
     conn = sessions.connect(autocommit=True)
     errors: list[psycopg.Error] = []
@@ -54,9 +54,9 @@ def test_a_thread_inside_a_statement_ends_with_an_error(
 
 
 def test_what_another_thread_holds_is_ended_and_not_freed(
-    sessions: Backends, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+    sessions: HandlerConnections, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backends, "LET_GO", 0.05)
+    monkeypatch.setattr(handler_connections, "THREAD_RELEASE_TIMEOUT_SECONDS", 0.05)
     conn = sessions.connect(autocommit=True)
     with conn.lock:
         sessions.close()

@@ -13,16 +13,15 @@ from psycopg import sql
 from support.leader import PATIENT
 
 from pgworkers.clock import monotonic
-from pgworkers.events import DutyDone
-from pgworkers.facts import Facts
-from pgworkers.flow import batch
-from pgworkers.job import archive, host, limit_mark, operation, promote, request, strangers
-from pgworkers.job.look import look
-from pgworkers.master.duties import BATCH, SWEEP_BATCHES, Duties
+from pgworkers.events import DutyPerformed, EventBus
+from pgworkers.job import batches, gauges, hosts, maintenance, operations, requests
+from pgworkers.job.maintenance import due_duties
+from pgworkers.limits import concurrency
+from pgworkers.master.connection import ReconnectingConnection
+from pgworkers.master.duties import BATCHES_PER_STATEMENT, ROWS_PER_STATEMENT, DutyRunner
 from pgworkers.master.leadership import Leadership
-from pgworkers.master.line import Line
 from pgworkers.observe import statistics
-from pgworkers.postgres.connect import STEADY
+from pgworkers.postgres.session_settings import HOST_PLANNER_SETTINGS
 from pgworkers.postgres.statements import Query
 from pgworkers.schedule import fire
 
@@ -38,89 +37,89 @@ HISTORY = """
 #: A duty's statement, and rows that it must pass by, or of which it may change no more than a portion.
 MANY_ROWS: dict[str, tuple[Callable[[], Query[Any]], str]] = {
     "batches": (
-        lambda: batch.sweep(SWEEP_BATCHES),
+        lambda: batches.settle_open_batches(BATCHES_PER_STATEMENT),
         """WITH made AS (INSERT INTO pgworkers.batch (total) SELECT 1 FROM generate_series({first}, {last}) RETURNING id)
            INSERT INTO pgworkers.job (queue, task, batch_id) SELECT 'a', 't', id FROM made""",
     ),
     "finished jobs": (
-        lambda: archive.prune(30 * DAY, 90 * DAY, BATCH),
+        lambda: maintenance.prune_history(30 * DAY, 90 * DAY, ROWS_PER_STATEMENT),
         "INSERT INTO pgworkers.queue (name, retention) VALUES ('short', '1 h') ON CONFLICT DO NOTHING;"
         + HISTORY.format(state="'succeeded'", kept="false", first="{first}", last="{last}"),
     ),
     "finished jobs that were kept": (
-        lambda: archive.prune(14 * DAY, 90 * DAY, BATCH, kept=True),
+        lambda: maintenance.prune_history(14 * DAY, 90 * DAY, ROWS_PER_STATEMENT, kept=True),
         HISTORY.format(state="'dead'", kept="true", first="{first}", last="{last}"),
     ),
     "attempts": (
-        lambda: archive.prune_attempts(14 * DAY, BATCH),
+        lambda: maintenance.prune_attempts(14 * DAY, ROWS_PER_STATEMENT),
         HISTORY.format(state="'dead'", kept="true", first="{first}", last="{last}")
         + """;INSERT INTO pgworkers.attempt (job_id, attempt, lease, queue, task, verdict, finished_at, kept)
               SELECT id, 1, 1, 'a', 't', 'error', finished_at, true FROM pgworkers.history WHERE id >= {first}""",
     ),
     "rows to keep": (
-        lambda: archive.keep_rows("history_19990101", 90 * DAY, BATCH),
+        lambda: maintenance.move_kept_rows("history_19990101", 90 * DAY, ROWS_PER_STATEMENT),
         "CREATE TABLE IF NOT EXISTS pgworkers.history_19990101 (LIKE pgworkers.history INCLUDING ALL);"
         + HISTORY.format(state="'succeeded'", kept="false", first="{first}", last="{last}").replace(
             ".history ", ".history_19990101 "
         ),
     ),
     "attempts to keep": (
-        lambda: archive.keep_rows("attempt_19990101", 90 * DAY, BATCH),
+        lambda: maintenance.move_kept_rows("attempt_19990101", 90 * DAY, ROWS_PER_STATEMENT),
         "CREATE TABLE IF NOT EXISTS pgworkers.attempt_19990101 (LIKE pgworkers.attempt INCLUDING ALL);"
         + HISTORY.format(state="'dead'", kept="false", first="{first}", last="{last}")
         + """;INSERT INTO pgworkers.attempt_19990101 (job_id, attempt, lease, queue, task, verdict, finished_at)
               SELECT id, 1, 1, 'a', 't', 'error', finished_at FROM pgworkers.history WHERE id >= {first}""",
     ),
     "ticks": (
-        lambda: fire.prune(14 * DAY, BATCH),
+        lambda: fire.prune_ticks(14 * DAY, ROWS_PER_STATEMENT),
         """INSERT INTO pgworkers.tick (schedule, scope, at)
            SELECT 's' || n, '', now() - interval '20 days' FROM generate_series({first}, {last}) n""",
     ),
     "requests": (
-        lambda: request.forget(BATCH),
+        lambda: requests.prune_requests(ROWS_PER_STATEMENT),
         "INSERT INTO pgworkers.request (host, kind) SELECT gen_random_uuid(), 'stack' FROM generate_series({first}, {last})",
     ),
     "operations": (
-        lambda: operation.prune(90 * DAY, BATCH),
+        lambda: operations.prune_operations(90 * DAY, ROWS_PER_STATEMENT),
         "INSERT INTO pgworkers.operation (verb, job_id) SELECT 'cancel', n FROM generate_series({first}, {last}) n",
     ),
     "marks of limits": (
-        lambda: limit_mark.prune(DAY, BATCH),
+        lambda: concurrency.prune_limit_scan_starts(DAY, ROWS_PER_STATEMENT),
         """INSERT INTO pgworkers.limit_mark (kind, name, since, older)
            SELECT 'key', 'k' || n, now() - interval '2 days' * mod(n, 2), '{{}}' FROM generate_series({first}, {last}) n""",
     ),
     "finished batches": (
-        lambda: batch.prune(14 * DAY, BATCH),
+        lambda: batches.prune_batches(14 * DAY, ROWS_PER_STATEMENT),
         "INSERT INTO pgworkers.batch (total, finished_at) SELECT 1, now() FROM generate_series({first}, {last})",
     ),
     "statistics": (
-        lambda: statistics.prune(statistics.KEEP, BATCH),
+        lambda: statistics.prune(statistics.STATISTICS_RETENTION_SECONDS, ROWS_PER_STATEMENT),
         """INSERT INTO pgworkers.stat SELECT now(), 'a', 't' || n, 'started', 1, 0, 0, '{{1}}'
              FROM generate_series({first}, {last}) n""",
     ),
     "hosts": (
-        lambda: host.sweep(BATCH),
+        lambda: hosts.prune_hosts(ROWS_PER_STATEMENT),
         """WITH made AS (INSERT INTO pgworkers.host (id, name, pid, app, version, queues, lease, renewed_at)
                          SELECT gen_random_uuid(), 'box', 1, 'app.py', '1', '{{}}', '1 s', now() - interval '1 day'
                            FROM generate_series({first}, {last}) RETURNING id)
            INSERT INTO pgworkers.job (queue, task, state, host, lease) SELECT 'a', 't', 'running', id, 1 FROM made""",
     ),
     "strangers": (
-        lambda: strangers.strangers(["a"]),
+        lambda: gauges.unknown_tasks(["a"]),
         "INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' || n FROM generate_series({first}, {last}) n",
     ),
     "promote": (
-        lambda: promote.promote(BATCH),
+        lambda: maintenance.promote_due(ROWS_PER_STATEMENT),
         """INSERT INTO pgworkers.job (queue, task, state, run_at)
            SELECT 'a', 't', 'scheduled', now() + interval '1 day' FROM generate_series({first}, {last})""",
     ),
     "expire": (
-        lambda: promote.expire(BATCH),
+        lambda: maintenance.expire_jobs(ROWS_PER_STATEMENT),
         """INSERT INTO pgworkers.job (queue, task, expires_at)
            SELECT 'a', 't', now() + interval '1 day' FROM generate_series({first}, {last})""",
     ),
     "look": (
-        look,
+        due_duties,
         """WITH made AS (INSERT INTO pgworkers.batch (total) SELECT 1 FROM generate_series({first}, {last}) RETURNING id)
            INSERT INTO pgworkers.job (queue, task, state, run_at, expires_at)
            SELECT 'a', 't', 'scheduled', now() + interval '1 day', now() + interval '1 day' FROM made""",
@@ -138,7 +137,7 @@ def db(dsn: str) -> Any:
 @pytest.fixture
 def leading(dsn: str) -> Any:
     """A session that plans as the leader's does."""
-    options = " ".join(f"-c {name}={value}" for name, value in STEADY.items())
+    options = " ".join(f"-c {name}={value}" for name, value in HOST_PLANNER_SETTINGS.items())
     with psycopg.connect(dsn, autocommit=True, options=options) as conn:
         yield conn
 
@@ -192,7 +191,7 @@ def test_a_statement_of_a_duty_reads_no_more_with_many_rows(db: Db, leading: Db,
 
 
 def test_the_leader_links_a_portion_of_new_followers_without_reading_all_of_them(db: Db, leading: Db) -> None:
-    followers = 20 * BATCH
+    followers = 20 * ROWS_PER_STATEMENT
     db.execute("INSERT INTO pgworkers.job (id, queue, task) VALUES (0, 'a', 't')")
     db.execute(
         "INSERT INTO pgworkers.job (queue, task, state, run_at)"
@@ -209,10 +208,12 @@ def test_the_leader_links_a_portion_of_new_followers_without_reading_all_of_them
     )
     with leading.transaction():
         (before,) = leading.execute(read).fetchone() or (0,)
-        assert leading.execute(f"SELECT pgworkers.link_parents({BATCH})".encode()).fetchone() == (BATCH,)
+        assert leading.execute(
+            f"SELECT pgworkers.link_parents({ROWS_PER_STATEMENT})".encode()
+        ).fetchone() == (ROWS_PER_STATEMENT,)
         (after,) = leading.execute(read).fetchone() or (0,)
     assert after - before < followers, "it read all that wait"
-    while leading.execute(f"SELECT pgworkers.link_parents({BATCH})".encode()).fetchone() != (0,):
+    while leading.execute(f"SELECT pgworkers.link_parents({ROWS_PER_STATEMENT})".encode()).fetchone() != (0,):
         pass
     assert db.execute("SELECT count(*) FROM pgworkers.dependency WHERE NOT linked").fetchone() == (0,)
 
@@ -220,7 +221,7 @@ def test_the_leader_links_a_portion_of_new_followers_without_reading_all_of_them
 class Leading:
     """A leadership that is never lost."""
 
-    leads, since = True, monotonic()
+    is_leader, leader_since = True, monotonic()
 
     async def until_leading(self) -> None:
         pass
@@ -235,18 +236,18 @@ def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_duty_that_is_not_finished_lets_the_others_come_in_between(db: Db, dsn: str, no_time: None) -> None:
     db.execute(
         "INSERT INTO pgworkers.job (queue, task, state, run_at)"
-        f" SELECT 'a', 't', 'scheduled', now() FROM generate_series(1, {3 * BATCH})".encode()
+        f" SELECT 'a', 't', 'scheduled', now() FROM generate_series(1, {3 * ROWS_PER_STATEMENT})".encode()
     )
-    done: list[DutyDone] = []
+    done: list[DutyPerformed] = []
 
     async def story() -> None:
-        facts = Facts()
-        facts.listen(done.append, DutyDone)
-        line = Line("duty", dsn, PATIENT, facts)
-        duties = Duties(str(uuid4()), line, facts, PATIENT, lambda: True, lambda: None)
+        facts = EventBus()
+        facts.subscribe(done.append, DutyPerformed)
+        line = ReconnectingConnection("duty", dsn, PATIENT, facts)
+        duties = DutyRunner(str(uuid4()), line, facts, PATIENT, lambda: True, lambda: None)
         running = asyncio.ensure_future(duties.run(cast("Leadership", Leading())))
         try:
-            while sum(one.count for one in done if one.duty == "promote") < 3 * BATCH:
+            while sum(one.count for one in done if one.duty == "promote") < 3 * ROWS_PER_STATEMENT:
                 assert not running.done()
                 await asyncio.sleep(0.01)
         finally:
@@ -255,25 +256,27 @@ def test_a_duty_that_is_not_finished_lets_the_others_come_in_between(db: Db, dsn
 
     asyncio.run(story())
     promoted = [number for number, one in enumerate(done) if one.duty == "promote" and one.count]
-    assert [done[number].count for number in promoted[:3]] == [BATCH] * 3, "one statement a slice"
+    assert [done[number].count for number in promoted[:3]] == [ROWS_PER_STATEMENT] * 3, (
+        "one statement a slice"
+    )
     assert set(range(promoted[0], promoted[2])) - set(promoted), "another duty came in between"
 
 
 def test_a_walk_goes_on_where_its_last_slice_ended(db: Db, dsn: str, no_time: None) -> None:
     """The batches that are complete come last; those before them live."""
-    for statement in MANY_ROWS["batches"][1].format(first=1, last=2 * SWEEP_BATCHES).split(";"):
+    for statement in MANY_ROWS["batches"][1].format(first=1, last=2 * BATCHES_PER_STATEMENT).split(";"):
         db.execute(cast("Any", statement))
     db.execute("INSERT INTO pgworkers.batch (total) SELECT 1 FROM generate_series(1, 10)")
 
     async def story() -> int:
-        line = Line("duty", dsn, PATIENT, Facts())
-        duties = Duties(str(uuid4()), line, Facts(), PATIENT, lambda: True, lambda: None)
-        duty = duties.all["batches"]
+        line = ReconnectingConnection("duty", dsn, PATIENT, EventBus())
+        duties = DutyRunner(str(uuid4()), line, EventBus(), PATIENT, lambda: True, lambda: None)
+        duty = duties.duties["batches"]
         try:
-            slices = [(await duties.perform("batches"), duty.unfinished) for _ in range(3)]
+            slices = [(await duties.perform("batches"), duty.is_unfinished) for _ in range(3)]
             assert slices == [(0, True), (0, True), (10, False)]
             db.execute("UPDATE pgworkers.batch SET finished_at = NULL WHERE finished_at IS NOT NULL")
-            return await duties.perform_whole("batches")
+            return await duties.perform_completely("batches")
         finally:
             await line.close()
 

@@ -14,7 +14,7 @@ from chaos.world import QUEUES, boottime, settings
 from support.desk import Desk
 from support.ledger import Entry
 
-from pgworkers.job.state import State, Verdict
+from pgworkers.job.model import JobState, Verdict
 
 
 class Place:
@@ -93,17 +93,17 @@ def test_a_job_that_idle_workers_let_lie_is_seen(place: Any, late: float, wrong:
 @pytest.mark.parametrize(
     ("args", "state", "crashes", "wrong"),
     [
-        ('{"how": "kill"}', State.DEAD, 3, 0),
-        ('{"how": "kill"}', State.DEAD, 2, 1),
-        ('{"how": "kill"}', State.SUCCEEDED, 0, 1),
-        ('{"how": "kill"}', State.CANCELLED, 3, 1),
-        ('{"how": "kill", "times": 1}', State.SUCCEEDED, 1, 0),
-        ('{"how": "kill", "times": 1}', State.DEAD, 2, 1),
-        ('{"how": "kill", "times": 1}', State.CANCELLED, 1, 1),
+        ('{"how": "kill"}', JobState.DEAD, 3, 0),
+        ('{"how": "kill"}', JobState.DEAD, 2, 1),
+        ('{"how": "kill"}', JobState.SUCCEEDED, 0, 1),
+        ('{"how": "kill"}', JobState.CANCELLED, 3, 1),
+        ('{"how": "kill", "times": 1}', JobState.SUCCEEDED, 1, 0),
+        ('{"how": "kill", "times": 1}', JobState.DEAD, 2, 1),
+        ('{"how": "kill", "times": 1}', JobState.CANCELLED, 1, 1),
     ],
 )
 def test_poison_that_is_not_dead_after_its_crashes_is_seen(
-    place: Any, desk: Desk, args: str, state: State, crashes: int, wrong: int
+    place: Any, desk: Desk, args: str, state: JobState, crashes: int, wrong: int
 ) -> None:
     desk.put("die", args)
     [job] = desk.take(tasks=("die",))
@@ -120,7 +120,7 @@ def test_a_stuck_job_that_outlives_its_graces_is_seen(
 ) -> None:
     desk.put("stuck")
     [job] = desk.take(tasks=("stuck",))
-    desk.end(job, State.DEAD, verdict=Verdict.TIMEOUT, error="past its deadline")
+    desk.end(job, JobState.DEAD, verdict=Verdict.TIMEOUT, error="past its deadline")
     place.sql("UPDATE pgworkers.attempt SET duration = %s", seconds)
     found = verdict.Judgement()
     verdict._deadlines(place, found)

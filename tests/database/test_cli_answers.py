@@ -15,7 +15,7 @@ from support.command import Forked, Said
 from support.desk import Desk
 from support.words import fair
 
-from pgworkers.job import host, renew, request
+from pgworkers.job import hosts, requests
 
 EVIL = "\x1b[2J\u202e\u2028\x85"
 STACK = f'File "{EVIL}.py", line 7, in {EVIL}\n  wait()'
@@ -30,10 +30,10 @@ def cli(emptied: str, tmp_path: Path) -> Forked:
 def job(session: Callable[[], psycopg.Connection[Any]], schema: str) -> Iterator[int]:
     """Of a host with a name like no other, which answers everything in two lines."""
     desk = Desk(session(), schema)
-    desk.ask(host.register(desk.host, f"box\n{EVIL}", 1, EVIL, EVIL, EVIL, ["a"], ["t"], 60.0))
+    desk.execute(hosts.register_host(desk.host, f"box\n{EVIL}", 1, EVIL, EVIL, EVIL, ["a"], ["t"], 60.0))
     running = desk.run_one().id
     told = {"queue": "a", "slot": 0, "pid": 1, "state": "busy", "job": running, "task": "t"}
-    desk.ask(renew.renew(desk.host, [], "running", json.dumps([told])))
+    desk.execute(hosts.renew_lease(desk.host, [], "running", json.dumps([told])))
     with _answering(desk):
         yield running
 
@@ -44,8 +44,8 @@ def _answering(desk: Desk) -> Iterator[None]:
 
     def answer() -> None:
         while not enough.wait(0.02):
-            for one in desk.ask(request.take(desk.host)):
-                desk.ask(request.answer(one.id, True, STACK))
+            for one in desk.execute(requests.take_requests(desk.host)):
+                desk.execute(requests.answer_request(one.id, True, STACK))
 
     thread = threading.Thread(target=answer)
     thread.start()

@@ -16,8 +16,8 @@ from psycopg.conninfo import make_conninfo
 from support.command import Command, Forked
 from support.tree import wait_for
 
-from pgworkers.job.purge import purge, purge_waiting
-from pgworkers.postgres.migrate import known, status, up
+from pgworkers.job.cancel import purge_dead, purge_waiting
+from pgworkers.postgres.migrate import known_migrations, status, up
 from pgworkers.postgres.statements import run
 
 Db = psycopg.Connection[Any]
@@ -117,7 +117,7 @@ def test_a_newer_schema_is_refused(cli: Command, db: Db) -> None:
 
 
 def test_a_newer_schema_that_serves_this_version_is_used(cli: Command, db: Db) -> None:
-    newest = known()[-1].version
+    newest = known_migrations()[-1].version
     db.execute("INSERT INTO pgworkers.migration VALUES (9999, '9999_future', 'x', %s)", (newest,))
     assert cli("jobs", "list").err == "no jobs\n"
     assert cli("migrate", "up").err == (
@@ -130,11 +130,11 @@ def test_a_newer_schema_that_serves_this_version_is_used(cli: Command, db: Db) -
 
 def test_the_pending_sql_brings_an_older_schema_up_to_date(tmp_path: Path, empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
-        up(conn, "pgworkers", known()[:-2])
+        up(conn, "pgworkers", known_migrations()[:-2])
         cli = Forked(tmp_path, DATABASE_URL=empty_dsn)
         script = cli("migrate", "sql", "--pending").out
         assert [line for line in script.splitlines() if line.startswith("-- 000")] == [
-            f"-- {migration.name}" for migration in known()[-2:]
+            f"-- {migration.name}" for migration in known_migrations()[-2:]
         ]
         conn.execute(script.encode())
     assert cli("migrate", "status").code == 0
@@ -143,7 +143,7 @@ def test_the_pending_sql_brings_an_older_schema_up_to_date(tmp_path: Path, empty
 
 def test_a_migration_that_waits_for_a_lock_can_be_interrupted(tmp_path: Path, empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
-        up(conn, "pgworkers", known()[:-1])
+        up(conn, "pgworkers", known_migrations()[:-1])
         cli = Command(tmp_path, DATABASE_URL=empty_dsn)
         waiting = "SELECT pid FROM pg_locks WHERE NOT granted AND relation = 'pgworkers.migration'::regclass"
         with conn.transaction():
@@ -153,7 +153,7 @@ def test_a_migration_that_waits_for_a_lock_can_be_interrupted(tmp_path: Path, em
             ) as started:
                 assert started.stderr is not None
                 line = started.stderr.readline()
-                assert f"{known()[-1].name} waits for a lock of " in line
+                assert f"{known_migrations()[-1].name} waits for a lock of " in line
                 wait_for(lambda: conn.execute(waiting).fetchone(), what="the next attempt")
                 started.send_signal(signal.SIGINT)
                 assert started.wait(60) == 130
@@ -240,7 +240,7 @@ def test_a_purge_spares_a_dead_job_that_was_just_put_back(cli: Command, db: Db) 
     db.execute("SELECT pgworkers.discard(id) FROM pgworkers.job")
     ids = [row[0] for row in db.execute("SELECT id FROM pgworkers.jobs ORDER BY id")]
     cli("jobs", "retry", str(ids[0]))
-    assert run(db, "pgworkers", purge(ids)) == ids[1:]
+    assert run(db, "pgworkers", purge_dead(ids)) == ids[1:]
     assert db.execute("SELECT id, state::text FROM pgworkers.jobs").fetchall() == [(ids[0], "ready")]
 
 

@@ -18,12 +18,12 @@ import psycopg
 import pytest
 from support.command import Command, Forked
 
-from pgworkers.cli import bulk
-from pgworkers.cli.place import Database
-from pgworkers.job import show
-from pgworkers.job.depth import depth
-from pgworkers.job.show import Filter
-from pgworkers.postgres.connect import Chosen
+from pgworkers.cli import job_changes
+from pgworkers.cli.database import OpenDatabase
+from pgworkers.job import queries
+from pgworkers.job.gauges import count_depth
+from pgworkers.job.queries import JobFilter
+from pgworkers.postgres.database_choice import DatabaseChoice
 from pgworkers.postgres.statements import run
 from pgworkers.settings import Settings
 
@@ -93,7 +93,7 @@ def test_a_list_of_what_hosts_hold_says_if_it_is_not_complete(cli: Command, db: 
     db.execute(
         "INSERT INTO pgworkers.job (queue, task, state, host, lease, claimed_at)"
         " SELECT 'a', 't', 'running', gen_random_uuid(), 1, now() FROM generate_series(1, %s)",
-        [show.MAX_HELD],
+        [queries.MAX_HELD_JOBS],
     )
     incomplete = "hosts hold 100,000 jobs or more"
     for words in (["--state", "claimed"], ["--state", "claimed", "-o", "json"]):
@@ -358,7 +358,7 @@ def test_one_value_that_python_cannot_read_hides_nothing_else(cli: Command, db: 
 
 def test_arguments_that_do_not_fit_are_not_blamed_on_the_handler(cli: Command, db: Db) -> None:
     job = add(db)
-    end(db, job, errors=("UnfitArguments: render: the stored arguments do not fit",))
+    end(db, job, errors=("StoredArgumentsError: render: the stored arguments do not fit",))
     told = cli("jobs", "show", str(job)).lines()[1]
     assert "its arguments do not fit the task; the handler was not run" in told
     assert "handler raised" not in told
@@ -429,11 +429,11 @@ def test_a_filter_that_is_given_twice_means_both(cli: Command, db: Db) -> None:
 def test_a_filter_is_walked_through_page_by_page_without_a_gap(
     db: Db, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "BATCH", 2)
-    monkeypatch.setattr(bulk, "PAGE", 3)
+    monkeypatch.setattr(job_changes, "JOBS_PER_TRANSACTION", 2)
+    monkeypatch.setattr(job_changes, "JOB_IDS_PER_QUERY", 3)
     ids = [add(db) for _ in range(8)]
-    here = Database(db, "pgworkers", Settings(), Chosen(dsn, "a test", False, Path()), dsn)
-    found = list(bulk.batches(here, Filter(tasks=["render"])))
+    here = OpenDatabase(db, "pgworkers", Settings(), DatabaseChoice(dsn, "a test", False, Path()), dsn)
+    found = list(job_changes.job_id_batches(here, JobFilter(tasks=["render"])))
     assert [len(some) for some in found] == [2, 1, 2, 1, 2]
     assert [one for some in found for one in some] == ids[::-1]
 
@@ -546,14 +546,14 @@ def test_a_job_that_waits_in_its_hosts_buffer_does_not_run(cli: Command, db: Db)
     for name, job in (("running", begun), ("claimed", waits)):
         assert [one["id"] for one in cli("jobs", "list", "--state", name, "-o", "json").json()] == [job]
         assert cli("jobs", "show", str(job), "-o", "json").json()["state"] == name
-        found = run(db, "pgworkers", show.get(job))
+        found = run(db, "pgworkers", queries.get_job(job))
         assert found is not None
         assert found.state == name, "as job.state has it"
     assert cli("jobs", "cancel", "--queue", "default", "-y").out.startswith("cancelled 2 jobs")
     db.execute("UPDATE pgworkers.job SET cancel_at = NULL")
     [queue] = cli("queues", "list", "-o", "json").json()
     assert (queue["running"], queue["ready"]) == (1, 1)
-    [seen] = run(db, "pgworkers", depth(1000))
+    [seen] = run(db, "pgworkers", count_depth(1000))
     assert (seen.running, seen.ready) == (1, 1)
     [one] = cli("hosts", "list", "-o", "json").json()
     assert one["running"] == 1

@@ -9,11 +9,12 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from pgworkers.cli.failure import explain, scrub
+from pgworkers.cli.error_report import explain_error, redact_passwords
 from pgworkers.errors import DatabaseUnreachable, UsageError
-from pgworkers.postgres.connect import aconnect, choose, connect
-from pgworkers.postgres.dsn import shown
-from pgworkers.settings import Settings, load
+from pgworkers.postgres.connect import aconnect, connect
+from pgworkers.postgres.database_choice import choose_database
+from pgworkers.postgres.dsn import show_dsn
+from pgworkers.settings import Settings, load_settings
 
 CANARY = "c4n4ry-p4ssw0rd"
 EXPECTED = {
@@ -62,7 +63,7 @@ def test_a_full_disk_is_told_as_one_and_not_as_a_database_that_cannot_be_reached
     with connect(Settings(), dsn, "claim") as conn, pytest.raises(psycopg.errors.DiskFull) as caught:
         conn.execute(full)
     told = 'the database cannot do it now: could not extend file "base/1" (Check free disk space)'
-    assert explain(caught.value) == (told, 4)
+    assert explain_error(caught.value) == (told, 4)
 
 
 def test_options_of_the_dsn_stay_but_ours_win(dsn: str) -> None:
@@ -111,8 +112,8 @@ def test_an_unreachable_database_is_named_without_its_password(dsn: str) -> None
     assert "\n" not in text
     assert caught.value.__cause__ is None
     assert caught.value.exit_code == 4
-    assert CANARY not in caught.value.brief
-    assert caught.value.brief in (
+    assert CANARY not in caught.value.summary
+    assert caught.value.summary in (
         "no Postgres at 127.0.0.1:1 (connection refused)",
         "no Postgres at postgresql://u@/nowhere/x (no such file or directory)",
         "no Postgres at postgresql://u@127.0.0.1,127.0.0.2:1,1/x (connection refused)",
@@ -126,7 +127,7 @@ def test_a_dsn_that_cannot_be_read_is_not_quoted(dsn: str) -> None:
     with pytest.raises(UsageError) as caught:
         connect(Settings(), dsn, "claim")
     assert CANARY not in str(caught.value)
-    assert CANARY not in shown(dsn)
+    assert CANARY not in show_dsn(dsn)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +161,8 @@ def test_a_dsn_with_a_password_in_the_wrong_place_is_refused_and_not_quoted(dsn:
     with pytest.raises(UsageError, match="%, @ and / in the password as %25, %40 and %2F") as caught:
         connect(Settings(), dsn, "claim")
     assert CANARY not in str(caught.value)
-    assert scrub(str(caught.value)) == str(caught.value), "the advice arrives whole"
-    assert shown(dsn) == "(a dsn that cannot be read)"
+    assert redact_passwords(str(caught.value)) == str(caught.value), "the advice arrives whole"
+    assert show_dsn(dsn) == "(a dsn that cannot be read)"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_dsn_with_a_password_in_the_wrong_place_is_refused_and_not_quoted(dsn:
 )
 @pytest.mark.parametrize("user", ["u", "", "u@tenant"])
 def test_an_error_that_quotes_a_url_has_no_piece_of_its_password(user: str, password: str) -> None:
-    told = scrub(f"there is no command 'postgresql://{user}:{password}@127.0.0.1:1/x'; try --help")
+    told = redact_passwords(f"there is no command 'postgresql://{user}:{password}@127.0.0.1:1/x'; try --help")
     assert CANARY not in told
     assert told.endswith("@127.0.0.1:1/x'; try --help")
 
@@ -193,7 +194,7 @@ def test_an_error_that_quotes_a_url_has_no_piece_of_its_password(user: str, pass
 def test_what_is_read_as_it_was_meant_is_tried_and_its_password_not_named(dsn: str) -> None:
     with pytest.raises(DatabaseUnreachable) as caught:
         connect(Settings(), dsn, "claim")
-    told = str(caught.value).replace(shown(dsn), "")  # a port is no secret, even where it is no port
+    told = str(caught.value).replace(show_dsn(dsn), "")  # a port is no secret, even where it is no port
     assert CANARY not in told
 
 
@@ -209,7 +210,7 @@ def test_what_is_read_as_it_was_meant_is_tried_and_its_password_not_named(dsn: s
     ],
 )
 def test_a_dsn_for_people(dsn: str, text: str) -> None:
-    assert shown(dsn) == text
+    assert show_dsn(dsn) == text
 
 
 @pytest.mark.parametrize(
@@ -228,9 +229,9 @@ def test_a_dsn_for_people(dsn: str, text: str) -> None:
 def test_which_database_is_meant(
     flags: dict[str, str], environ: dict[str, str], source: str, dsn: str
 ) -> None:
-    loaded = load(flags=flags, environ=environ)
-    chosen = choose(loaded.settings, loaded.sources, Path("/srv/app"), environ)
-    assert (chosen.source, chosen.dsn, chosen.embedded) == (source, dsn, source == "embedded server")
+    loaded = load_settings(flags=flags, environ=environ)
+    chosen = choose_database(loaded.settings, loaded.sources, Path("/srv/app"), environ)
+    assert (chosen.source, chosen.dsn, chosen.is_embedded) == (source, dsn, source == "embedded server")
     assert chosen.home == Path("/srv/app/.pgworkers")
 
 
@@ -244,8 +245,8 @@ def test_which_database_is_meant(
     ],
 )
 def test_the_environment_wins_over_the_dsn_of_the_app(environ: dict[str, str], source: str, dsn: str) -> None:
-    loaded = load(app={"dsn": "app"}, environ=environ)
-    chosen = choose(loaded.settings, loaded.sources, Path("/srv/app"), environ)
+    loaded = load_settings(app={"dsn": "app"}, environ=environ)
+    chosen = choose_database(loaded.settings, loaded.sources, Path("/srv/app"), environ)
     assert (chosen.source, chosen.dsn) == (source, dsn)
 
 
@@ -253,21 +254,21 @@ def test_a_file_may_hold_the_address(tmp_path: Path) -> None:
     file = tmp_path / "dsn"
     file.write_text("postgresql://db/x\n")
     named = {"PGWORKERS_DSN_FILE": str(file)}
-    assert load(environ={**named, "DATABASE_URL": "c"}).settings.dsn == "postgresql://db/x"
-    assert load(app={"dsn_file": str(file)}, environ={}).settings.dsn == "postgresql://db/x"
-    assert load(app={"dsn_file": "/nowhere"}, environ={"DATABASE_URL": "c"}).settings.dsn == "c"
-    assert load(app={"dsn": "a"}, environ=named).settings.dsn == "postgresql://db/x"
+    assert load_settings(environ={**named, "DATABASE_URL": "c"}).settings.dsn == "postgresql://db/x"
+    assert load_settings(app={"dsn_file": str(file)}, environ={}).settings.dsn == "postgresql://db/x"
+    assert load_settings(app={"dsn_file": "/nowhere"}, environ={"DATABASE_URL": "c"}).settings.dsn == "c"
+    assert load_settings(app={"dsn": "a"}, environ=named).settings.dsn == "postgresql://db/x"
     with pytest.raises(UsageError, match="both dsn and dsn_file"):
-        load(environ={**named, "PGWORKERS_DSN": "b"})
+        load_settings(environ={**named, "PGWORKERS_DSN": "b"})
     with pytest.raises(UsageError, match="cannot be read: No such file"):
-        load(environ={"PGWORKERS_DSN_FILE": str(tmp_path / "none")})
+        load_settings(environ={"PGWORKERS_DSN_FILE": str(tmp_path / "none")})
     for text in ("", "one\ntwo\n", "x" * 10_000):
         file.write_text(text)
         with pytest.raises(UsageError, match="must have one line"):
-            load(environ=named)
+            load_settings(environ=named)
 
 
 def test_the_app_may_name_the_database_and_the_home_may_be_elsewhere() -> None:
-    loaded = load(app={"dsn": "x"}, environ={"PGWORKERS_HOME": "/var/lib/pgw"})
-    chosen = choose(loaded.settings, loaded.sources, Path("/srv/app"), {})
+    loaded = load_settings(app={"dsn": "x"}, environ={"PGWORKERS_HOME": "/var/lib/pgw"})
+    chosen = choose_database(loaded.settings, loaded.sources, Path("/srv/app"), {})
     assert (chosen.source, chosen.dsn, chosen.home) == ("the app's dsn", "x", Path("/var/lib/pgw"))

@@ -18,15 +18,15 @@ from support.desk import until
 from support.examined import examined
 from support.server import OwnServer, migrated
 
-from pgworkers.doctor.examine import SERVER, TABLES, Patient, examine
-from pgworkers.doctor.finding import Finding, Level, Tolerance
-from pgworkers.doctor.storage import Table, fresh
+from pgworkers.doctor.checks import SCHEMA_CHECKS, SERVER_CHECKS, DatabaseFacts, run_checks
+from pgworkers.doctor.findings import Finding, Level, Thresholds
+from pgworkers.doctor.storage import TableStatistics, recent_dead_rows
 from pgworkers.postgres.connect import connect
 from pgworkers.postgres.statements import Query, Statement, run
 from pgworkers.settings import Settings
 
 Db = psycopg.Connection[Any]
-AT_ONCE = Tolerance(patience=0.0)
+AT_ONCE = Thresholds(warn_after_seconds=0.0)
 
 
 def only(found: dict[str, list[Finding]], check: str, level: Level) -> Finding:
@@ -86,8 +86,10 @@ def leads(db: Db) -> None:
 def test_a_healthy_database_has_no_finding(dsn: str, db: Db, leads: None) -> None:
     alive(db)
     leading(db, "alpha")
-    found = examined(dsn, Tolerance(slow=30.0))  # how busy the machine is is not the question
-    assert set(found) == set(SERVER) | set(TABLES)
+    found = examined(
+        dsn, Thresholds(slow_round_trip_seconds=30.0)
+    )  # how busy the machine is is not the question
+    assert set(found) == set(SERVER_CHECKS) | set(SCHEMA_CHECKS)
     assert [f for findings in found.values() for f in findings if f.level != Level.OK] == []
     assert found["database"][0].what.startswith("Postgres ")
     assert found["leader"][0].what == "alpha leads"
@@ -107,10 +109,10 @@ def test_nothing_is_written(dsn: str, db: Db) -> None:
     examined(dsn)
     assert state() == before
     with connect(Settings(), dsn, "doctor") as conn:
-        patient = Patient(conn, "pgworkers", Settings(), lambda: connect(Settings(), dsn, "doctor"))
-        list(examine(patient))
+        patient = DatabaseFacts(conn, "pgworkers", Settings(), lambda: connect(Settings(), dsn, "doctor"))
+        list(run_checks(patient))
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):  # a check that tried would be refused
-            patient.ask(Query(Statement("writes", "DELETE FROM pgworkers.job"), {}, lambda rows: rows))
+            patient.query(Query(Statement("writes", "DELETE FROM pgworkers.job"), {}, lambda rows: rows))
 
 
 def test_a_role_that_may_little_is_told_what_it_cannot_see(dsn: str, db: Db) -> None:
@@ -122,7 +124,7 @@ def test_a_role_that_may_little_is_told_what_it_cannot_see(dsn: str, db: Db) -> 
         hint = only(found, "schema", Level.FAIL)
         assert "the schema pgworkers is there, but the login passer_by may not use it" in hint.what
         assert hint.fix[0] == """psql -c 'GRANT pgworkers_viewer TO passer_by'"""
-        assert {f.level for check in TABLES for f in found[check]} == {Level.SKIP}
+        assert {f.level for check in SCHEMA_CHECKS for f in found[check]} == {Level.SKIP}
         db.execute("GRANT USAGE ON SCHEMA pgworkers TO passer_by")
         db.execute("GRANT SELECT ON pgworkers.migration TO passer_by")
         found = examined(theirs)
@@ -195,7 +197,7 @@ def test_prepared_transactions_and_slots(own_server: OwnServer) -> None:
         conn.execute("INSERT INTO pgworkers.queue (name) VALUES ('later')")
         conn.execute("PREPARE TRANSACTION 'it''s ours'")
         conn.execute("SELECT pgworkers.enqueue('render')")
-    found = examined(dsn, Tolerance(patience=0.0, transactions=0))
+    found = examined(dsn, Thresholds(warn_after_seconds=0.0, held_back_transactions=0))
     told = {
         finding.what.split(" transaction")[0].split(" holds")[0]: finding for finding in found["transactions"]
     }
@@ -221,7 +223,9 @@ def test_dead_rows_that_nobody_removes(dsn: str, db: Db) -> None:
             db.execute("UPDATE pgworkers.job SET progress = '1'")
         finding = _once(
             lambda: [
-                f for f in examined(dsn, Tolerance(dead=5000, dead_ratio=1))["dead rows"] if f.level != "ok"
+                f
+                for f in examined(dsn, Thresholds(dead_rows=5000, dead_ratio=1))["dead rows"]
+                if f.level != "ok"
             ]
         )
     assert finding.what.startswith("job has 6,000 dead rows")
@@ -239,7 +243,7 @@ def test_autovacuum_need_not_have_come_seconds_after_a_burst(dsn: str, db: Db) -
     db.execute("SELECT pgworkers.cancel(id) FROM pgworkers.job")
     dead = "SELECT pg_stat_get_dead_tuples('pgworkers.job'::regclass)"
     until(lambda: db.execute(dead).fetchone()[0] >= 300)  # two of each job, if no page was pruned meanwhile
-    tolerance = Tolerance(dead=100, dead_ratio=0.1)
+    tolerance = Thresholds(dead_rows=100, dead_ratio=0.1)
     assert only(examined(dsn, tolerance), "dead rows", Level.OK)
     db.execute(
         "UPDATE pgworkers.history SET finished_at = finished_at - 3 * current_setting('autovacuum_naptime')::interval"
@@ -255,8 +259,16 @@ def test_rows_that_were_pruned_while_it_looked_make_the_others_no_older(db: Db) 
     )
     db.execute("SELECT pgworkers.cancel(id) FROM pgworkers.job")
     db.execute("SELECT pg_stat_reset_single_table_counters('pgworkers.job'::regclass)")
-    seen = Table("job", live=0, dead=600, trigger=50.0, enabled=True, vacuumed=None, daemon=True)
-    assert run(db, "pgworkers", fresh([seen])) == 600
+    seen = TableStatistics(
+        "job",
+        live_rows=0,
+        dead_rows=600,
+        autovacuum_threshold=50.0,
+        is_autovacuum_enabled=True,
+        seconds_since_vacuum=None,
+        is_autovacuum_running=True,
+    )
+    assert run(db, "pgworkers", recent_dead_rows([seen])) == 600
 
 
 def _once(look: Callable[[], list[Finding]]) -> Finding:
@@ -279,7 +291,7 @@ def test_indexes_bloated_unused_missing_and_broken(dsn: str, db: Db) -> None:
     db.execute("DELETE FROM pgworkers.job")
     db.execute("VACUUM (INDEX_CLEANUP on, TRUNCATE off) pgworkers.job")
     db.execute("DROP INDEX pgworkers.job_expires")
-    tolerance = Tolerance(bloat=1 << 20, bloat_ratio=1.0)
+    tolerance = Thresholds(bloat_bytes=1 << 20, bloat_ratio=1.0)
     unused = _once(
         lambda: [f for f in examined(dsn, tolerance)["indexes"] if "mine on job is not ours" in f.what]
     )
@@ -304,7 +316,7 @@ def test_an_index_that_has_just_grown_is_not_bloated(dsn: str, db: Db) -> None:
             "INSERT INTO pgworkers.job (queue, task) SELECT 'default', 'render' FROM generate_series(1, 30000)"
         )
         until(lambda: db.execute(rows).fetchone() == (30_000,))
-        found = examined(dsn, Tolerance(bloat=1 << 20, bloat_ratio=1.0))["indexes"]
+        found = examined(dsn, Thresholds(bloat_bytes=1 << 20, bloat_ratio=1.0))["indexes"]
         assert not [f for f in found if "entries" in f.what], found
         db.execute("TRUNCATE pgworkers.job CASCADE")
 
@@ -505,7 +517,7 @@ def test_a_backlog_names_its_reason(dsn: str, db: Db, leads: None) -> None:
 
     def why(text: str, patience: float = 60.0) -> Finding:
         db.execute("UPDATE pgworkers.host SET workers = %s, renewed_at = now()", [f"[{text}]"])
-        return examined(dsn, Tolerance(patience=patience))["backlog"][0]
+        return examined(dsn, Thresholds(warn_after_seconds=patience))["backlog"][0]
 
     busy = why(WORKER.format("busy", 99, 7200), patience=3600)
     assert busy.level == Level.WARN
@@ -526,10 +538,10 @@ def test_a_statement_is_shown_with_what_reaches_the_database(dsn: str, db: Db) -
     db.execute("ALTER TABLE pgworkers.job SET (autovacuum_enabled = off)")
     settings = Settings()
     with connect(settings, dsn, "doctor") as conn:
-        patient = Patient(
+        patient = DatabaseFacts(
             conn, "pgworkers", settings, lambda: connect(settings, dsn, "x"), psql="pgworkers pg psql"
         )
-        (off,) = (finding for finding in examine(patient) if finding.check == "autovacuum")
+        (off,) = (finding for finding in run_checks(patient) if finding.check == "autovacuum")
     assert off.fix == ("pgworkers pg psql -c 'ALTER TABLE pgworkers.job RESET (autovacuum_enabled)'",)
 
 
@@ -570,7 +582,7 @@ def test_another_schema_name_is_used_everywhere(empty_dsn: str) -> None:
     found = examined(empty_dsn, schema="jobs", settings=Settings(schema="jobs"))
     assert only(found, "schema", Level.OK)
     assert only(found, "hosts", Level.WARN)
-    assert {f.level for check in TABLES for f in found[check]} <= {Level.OK, Level.WARN, Level.SKIP}
+    assert {f.level for check in SCHEMA_CHECKS for f in found[check]} <= {Level.OK, Level.WARN, Level.SKIP}
 
 
 def test_missing_rows_of_the_mutex_are_reported_with_the_fix(dsn: str, db: Db) -> None:

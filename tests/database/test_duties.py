@@ -11,18 +11,21 @@ import pytest
 from support.leader import PATIENT
 
 from pgworkers.clock import monotonic
-from pgworkers.events import DutyDone, DutyFailed, Fact, Purged
-from pgworkers.facts import Facts
-from pgworkers.job.claim import Wants, claim
-from pgworkers.job.depth import LEAST, SLICE
-from pgworkers.master.duties import NOTHING, SHARE, SOONEST, Duties
+from pgworkers.events import DutyFailed, DutyPerformed, Event, EventBus, QueuesMeasured, RowsPurged
+from pgworkers.job.claim import QueueCapacity, claim
+from pgworkers.job.gauges import MIN_FIRST_SLICE_ROWS, SLICE_ROWS
+from pgworkers.master.connection import ReconnectingConnection
+from pgworkers.master.duties import (
+    MIN_DUE_CHECK_SECONDS,
+    NOTHING_DUE_INTERVAL_FACTOR,
+    READ_REST_FACTOR,
+    DutyRunner,
+)
+from pgworkers.master.duties import RESCUED_JOBS_PER_STATEMENT as RESCUE_BATCH
 from pgworkers.master.leadership import Leadership
-from pgworkers.master.line import Line
-from pgworkers.master.rescuing import BATCH as RESCUE_BATCH
-from pgworkers.master.scaling import split_duty
+from pgworkers.master.scaling import share_cluster_workers
 from pgworkers.postgres.statements import Query, Statement, run
 from pgworkers.settings import Settings
-from pgworkers.sightings import QueuesSeen
 
 Db = psycopg.Connection[Any]
 
@@ -33,10 +36,10 @@ def unreckoned() -> None:
 
 def perform(dsn: str, duty: str, *, may_rescue: bool) -> int:
     async def once() -> int:
-        line = Line("duty", dsn, PATIENT, Facts())
+        line = ReconnectingConnection("duty", dsn, PATIENT, EventBus())
         try:
-            duties = Duties(str(uuid4()), line, Facts(), PATIENT, lambda: may_rescue, unreckoned)
-            return await duties.perform_whole(duty)
+            duties = DutyRunner(str(uuid4()), line, EventBus(), PATIENT, lambda: may_rescue, unreckoned)
+            return await duties.perform_completely(duty)
         finally:
             await line.close()
 
@@ -51,40 +54,40 @@ def test_where_nothing_is_scheduled_looks_are_rarer_until_somebody_says_so(
         db.execute("SELECT pgworkers.enqueue('work', run_at => now() + interval '1 hour')")
 
     async def story() -> tuple[float, float]:
-        line = Line("duty", dsn, PATIENT, Facts())
-        duties = Duties(str(uuid4()), line, Facts(), PATIENT, lambda: True, unreckoned)
-        look = duties.all["look"]
+        line = ReconnectingConnection("duty", dsn, PATIENT, EventBus())
+        duties = DutyRunner(str(uuid4()), line, EventBus(), PATIENT, lambda: True, unreckoned)
+        look = duties.duties["look"]
         try:
-            look.done = began = monotonic()
-            look.due = began + look.every  # as the loop does before it performs
+            look.performed_at = began = monotonic()
+            look.due_at = began + look.interval_seconds  # as the loop does before it performs
             await duties.perform("look")
-            later = look.due - began
-            duties.heard()
-            return later, look.due - monotonic()
+            later = look.due_at - began
+            duties.on_due_soon()
+            return later, look.due_at - monotonic()
         finally:
             await line.close()
 
     later, heard = asyncio.run(story())
     every = PATIENT.promote
-    assert later == pytest.approx(every) if something else later >= NOTHING * every
-    assert heard <= SOONEST, "a notification makes it due at once"
+    assert later == pytest.approx(every) if something else later >= NOTHING_DUE_INTERVAL_FACTOR * every
+    assert heard <= MIN_DUE_CHECK_SECONDS, "a notification makes it due at once"
 
 
 def test_a_long_backlog_is_counted_a_slice_at_a_time_and_told_when_it_is_whole(db: Db, dsn: str) -> None:
-    jobs, told = LEAST + 2 * SLICE + 10, list[QueuesSeen]()
+    jobs, told = MIN_FIRST_SLICE_ROWS + 2 * SLICE_ROWS + 10, list[QueuesMeasured]()
     db.execute(f"INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, {jobs})")
 
     async def story() -> list[bool]:
-        facts = Facts()
-        facts.listen(lambda fact: told.append(fact) if isinstance(fact, QueuesSeen) else None)
-        line = Line("duty", dsn, PATIENT, facts)
-        duties = Duties(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
-        duty, sooner = duties.all["depth"], []
+        facts = EventBus()
+        facts.subscribe(lambda fact: told.append(fact) if isinstance(fact, QueuesMeasured) else None)
+        line = ReconnectingConnection("duty", dsn, PATIENT, facts)
+        duties = DutyRunner(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
+        duty, sooner = duties.duties["depth"], []
         try:
             while not told:
-                duty.due = monotonic() + 3600.0
+                duty.due_at = monotonic() + 3600.0
                 await duties.perform("depth")
-                sooner.append(duty.due < monotonic() + 3600.0 - SHARE)
+                sooner.append(duty.due_at < monotonic() + 3600.0 - READ_REST_FACTOR)
             return sooner
         finally:
             await line.close()
@@ -97,18 +100,18 @@ def test_a_long_backlog_is_counted_a_slice_at_a_time_and_told_when_it_is_whole(d
 def test_a_count_that_is_late_is_told_as_it_is_and_one_that_failed_begins_anew(
     db: Db, dsn: str, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    jobs, told = LEAST + 2 * SLICE, list[QueuesSeen]()
+    jobs, told = MIN_FIRST_SLICE_ROWS + 2 * SLICE_ROWS, list[QueuesMeasured]()
     db.execute(f"INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, {jobs})")
 
     async def story() -> int:
-        facts = Facts()
-        facts.listen(lambda fact: told.append(fact) if isinstance(fact, QueuesSeen) else None)
-        line = Line("duty", dsn, PATIENT, facts)
-        duties = Duties(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
+        facts = EventBus()
+        facts.subscribe(lambda fact: told.append(fact) if isinstance(fact, QueuesMeasured) else None)
+        line = ReconnectingConnection("duty", dsn, PATIENT, facts)
+        duties = DutyRunner(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
         try:
             await duties.perform("depth")
             if how == "late":
-                monkeypatch.setattr("pgworkers.master.duties.WHOLE", 0.0)
+                monkeypatch.setattr("pgworkers.master.duties.MAX_DEPTH_COUNT_SECONDS", 0.0)
             else:
                 db.execute("ALTER TABLE pgworkers.job RENAME TO away")
                 assert await duties.perform("depth") == 0
@@ -119,7 +122,7 @@ def test_a_count_that_is_late_is_told_as_it_is_and_one_that_failed_begins_anew(
         finally:
             await line.close()
 
-    assert asyncio.run(story()) == (LEAST + SLICE if how == "late" else 0)
+    assert asyncio.run(story()) == (MIN_FIRST_SLICE_ROWS + SLICE_ROWS if how == "late" else 0)
 
 
 @pytest.mark.parametrize(("may_rescue", "left"), [(True, 0), (False, 2 * RESCUE_BATCH + 1)])
@@ -129,7 +132,7 @@ def test_one_sweep_takes_everything_back_from_a_lost_host_but_not_after_a_gap(
     count = 2 * RESCUE_BATCH + 1
     db.execute("SELECT pgworkers.enqueue('work') FROM generate_series(1, %s)", [count])
     lost = str(uuid4())  # without a row of its own: gone at once
-    held = run(db, "pgworkers", claim(lost, [Wants("default", count)], ["work"]))
+    held = run(db, "pgworkers", claim(lost, [QueueCapacity("default", count)], ["work"]))
     assert len(held) == count
     assert perform(dsn, "rescue", may_rescue=may_rescue) == count - left
     assert db.execute("SELECT count(*) FROM pgworkers.job WHERE state = 'running'").fetchone() == (left,)
@@ -157,7 +160,9 @@ def test_a_thousand_are_rescued_and_the_one_with_a_conflict_ends_with_its_reason
         db.execute("SELECT pgworkers.enqueue('work') FROM generate_series(1, 600)")
         db.execute("SELECT pgworkers.enqueue('work', unique_key => 'k')")
         db.execute("SELECT pgworkers.enqueue('work') FROM generate_series(1, 399)")
-        assert len(run(db, "pgworkers", claim(str(uuid4()), [Wants("default", 1000)], ["work"]))) == 1000
+        assert (
+            len(run(db, "pgworkers", claim(str(uuid4()), [QueueCapacity("default", 1000)], ["work"]))) == 1000
+        )
         db.execute(
             "SELECT pgworkers.enqueue('other', unique_key => 'k')"
         )  # a newer one, as the user's index sees it
@@ -173,11 +178,16 @@ def test_a_thousand_are_rescued_and_the_one_with_a_conflict_ends_with_its_reason
 
 
 def names() -> list[str]:
-    settings, facts = Settings(), Facts()
+    settings, facts = Settings(), EventBus()
     return [
-        *Duties(
-            str(uuid4()), Line("duty", "", settings, facts), facts, settings, lambda: True, unreckoned
-        ).all,
+        *DutyRunner(
+            str(uuid4()),
+            ReconnectingConnection("duty", "", settings, facts),
+            facts,
+            settings,
+            lambda: True,
+            unreckoned,
+        ).duties,
         "split",
     ]
 
@@ -195,24 +205,24 @@ def test_what_is_purged_is_told(db: Db, dsn: str) -> None:
         "INSERT INTO pgworkers.idempotency_key (task, login, key, job_id, expires_at)"
         " SELECT 't', '', n::text, n, now() + make_interval(hours => n) FROM generate_series(-2, 3) n"
     )
-    told: list[Fact] = []
+    told: list[Event] = []
 
     async def story() -> None:
-        facts = Facts()
-        facts.listen(told.append, Purged)
-        line = Line("duty", dsn, PATIENT, facts)
-        duties = Duties(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
+        facts = EventBus()
+        facts.subscribe(told.append, RowsPurged)
+        line = ReconnectingConnection("duty", dsn, PATIENT, facts)
+        duties = DutyRunner(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
         try:
             for name in ("prune", "partitions"):
-                await duties.perform_whole(name)
+                await duties.perform_completely(name)
         finally:
             await line.close()
 
     asyncio.run(story())
     assert told == [
-        Purged("ticks", 2),
-        Purged("idempotency keys", 3),
-        Purged("partition history_20200101", 1),
+        RowsPurged("ticks", 2),
+        RowsPurged("idempotency keys", 3),
+        RowsPurged("partition history_20200101", 1),
     ]
 
 
@@ -227,29 +237,31 @@ def test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again(
     marker = Query(
         Statement("marker", "SELECT pg_backend_pid() AS pgworkers_marker"), {}, lambda rows: rows[0][0]
     )
-    told: list[Fact] = []
+    told: list[Event] = []
 
     async def story() -> tuple[int, int]:
-        settings, facts = PATIENT, Facts()
-        facts.listen(told.append)
-        line = Line("leadership", dsn, settings, facts)
+        settings, facts = PATIENT, EventBus()
+        facts.subscribe(told.append)
+        line = ReconnectingConnection("leadership", dsn, settings, facts)
         leadership = Leadership(str(uuid4()), line, facts, settings, lambda _: True, unreckoned)
-        duties = Duties(str(uuid4()), leadership, facts, settings, lambda: True, unreckoned)
-        duties.add(split_duty(leadership, 1.0, unreckoned))
+        duties = DutyRunner(str(uuid4()), leadership, facts, settings, lambda: True, unreckoned)
+        duties.add(share_cluster_workers(leadership, 1.0, unreckoned))
         trying = asyncio.ensure_future(leadership.run())
         try:
             await leadership.until_leading()
             trying.cancel()  # it must not win again by itself
             await duties.perform(name)
-            assert [type(fact) for fact in told if isinstance(fact, DutyDone | DutyFailed)] == [DutyDone]
-            first = await line.ask(marker)
+            assert [type(fact) for fact in told if isinstance(fact, DutyPerformed | DutyFailed)] == [
+                DutyPerformed
+            ]
+            first = await line.execute(marker)
             db.execute("SELECT pg_terminate_backend(%s, 10000)", [first])
             for _ in range(2):
                 await duties.perform(name)  # the first finds the session dead, the second knows
-            assert not leadership.leads
-            await line.rest()
-            second = await line.ask(marker)  # connected again, without the lock
-            leadership.leads = True  # as if it had not noticed: the session decides, not the flag
+            assert not leadership.is_leader
+            await line.wait_for_backoff()
+            second = await line.execute(marker)  # connected again, without the lock
+            leadership.is_leader = True  # as if it had not noticed: the session decides, not the flag
             await duties.perform(name)
             return first, second
         finally:
@@ -264,10 +276,10 @@ def test_who_lost_the_session_cannot_perform_any_duty_even_when_connected_again(
     last: list[str] = []
     first, second = asyncio.run(story())
     assert first != second
-    assert [fact.cut for fact in told if isinstance(fact, DutyFailed)] == [True, True, True], (
+    assert [fact.is_connection_lost for fact in told if isinstance(fact, DutyFailed)] == [True, True, True], (
         "it reached the server without the lock"
     )
-    assert len([fact for fact in told if isinstance(fact, DutyDone)]) == 1
+    assert len([fact for fact in told if isinstance(fact, DutyPerformed)]) == 1
     assert last == ["SELECT pg_backend_pid() AS pgworkers_marker"]
 
 
@@ -296,16 +308,16 @@ def test_an_item_that_fails_does_not_stop_the_other_items_of_its_duty(db: Db, ds
                    " FOR VALUES FROM (false, '2020-01-01Z') TO (false, '2020-01-02Z')")  # fmt: skip
     db.execute("CREATE VIEW public.of_the_user AS SELECT id FROM pgworkers.history_20200101")
     db.execute("ALTER TABLE pgworkers.operation RENAME TO away")
-    told: list[Fact] = []
+    told: list[Event] = []
 
     async def story() -> None:
-        facts = Facts()
-        facts.listen(told.append)
-        line = Line("duty", dsn, PATIENT, facts)
-        duties = Duties(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
+        facts = EventBus()
+        facts.subscribe(told.append)
+        line = ReconnectingConnection("duty", dsn, PATIENT, facts)
+        duties = DutyRunner(str(uuid4()), line, facts, PATIENT, lambda: True, unreckoned)
         try:
-            await duties.perform_whole("prune")
-            await duties.perform_whole("partitions")
+            await duties.perform_completely("prune")
+            await duties.perform_completely("partitions")
         finally:
             await line.close()
 
@@ -316,7 +328,7 @@ def test_an_item_that_fails_does_not_stop_the_other_items_of_its_duty(db: Db, ds
         db.execute("DROP VIEW public.of_the_user")
     failed = [(fact.duty, fact.error.split(":")[0]) for fact in told if isinstance(fact, DutyFailed)]
     assert failed == [("prune", "operations"), ("partitions", "history_20200101")]
-    assert {fact.what for fact in told if isinstance(fact, Purged)} == {
+    assert {fact.what for fact in told if isinstance(fact, RowsPurged)} == {
         "rows of statistics",
         "partition attempt_20200101",
     }

@@ -10,15 +10,20 @@ import psycopg
 import pytest
 from support.desk import PATIENCE, Desk
 
-from pgworkers.events import DatabaseLost, EndRefused, Fact, FinishRejected, JobEnded
-from pgworkers.facts import Facts
-from pgworkers.job.finish import End
-from pgworkers.job.retry import Again
-from pgworkers.job.state import State, Verdict
-from pgworkers.master import aside
-from pgworkers.master.ends import Ends
-from pgworkers.master.held import Held
-from pgworkers.master.line import Line
+from pgworkers.events import (
+    AttemptEnded,
+    DatabaseConnectionLost,
+    Event,
+    EventBus,
+    FinishFailed,
+    FinishRejected,
+)
+from pgworkers.job.finish import JobFinish, JobRetry
+from pgworkers.job.model import JobState, Verdict
+from pgworkers.master import finisher
+from pgworkers.master.connection import ReconnectingConnection
+from pgworkers.master.finisher import Finisher
+from pgworkers.master.held_job import HeldJob
 from pgworkers.settings import Settings
 from pgworkers.specs import TaskSpec
 
@@ -40,58 +45,58 @@ async def until(fact: Callable[[], Any]) -> None:
 def test_a_trigger_that_raises_holds_up_one_job_and_loses_nothing(
     dsn: str, db: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch, how: str, again: bool
 ) -> None:
-    monkeypatch.setattr(aside, "FIRST", 0.05)
+    monkeypatch.setattr(finisher, "MIN_REFUSED_RETRY_SECONDS", 0.05)
     desk = Desk(db, "pgworkers")
     desk.register()
     ids = [desk.put(priority=7 if n == 1 else 0) for n in range(4)]
     jobs = {job.id: job for job in desk.take(4)}
     db.execute(TRIGGER.format(how).encode())
-    told: list[Fact] = []
+    told: list[Event] = []
 
     def facts(kind: type[Any]) -> list[Any]:
         return [fact for fact in told if isinstance(fact, kind)]
 
-    def end(number: int) -> End | Again:
+    def end(number: int) -> JobFinish | JobRetry:
         fence = jobs[number].fence._asdict()
         if again and number == ids[1]:
-            return Again(**fence, verdict=Verdict.ERROR, after=60.0, error="boom")
-        return End(**fence, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result=str(number))
+            return JobRetry(**fence, verdict=Verdict.ERROR, delay_seconds=60.0, error="boom")
+        return JobFinish(**fence, state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED, result=str(number))
 
     async def story() -> None:
-        heard = Facts()
-        heard.listen(told.append)
-        line = Line(
+        heard = EventBus()
+        heard.subscribe(told.append)
+        line = ReconnectingConnection(
             "finish", dsn, Settings(statement_timeout=60.0), heard
         )  # patient: a busy machine is no loss
-        ends = Ends(desk.host, line, heard, batch=100)
+        ends = Finisher(desk.host, line, heard, batch=100)
         for number in ids:
-            ends.put(Held(jobs[number], TaskSpec("t", "a")), end(number))
+            ends.add(HeldJob(jobs[number], TaskSpec("t", "a")), end(number))
         sending = asyncio.ensure_future(ends.run())
         try:
-            await until(lambda: len(facts(JobEnded)) == 3)
-            await until(lambda: len(facts(EndRefused)) == 2)  # and once more, later
+            await until(lambda: len(facts(AttemptEnded)) == 3)
+            await until(lambda: len(facts(FinishFailed)) == 2)  # and once more, later
             assert not sending.done()
-            assert ends.fences() == [jobs[ids[1]].fence], "it is still ours"
-            assert not ends.idle.is_set()
-            assert desk.see(ids[1]).state is State.CLAIMED
+            assert ends.pending_fences() == [jobs[ids[1]].fence], "it is still ours"
+            assert not ends.all_written.is_set()
+            assert desk.see(ids[1]).state is JobState.CLAIMED
             db.execute("DROP TRIGGER of_the_user ON pgworkers.job")
-            await until(ends.idle.is_set)
+            await until(ends.all_written.is_set)
         finally:
             sending.cancel()
             await line.close()
 
     asyncio.run(story())
-    assert [fact.job for fact in facts(JobEnded)] == [ids[0], ids[2], ids[3], ids[1]]
-    assert {fact.job for fact in facts(EndRefused)} == {ids[1]}
-    assert all("not on a Sunday" in fact.error for fact in facts(EndRefused))
-    pauses = [fact.again_in for fact in facts(EndRefused)]
+    assert [fact.job for fact in facts(AttemptEnded)] == [ids[0], ids[2], ids[3], ids[1]]
+    assert {fact.job for fact in facts(FinishFailed)} == {ids[1]}
+    assert all("not on a Sunday" in fact.error for fact in facts(FinishFailed))
+    pauses = [fact.retry_in for fact in facts(FinishFailed)]
     assert pauses == sorted(set(pauses)), "ever longer"
-    assert facts(DatabaseLost) == facts(FinishRejected) == []
+    assert facts(DatabaseConnectionLost) == facts(FinishRejected) == []
     seen = desk.see(ids[1])
     if again:
-        assert (seen.state, seen.error) == (State.SCHEDULED, "boom")
+        assert (seen.state, seen.error) == (JobState.SCHEDULED, "boom")
     else:
-        assert (seen.state, seen.result) == (State.SUCCEEDED, ids[1]), "with all that the handler left"
+        assert (seen.state, seen.result) == (JobState.SUCCEEDED, ids[1]), "with all that the handler left"
 
 
 def test_a_locked_end_is_sent_again_while_other_ends_never_stop(
@@ -101,36 +106,40 @@ def test_a_locked_end_is_sent_again_while_other_ends_never_stop(
     desk = Desk(db, "pgworkers")
     desk.register()
     locked = desk.run_one()
-    told: list[Fact] = []
+    told: list[Event] = []
 
     def ended() -> int:
-        return sum(isinstance(fact, JobEnded) for fact in told)
+        return sum(isinstance(fact, AttemptEnded) for fact in told)
 
     async def story() -> None:
-        heard = Facts()
-        heard.listen(told.append)
-        line = Line("finish", dsn, Settings(statement_timeout=60.0), heard)
-        ends = Ends(desk.host, line, heard, batch=1)
+        heard = EventBus()
+        heard.subscribe(told.append)
+        line = ReconnectingConnection("finish", dsn, Settings(statement_timeout=60.0), heard)
+        ends = Finisher(desk.host, line, heard, batch=1)
 
         def put_next() -> None:
             """The moment at which one end is written puts the next one: there is always one more."""
-            held = Held(desk.run_one(), TaskSpec("t", "a"))
-            held.then = put_next
-            ends.put(held, End(**held.fence._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED))
+            held = HeldJob(desk.run_one(), TaskSpec("t", "a"))
+            held.on_written = put_next
+            ends.add(
+                held, JobFinish(**held.fence._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED)
+            )
 
         with psycopg.connect(dsn) as operator:
             operator.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [locked.id])
-            ends.put(
-                Held(locked, TaskSpec("t", "a")),
-                End(**locked.fence._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED),
+            ends.add(
+                HeldJob(locked, TaskSpec("t", "a")),
+                JobFinish(**locked.fence._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED),
             )
             put_next()
             sending = asyncio.ensure_future(ends.run())
             await until(lambda: ended() > 20)
-            assert desk.see(locked.id).state is State.CLAIMED
+            assert desk.see(locked.id).state is JobState.CLAIMED
         try:
-            await until(lambda: any(isinstance(fact, JobEnded) and fact.job == locked.id for fact in told))
-            assert not ends.idle.is_set(), "the others went on all the time"
+            await until(
+                lambda: any(isinstance(fact, AttemptEnded) and fact.job == locked.id for fact in told)
+            )
+            assert not ends.all_written.is_set(), "the others went on all the time"
         finally:
             sending.cancel()
             await line.close()
@@ -149,19 +158,19 @@ def test_a_refused_release_holds_up_no_other_and_is_sent_again(
     db.execute(TRIGGER.format(how).encode())
 
     async def story() -> None:
-        line = Line("finish", dsn, Settings(statement_timeout=60.0), Facts())
-        ends = Ends(desk.host, line, Facts(), batch=100)
+        line = ReconnectingConnection("finish", dsn, Settings(statement_timeout=60.0), EventBus())
+        ends = Finisher(desk.host, line, EventBus(), batch=100)
         ends.release([jobs[number].fence for number in ids], "a test")
         sending = asyncio.ensure_future(ends.run())
         try:
-            await until(lambda: [desk.see(number).state for number in ids].count(State.READY) == 3)
-            await until(lambda: ends.fences() == [jobs[ids[1]].fence])  # it is still ours
+            await until(lambda: [desk.see(number).state for number in ids].count(JobState.READY) == 3)
+            await until(lambda: ends.pending_fences() == [jobs[ids[1]].fence])  # it is still ours
             assert not sending.done()
             db.execute("DROP TRIGGER of_the_user ON pgworkers.job")
-            await until(ends.idle.is_set)
+            await until(ends.all_written.is_set)
         finally:
             sending.cancel()
             await line.close()
 
     asyncio.run(story())
-    assert {desk.see(number).state for number in ids} == {State.READY}
+    assert {desk.see(number).state for number in ids} == {JobState.READY}

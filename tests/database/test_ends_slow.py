@@ -9,14 +9,20 @@ from typing import Any
 import psycopg
 from support.desk import PATIENCE, Desk
 
-from pgworkers.events import DatabaseSlow, EndRefused, Fact, FinishRejected, JobEnded, StatementRun
-from pgworkers.facts import Facts
-from pgworkers.job.claim import Claimed
-from pgworkers.job.finish import End
-from pgworkers.job.state import State, Verdict
-from pgworkers.master.ends import Ends
-from pgworkers.master.held import Held
-from pgworkers.master.line import Line
+from pgworkers.events import (
+    AttemptEnded,
+    Event,
+    EventBus,
+    FinishFailed,
+    FinishRejected,
+    FinishTooSlow,
+    StatementExecuted,
+)
+from pgworkers.job.finish import JobFinish
+from pgworkers.job.model import ClaimedJob, JobState, Verdict
+from pgworkers.master.connection import ReconnectingConnection
+from pgworkers.master.finisher import Finisher
+from pgworkers.master.held_job import HeldJob
 from pgworkers.settings import Settings
 from pgworkers.specs import TaskSpec
 
@@ -32,20 +38,20 @@ CREATE TRIGGER of_the_user BEFORE INSERT ON pgworkers.history FOR EACH ROW EXECU
 class Story:
     """A host's ends on their way into the database, and what is told of it."""
 
-    def __init__(self, dsn: str, desk: Desk, jobs: list[Claimed], limit: float = 0.3) -> None:
+    def __init__(self, dsn: str, desk: Desk, jobs: list[ClaimedJob], limit: float = 0.3) -> None:
         self.desk = desk
         self.jobs = jobs
-        self.told: list[Fact] = []
-        self._heard = Facts()
-        self._heard.listen(self.told.append)
-        self._line = Line("finish", dsn, Settings(statement_timeout=limit), self._heard)
-        self.ends = Ends(desk.host, self._line, self._heard, batch=len(jobs))
+        self.told: list[Event] = []
+        self._heard = EventBus()
+        self._heard.subscribe(self.told.append)
+        self._line = ReconnectingConnection("finish", dsn, Settings(statement_timeout=limit), self._heard)
+        self.ends = Finisher(desk.host, self._line, self._heard, batch=len(jobs))
 
     def facts(self, kind: type[Any]) -> list[Any]:
         return [fact for fact in self.told if isinstance(fact, kind)]
 
     def timeouts(self) -> int:
-        return sum(fact.error == "QueryCanceled" for fact in self.facts(StatementRun))
+        return sum(fact.error == "QueryCanceled" for fact in self.facts(StatementExecuted))
 
     async def until(self, fact: Callable[[], Any]) -> None:
         """A fact, or so many statements that were too slow that it will never be one."""
@@ -56,23 +62,23 @@ class Story:
     def play(self, scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def run() -> None:
             for job in self.jobs:
-                end = End(
+                end = JobFinish(
                     **job.fence._asdict(),
-                    state=State.SUCCEEDED,
+                    state=JobState.SUCCEEDED,
                     verdict=Verdict.SUCCEEDED,
                     result=str(job.id),
                 )
-                self.ends.put(Held(job, TaskSpec("t", "a")), end)
+                self.ends.add(HeldJob(job, TaskSpec("t", "a")), end)
             sending = asyncio.ensure_future(self.ends.run())
             try:
                 await scene()
-                await self.until(self.ends.idle.is_set)
+                await self.until(self.ends.all_written.is_set)
             finally:
                 sending.cancel()
                 await self._line.close()
 
         asyncio.run(run())
-        ended = sorted(fact.job for fact in self.facts(JobEnded))
+        ended = sorted(fact.job for fact in self.facts(AttemptEnded))
         assert ended == sorted(job.id for job in self.jobs), "each once"
         assert self.facts(FinishRejected) == []
         assert [state for _, state in self.desk.states()] == ["succeeded"] * len(self.jobs)
@@ -89,14 +95,14 @@ def test_a_slow_trigger_makes_batches_smaller_and_one_hopeless_row_holds_up_no_o
     db.execute(TRIGGER)
 
     async def scene() -> None:
-        await story.until(lambda: len(story.facts(JobEnded)) >= JOBS - 1)
-        assert len(story.facts(JobEnded)) == JOBS - 1, f"{story.timeouts()} statements took too long"
-        assert story.facts(EndRefused), "one could not be written, and is kept"
+        await story.until(lambda: len(story.facts(AttemptEnded)) >= JOBS - 1)
+        assert len(story.facts(AttemptEnded)) == JOBS - 1, f"{story.timeouts()} statements took too long"
+        assert story.facts(FinishFailed), "one could not be written, and is kept"
         db.execute("ALTER TABLE pgworkers.history DISABLE TRIGGER of_the_user")
 
     story.play(scene)
-    assert len(story.facts(DatabaseSlow)) == 1, "it is told once"
-    assert bad in {fact.job for fact in story.facts(EndRefused)}
+    assert len(story.facts(FinishTooSlow)) == 1, "it is told once"
+    assert bad in {fact.job for fact in story.facts(FinishFailed)}
     assert desk.see(bad).result == bad, "with what its handler returned"
 
 
@@ -111,8 +117,8 @@ def test_a_row_that_is_locked_holds_up_no_other(dsn: str, db: psycopg.Connection
     async def scene() -> None:
         with db.transaction():
             db.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [jobs[40].id])
-            await story.until(lambda: len(story.facts(JobEnded)) == 63)
+            await story.until(lambda: len(story.facts(AttemptEnded)) == 63)
             assert story.timeouts() == 0, "no statement waited for it"
 
     story.play(scene)
-    assert story.facts(DatabaseSlow) == story.facts(EndRefused) == []
+    assert story.facts(FinishTooSlow) == story.facts(FinishFailed) == []

@@ -10,10 +10,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgworkers.client.seats import AsyncSeats
+from pgworkers.client.connections import LoopConnections
 from pgworkers.postgres.arrays import Bigints, Doubles, Integers, Texts
 from pgworkers.postgres.connect import aconnect
-from pgworkers.postgres.exchange import Exchange
+from pgworkers.postgres.session import AsyncSession
 from pgworkers.postgres.statements import Query, Statement, arun
 from pgworkers.settings import Settings
 
@@ -46,17 +46,17 @@ def say(text: str, **params: Any) -> Query[list[tuple[Any, ...]]]:
 @contextlib.asynccontextmanager
 async def session(
     dsn: str, threshold: int | None = 0
-) -> AsyncIterator[tuple[Exchange, psycopg.AsyncConnection[Any]]]:
+) -> AsyncIterator[tuple[AsyncSession, psycopg.AsyncConnection[Any]]]:
     conn = await aconnect(Settings(dsn=dsn), dsn, "claim")
     conn.prepare_threshold = threshold
     try:
-        yield Exchange(conn, "pgworkers"), conn
+        yield AsyncSession(conn, "pgworkers"), conn
     finally:
         await conn.close()
 
 
 def story(
-    dsn: str, told: Callable[[Exchange, psycopg.AsyncConnection[Any]], Coroutine[Any, Any, None]]
+    dsn: str, told: Callable[[AsyncSession, psycopg.AsyncConnection[Any]], Coroutine[Any, Any, None]]
 ) -> None:
     async def work() -> None:
         async with session(dsn) as (exchange, conn):
@@ -72,10 +72,10 @@ def test_values_go_and_come_as_with_a_cursor(emptied: str, threshold: int | None
             query = Query(VALUES, PARAMS, list)
             expected = await arun(conn, "pgworkers", query)
             for _ in range(3):
-                assert await exchange.ask(query, LONG) == expected
+                assert await exchange.run(query, LONG) == expected
             other = Query(VALUES, PARAMS | {"number": 70_000, "text": None}, list)
-            assert await exchange.ask(other, LONG) == await arun(conn, "pgworkers", other)
-            (count,) = await exchange.ask(
+            assert await exchange.run(other, LONG) == await arun(conn, "pgworkers", other)
+            (count,) = await exchange.run(
                 say("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'pgworkers%%'"), LONG
             )
             assert count[0] == (0 if threshold is None else 3), "one for each kind of values, and this one"
@@ -84,32 +84,32 @@ def test_values_go_and_come_as_with_a_cursor(emptied: str, threshold: int | None
 
 
 def test_what_the_server_refuses_is_raised_and_the_session_goes_on(emptied: str) -> None:
-    async def told(exchange: Exchange, _: psycopg.AsyncConnection[Any]) -> None:
+    async def told(exchange: AsyncSession, _: psycopg.AsyncConnection[Any]) -> None:
         for _ in range(2):
             with pytest.raises(psycopg.errors.UndefinedTable):
-                await exchange.ask(say("SELECT * FROM public.nowhere"), LONG)
+                await exchange.run(say("SELECT * FROM public.nowhere"), LONG)
             with pytest.raises(psycopg.errors.DivisionByZero) as caught:
-                await exchange.ask(say("SELECT 1 / %(n)s::integer", n=0), LONG)
+                await exchange.run(say("SELECT 1 / %(n)s::integer", n=0), LONG)
             assert caught.value.sqlstate == "22012"
             assert caught.value.diag.message_primary == "division by zero"
-            assert await exchange.ask(say("SELECT 1"), LONG) == [(1,)]
-        assert await exchange.ask(say("SET work_mem = '5MB'"), LONG) == []
+            assert await exchange.run(say("SELECT 1"), LONG) == [(1,)]
+        assert await exchange.run(say("SET work_mem = '5MB'"), LONG) == []
 
     story(emptied, told)
 
 
 def test_whoever_asks_at_once_has_his_own_answer(emptied: str) -> None:
-    async def told(exchange: Exchange, _: psycopg.AsyncConnection[Any]) -> None:
-        asked = [exchange.ask(say("SELECT %(n)s::integer", n=n), LONG) for n in range(20)]
+    async def told(exchange: AsyncSession, _: psycopg.AsyncConnection[Any]) -> None:
+        asked = [exchange.run(say("SELECT %(n)s::integer", n=n), LONG) for n in range(20)]
         assert await asyncio.gather(*asked) == [[(n,)] for n in range(20)]
 
     story(emptied, told)
 
 
 def test_what_the_socket_cannot_hold_goes_in_pieces(emptied: str) -> None:
-    async def told(exchange: Exchange, _: psycopg.AsyncConnection[Any]) -> None:
+    async def told(exchange: AsyncSession, _: psycopg.AsyncConnection[Any]) -> None:
         large = Texts([str(n % 10) * 1000 for n in range(20_000)])
-        ((count, back),) = await exchange.ask(
+        ((count, back),) = await exchange.run(
             say("SELECT cardinality(%(t)s::text[]), %(t)s::text[]", t=large), LONG
         )
         assert (count, back) == (20_000, list(large))
@@ -124,15 +124,15 @@ def end(dsn: str, pid: int) -> None:
 
 
 def test_a_server_that_does_not_answer_is_given_up_and_so_is_the_session(emptied: str) -> None:
-    async def told(exchange: Exchange, conn: psycopg.AsyncConnection[Any]) -> None:
+    async def told(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
         pid = conn.info.backend_pid
-        slow = asyncio.ensure_future(exchange.ask(say("SELECT pg_sleep(60)"), 0.05))
-        behind = asyncio.ensure_future(exchange.ask(say("SELECT 1"), LONG))
+        slow = asyncio.ensure_future(exchange.run(say("SELECT pg_sleep(60)"), 0.05))
+        behind = asyncio.ensure_future(exchange.run(say("SELECT 1"), LONG))
         with pytest.raises(psycopg.OperationalError, match="no answer within"):
             await slow
         with pytest.raises(psycopg.OperationalError):
             await behind
-        assert exchange.closed
+        assert exchange.is_closed
         assert conn.closed
         end(emptied, pid)
 
@@ -140,47 +140,47 @@ def test_a_server_that_does_not_answer_is_given_up_and_so_is_the_session(emptied
 
 
 def test_an_answer_that_nobody_waits_for_any_more_is_not_taken_for_another(emptied: str) -> None:
-    async def told(exchange: Exchange, conn: psycopg.AsyncConnection[Any]) -> None:
+    async def told(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
         pid = conn.info.backend_pid
-        slow = asyncio.ensure_future(exchange.ask(say("SELECT pg_sleep(60)"), LONG))
-        waits = asyncio.ensure_future(exchange.ask(say("SELECT 1"), LONG))
+        slow = asyncio.ensure_future(exchange.run(say("SELECT pg_sleep(60)"), LONG))
+        waits = asyncio.ensure_future(exchange.run(say("SELECT 1"), LONG))
         await asyncio.sleep(0.01)
         waits.cancel()  # it was not sent yet: nothing is lost
         with pytest.raises(asyncio.CancelledError):
             await waits
-        assert not exchange.closed
+        assert not exchange.is_closed
         slow.cancel()
         with pytest.raises(asyncio.CancelledError):
             await slow
-        assert exchange.closed
+        assert exchange.is_closed
         with pytest.raises(psycopg.OperationalError):
-            await exchange.ask(say("SELECT 1"), LONG)
+            await exchange.run(say("SELECT 1"), LONG)
         end(emptied, pid)
 
     story(emptied, told)
 
 
 def test_a_session_that_is_ended_under_a_statement_says_so(emptied: str) -> None:
-    async def told(exchange: Exchange, conn: psycopg.AsyncConnection[Any]) -> None:
+    async def told(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
         pid = conn.info.backend_pid
-        slow = asyncio.ensure_future(exchange.ask(say("SELECT pg_sleep(60)"), LONG))
+        slow = asyncio.ensure_future(exchange.run(say("SELECT pg_sleep(60)"), LONG))
         await asyncio.sleep(0.01)
         async with session(emptied) as (other, _):
-            await other.ask(say("SELECT pg_terminate_backend(%(pid)s::integer)", pid=pid), LONG)
+            await other.run(say("SELECT pg_terminate_backend(%(pid)s::integer)", pid=pid), LONG)
         with pytest.raises(psycopg.OperationalError):
             await slow
-        assert exchange.closed
+        assert exchange.is_closed
 
     story(emptied, told)
 
 
 def test_notifications_that_come_with_an_answer_are_heard(emptied: str) -> None:
-    async def told(exchange: Exchange, conn: psycopg.AsyncConnection[Any]) -> None:
+    async def told(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
         heard: list[str] = []
         conn.add_notify_handler(lambda notice: heard.append(notice.payload))
-        await exchange.ask(say("LISTEN here"), LONG)
-        await exchange.ask(say("SELECT pg_notify('here', 'x')"), LONG)
-        await exchange.ask(say("SELECT 1"), LONG)
+        await exchange.run(say("LISTEN here"), LONG)
+        await exchange.run(say("SELECT pg_notify('here', 'x')"), LONG)
+        await exchange.run(say("SELECT 1"), LONG)
         assert heard == ["x"]
 
     story(emptied, told)
@@ -189,45 +189,45 @@ def test_notifications_that_come_with_an_answer_are_heard(emptied: str) -> None:
 def test_a_session_that_ends_while_nobody_asks_is_not_watched_any_more(emptied: str) -> None:
     """The loop would be told of it again and again, for as long as nobody asks."""
 
-    async def told(_: Exchange, conn: psycopg.AsyncConnection[Any]) -> None:
-        exchange = Exchange(conn, "pgworkers", sole=True)
+    async def told(_: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
+        exchange = AsyncSession(conn, "pgworkers", sole=True)
         for _ in range(3):
-            assert await exchange.ask(say("SELECT 1"), LONG) == [(1,)]
+            assert await exchange.run(say("SELECT 1"), LONG) == [(1,)]
         loop, fd = asyncio.get_running_loop(), conn.pgconn.socket
         assert loop._selector.get_map().get(fd) is not None, "it is watched between statements"  # type: ignore[attr-defined]
         await asyncio.to_thread(end, emptied, conn.info.backend_pid)
         while loop._selector.get_map().get(fd) is not None:  # type: ignore[attr-defined]
             await asyncio.sleep(0.01)
         with pytest.raises(psycopg.OperationalError):
-            await exchange.ask(say("SELECT 1"), LONG)
-        assert exchange.closed
+            await exchange.run(say("SELECT 1"), LONG)
+        assert exchange.is_closed
 
     story(emptied, told)
 
 
 def test_one_timer_serves_many_statements_and_none_outlives_its_limit(emptied: str) -> None:
-    async def told(_: Exchange, conn: psycopg.AsyncConnection[Any]) -> None:
-        exchange, pid = Exchange(conn, "pgworkers", sole=True), conn.info.backend_pid
+    async def told(_: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
+        exchange, pid = AsyncSession(conn, "pgworkers", sole=True), conn.info.backend_pid
         for _ in range(5):
-            await exchange.ask(say("SELECT 1"), 0.2)
-        assert await exchange.ask(say("SELECT 2, pg_sleep(0.3)::text"), LONG) == [(2, "")], (
+            await exchange.run(say("SELECT 1"), 0.2)
+        assert await exchange.run(say("SELECT 2, pg_sleep(0.3)::text"), LONG) == [(2, "")], (
             "the limit of one before"
         )
-        await exchange.ask(say("SELECT 1"), 0.1)
+        await exchange.run(say("SELECT 1"), 0.1)
         await asyncio.sleep(0.2)  # its timer comes when nobody waits
         with pytest.raises(psycopg.OperationalError, match="no answer within"):
-            await exchange.ask(say("SELECT pg_sleep(60)"), 0.1)
+            await exchange.run(say("SELECT pg_sleep(60)"), 0.1)
         end(emptied, pid)
 
     story(emptied, told)
 
 
 def test_the_same_question_is_written_once_and_answered_anew(emptied: str) -> None:
-    async def told(exchange: Exchange, _: psycopg.AsyncConnection[Any]) -> None:
-        await exchange.ask(say("CREATE TEMP SEQUENCE seen"), LONG)
+    async def told(exchange: AsyncSession, _: psycopg.AsyncConnection[Any]) -> None:
+        await exchange.run(say("CREATE TEMP SEQUENCE seen"), LONG)
         words = Statement("again", "SELECT nextval('pg_temp.seen'), %(n)s::integer")
-        same, other = (Query(words, {"n": n}, list, again=True) for n in (1, 2))
-        answers = [await exchange.ask(query, LONG) for query in (same, same, other, same, other, other)]
+        same, other = (Query(words, {"n": n}, list, is_repeated=True) for n in (1, 2))
+        answers = [await exchange.run(query, LONG) for query in (same, same, other, same, other, other)]
         assert answers == [[(1, 1)], [(2, 1)], [(3, 2)], [(4, 1)], [(5, 2)], [(6, 2)]]
 
     story(emptied, told)
@@ -236,15 +236,19 @@ def test_the_same_question_is_written_once_and_answered_anew(emptied: str) -> No
 def test_a_seat_in_the_middle_of_a_statement_is_not_closed_as_unused(emptied: str) -> None:
     """A worker that is idle closes its seats; a background task of its loop may be waiting for an answer."""
 
-    async def connect(pooled: bool) -> Exchange:
-        return Exchange(await aconnect(Settings(dsn=emptied), emptied, "client"), "pgworkers", withdraws=True)
+    async def connect(pooled: bool) -> AsyncSession:
+        return AsyncSession(
+            await aconnect(Settings(dsn=emptied), emptied, "client"),
+            "pgworkers",
+            should_cancel_on_server=True,
+        )
 
-    seats = AsyncSeats(connect)
+    seats = LoopConnections(connect)
     loop = asyncio.new_event_loop()
 
     async def first() -> asyncio.Task[list[tuple[Any, ...]]]:
-        await seats.ask(say("SELECT 0"))
-        task = asyncio.create_task(seats.ask(say("SELECT 1 FROM pg_sleep(0.3)")))
+        await seats.run(say("SELECT 0"))
+        task = asyncio.create_task(seats.run(say("SELECT 1 FROM pg_sleep(0.3)")))
         await asyncio.sleep(0.05)
         return task
 
@@ -254,7 +258,7 @@ def test_a_seat_in_the_middle_of_a_statement_is_not_closed_as_unused(emptied: st
         seats.close_unused()
         assert loop.run_until_complete(asyncio.wait_for(task, LONG)) == [(1,)]
         seats.close_unused()
-        assert loop.run_until_complete(asyncio.wait_for(seats.ask(say("SELECT 2")), LONG)) == [(2,)]
+        assert loop.run_until_complete(asyncio.wait_for(seats.run(say("SELECT 2")), LONG)) == [(2,)]
         loop.run_until_complete(seats.close())
     finally:
         loop.close()
@@ -265,17 +269,17 @@ def test_notifications_before_an_answer_are_taken_as_they_come(dsn: str, way: st
     """A server sends all notifications before the answer. Those that libpq keeps until then fill the memory."""
     text = "SELECT pg_notify('flood', i || repeat('x', 7900)) FROM generate_series(1, 2000) i"
 
-    async def told(exchange: Exchange, conn: psycopg.AsyncConnection[Any]) -> None:
+    async def told(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
         taken: list[int] = []  # in each turn of the loop
         turns = asyncio.create_task(count_turns(taken))
 
         def hear(_notice: psycopg.Notify) -> None:
             taken[-1] += 1
 
-        await exchange.command(b"LISTEN flood")
+        await exchange.execute(b"LISTEN flood")
         conn.add_notify_handler(hear)
         await asyncio.sleep(0)
-        await (exchange.ask(say(text), LONG) if way == "ask" else exchange.command(text.encode()))
+        await (exchange.run(say(text), LONG) if way == "ask" else exchange.execute(text.encode()))
         turns.cancel()
         assert sum(taken) == 2000
         assert max(taken) < 100, "they were kept until the answer was complete"

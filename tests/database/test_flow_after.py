@@ -12,11 +12,9 @@ from support.desk import Desk
 from support.endings import BAD_ENDS, waits
 
 from pgworkers import App, NotFound, UsageError
-from pgworkers.job import cancel, enqueue, finish, link, promote, requeue, show
-from pgworkers.job.claim import Claimed
-from pgworkers.job.look import look
-from pgworkers.job.new import NewJob
-from pgworkers.job.state import State, Verdict
+from pgworkers.job import burst, cancel, enqueue, finish, maintenance, requeue
+from pgworkers.job.maintenance import due_duties
+from pgworkers.job.model import ClaimedJob, JobState, NewJob, Verdict
 
 
 def edges(desk: Desk) -> int:
@@ -34,7 +32,7 @@ def test_it_waits_for_all_of_them_and_runs_once(desk: Desk) -> None:
     child = follow(desk, first, second)
     desk.listen()
     assert waits(desk, child)
-    desk.ask(promote.promote(100))
+    desk.execute(maintenance.promote_due(100))
     assert waits(desk, child), "no time ever comes for it"
     one, two = desk.take(9, tasks=("t", "child"))
     desk.end(one)
@@ -50,7 +48,7 @@ def test_it_waits_for_retries_too(desk: Desk) -> None:
     parent = desk.put()
     child = follow(desk, parent)
     (job,) = desk.take()
-    desk.again(job, after=0.0)
+    desk.again(job, delay_seconds=0.0)
     assert waits(desk, child)
     (job,) = desk.take()
     desk.end(job)
@@ -65,14 +63,14 @@ def test_a_parent_that_fails_in_any_way_leads_to_what_the_child_said(
     parent = desk.put()
     child = follow(desk, parent, on_failed=policy)
     BAD_ENDS[how](desk, parent)
-    assert desk.see(parent).state in (State.DEAD, State.CANCELLED)
+    assert desk.see(parent).state in (JobState.DEAD, JobState.CANCELLED)
     found = desk.see(child)
     match policy:
         case "cancel":
-            assert found.state is State.CANCELLED
+            assert found.state is JobState.CANCELLED
             assert found.error == f"cancelled: job #{parent}, which it waited for, did not succeed"
         case "run":
-            assert found.state is State.READY
+            assert found.state is JobState.READY
         case "wait":
             assert waits(desk, child)
     assert edges(desk) == (1 if policy == "wait" else 0)
@@ -83,10 +81,10 @@ def test_one_that_waits_goes_on_when_an_operator_repairs_its_parent(desk: Desk, 
     parent = desk.put()
     child = follow(desk, parent, on_failed="wait")
     BAD_ENDS[how](desk, parent)
-    desk.ask(requeue.requeue([parent]))
+    desk.execute(requeue.requeue([parent]))
     (job,) = desk.take()
     desk.end(job)
-    assert desk.see(child).state is State.READY
+    assert desk.see(child).state is JobState.READY
 
 
 def test_cancelling_falls_through_to_the_last_descendant_and_stops_at_those_who_do_not_mind(
@@ -98,7 +96,7 @@ def test_cancelling_falls_through_to_the_last_descendant_and_stops_at_those_who_
     c = follow(desk, a, b)
     d = follow(desk, c, on_failed="run")
     e = follow(desk, c, on_failed="wait")
-    desk.ask(cancel.cancel(root))
+    desk.execute(cancel.cancel(root))
     assert [str(desk.see(job).state) for job in (a, b, c, d)] == ["cancelled"] * 3 + ["ready"]
     assert waits(desk, e)
 
@@ -108,7 +106,7 @@ def test_a_waiting_job_that_ends_by_itself_leaves_nothing_behind(desk: Desk) -> 
     for how in ("cancel", "discard", "expire"):
         child = follow(desk, parent)
         BAD_ENDS[how](desk, child)
-        assert desk.see(child).state in (State.DEAD, State.CANCELLED)
+        assert desk.see(child).state in (JobState.DEAD, JobState.CANCELLED)
     assert edges(desk) == 0
     (job,) = desk.take()
     assert desk.end(job) == "written"
@@ -118,7 +116,7 @@ def test_a_parent_and_its_child_that_expire_together_have_both_expired(desk: Des
     parent = follow(desk, desk.put())
     child, later = follow(desk, parent), follow(desk, parent)
     desk.conn.execute("UPDATE pgworkers.job SET expires_at = now() WHERE id = ANY (%s)", [[parent, child]])
-    assert desk.ask(promote.expire(10)) == 2
+    assert desk.execute(maintenance.expire_jobs(10)) == 2
     assert [str(desk.see(job).state) for job in (parent, child, later)] == ["dead", "dead", "cancelled"]
     assert edges(desk) == 0
 
@@ -126,11 +124,11 @@ def test_a_parent_and_its_child_that_expire_together_have_both_expired(desk: Des
 def test_an_operator_may_start_a_waiting_job_at_once(desk: Desk) -> None:
     parent = desk.put()
     child = follow(desk, parent)
-    desk.ask(requeue.requeue([child]))
+    desk.execute(requeue.requeue([child]))
     (running,) = desk.take(tasks=("child",))
     assert running.id == child
-    desk.ask(cancel.cancel(parent))
-    assert desk.see(child).state is State.CLAIMED, "it does not wait any more, so it is left alone"
+    desk.execute(cancel.cancel(parent))
+    assert desk.see(child).state is JobState.CLAIMED, "it does not wait any more, so it is left alone"
     assert desk.end(running) == "written"
     assert edges(desk) == 0
 
@@ -139,16 +137,16 @@ def test_parents_that_have_ended_before(desk: Desk) -> None:
     done = desk.run_one()
     desk.end(done)
     dead = desk.run_one()
-    desk.end(dead, State.DEAD)
-    assert desk.see(follow(desk, done.id)).state is State.READY
-    assert desk.see(follow(desk, done.id, dead.id)).state is State.CANCELLED
-    assert desk.see(follow(desk, dead.id, on_failed="run")).state is State.READY
+    desk.end(dead, JobState.DEAD)
+    assert desk.see(follow(desk, done.id)).state is JobState.READY
+    assert desk.see(follow(desk, done.id, dead.id)).state is JobState.CANCELLED
+    assert desk.see(follow(desk, dead.id, on_failed="run")).state is JobState.READY
     patient = follow(desk, dead.id, on_failed="wait")
     assert waits(desk, patient)
-    desk.ask(requeue.requeue([dead.id]))
+    desk.execute(requeue.requeue([dead.id]))
     (again,) = desk.take()
     desk.end(again)
-    assert desk.see(patient).state is State.READY
+    assert desk.see(patient).state is JobState.READY
 
 
 def test_a_parent_that_never_was_is_refused(desk: Desk) -> None:
@@ -159,12 +157,12 @@ def test_a_parent_that_never_was_is_refused(desk: Desk) -> None:
 def test_a_finish_while_the_leader_links_a_new_follower_hears_of_it(desk: Desk, other: Desk) -> None:
     """The parent ends while the leader marks it and has not committed yet."""
     job = desk.run_one()
-    child = other.ask(enqueue.enqueue(NewJob("child", queue="a", after=(job.id,)))).id
+    child = other.execute(enqueue.enqueue(NewJob("child", queue="a", after=(job.id,)))).id
     with other.conn.transaction():
-        assert other.ask(link.link(100)) == 1
+        assert other.execute(maintenance.link_dependencies(100)) == 1
         assert desk.end(job) == "locked", "it waits for nothing, and is sent again"
     assert desk.end(job) == "written"
-    assert other.see(child).state is State.READY
+    assert other.see(child).state is JobState.READY
 
 
 @pytest.mark.parametrize("how", ["succeeded", "dead", "requeued"])
@@ -172,23 +170,23 @@ def test_a_finish_while_the_leader_links_a_new_follower_hears_of_it(desk: Desk, 
 def test_a_parent_that_ended_before_the_leader_linked_it(desk: Desk, how: str, policy: str) -> None:
     job = desk.run_one()
     new = NewJob("child", queue="a", after=(job.id,), on_failed=policy)  # type: ignore[arg-type]
-    child = desk.ask(enqueue.enqueue(new)).id
-    desk.end(job, State.SUCCEEDED if how == "succeeded" else State.DEAD)
+    child = desk.execute(enqueue.enqueue(new)).id
+    desk.end(job, JobState.SUCCEEDED if how == "succeeded" else JobState.DEAD)
     if how == "requeued":
-        desk.ask(requeue.requeue([job.id]))
+        desk.execute(requeue.requeue([job.id]))
     assert waits(desk, child)
-    assert desk.ask(link.link(100)) == 1
+    assert desk.execute(maintenance.link_dependencies(100)) == 1
     if how == "requeued" or (how == "dead" and policy == "wait"):
         assert waits(desk, child)
-        desk.ask(requeue.requeue([job.id]))
+        desk.execute(requeue.requeue([job.id]))
         (again,) = desk.take()
         desk.end(again)
     if how == "dead" and policy == "cancel":
         assert desk.see(child).error == f"cancelled: job #{job.id}, which it waited for, did not succeed"
     else:
-        assert desk.see(child).state is State.READY
+        assert desk.see(child).state is JobState.READY
     assert edges(desk) == 0
-    assert desk.ask(link.link(100)) == 0
+    assert desk.execute(maintenance.link_dependencies(100)) == 0
 
 
 def test_parents_that_end_at_the_same_moment_release_the_child_once(
@@ -213,8 +211,10 @@ def test_parents_that_end_at_the_same_moment_release_the_child_once(
             thread.start()
         for thread in threads:
             thread.join()
-        desks[0].ask(link.link(100))  # of two that touch the child at once, one leaves it to the leader
-        assert desks[0].see(child).state is State.READY
+        desks[0].execute(
+            maintenance.link_dependencies(100)
+        )  # of two that touch the child at once, one leaves it to the leader
+        assert desks[0].see(child).state is JobState.READY
         (job,) = desks[0].take(9, tasks=("child",))
         desks[0].end(job)
     assert edges(desks[0]) == 0
@@ -249,7 +249,7 @@ def test_from_python(app: App, desk: Desk) -> None:
     second = t.using(after=[first], on_failed="run").enqueue()
     third = t.using(after=[first.id, second]).enqueue()
     assert (second.state, third.state) == ("scheduled", "scheduled")
-    assert desk.ask(link.link(100)) == 3
+    assert desk.execute(maintenance.link_dependencies(100)) == 3
     first.cancel()
     assert (second.state, third.state) == ("ready", "cancelled")
     with pytest.raises(NotFound, match="no job #99 to come after; nothing was enqueued"):
@@ -281,7 +281,7 @@ def test_jobs_that_nobody_waits_for_pay_nothing(desk: Desk) -> None:
         parent = desk.put()
         follow(desk, parent)
         with pytest.raises(psycopg.errors.RaiseException, match="called"):
-            desk.ask(cancel.cancel(parent))
+            desk.execute(cancel.cancel(parent))
     finally:
         desk.conn.execute(definition[0])
 
@@ -293,8 +293,8 @@ def test_who_was_let_begin_by_an_operator_does_not_fall_with_its_parent_nor_do_t
     (running,) = desk.take()
     child = follow(desk, parent)
     grandchild = follow(desk, child)
-    desk.ask(requeue.requeue([child]))
-    desk.end(running, State.DEAD)
+    desk.execute(requeue.requeue([child]))
+    desk.end(running, JobState.DEAD)
     assert dict(desk.states()) == {parent: "dead", child: "ready", grandchild: "scheduled"}
     (job,) = desk.take(tasks=("child",))
     desk.end(job)
@@ -302,7 +302,7 @@ def test_who_was_let_begin_by_an_operator_does_not_fall_with_its_parent_nor_do_t
     assert edges(desk) == 0
 
 
-def many_followers(desk: Desk, count: int, on_failed: str = "cancel") -> Claimed:
+def many_followers(desk: Desk, count: int, on_failed: str = "cancel") -> ClaimedJob:
     """A running parent that has as many linked followers."""
     parent = desk.run_one()
     desk.conn.execute(
@@ -331,31 +331,33 @@ def followers(desk: Desk) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("end", "becomes"), [(State.DEAD, "cancelled"), (State.SUCCEEDED, "ready")], ids=["fails", "succeeds"]
+    ("end", "becomes"),
+    [(JobState.DEAD, "cancelled"), (JobState.SUCCEEDED, "ready")],
+    ids=["fails", "succeeds"],
 )
 def test_more_followers_than_one_portion_are_settled_in_portions(
-    desk: Desk, end: State, becomes: str
+    desk: Desk, end: JobState, becomes: str
 ) -> None:
     parent = many_followers(desk, 2500)
-    one = finish.End(**parent.fence._asdict(), state=end, verdict=Verdict.SUCCEEDED)
+    one = finish.JobFinish(**parent.fence._asdict(), state=end, verdict=Verdict.SUCCEEDED)
     with desk.conn.transaction():
         before = written(desk)
-        desk.ask(finish.finish(desk.host, [one]))
+        desk.execute(finish.finish(desk.host, [one]))
         assert written(desk) - before < 10, "the end itself does not wait for them"
     assert followers(desk) == {"scheduled": 2500}
     done = 0
     while done < 2500:
         with desk.conn.transaction(force_rollback=True):  # a leader that dies in the middle
-            desk.ask(link.link(1000))
+            desk.execute(maintenance.link_dependencies(1000))
         assert followers(desk).get(becomes, 0) == done, "all of a portion or nothing"
         with desk.conn.transaction():
             before = written(desk)
-            desk.ask(link.link(1000))
+            desk.execute(maintenance.link_dependencies(1000))
             assert written(desk) - before < 10 * 1000
         found = followers(desk)
         assert done < found[becomes] <= done + 1000
         done = found[becomes]
-    desk.ask(link.link(1000))
+    desk.execute(maintenance.link_dependencies(1000))
     assert followers(desk) == {becomes: 2500}
     assert edges(desk) == 0
     assert desk.conn.execute("SELECT FROM pgworkers.ended_parent").fetchone() is None
@@ -371,53 +373,55 @@ def test_a_cascade_wider_than_a_portion_goes_on_below(desk: Desk) -> None:
         " SELECT %s + 1 + n %% 40, id, 'cancel', true FROM numbered",
         [parent.id],
     )
-    one = finish.End(**parent.fence._asdict(), state=State.DEAD, verdict=Verdict.ERROR)
+    one = finish.JobFinish(**parent.fence._asdict(), state=JobState.DEAD, verdict=Verdict.ERROR)
     with desk.conn.transaction():
         before = written(desk)
-        desk.ask(finish.finish(desk.host, [one]))
+        desk.execute(finish.finish(desk.host, [one]))
         assert written(desk) - before < 10 * 1000
     assert followers(desk) == {"cancelled": 40, "scheduled": 1600}
-    while desk.ask(link.link(1000)):
+    while desk.execute(maintenance.link_dependencies(1000)):
         pass
     assert followers(desk) == {"cancelled": 1640}
 
 
 def test_followers_of_a_requeued_parent_wait_for_it_again(desk: Desk) -> None:
     parent = many_followers(desk, 1500)
-    desk.ask(
+    desk.execute(
         finish.finish(
-            desk.host, [finish.End(**parent.fence._asdict(), state=State.DEAD, verdict=Verdict.ERROR)]
+            desk.host,
+            [finish.JobFinish(**parent.fence._asdict(), state=JobState.DEAD, verdict=Verdict.ERROR)],
         )
     )
-    desk.ask(requeue.requeue([parent.id]))
-    while desk.ask(link.link(1000)):
+    desk.execute(requeue.requeue([parent.id]))
+    while desk.execute(maintenance.link_dependencies(1000)):
         pass
     assert followers(desk) == {"scheduled": 1500}
     (job,) = desk.take()
     desk.end(job)
-    while desk.ask(link.link(1000)):
+    while desk.execute(maintenance.link_dependencies(1000)):
         pass
     assert followers(desk) == {"ready": 1500}
 
 
 def test_the_leader_is_told_of_followers_that_are_left(desk: Desk) -> None:
     parent = many_followers(desk, 1001)
-    assert desk.ask(look())["link"] is None
-    desk.ask(
+    assert desk.execute(due_duties())["link"] is None
+    desk.execute(
         finish.finish(
-            desk.host, [finish.End(**parent.fence._asdict(), state=State.DEAD, verdict=Verdict.ERROR)]
+            desk.host,
+            [finish.JobFinish(**parent.fence._asdict(), state=JobState.DEAD, verdict=Verdict.ERROR)],
         )
     )
-    assert desk.ask(look())["link"] == 0
-    assert desk.ask(show.unfinished(["a"], ["child"])).jobs == 1001
+    assert desk.execute(due_duties())["link"] == 0
+    assert desk.execute(burst.unfinished_work(["a"], ["child"])).jobs == 1001
 
 
 def test_a_burst_waits_for_the_followers_of_a_success_that_are_left(desk: Desk) -> None:
     parent = many_followers(desk, 1101)
     desk.conn.execute("UPDATE pgworkers.dependency SET on_failed = 'wait'")
-    one = finish.End(**parent.fence._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED)
-    desk.ask(finish.finish(desk.host, [one]))
-    assert desk.ask(show.unfinished(["a"], ["child"])).jobs == 1101
+    one = finish.JobFinish(**parent.fence._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED)
+    desk.execute(finish.finish(desk.host, [one]))
+    assert desk.execute(burst.unfinished_work(["a"], ["child"])).jobs == 1101
 
 
 def test_the_end_of_a_parent_does_not_wait_for_the_links_of_another(desk: Desk, other: Desk) -> None:
@@ -428,23 +432,24 @@ def test_the_end_of_a_parent_does_not_wait_for_the_links_of_another(desk: Desk, 
     with other.conn.transaction():
         other.conn.execute("UPDATE pgworkers.dependency SET linked = false WHERE parent_id = %s", [busy])
         desk.conn.execute("SET lock_timeout = '5s'")
-        desk.end(job, State.DEAD, verdict=Verdict.ERROR)
-    assert desk.see(child).state is State.CANCELLED
-    desk.ask(link.link(10))
+        desk.end(job, JobState.DEAD, verdict=Verdict.ERROR)
+    assert desk.see(child).state is JobState.CANCELLED
+    desk.execute(maintenance.link_dependencies(10))
     assert edges(desk) == 0
 
 
 def test_a_chain_longer_than_a_portion_is_settled_a_portion_at_a_time(desk: Desk) -> None:
     parent = many_followers(desk, 2500)
     desk.conn.execute("UPDATE pgworkers.dependency SET parent_id = job_id - 1")
-    desk.ask(
+    desk.execute(
         finish.finish(
-            desk.host, [finish.End(**parent.fence._asdict(), state=State.DEAD, verdict=Verdict.ERROR)]
+            desk.host,
+            [finish.JobFinish(**parent.fence._asdict(), state=JobState.DEAD, verdict=Verdict.ERROR)],
         )
     )
     assert followers(desk) == {"cancelled": 1000, "scheduled": 1500}
     looks = 0
-    while desk.ask(link.link(1000)):
+    while desk.execute(maintenance.link_dependencies(1000)):
         looks += 1
     assert followers(desk) == {"cancelled": 2500}
     assert looks < 10

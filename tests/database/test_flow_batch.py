@@ -16,10 +16,10 @@ from support.endings import BAD_ENDS, waits
 from support.stranger import stranger_session
 
 from pgworkers import App, Batch, NotFound, ResultTimeout, Task, UsageError, events
-from pgworkers.flow import batch as verbs
+from pgworkers.job import batches as verbs
 from pgworkers.job import finish, requeue
-from pgworkers.job.notifications import BatchChanged, parse_host_hint
-from pgworkers.job.state import State, Verdict
+from pgworkers.job.model import JobState, Verdict
+from pgworkers.job.notification_payloads import BatchChanged, parse_host_hint
 from pgworkers.observe.statistics import Statistics
 from pgworkers.postgres import migrate
 
@@ -49,9 +49,9 @@ def then_id(made: Batch) -> int:
     return made.then.id
 
 
-def end_all(desk: Desk, jobs: list[Any], state: State = State.SUCCEEDED) -> None:
-    verdict = Verdict.SUCCEEDED if state is State.SUCCEEDED else Verdict.ERROR
-    ends = [finish.End(**job.fence._asdict(), state=state, verdict=verdict) for job in jobs]
+def end_all(desk: Desk, jobs: list[Any], state: JobState = JobState.SUCCEEDED) -> None:
+    verdict = Verdict.SUCCEEDED if state is JobState.SUCCEEDED else Verdict.ERROR
+    ends = [finish.JobFinish(**job.fence._asdict(), state=state, verdict=verdict) for job in jobs]
     while ends:  # what the claim of another session has locked is sent again, as a host does
         answers = desk.finish(ends)
         assert set(answers.values()) <= {"written", "locked"}
@@ -63,7 +63,7 @@ def test_counts_and_what_comes_after(app: App, desk: Desk) -> None:
     assert (made.counts().total, made.counts().live) == (10, 10)
     jobs = desk.take(10)
     end_all(desk, jobs[:6])
-    end_all(desk, jobs[6:8], State.DEAD)
+    end_all(desk, jobs[6:8], JobState.DEAD)
     counts = made.counts()
     assert (counts.total, counts.live, counts.succeeded, counts.failed) == (10, 2, 6, 2)
     assert waits(desk, then_id(made))
@@ -79,12 +79,12 @@ def test_a_large_batch_is_counted_in_portions(app: App, desk: Desk, monkeypatch:
     made = batch(app, 20)
     jobs = desk.take(13)
     end_all(desk, jobs[:4])
-    end_all(desk, jobs[4:13:2], State.DEAD)
+    end_all(desk, jobs[4:13:2], JobState.DEAD)
     whole = made.counts()
     assert (whole.live, whole.succeeded, whole.failed) == (11, 4, 5)
     for portion in (1, 3, 20):
-        monkeypatch.setattr("pgworkers.flow.batch.COUNT_PORTION", portion)
-        step = desk.ask(verbs.counts(made.id))
+        monkeypatch.setattr("pgworkers.job.batches.COUNT_PORTION_IDS", portion)
+        step = desk.execute(verbs.count_batch(made.id))
         assert step is not None
         assert step.counts.live <= portion
         assert step.counts.failed <= portion
@@ -96,10 +96,10 @@ def test_a_job_that_fails_between_two_portions_is_counted_once(
 ) -> None:
     made = batch(app, 6)
     jobs = desk.take(6)
-    monkeypatch.setattr("pgworkers.flow.batch.COUNT_PORTION", 3)
-    step = desk.ask(verbs.counts(made.id))
-    end_all(desk, [jobs[0], jobs[5]], State.DEAD)
-    step = desk.ask(verbs.counts(made.id, step))
+    monkeypatch.setattr("pgworkers.job.batches.COUNT_PORTION_IDS", 3)
+    step = desk.execute(verbs.count_batch(made.id))
+    end_all(desk, [jobs[0], jobs[5]], JobState.DEAD)
+    step = desk.execute(verbs.count_batch(made.id, step))
     assert step is not None
     assert (step.counts.live, step.counts.failed, step.next) == (5, 1, None)
 
@@ -115,7 +115,7 @@ def test_it_is_complete_before_the_last_statement_has_returned_and_waiters_are_t
 
 def test_a_batch_of_nothing_is_complete_at_once(app: App, desk: Desk) -> None:
     made = batch(app, 0)
-    assert desk.see(then_id(made)).state is State.READY
+    assert desk.see(then_id(made)).state is JobState.READY
     assert made.wait(timeout=60).total == 0
 
 
@@ -136,32 +136,32 @@ def test_every_way_to_end_counts_and_the_policy_decides(app: App, desk: Desk, ho
     desk.end(first)
     (job,) = [row[0] for row in desk.conn.execute("SELECT id FROM pgworkers.job WHERE task = 't'")]
     BAD_ENDS[how](desk, job)
-    desk.ask(verbs.sweep(10))
+    desk.execute(verbs.settle_open_batches(10))
     last = desk.see(then_id(made))
     assert made.counts().failed == 1
     match policy:
         case "run":
-            assert last.state is State.READY
+            assert last.state is JobState.READY
         case "cancel":
-            assert last.state is State.CANCELLED
+            assert last.state is JobState.CANCELLED
             assert last.error == f"cancelled: batch #{made.id} has jobs that did not succeed"
         case "wait":
             assert waits(desk, last.id)
-            desk.ask(requeue.requeue([job]))
+            desk.execute(requeue.requeue([job]))
             assert made.counts().live == 1
             (again,) = desk.take()
             desk.end(again)
-            assert desk.see(last.id).state is State.READY
+            assert desk.see(last.id).state is JobState.READY
             assert made.counts().failed == 0
 
 
 def test_what_comes_after_begins_once_even_if_a_job_is_run_again(app: App, desk: Desk) -> None:
     made = batch(app, 1)
     (job,) = desk.take()
-    desk.end(job, State.DEAD)
+    desk.end(job, JobState.DEAD)
     (last,) = desk.take(tasks=("last",))
     desk.end(last)
-    desk.ask(requeue.requeue([job.id]))
+    desk.execute(requeue.requeue([job.id]))
     desk.end(desk.take()[0])
     assert desk.take(tasks=("last",)) == []
     assert made.counts().succeeded == 1
@@ -171,7 +171,7 @@ def settled(desk: Desk, notices: list[tuple[str, str]]) -> None:
     """What a master does when it hears `batch:<id>`."""
     for _, payload in notices:
         if isinstance(hint := parse_host_hint(payload), BatchChanged):
-            while desk.ask(verbs.settle(hint.batch)) == "busy":
+            while desk.execute(verbs.settle_batch(hint.batch)) == "busy":
                 time.sleep(0.001)
 
 
@@ -198,9 +198,9 @@ def test_sessions_that_cannot_see_each_other_miss_nothing(app: App, desk: Desk, 
         with other.conn.transaction():
             other.end(theirs)
         assert waits(other, then_id(made))
-        assert other.ask(verbs.settle(made.id)) == "busy", "somebody is not done"
+        assert other.execute(verbs.settle_batch(made.id)) == "busy", "somebody is not done"
     settled(other, other.notices())
-    assert other.see(then_id(made)).state is State.READY
+    assert other.see(then_id(made)).state is JobState.READY
 
 
 def test_without_the_notification_the_sweep_finds_it(app: App, desk: Desk, other: Desk) -> None:
@@ -211,9 +211,9 @@ def test_without_the_notification_the_sweep_finds_it(app: App, desk: Desk, other
         with other.conn.transaction():
             other.end(theirs)
     assert waits(desk, then_id(made)), "nobody listened"
-    assert desk.ask(verbs.sweep(10)).count == 1
-    assert desk.see(then_id(made)).state is State.READY
-    assert desk.ask(verbs.sweep(10)).count == 0
+    assert desk.execute(verbs.settle_open_batches(10)).changed_rows == 1
+    assert desk.see(then_id(made)).state is JobState.READY
+    assert desk.execute(verbs.settle_open_batches(10)).changed_rows == 0
 
 
 def test_many_sessions_end_the_last_jobs_at_once_and_it_begins_exactly_once(
@@ -242,8 +242,10 @@ def test_many_sessions_end_the_last_jobs_at_once_and_it_begins_exactly_once(
         for thread in threads:
             thread.join()
         settled(desk, desk.notices())
-        assert desk.see(then_id(made)).state is State.READY
-        assert desk.ask(verbs.sweep(10)).count == 0, "not the sweep: the notification was enough"
+        assert desk.see(then_id(made)).state is JobState.READY
+        assert desk.execute(verbs.settle_open_batches(10)).changed_rows == 0, (
+            "not the sweep: the notification was enough"
+        )
         (last,) = desk.take(9, tasks=("last",))
         desk.end(last)
 
@@ -264,10 +266,10 @@ def test_cancel_ends_what_waits_and_flags_what_runs_and_takes_what_comes_after_a
     running = desk.take(3)
     assert made.cancel() == 1200
     assert Counter(state for _, state in desk.states()) == {"running": 3, "cancelled": 1198}
-    assert desk.see(then_id(made)).state is State.CANCELLED
+    assert desk.see(then_id(made)).state is JobState.CANCELLED
     for job in running:
         assert desk.again(job) == "written"
-    desk.ask(verbs.sweep(10))
+    desk.execute(verbs.settle_open_batches(10))
     assert made.wait(timeout=60).failed == 1200
     with pytest.raises(NotFound, match="no batch #4711"):
         app.get_batch(4711).cancel()
@@ -301,11 +303,11 @@ def test_what_cannot_work_is_refused(app: App) -> None:
 
 def test_old_batches_are_forgotten_and_open_ones_kept(app: App, desk: Desk) -> None:
     done, alive = batch(app, 0), batch(app, 1)
-    assert desk.ask(verbs.prune(3600, 10)) == 0
+    assert desk.execute(verbs.prune_batches(3600, 10)) == 0
     desk.conn.execute(
         "UPDATE pgworkers.batch SET finished_at = finished_at - interval '1 day' WHERE id = %s", [done.id]
     )
-    assert desk.ask(verbs.prune(3600, 10)) == 1
+    assert desk.execute(verbs.prune_batches(3600, 10)) == 1
     assert alive.counts().live == 1
 
 
@@ -327,10 +329,10 @@ def test_in_a_schema_of_another_name(empty_dsn: str) -> None:
         end_all(desk, desk.take(9))
         assert after.state == "ready"
         statistics = Statistics()
-        statistics(events.JobStarted(1, 1, "a", "t", 1, 0.5))
-        query = statistics.take()
+        statistics(events.AttemptStarted(1, 1, "a", "t", 1, 0.5))
+        query = statistics.write_query()
         assert query is not None
-        assert desk.ask(query) == 1
+        assert desk.execute(query) == 1
         app.close()
 
 
@@ -348,7 +350,7 @@ def test_thirty_thousand_jobs_ended_by_two_hosts(app: App, desk: Desk, other: De
         thread.start()
     for thread in threads:
         thread.join()
-    desk.ask(verbs.sweep(10))
+    desk.execute(verbs.settle_open_batches(10))
     counts = made.counts()
     assert (counts.live, counts.succeeded, counts.failed) == (0, 30_000, 0)
     assert [job.id for job in desk.take(9, tasks=("last",))] == [then_id(made)]

@@ -12,10 +12,10 @@ import pytest
 from support.desk import Desk
 
 from pgworkers import App, Ctx, JobStopped, RateTimeout, UsageError
-from pgworkers.flow import bucket
-from pgworkers.flow.limit import Limit
+from pgworkers.limits import rate_bucket
+from pgworkers.limits.rate import RateLimit
 
-SLOW = Limit("slow", rate=1 / 3600, burst=5.0)  # no refill worth a token while a test lasts
+SLOW = RateLimit("slow", tokens_per_second=1 / 3600, burst=5.0)  # no refill worth a token while a test lasts
 
 
 def tokens(desk: Desk, scope: str) -> float:
@@ -41,47 +41,52 @@ def app(emptied: str) -> Iterator[App]:
 
 
 def test_a_new_bucket_is_full_and_then_empty(desk: Desk) -> None:
-    assert desk.ask(bucket.take(SLOW, 3, 0.0)).granted == 3
-    assert desk.ask(bucket.take(SLOW, 3, 0.0)).granted == 2
-    assert desk.ask(bucket.take(SLOW, 3, 0.0)).granted == 0
+    assert desk.execute(rate_bucket.take_tokens(SLOW, 3, 0.0)).granted == 3
+    assert desk.execute(rate_bucket.take_tokens(SLOW, 3, 0.0)).granted == 2
+    assert desk.execute(rate_bucket.take_tokens(SLOW, 3, 0.0)).granted == 0
 
 
 def test_a_first_question_larger_than_the_burst_gets_the_burst(desk: Desk) -> None:
-    assert desk.ask(bucket.take(SLOW, 64, 0.0)).granted == 5
+    assert desk.execute(rate_bucket.take_tokens(SLOW, 64, 0.0)).granted == 5
 
 
 def test_it_refills_by_the_clock_of_the_database_and_never_above_the_burst(desk: Desk) -> None:
-    limit = Limit("x", rate=2 / 3600, burst=5.0)  # slow: the time that the test itself takes is no token
-    desk.ask(bucket.take(limit, 5, 0.0))
+    limit = RateLimit(
+        "x", tokens_per_second=2 / 3600, burst=5.0
+    )  # slow: the time that the test itself takes is no token
+    desk.execute(rate_bucket.take_tokens(limit, 5, 0.0))
     age(desk, "x", 1.5 * 3600)
-    assert desk.ask(bucket.take(limit, 9, 0.0)).granted == 3
+    assert desk.execute(rate_bucket.take_tokens(limit, 9, 0.0)).granted == 3
     age(desk, "x", 1e9)
-    assert desk.ask(bucket.take(limit, 9, 0.0)).had == 5.0
+    assert desk.execute(rate_bucket.take_tokens(limit, 9, 0.0)).tokens_before == 5.0
 
 
 def test_a_clock_that_was_set_back_takes_nothing_away(desk: Desk) -> None:
-    desk.ask(bucket.take(SLOW, 1, 0.0))
+    desk.execute(rate_bucket.take_tokens(SLOW, 1, 0.0))
     age(desk, "slow", -1000.0)
-    assert desk.ask(bucket.take(SLOW, 1, 0.0)).had == pytest.approx(4.0)
+    assert desk.execute(rate_bucket.take_tokens(SLOW, 1, 0.0)).tokens_before == pytest.approx(4.0)
 
 
 def test_who_asks_first_is_served_first_and_later_ones_later(desk: Desk, other: Desk) -> None:
-    limit = Limit("x", rate=1 / 3600, burst=1.0)
-    waits = [who.ask(bucket.take(limit, 1, None)).waits(limit.rate)[0] for who in (desk, other, desk, other)]
+    limit = RateLimit("x", tokens_per_second=1 / 3600, burst=1.0)
+    waits = [
+        who.execute(rate_bucket.take_tokens(limit, 1, None)).wait_seconds(limit.tokens_per_second)[0]
+        for who in (desk, other, desk, other)
+    ]
     assert [round(wait / 3600, 1) for wait in waits] == [0, 1, 2, 3]
 
 
 def test_nothing_is_taken_that_is_due_too_late(desk: Desk) -> None:
-    desk.ask(bucket.take(SLOW, 7, None))
-    assert desk.ask(bucket.take(SLOW, 1, 1800.0)).granted == 0
+    desk.execute(rate_bucket.take_tokens(SLOW, 7, None))
+    assert desk.execute(rate_bucket.take_tokens(SLOW, 1, 1800.0)).granted == 0
     assert tokens(desk, "slow") == pytest.approx(-2.0, abs=0.1), "only the refill"
 
 
 def test_unused_tokens_go_back_and_never_above_the_burst(desk: Desk) -> None:
-    desk.ask(bucket.take(SLOW, 4, 0.0))
-    desk.ask(bucket.give("slow", 2))
+    desk.execute(rate_bucket.take_tokens(SLOW, 4, 0.0))
+    desk.execute(rate_bucket.return_tokens("slow", 2))
     assert tokens(desk, "slow") == pytest.approx(3.0)
-    desk.ask(bucket.give("slow", 99))
+    desk.execute(rate_bucket.return_tokens("slow", 99))
     assert tokens(desk, "slow") == 5.0
 
 
@@ -89,31 +94,31 @@ def test_unused_tokens_go_back_and_never_above_the_burst(desk: Desk) -> None:
 def test_drain_keeps_everybody_waiting_for_as_long_as_the_service_said(
     desk: Desk, other: Desk, said: float, meant: float
 ) -> None:
-    limit = Limit("x", rate=50.0, burst=50.0)
-    other.ask(bucket.take(limit, 1, 0.0))
-    desk.ask(bucket.drain(limit, said))
+    limit = RateLimit("x", tokens_per_second=50.0, burst=50.0)
+    other.execute(rate_bucket.take_tokens(limit, 1, 0.0))
+    desk.execute(rate_bucket.drain_bucket(limit, said))
     assert tokens(desk, "x") == pytest.approx(1 - meant * 50), "the next token is due after that time"
     age(desk, "x", -3600.0)  # no time passes from here on: a second is soon over on a busy machine
-    assert other.ask(bucket.take(limit, 1, 0.0)).granted == 0
+    assert other.execute(rate_bucket.take_tokens(limit, 1, 0.0)).granted == 0
 
 
 def test_drain_of_a_bucket_nobody_used_yet(desk: Desk) -> None:
-    limit = Limit("new", rate=50.0, burst=50.0)
-    desk.ask(bucket.drain(limit, 30))
-    assert desk.ask(bucket.take(limit, 1, 0.0)).granted == 0
+    limit = RateLimit("new", tokens_per_second=50.0, burst=50.0)
+    desk.execute(rate_bucket.drain_bucket(limit, 30))
+    assert desk.execute(rate_bucket.take_tokens(limit, 1, 0.0)).granted == 0
 
 
 def test_sessions_that_ask_at_once_never_get_more_than_there_is(
     session: Callable[[], psycopg.Connection[Any]], schema: str
 ) -> None:
     desks = [Desk(session(), schema) for _ in range(4)]
-    limit = Limit("x", rate=200.0, burst=20.0)
+    limit = RateLimit("x", tokens_per_second=200.0, burst=20.0)
     began = desks[0].conn.execute("SELECT clock_timestamp()").fetchone()
     granted = [0] * len(desks)
 
     def ask(n: int) -> None:
         for _ in range(150):
-            granted[n] += desks[n].ask(bucket.take(limit, 3, 0.0)).granted
+            granted[n] += desks[n].execute(rate_bucket.take_tokens(limit, 3, 0.0)).granted
 
     threads = [threading.Thread(target=ask, args=(n,)) for n in range(len(desks))]
     for thread in threads:
@@ -130,7 +135,7 @@ def test_sessions_that_ask_at_once_never_get_more_than_there_is(
     )
     assert row is not None
     elapsed, left = row
-    assert sum(granted) <= limit.burst + limit.rate * elapsed
+    assert sum(granted) <= limit.burst + limit.tokens_per_second * elapsed
     assert sum(granted) + left >= limit.burst, "and nothing that was there is lost"
 
 
@@ -181,18 +186,18 @@ def test_a_handler_that_should_stop_does_not_wait_and_keeps_no_token(app: App, d
     rate.acquire()
     with pytest.raises(JobStopped):
         rate.acquire()
-    app.rates.give_back()
+    app.rates.return_unused_tokens()
     assert tokens(desk, "x") == pytest.approx(0.0, abs=0.01)
 
 
 class _Stopping:
-    def cancelled(self) -> bool:
+    def is_stop_requested(self) -> bool:
         return True
 
-    def remaining(self) -> float | None:
+    def seconds_left(self) -> float | None:
         return None
 
-    def reason(self) -> str:
+    def stop_reason(self) -> str:
         return "cancel"
 
 

@@ -11,11 +11,10 @@ import pytest
 from support.desk import Desk, blocked, until
 
 from pgworkers.errors import ArgumentError, UsageError
-from pgworkers.job import idempotency
-from pgworkers.job.copying import copy_in
-from pgworkers.job.enqueue import Enqueued, enqueue, translate
-from pgworkers.job.new import NewJob
-from pgworkers.job.state import State
+from pgworkers.job import maintenance
+from pgworkers.job.copy import copy_jobs
+from pgworkers.job.enqueue import Enqueued, enqueue, enqueue_error
+from pgworkers.job.model import JobState, NewJob
 
 Session = Callable[[], psycopg.Connection[Any]]
 DAY = 86_400.0
@@ -24,7 +23,7 @@ EXPIRE = "UPDATE pgworkers.idempotency_key SET expires_at = now() WHERE key = %s
 
 def put(desk: Desk, key: str | None = "k", window: float | None = None, **more: Any) -> Enqueued:
     job = NewJob("t", **{"queue": "a", "idempotency_key": key, "idempotency_window": window, **more})
-    return desk.ask(enqueue(job))
+    return desk.execute(enqueue(job))
 
 
 def count(desk: Desk, table: str = "job") -> int:
@@ -35,7 +34,7 @@ def count(desk: Desk, table: str = "job") -> int:
 
 def test_the_first_job_is_returned_after_its_end_and_unique_does_not_do_that(desk: Desk) -> None:
     first = put(desk)
-    assert first.created
+    assert first.is_new
     assert put(desk) == Enqueued(first.id, False)
     (held,) = desk.take()
     assert put(desk) == Enqueued(first.id, False), "while it runs"
@@ -44,9 +43,9 @@ def test_the_first_job_is_returned_after_its_end_and_unique_does_not_do_that(des
     desk.conn.execute("DELETE FROM pgworkers.history")
     assert put(desk) == Enqueued(first.id, False), "also when its row is gone"
     assert count(desk) == 0
-    other = put(desk, None, unique="k")
+    other = put(desk, None, unique_key="k")
     desk.end(*desk.take())
-    assert put(desk, None, unique="k").id != other.id
+    assert put(desk, None, unique_key="k").id != other.id
 
 
 def test_a_key_belongs_to_its_task(desk: Desk) -> None:
@@ -70,7 +69,7 @@ def test_after_its_window_a_key_makes_another_job(desk: Desk) -> None:
     first = put(desk)
     desk.conn.execute(EXPIRE, ["k"])
     second = put(desk)
-    assert second.created
+    assert second.is_new
     assert second.id != first.id
     assert put(desk) == Enqueued(second.id, False)
     assert count(desk, "idempotency_key") == 1
@@ -83,8 +82,10 @@ def test_expired_keys_are_deleted_in_bounded_steps_and_the_others_stay(desk: Des
     kept = put(desk, "new")
     with other.conn.transaction():
         other.conn.execute("SELECT FROM pgworkers.idempotency_key WHERE key = 'old 0' FOR UPDATE")
-        assert [desk.ask(idempotency.prune(3)) for _ in range(3)] == [3, 1, 0], "it waits for no lock"
-    assert desk.ask(idempotency.prune(3)) == 1
+        assert [desk.execute(maintenance.prune_idempotency_keys(3)) for _ in range(3)] == [3, 1, 0], (
+            "it waits for no lock"
+        )
+    assert desk.execute(maintenance.prune_idempotency_keys(3)) == 1
     assert put(desk, "new") == Enqueued(kept.id, False)
 
 
@@ -109,7 +110,7 @@ def test_fifty_enqueuers_with_one_idempotency_key_make_one_job(
             thread.join()
         assert len(answers) == 50
         assert len({answer.id for answer in answers}) == 1
-        assert [answer.created for answer in answers].count(True) == 1
+        assert [answer.is_new for answer in answers].count(True) == 1
         assert count(desk) == before + 1
 
 
@@ -118,7 +119,7 @@ def test_a_key_whose_transaction_rolled_back_leaves_nothing(desk: Desk) -> None:
         undone = put(desk)
     assert count(desk, "idempotency_key") == count(desk) == 0
     first = put(desk)
-    assert first.created
+    assert first.is_new
     assert first.id != undone.id
 
 
@@ -128,7 +129,7 @@ def test_a_second_enqueue_waits_for_the_transaction_of_the_first(desk: Desk, oth
         put(desk)
         future = other.in_thread(again)
         until(lambda: blocked(desk.conn, other.conn))
-    assert future.result(60).created, "the first one was rolled back"
+    assert future.result(60).is_new, "the first one was rolled back"
     again = enqueue(NewJob("t", queue="a", idempotency_key="l"))
     with desk.conn.transaction():
         first = put(desk, "l")
@@ -148,11 +149,11 @@ def test_in_a_transaction_that_sees_an_old_state_nothing_is_doubled(desk: Desk, 
 
 
 def test_with_a_unique_key_the_key_leads_to_the_job_that_was_returned(desk: Desk) -> None:
-    live = put(desk, None, unique="u")
-    assert put(desk, "k", unique="u") == Enqueued(live.id, False)
+    live = put(desk, None, unique_key="u")
+    assert put(desk, "k", unique_key="u") == Enqueued(live.id, False)
     desk.end(*desk.take())
-    assert put(desk, "k", unique="u") == Enqueued(live.id, False)
-    assert put(desk, None, unique="u").created
+    assert put(desk, "k", unique_key="u") == Enqueued(live.id, False)
+    assert put(desk, None, unique_key="u").is_new
 
 
 @pytest.mark.parametrize(
@@ -169,8 +170,8 @@ def test_with_a_unique_key_the_key_leads_to_the_job_that_was_returned(desk: Desk
 )
 def test_what_cannot_be_a_key_or_a_window(desk: Desk, job: NewJob, says: str) -> None:
     with pytest.raises(psycopg.Error) as caught:
-        desk.ask(enqueue(job))
-    error = translate(caught.value)
+        desk.execute(enqueue(job))
+    error = enqueue_error(caught.value)
     assert isinstance(error, ArgumentError)
     assert says in str(error)
     assert count(desk) == count(desk, "idempotency_key") == 0
@@ -178,14 +179,14 @@ def test_what_cannot_be_a_key_or_a_window(desk: Desk, job: NewJob, says: str) ->
 
 def test_many_at_once_refuse_a_key(desk: Desk) -> None:
     with pytest.raises(UsageError, match="t: a job with an idempotency key cannot be enqueued in bulk"):
-        copy_in(desk.conn, desk.schema, [NewJob("t", idempotency_key="k")])
+        copy_jobs(desk.conn, desk.schema, [NewJob("t", idempotency_key="k")])
     assert count(desk) == 0
 
 
 def test_without_a_key_the_table_is_not_touched(desk: Desk) -> None:
     with desk.conn.transaction():
         put(desk, None)
-        put(desk, None, unique="u", delay=60.0)
+        put(desk, None, unique_key="u", delay=60.0)
         assert _scans(desk) == (0, 0)
 
 
@@ -217,5 +218,5 @@ def _scans(desk: Desk) -> tuple[int, int]:
 def test_how_the_first_job_ended_does_not_matter(desk: Desk) -> None:
     first = put(desk)
     desk.conn.execute("SELECT pgworkers.call_off(ARRAY[%s]::bigint[], 'cancelled')", [first.id])
-    assert desk.see(first.id).state == State.CANCELLED
+    assert desk.see(first.id).state == JobState.CANCELLED
     assert put(desk) == Enqueued(first.id, False)

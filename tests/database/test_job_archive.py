@@ -10,8 +10,8 @@ import psycopg
 import pytest
 from support.desk import Desk
 
-from pgworkers.job import archive, purge, queue
-from pgworkers.job.state import State
+from pgworkers.job import cancel, maintenance, queues
+from pgworkers.job.model import JobState
 
 OLD = """
     CREATE TABLE pgworkers.history_20200101 PARTITION OF pgworkers.history
@@ -53,16 +53,18 @@ def test_partitions_are_made_ahead_once(own: Desk, today: str) -> None:
         "SELECT (now() AT TIME ZONE 'UTC')::date - (min(applied_at) AT TIME ZONE 'UTC')::date FROM pgworkers.migration"
     ).fetchone()
     assert days is not None
-    assert own.ask(archive.make_partitions(3)) == 2 * days[0], "the migration made those of its own day"
+    assert own.execute(maintenance.make_partitions(3)) == 2 * days[0], (
+        "the migration made those of its own day"
+    )
     before = partitions(own)
-    assert own.ask(archive.make_partitions(5)) == 4
+    assert own.execute(maintenance.make_partitions(5)) == 4
     assert len(partitions(own) - before) == 4
-    assert own.ask(archive.make_partitions(5)) == 0
+    assert own.execute(maintenance.make_partitions(5)) == 0
 
 
 def test_what_ends_today_lies_in_todays_partition(own: Desk, today: str) -> None:
     job = own.run_one()
-    own.end(job, State.DEAD, error="x")
+    own.end(job, JobState.DEAD, error="x")
     for table in ("history", "attempt"):
         row = own.conn.execute(f"SELECT tableoid::regclass::text FROM pgworkers.{table}").fetchone()
         assert row == (f"pgworkers.{table}_{today}",)
@@ -70,13 +72,13 @@ def test_what_ends_today_lies_in_todays_partition(own: Desk, today: str) -> None
 
 def test_old_partitions_are_named_and_dropped_one_by_one(own: Desk, today: str) -> None:
     past = {name for name in partitions(own) - SPECIAL if name[-8:] < today}  # of a migration before midnight
-    assert set(own.ask(archive.old_partitions(0.0))) == past
+    assert set(own.execute(maintenance.old_partitions(0.0))) == past
     own.conn.execute(OLD)
-    assert own.ask(archive.old_partitions(100 * 365 * 86400.0)) == []
-    assert own.ask(archive.old_partitions(86400.0)) == ["history_20200101"]
-    assert own.ask(archive.drop("history_20200101"))
-    assert not own.ask(archive.drop("history_20200101")), "another host was faster"
-    assert own.ask(archive.old_partitions(86400.0)) == []
+    assert own.execute(maintenance.old_partitions(100 * 365 * 86400.0)) == []
+    assert own.execute(maintenance.old_partitions(86400.0)) == ["history_20200101"]
+    assert own.execute(maintenance.drop_partition("history_20200101"))
+    assert not own.execute(maintenance.drop_partition("history_20200101")), "another host was faster"
+    assert own.execute(maintenance.old_partitions(86400.0)) == []
 
 
 @pytest.mark.parametrize(
@@ -84,17 +86,17 @@ def test_old_partitions_are_named_and_dropped_one_by_one(own: Desk, today: str) 
 )
 def test_nothing_else_can_be_dropped(own: Desk, name: str) -> None:
     with pytest.raises(psycopg.errors.InvalidParameterValue):
-        own.ask(archive.drop(name))
+        own.execute(maintenance.drop_partition(name))
     assert own.put()
 
 
 def test_without_partitions_nothing_is_lost_and_the_default_one_takes_the_rows(own: Desk, today: str) -> None:
     for name in partitions(own) - SPECIAL:
-        own.ask(archive.drop(name))
+        own.execute(maintenance.drop_partition(name))
     job = own.run_one()
-    assert own.end(job, State.DEAD, error="x") == "written"
-    assert own.see(job.id).state is State.DEAD
-    assert own.ask(archive.make_partitions(1)) == 2, (
+    assert own.end(job, JobState.DEAD, error="x") == "written"
+    assert own.see(job.id).state is JobState.DEAD
+    assert own.execute(maintenance.make_partitions(1)) == 2, (
         "today's cannot be made while the default one holds its rows"
     )
 
@@ -114,24 +116,24 @@ def prune(desk: Desk, retention: float, dead: float) -> int:
     """What the duty does: both walks over history, in portions of five rows, to their ends."""
     total = 0
     for kept in (False, True):
-        step = desk.ask(archive.prune(retention, dead, 5, kept=kept))
-        total += step.count
-        while step.next is not None:
-            step = desk.ask(archive.prune(retention, dead, 5, step.next, kept=kept))
-            total += step.count
+        step = desk.execute(maintenance.prune_history(retention, dead, 5, kept=kept))
+        total += step.changed_rows
+        while step.next_key is not None:
+            step = desk.execute(maintenance.prune_history(retention, dead, 5, step.next_key, kept=kept))
+            total += step.changed_rows
     return total
 
 
-def keep(desk: Desk, **queues: float | None) -> None:
+def keep(desk: Desk, **retentions: float | None) -> None:
     """How many seconds each queue keeps its finished jobs, as the app declares it."""
-    desk.ask(queue.declare(list(queues), dict.fromkeys(queues), queues))
+    desk.execute(queues.declare_queues(list(retentions), dict.fromkeys(retentions), retentions))
 
 
-def ended(desk: Desk, name: str, days: float, state: State = State.SUCCEEDED) -> int:
+def ended(desk: Desk, name: str, days: float, state: JobState = JobState.SUCCEEDED) -> int:
     """A job that ended so many days ago in this queue, after an attempt that failed."""
     desk.put(queue=name)
     (job,) = desk.take(queue=name)
-    desk.again(job, after=0.0)
+    desk.again(job, delay_seconds=0.0)
     (job,) = desk.take(queue=name)
     desk.end(job, state)
     for table, column in (("history", "id"), ("attempt", "job_id")):
@@ -158,10 +160,10 @@ def test_a_queue_keeps_its_jobs_longer_or_shorter_than_the_setting(own: Desk, sa
         keep(own, long=30 * day, short=1 * day)
     else:
         keep(own, long=2 * day, short=40 * day)
-        assert own.ask(queue.retain("long", 30 * day))
-        assert own.ask(queue.retain("short", 1 * day))
+        assert own.execute(queues.set_retention("long", 30 * day))
+        assert own.execute(queues.set_retention("short", 1 * day))
     ids = {(name, age): ended(own, name, age) for name in ("long", "short", "a") for age in (0, 3, 20, 40)}
-    own.ask(archive.keep_rows("history_default", 0.0, 1000))  # days without a partition
+    own.execute(maintenance.move_kept_rows("history_default", 0.0, 1000))  # days without a partition
     prune(own, 14 * day, 90 * day)
     wanted = {ids[key] for key in (("long", 0), ("long", 3), ("long", 20), ("short", 0), ("a", 0), ("a", 3))}
     assert kept(own) == (wanted, wanted), "and their attempts with them"
@@ -174,22 +176,22 @@ def test_a_partition_stays_as_long_as_the_longest_retention(own: Desk, today: st
         "'CREATE TABLE pgworkers.history_%s PARTITION OF pgworkers.history FOR VALUES FROM (false, %L) TO (false, %L)',"
         " to_char(day, 'YYYYMMDD'), day::timestamp AT TIME ZONE 'UTC', (day + 1)::timestamp AT TIME ZONE 'UTC'); END $$"
     )
-    own.ask(queue.declare(["long"]))
-    assert len(own.ask(archive.old_partitions(14 * day))) == 1
-    own.ask(queue.retain("long", 30 * day))
-    assert own.ask(archive.old_partitions(14 * day)) == []
-    own.ask(queue.retain("long", 15 * day))
-    assert len(own.ask(archive.old_partitions(14 * day))) == 1
-    own.ask(queue.retain("long", None))
+    own.execute(queues.declare_queues(["long"]))
+    assert len(own.execute(maintenance.old_partitions(14 * day))) == 1
+    own.execute(queues.set_retention("long", 30 * day))
+    assert own.execute(maintenance.old_partitions(14 * day)) == []
+    own.execute(queues.set_retention("long", 15 * day))
+    assert len(own.execute(maintenance.old_partitions(14 * day))) == 1
+    own.execute(queues.set_retention("long", None))
     keep(own, long=30 * day)
-    assert own.ask(archive.old_partitions(14 * day)) == []
+    assert own.execute(maintenance.old_partitions(14 * day)) == []
 
 
 def test_dead_jobs_of_a_queue_with_a_short_retention_are_kept_as_dead_ones_are(own: Desk) -> None:
     keep(own, short=0.0, long=100 * 86400.0)
-    dead = ended(own, "short", 1, State.DEAD), ended(own, "long", 95, State.DEAD)
-    ended(own, "short", 91, State.DEAD)
-    own.ask(archive.keep_rows("history_default", 0.0, 1000))  # days without a partition
+    dead = ended(own, "short", 1, JobState.DEAD), ended(own, "long", 95, JobState.DEAD)
+    ended(own, "short", 91, JobState.DEAD)
+    own.execute(maintenance.move_kept_rows("history_default", 0.0, 1000))  # days without a partition
     prune(own, 14 * 86400.0, 90 * 86400.0)
     assert kept(own) == (set(dead), set(dead))
 
@@ -204,7 +206,7 @@ def test_dead_jobs_and_their_attempts_are_kept_longer_than_their_partition(own: 
     made = [own.run_one() for _ in range(2)]
     with own.conn.transaction():  # one now(): both on one day
         own.end(made[0])
-        own.end(made[1], State.DEAD, error="worth a look")
+        own.end(made[1], JobState.DEAD, error="worth a look")
     day = own.conn.execute(
         "SELECT to_char(finished_at AT TIME ZONE 'UTC', 'YYYYMMDD') FROM pgworkers.history"
     ).fetchone()
@@ -216,17 +218,17 @@ def test_dead_jobs_and_their_attempts_are_kept_longer_than_their_partition(own: 
     ]
     assert own.conn.execute("SELECT job_id FROM pgworkers.attempt").fetchall() == [(made[1].id,)]
     assert prune(own, 0.0, 3600.0) == 0
-    assert own.ask(archive.prune_attempts(0.0, 10)).count == 0, "its job is still there"
+    assert own.execute(maintenance.prune_attempts(0.0, 10)).changed_rows == 0, "its job is still there"
     assert prune(own, 0.0, 0.0) == 1
     assert own.conn.execute("SELECT count(*) FROM pgworkers.attempt").fetchone() == (0,), "they go with it"
 
 
 def retire(desk: Desk, name: str, dead: float = 0.0) -> bool | None:
     """What the duty does: move what outlives the partition, in portions of one row, then drop it."""
-    step = desk.ask(archive.keep_rows(name, dead, 1))
-    while step.next is not None:
-        step = desk.ask(archive.keep_rows(name, dead, 1, step.next))
-    return desk.ask(archive.drop(name))
+    step = desk.execute(maintenance.move_kept_rows(name, dead, 1))
+    while step.next_key is not None:
+        step = desk.execute(maintenance.move_kept_rows(name, dead, 1, step.next_key))
+    return desk.execute(maintenance.drop_partition(name))
 
 
 @contextmanager
@@ -241,19 +243,19 @@ def test_a_partition_that_a_reader_holds_is_left_to_the_next_call(own: Desk, dsn
     own.conn.execute(OLD)
     own.conn.execute("SET lock_timeout = 0; SET statement_timeout = '5s'")
     with reader(dsn, "history"):
-        assert not own.ask(archive.drop("history_20200101"))
-    assert own.ask(archive.old_partitions(86400.0)) == ["history_20200101"]
-    assert own.ask(archive.drop("history_20200101"))
+        assert not own.execute(maintenance.drop_partition("history_20200101"))
+    assert own.execute(maintenance.old_partitions(86400.0)) == ["history_20200101"]
+    assert own.execute(maintenance.drop_partition("history_20200101"))
 
 
 def test_a_table_that_a_reader_holds_does_not_stop_the_other(own: Desk, dsn: str) -> None:
     for name in partitions(own) - SPECIAL:
-        own.ask(archive.drop(name))
+        own.execute(maintenance.drop_partition(name))
     own.conn.execute("SET lock_timeout = 0; SET statement_timeout = '5s'")
     with reader(dsn, "history"):
-        assert own.ask(archive.make_partitions(1)) == 2
+        assert own.execute(maintenance.make_partitions(1)) == 2
     assert {name[:8] for name in partitions(own)} == {"attempt_", "history_"}
-    assert own.ask(archive.make_partitions(1)) == 2
+    assert own.execute(maintenance.make_partitions(1)) == 2
 
 
 @pytest.mark.parametrize("way", ["prune", "drop"])
@@ -263,7 +265,7 @@ def test_a_job_that_another_waits_for_is_kept(own: Desk, way: str) -> None:
     parent, other = own.run_one(), own.run_one()
     child = own.put("child", after=(parent.id,), on_failed="wait")
     for job in (parent, other):
-        own.end(job, State.DEAD)
+        own.end(job, JobState.DEAD)
     own.conn.execute("UPDATE pgworkers.history SET finished_at = '2020-01-01 12:00Z'")
 
     def clean() -> None:
@@ -282,7 +284,7 @@ def test_an_operator_cannot_forget_a_job_that_another_waits_for(own: Desk) -> No
     parent, other = own.run_one(), own.run_one()
     child = own.put("child", after=(parent.id,), on_failed="wait")
     for job in (parent, other):
-        own.end(job, State.DEAD)
-    assert own.ask(purge.purge([parent.id, other.id])) == [other.id]
+        own.end(job, JobState.DEAD)
+    assert own.execute(cancel.purge_dead([parent.id, other.id])) == [other.id]
     own.conn.execute("SELECT pgworkers.cancel(%s)", [child])
-    assert own.ask(purge.purge([parent.id])) == [parent.id]
+    assert own.execute(cancel.purge_dead([parent.id])) == [parent.id]

@@ -7,12 +7,11 @@ from typing import Any
 
 from support.desk import Desk
 
-from pgworkers.job import children
-from pgworkers.job.finish import End
-from pgworkers.job.new import NewJob
-from pgworkers.job.state import State, Verdict
+from pgworkers.job import model
+from pgworkers.job.finish import JobFinish
+from pgworkers.job.model import JobState, NewJob, Verdict
 
-TWO = children.encode(
+TWO = model.encode_children(
     [NewJob("child", '{"n": 1}', queue="b"), NewJob("child", '{"n": 2}', queue="b")]
 ).decode()
 
@@ -44,14 +43,14 @@ def test_an_end_that_is_refused_has_no_children_and_its_neighbour_has_its_own(
     desk: Desk, other: Desk
 ) -> None:
     stale = desk.run_one()
-    assert desk.again(stale, after=0) == "written"
+    assert desk.again(stale, delay_seconds=0) == "written"
     (_fresh,) = other.take()
     well = desk.run_one()
-    three = children.encode([NewJob("child", '{"n": 3}', queue="b")]).decode()
+    three = model.encode_children([NewJob("child", '{"n": 3}', queue="b")]).decode()
     ends = [
-        End(
+        JobFinish(
             **job.fence._asdict(),
-            state=State.SUCCEEDED,
+            state=JobState.SUCCEEDED,
             verdict=Verdict.SUCCEEDED,
             children=text,
         )
@@ -72,7 +71,7 @@ def test_a_child_is_what_the_same_enqueue_would_have_made(desk: Desk) -> None:
         "key", '{"why": "so"}',
     )  # fmt: skip
     for new in (NewJob("little"), much):
-        desk.end(desk.run_one(), children=children.encode([new]).decode())
+        desk.end(desk.run_one(), children=model.encode_children([new]).decode())
         by_end = desk.conn.execute(
             f"SELECT {columns} FROM pgworkers.job WHERE task = %s", [new.task]
         ).fetchall()
@@ -87,6 +86,6 @@ def test_a_child_is_what_the_same_enqueue_would_have_made(desk: Desk) -> None:
         assert len(by_end) == 1
         assert by_end[0][moments] == by_call[0][moments]
     later = NewJob("later", delay=3600.0)
-    desk.end(desk.run_one(), children=children.encode([later]).decode())
+    desk.end(desk.run_one(), children=model.encode_children([later]).decode())
     due = "SELECT state::text, run_at - now() BETWEEN '59 minutes' AND '1 hour' FROM pgworkers.job WHERE task = 'later'"
     assert desk.conn.execute(due).fetchone() == ("scheduled", True)

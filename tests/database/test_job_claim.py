@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.desk import Desk
 
-from pgworkers.job import cancel, claim, queue
-from pgworkers.job.state import State
+from pgworkers.job import cancel, claim, queues
+from pgworkers.job.model import JobState
 
 JOINS = [
     "enable_hashjoin",
@@ -33,13 +33,13 @@ def test_a_claimed_job_tells_all_a_worker_needs(desk: Desk) -> None:
     (job,) = desk.take()
     assert (job.id, job.lease, job.attempt, job.crashes) == (job_id, 1, 1, 0)
     assert (job.queue, job.task, job.args, job.meta) == ("a", "t", '{"n": 7}', '{"why": "nightly"}')
-    assert (job.timeout, job.memory, job.max_attempts, job.max_crashes) == (1.5, 1 << 30, 4, 3)
-    assert job.remaining is not None
-    assert 3500 < job.remaining <= 3600
-    assert job.waited >= 0
-    assert (job.checkpoint, job.errors, job.cancelled) == (None, [], False)
+    assert (job.timeout_seconds, job.memory_bytes, job.max_attempts, job.max_crashes) == (1.5, 1 << 30, 4, 3)
+    assert job.seconds_to_deadline is not None
+    assert 3500 < job.seconds_to_deadline <= 3600
+    assert job.ready_seconds >= 0
+    assert (job.checkpoint, job.errors, job.is_cancel_requested) == (None, [], False)
     seen = desk.see(job_id)
-    assert (seen.state, str(seen.host)) == (State.CLAIMED, desk.host)
+    assert (seen.state, str(seen.host)) == (JobState.CLAIMED, desk.host)
     assert seen.started_at is not None
 
 
@@ -58,29 +58,34 @@ def test_what_must_not_run_is_left_alone(desk: Desk) -> None:
 
 
 def test_a_paused_queue_gives_nothing_and_holds_up_no_other(desk: Desk) -> None:
-    desk.ask(queue.declare(["a", "b"]))
+    desk.execute(queues.declare_queues(["a", "b"]))
     held, free = desk.put(), desk.put(queue="b")
-    assert desk.ask(queue.pause("a"))
-    wants = [claim.Wants("a", 5), claim.Wants("b", 5)]
-    assert [job.id for job in desk.ask(claim.claim(desk.host, wants, ["t"]))] == [free]
-    assert desk.ask(queue.resume("a"))
+    assert desk.execute(queues.pause_queue("a"))
+    wants = [claim.QueueCapacity("a", 5), claim.QueueCapacity("b", 5)]
+    assert [job.id for job in desk.execute(claim.claim(desk.host, wants, ["t"]))] == [free]
+    assert desk.execute(queues.resume_queue("a"))
     assert [job.id for job in desk.take(5)] == [held]
 
 
 def test_a_throttled_queue_gives_nothing_until_it_has_cooled_down(desk: Desk) -> None:
-    desk.ask(queue.declare(["a"]))
+    desk.execute(queues.declare_queues(["a"]))
     desk.put()
-    desk.ask(queue.throttle("a", 3600.0))
+    desk.execute(queues.throttle_queue("a", 3600.0))
     assert desk.take() == []
     desk.conn.execute("UPDATE pgworkers.queue SET throttled_until = throttled_until - interval '1 h'")
     assert desk.take()
 
 
 #: Of queue a, what a claim does that knows places: a step, and what lies behind it.
-STEPS = [claim.Range(0, 0, 1, 10), claim.Range(0, 0, 11)]
+STEPS = [claim.ScanRange(0, 0, 1, 10), claim.ScanRange(0, 0, 11)]
 
 
-HOWS = [{}, {"places": {"a": STEPS}}, {"aged": 0.0}, {"aged": 60.0, "places": {"a": STEPS}}]
+HOWS = [
+    {},
+    {"scan_ranges": {"a": STEPS}},
+    {"min_age_seconds": 0.0},
+    {"min_age_seconds": 60.0, "scan_ranges": {"a": STEPS}},
+]
 
 
 @pytest.mark.parametrize("how", HOWS, ids=str)
@@ -111,9 +116,14 @@ def _never_more_than_asked(desk: Desk, switched_off: list[str], how: dict[str, A
     known = {row[0] for row in desk.conn.execute("SELECT name FROM pg_settings").fetchall()}
     for setting in known & set(switched_off):
         desk.conn.execute(f"SET {setting} = off")  # a fixed list, above
-    wants = [claim.Wants("a", 3), claim.Wants("b", 1), claim.Wants("c", 0), claim.Wants("none", 9)]
+    wants = [
+        claim.QueueCapacity("a", 3),
+        claim.QueueCapacity("b", 1),
+        claim.QueueCapacity("c", 0),
+        claim.QueueCapacity("none", 9),
+    ]
     for _ in range(7):  # past the fifth the statement is prepared
-        claimed = desk.ask(claim.claim(desk.host, wants, ["t"], **how))
+        claimed = desk.execute(claim.claim(desk.host, wants, ["t"], **how))
         by_queue = [job.queue for job in claimed]
         assert len(claimed) == len({job.id for job in claimed})
         assert by_queue.count("a") <= 3, "more were claimed than asked for"
@@ -124,7 +134,9 @@ def _never_more_than_asked(desk: Desk, switched_off: list[str], how: dict[str, A
 
 def test_a_queue_named_twice_counts_twice_and_no_row_is_claimed_twice(desk: Desk) -> None:
     ids = [desk.put() for _ in range(5)]
-    claimed = desk.ask(claim.claim(desk.host, [claim.Wants("a", 1), claim.Wants("a", 2)], ["t"]))
+    claimed = desk.execute(
+        claim.claim(desk.host, [claim.QueueCapacity("a", 1), claim.QueueCapacity("a", 2)], ["t"])
+    )
     assert [job.id for job in claimed] == ids[:3]
 
 
@@ -169,19 +181,19 @@ def test_a_row_that_changed_between_snapshot_and_lock_is_claimed_once_or_next_ti
 def test_every_claim_raises_the_fence(desk: Desk) -> None:
     job = desk.run_one()
     for lease in (2, 3, 4):
-        assert desk.again(job, after=0) == "written"
+        assert desk.again(job, delay_seconds=0) == "written"
         (job,) = desk.take()
         assert job.lease == lease
 
 
 def test_a_cancelled_job_is_never_claimed(desk: Desk) -> None:
     job_id = desk.put()
-    assert desk.ask(cancel.cancel(job_id)) == "cancelled"
+    assert desk.execute(cancel.cancel(job_id)) == "cancelled"
     assert desk.take() == []
 
 
 def test_asking_for_nothing_claims_nothing(desk: Desk) -> None:
     desk.put()
-    assert desk.ask(claim.claim(desk.host, [], ["t"])) == []
-    assert desk.ask(claim.claim(desk.host, [claim.Wants("a", 5)], [])) == []
+    assert desk.execute(claim.claim(desk.host, [], ["t"])) == []
+    assert desk.execute(claim.claim(desk.host, [claim.QueueCapacity("a", 5)], [])) == []
     assert desk.take(-3) == []

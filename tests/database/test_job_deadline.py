@@ -9,24 +9,24 @@ import pytest
 from support.desk import Desk
 
 from pgworkers import App, NotFound
-from pgworkers.cli.story import tell
-from pgworkers.cli.wording import utcnow
-from pgworkers.job import deadline, operation, renew
-from pgworkers.job.state import State
+from pgworkers.cli.formatting import utcnow
+from pgworkers.cli.jobs.story import tell_story
+from pgworkers.job import cancel, hosts, operations
+from pgworkers.job.model import JobState
 
 
 def test_a_live_job_gets_it_and_a_running_one_is_notified(desk: Desk) -> None:
     desk.listen()
     waiting = desk.put()
-    assert desk.ask(deadline.set_deadline(waiting, 60.0)) == "ready"
+    assert desk.execute(cancel.set_deadline(waiting, 60.0)) == "ready"
     assert ("pgworkers", f"deadline:{waiting}") not in desk.notices()
     (job,) = desk.take()
-    assert job.remaining == pytest.approx(60.0, abs=30.0)
-    assert desk.ask(deadline.set_deadline(job.id, 600.0)) == "running"
+    assert job.seconds_to_deadline == pytest.approx(60.0, abs=30.0)
+    assert desk.execute(cancel.set_deadline(job.id, 600.0)) == "running"
     assert ("pgworkers", f"deadline:{job.id}") in desk.notices()
     desk.end(job)
-    assert desk.ask(deadline.set_deadline(job.id, 600.0)) == "succeeded"
-    assert desk.ask(deadline.set_deadline(10**9, 600.0)) is None
+    assert desk.execute(cancel.set_deadline(job.id, 600.0)) == "succeeded"
+    assert desk.execute(cancel.set_deadline(10**9, 600.0)) is None
 
 
 @pytest.mark.parametrize("within", ["-1 s", "200 years", None])
@@ -40,16 +40,18 @@ def test_a_renewal_tells_of_deadlines_that_the_host_does_not_know(desk: Desk) ->
     job, other = desk.run_one(deadline=60.0), desk.run_one()
     held = [job.fence, other.fence]
 
-    def renewed(*known: float | None) -> list[renew.Deadline]:
-        return desk.ask(renew.renew(desk.host, held, "running", "[]", deadlines=known)).deadlines
+    def renewed(*known: float | None) -> list[hosts.ChangedDeadline]:
+        return desk.execute(
+            hosts.renew_lease(desk.host, held, "running", "[]", deadlines=known)
+        ).changed_deadlines
 
     (first,) = renewed(None, None)
     assert first.fence == held[0]
-    assert renewed(first.epoch, None) == []
-    desk.ask(deadline.set_deadline(other.id, 10.0))
-    (moved,) = renewed(first.epoch, None)
+    assert renewed(first.deadline_epoch, None) == []
+    desk.execute(cancel.set_deadline(other.id, 10.0))
+    (moved,) = renewed(first.deadline_epoch, None)
     assert moved.fence == other.fence
-    assert moved.remaining == pytest.approx(10.0, abs=9.0)
+    assert moved.seconds_to_deadline == pytest.approx(10.0, abs=9.0)
 
 
 def test_a_claim_reads_the_deadline_as_a_renewal_does(desk: Desk) -> None:
@@ -58,15 +60,15 @@ def test_a_claim_reads_the_deadline_as_a_renewal_does(desk: Desk) -> None:
     assert job.deadline_epoch is not None
     held = [job.fence]
 
-    def renewed() -> list[renew.Deadline]:
-        return desk.ask(
-            renew.renew(desk.host, held, "running", "[]", deadlines=[job.deadline_epoch])
-        ).deadlines
+    def renewed() -> list[hosts.ChangedDeadline]:
+        return desk.execute(
+            hosts.renew_lease(desk.host, held, "running", "[]", deadlines=[job.deadline_epoch])
+        ).changed_deadlines
 
     assert renewed() == []
     desk.conn.execute("UPDATE pgworkers.job SET deadline_at = NULL")
     (removed,) = renewed()
-    assert (removed.epoch, removed.remaining) == (None, None)
+    assert (removed.deadline_epoch, removed.seconds_to_deadline) == (None, None)
 
 
 def test_the_handle_moves_it(emptied: str, desk: Desk) -> None:
@@ -83,7 +85,7 @@ def test_the_handle_moves_it(emptied: str, desk: Desk) -> None:
         await app.aclose()
         return said
 
-    assert asyncio.run(later()) == State.SUCCEEDED
+    assert asyncio.run(later()) == JobState.SUCCEEDED
     with pytest.raises(NotFound):
         app.job(10**9).extend("1s")
     app.close()
@@ -91,13 +93,15 @@ def test_the_handle_moves_it(emptied: str, desk: Desk) -> None:
 
 def test_a_move_leaves_a_trace_that_jobs_show_tells(desk: Desk) -> None:
     job = desk.put()
-    desk.ask(deadline.set_deadline(job, 600.0, operation.Note(os_user="anna@laptop")))
-    (done,) = desk.ask(operation.operations(job))
+    desk.execute(cancel.set_deadline(job, 600.0, operations.OperationNote(os_user="anna@laptop")))
+    (done,) = desk.execute(operations.operations_of_job(job))
     assert (done.verb, done.os_user, done.reason) == ("deadline", "anna@laptop", "within 00:10:00")
-    told = list(tell(desk.see(job), [], utcnow(), None, [done]))
+    told = list(tell_story(desk.see(job), [], utcnow(), None, [done]))
     line = f"by {done.login} (anna@laptop): within 00:10:00"
     assert any(one.strip().startswith("deadline") and one.endswith(line) for one in told)
     (running,) = desk.take()
     desk.end(running)
-    desk.ask(deadline.set_deadline(job, 600.0))
-    assert desk.ask(operation.operations(job)) == [done], "nothing was done to a job that has ended"
+    desk.execute(cancel.set_deadline(job, 600.0))
+    assert desk.execute(operations.operations_of_job(job)) == [done], (
+        "nothing was done to a job that has ended"
+    )

@@ -7,23 +7,23 @@ from typing import Any
 import psycopg
 from support.desk import Desk
 
-from pgworkers.job import queue
-from pgworkers.job.depth import LEAST, depth, tally
-from pgworkers.postgres.connect import STEADY
+from pgworkers.events import QueueDepth
+from pgworkers.job import queues
+from pgworkers.job.gauges import MIN_FIRST_SLICE_ROWS, count_depth, start_depth_count
+from pgworkers.postgres.session_settings import HOST_PLANNER_SETTINGS
 from pgworkers.postgres.statements import run
-from pgworkers.sightings import QueueDepth
 
 Db = psycopg.Connection[Any]
 
 
 def seen(db: Db, most: int = 1000) -> dict[str, QueueDepth]:
-    return {one.queue: one for one in run(db, "pgworkers", depth(most))}
+    return {one.queue: one for one in run(db, "pgworkers", count_depth(most))}
 
 
 def test_every_state_of_every_queue_is_counted(db: Db) -> None:
     desk = Desk(db, "pgworkers")
     desk.register()
-    desk.ask(queue.declare(["a", "b", "empty"], {"b": 6}))
+    desk.execute(queues.declare_queues(["a", "b", "empty"], {"b": 6}))
     for _ in range(3):
         desk.put()
     desk.take(1)
@@ -56,7 +56,7 @@ def test_the_oldest_ready_job_is_found_whatever_its_priority_and_lane(db: Db) ->
 
 def test_queues_that_nobody_declared_are_found_before_between_and_after_the_declared(db: Db) -> None:
     desk = Desk(db, "pgworkers")
-    desk.ask(queue.declare(["b", "d"]))
+    desk.execute(queues.declare_queues(["b", "d"]))
     strangers = ("A", "a", "aa", "c", "c.1", "c.2", "e", "z", "é")
     for name in strangers:
         desk.put(queue=name)
@@ -84,9 +84,9 @@ def test_no_count_goes_beyond_the_cap_and_no_plan_reads_the_whole_table(dsn: str
         )
         for statistics in ("SELECT", "ANALYZE pgworkers.job"):
             db.execute(statistics)
-            (a,) = run(db, "pgworkers", depth(1000))
+            (a,) = run(db, "pgworkers", count_depth(1000))
             assert (a.ready, a.scheduled) == (1000, 1000)
-            query = depth(1000)
+            query = count_depth(1000)
             text = b"EXPLAIN (ANALYZE, FORMAT TEXT) " + query.statement.render("pgworkers")
             plan = "\n".join(row[0] for row in db.execute(text, query.params))
             assert "Seq Scan on job" not in plan, plan
@@ -110,12 +110,12 @@ def many(db: Db, ready: int, scheduled: int) -> None:
 
 def counted(db: Db, *, most: int, slice_: int) -> tuple[dict[str, tuple[int, int]], list[int]]:
     """Ready and scheduled jobs of each queue, counted in slices; how many rows of `job` each statement read."""
-    under_way = run(db, "pgworkers", tally(1, most, slice_))
+    under_way = run(db, "pgworkers", start_depth_count(1, most, slice_))
     read = []
     with db.transaction():
-        for name, value in STEADY.items():  # as a host's sessions are
+        for name, value in HOST_PLANNER_SETTINGS.items():  # as a host's sessions are
             db.execute("SELECT set_config(%s, %s, true)", [name, value])
-        while query := under_way.more():
+        while query := under_way.next_query():
             text = b"EXPLAIN (ANALYZE, FORMAT JSON) " + query.statement.render("pgworkers")
             ((plan,),) = db.execute(text, query.params)
             read.append(sum(rows_read(plan[0]["Plan"])))
@@ -148,20 +148,20 @@ def test_slices_end_at_the_cap(db: Db) -> None:
 
 
 def test_the_first_statement_looks_less_far_where_there_are_many_queues(db: Db) -> None:
-    assert [tally(queues).params["most"] for queues in (0, 1, 2, 10, 1000)] == [
+    assert [start_depth_count(queues).params["most"] for queues in (0, 1, 2, 10, 1000)] == [
         5000,
         5000,
         2500,
-        LEAST,
-        LEAST,
+        MIN_FIRST_SLICE_ROWS,
+        MIN_FIRST_SLICE_ROWS,
     ]  # type: ignore[index]
 
 
 def test_what_goes_away_while_it_is_counted_does_no_harm(db: Db) -> None:
     many(db, 6000, 3000)
-    under_way = run(db, "pgworkers", tally(1, 100_000, 600))
+    under_way = run(db, "pgworkers", start_depth_count(1, 100_000, 600))
     db.execute("DELETE FROM pgworkers.job")
-    while query := under_way.more():
+    while query := under_way.next_query():
         run(db, "pgworkers", query)
     first = under_way.queues
     assert [(one.ready, one.scheduled) for one in first] == [(600, 200)] * 3, "what the first statement saw"
@@ -174,9 +174,9 @@ def test_the_oldest_is_found_behind_the_first_statement(db: Db) -> None:
         " SELECT 'a', 't', now() - CASE WHEN n > 1900 THEN interval '1 hour' ELSE interval '0' END"
         "   FROM generate_series(1, 2000) n"
     )
-    under_way = run(db, "pgworkers", tally(1, 100_000, 600))
+    under_way = run(db, "pgworkers", start_depth_count(1, 100_000, 600))
     assert under_way.queues[0].oldest < 1800
-    while query := under_way.more():
+    while query := under_way.next_query():
         run(db, "pgworkers", query)
     (a,) = under_way.queues
     assert a.ready == 2000
@@ -185,14 +185,14 @@ def test_the_oldest_is_found_behind_the_first_statement(db: Db) -> None:
 
 def test_what_is_scheduled_in_queues_that_nobody_knows_is_bounded_too(db: Db) -> None:
     desk = Desk(db, "pgworkers")
-    desk.ask(queue.declare(["a"]))
+    desk.execute(queues.declare_queues(["a"]))
     db.execute(
         "INSERT INTO pgworkers.job (queue, task, state, run_at)"
         " SELECT 'nobody', 't', 'scheduled', now() + interval '1 hour' FROM generate_series(1, 20000) n"
     )
-    under_way = run(db, "pgworkers", tally(1, 3000, 600))
+    under_way = run(db, "pgworkers", start_depth_count(1, 3000, 600))
     statements = 0
-    while query := under_way.more():
+    while query := under_way.next_query():
         run(db, "pgworkers", query)
         statements += 1
     assert statements == 4, "600 by the first statement, 600 by each other, 3,000 at most"

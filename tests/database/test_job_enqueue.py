@@ -17,14 +17,13 @@ from psycopg.rows import dict_row
 from support.desk import Desk
 
 from pgworkers.errors import ArgumentError, DatabaseUnreachable, DuplicateJob, SchemaOutOfDate, UsageError
-from pgworkers.job import queue
-from pgworkers.job.asleep import asleep
-from pgworkers.job.copying import CHUNK_ROWS, acopy_in, copy_in
-from pgworkers.job.enqueue import Enqueued, enqueue, translate
-from pgworkers.job.new import NewJob
-from pgworkers.job.state import State
-from pgworkers.postgres.blocking import Blocking
+from pgworkers.job import queues
+from pgworkers.job.copy import BLOCK_ROWS, acopy_jobs, copy_jobs
+from pgworkers.job.enqueue import Enqueued, enqueue, enqueue_error
+from pgworkers.job.hosts import set_idle_queues
+from pgworkers.job.model import JobState, NewJob
 from pgworkers.postgres.connect import connect
+from pgworkers.postgres.session import BlockingSession
 from pgworkers.settings import Settings
 from pgworkers.specs import TaskSpec
 
@@ -39,29 +38,34 @@ def count(desk: Desk) -> int:
 def refused(desk: Desk, job: NewJob) -> Exception:
     """The error a caller would see; and nothing was enqueued."""
     with pytest.raises(psycopg.Error) as caught:
-        desk.ask(enqueue(job))
+        desk.execute(enqueue(job))
     assert count(desk) == 0
-    return translate(caught.value)
+    return enqueue_error(caught.value)
 
 
 def test_a_job_is_ready_and_whoever_sleeps_is_told(desk: Desk) -> None:
     desk.register()
-    desk.ask(asleep(desk.host, ["a"]))
+    desk.execute(set_idle_queues(desk.host, ["a"]))
     desk.listen()
-    made = desk.ask(enqueue(NewJob("t", '{"a": [1, "é"]}', queue="a", meta_json='{"why": 1}')))
-    assert made.created
+    made = desk.execute(enqueue(NewJob("t", '{"a": [1, "é"]}', queue="a", meta_json='{"why": 1}')))
+    assert made.is_new
     seen = desk.see(made.id)
-    assert (seen.state, seen.args, seen.meta, seen.queue) == (State.READY, {"a": [1, "é"]}, {"why": 1}, "a")
+    assert (seen.state, seen.args, seen.meta, seen.queue) == (
+        JobState.READY,
+        {"a": [1, "é"]},
+        {"why": 1},
+        "a",
+    )
     assert (seen.attempt, seen.max_attempts, seen.lease, seen.priority) == (0, 10, 0, 0)
     assert desk.notices() == [(desk.host, f"one:a:{desk.host}")]
 
 
 @contextmanager
-def own_session(desk: Desk) -> Iterator[Blocking]:
+def own_session(desk: Desk) -> Iterator[BlockingSession]:
     """As a process that enqueues has it."""
     dsn = desk.conn.info.dsn
     with connect(Settings(dsn=dsn), dsn, "client") as conn:
-        yield Blocking(conn, "pgworkers")
+        yield BlockingSession(conn, "pgworkers")
 
 
 PLAIN = NewJob("t ä", '{"a": "\u2603"}', queue="q ö", priority=-7, max_attempts=3, max_crashes=2)
@@ -70,13 +74,13 @@ PLAIN = NewJob("t ä", '{"a": "\u2603"}', queue="q ö", priority=-7, max_attempt
 def test_a_plain_job_is_the_same_on_our_own_session_and_on_a_cursor(desk: Desk) -> None:
     """The first and the sixth enqueue of a session differ, too: then it is prepared."""
     with own_session(desk) as session:
-        made = [session.ask(enqueue(PLAIN, alone=True)) for _ in range(7)]
-    made.append(desk.ask(enqueue(PLAIN)))
-    assert all(each.created for each in made)
+        made = [session.run(enqueue(PLAIN, is_own_transaction=True)) for _ in range(7)]
+    made.append(desk.execute(enqueue(PLAIN)))
+    assert all(each.is_new for each in made)
     for each in made:
         seen = desk.see(each.id)
         assert (seen.task, seen.args, seen.queue, seen.priority) == ("t ä", {"a": "\u2603"}, "q ö", -7)
-        assert (seen.state, seen.max_attempts) == (State.READY, 3)
+        assert (seen.state, seen.max_attempts) == (JobState.READY, 3)
 
 
 @pytest.mark.parametrize("part", ["task", "queue", "args_json"])
@@ -84,52 +88,56 @@ def test_a_nul_ends_no_text_on_the_wire(desk: Desk, part: str) -> None:
     job = msgspec.structs.replace(PLAIN, **{part: getattr(PLAIN, part)[:4] + "\0" + getattr(PLAIN, part)[4:]})
     assert isinstance(refused(desk, job), ArgumentError)
     with own_session(desk) as session, pytest.raises(psycopg.DataError):
-        session.ask(enqueue(job, alone=True))
+        session.run(enqueue(job, is_own_transaction=True))
     assert count(desk) == 0
 
 
 def test_what_the_task_says_is_used_where_the_caller_says_nothing(desk: Desk) -> None:
-    desk.ask(queue.declare_tasks([TaskSpec("t", "reports", priority=7, max_attempts=2, max_crashes=1)]))
-    seen = desk.see(desk.ask(enqueue(NewJob("t"))).id)
+    desk.execute(queues.declare_tasks([TaskSpec("t", "reports", priority=7, max_attempts=2, max_crashes=1)]))
+    seen = desk.see(desk.execute(enqueue(NewJob("t"))).id)
     assert (seen.queue, seen.priority, seen.max_attempts) == ("reports", 7, 2)
-    seen = desk.see(desk.ask(enqueue(NewJob("t", queue="x", priority=-1, max_attempts=9))).id)
+    seen = desk.see(desk.execute(enqueue(NewJob("t", queue="x", priority=-1, max_attempts=9))).id)
     assert (seen.queue, seen.priority, seen.max_attempts) == ("x", -1, 9)
-    assert desk.see(desk.ask(enqueue(NewJob("nobody"))).id).queue == "default"
+    assert desk.see(desk.execute(enqueue(NewJob("nobody"))).id).queue == "default"
 
 
 def test_a_later_time_makes_it_scheduled_and_tells_nobody(desk: Desk) -> None:
     desk.listen()
     at = datetime.now(UTC) + timedelta(hours=1)
     by_time = desk.see(desk.put(run_at=at))
-    assert (by_time.state, by_time.run_at) == (State.SCHEDULED, at)
-    assert desk.see(desk.put(delay=60.0)).state is State.SCHEDULED
+    assert (by_time.state, by_time.run_at) == (JobState.SCHEDULED, at)
+    assert desk.see(desk.put(delay=60.0)).state is JobState.SCHEDULED
     assert desk.notices() == []
-    assert desk.see(desk.put(delay=5.0)).state is State.SCHEDULED
+    assert desk.see(desk.put(delay=5.0)).state is JobState.SCHEDULED
     assert desk.notices() == [("pgworkers", "due:")], "sooner than the leader may look by itself"
-    assert desk.see(desk.put(delay=0.0)).state is State.READY
-    assert desk.see(desk.put(run_at=datetime(2020, 1, 1, tzinfo=UTC))).state is State.READY
+    assert desk.see(desk.put(delay=0.0)).state is JobState.READY
+    assert desk.see(desk.put(run_at=datetime(2020, 1, 1, tzinfo=UTC))).state is JobState.READY
 
 
 def test_a_unique_key_leads_to_the_live_job_that_holds_it(desk: Desk) -> None:
-    first = desk.ask(enqueue(NewJob("t", '{"v": 1}', queue="a", unique="k")))
-    assert desk.ask(enqueue(NewJob("t", '{"v": 2}', queue="a", unique="k"))) == Enqueued(first.id, False)
+    first = desk.execute(enqueue(NewJob("t", '{"v": 1}', queue="a", unique_key="k")))
+    assert desk.execute(enqueue(NewJob("t", '{"v": 2}', queue="a", unique_key="k"))) == Enqueued(
+        first.id, False
+    )
     assert desk.see(first.id).args == {"v": 1}
-    replaced = desk.ask(enqueue(NewJob("t", '{"v": 3}', queue="a", unique="k", on_conflict="replace")))
+    replaced = desk.execute(
+        enqueue(NewJob("t", '{"v": 3}', queue="a", unique_key="k", on_conflict="replace"))
+    )
     assert replaced == Enqueued(first.id, False)
     assert desk.see(first.id).args == {"v": 3}
-    assert desk.ask(enqueue(NewJob("other", queue="a", unique="k"))).created, "keys belong to a task"
+    assert desk.execute(enqueue(NewJob("other", queue="a", unique_key="k"))).is_new, "keys belong to a task"
     (job,) = desk.take()
-    desk.ask(enqueue(NewJob("t", '{"v": 4}', queue="a", unique="k", on_conflict="replace")))
+    desk.execute(enqueue(NewJob("t", '{"v": 4}', queue="a", unique_key="k", on_conflict="replace")))
     assert desk.see(first.id).args == {"v": 3}, "what runs keeps its arguments"
     desk.end(job)
-    assert desk.ask(enqueue(NewJob("t", queue="a", unique="k"))).created, "a finished job holds no key"
+    assert desk.execute(enqueue(NewJob("t", queue="a", unique_key="k"))).is_new, "a finished job holds no key"
 
 
 def test_raise_names_the_job_that_is_in_the_way(desk: Desk) -> None:
-    first = desk.put(unique="k%20")
+    first = desk.put(unique_key="k%20")
     with pytest.raises(psycopg.Error) as caught:
-        desk.put(unique="k%20", on_conflict="raise")
-    error = translate(caught.value)
+        desk.put(unique_key="k%20", on_conflict="raise")
+    error = enqueue_error(caught.value)
     assert isinstance(error, DuplicateJob)
     assert (error.job_id, error.unique) == (first, "k%20")
     assert count(desk) == 1
@@ -140,7 +148,7 @@ def test_fifty_enqueuers_with_one_key_make_one_job(desk: Desk, session: Session,
     answers: list[Enqueued] = []
 
     def work(mine: Desk) -> None:
-        answers.append(mine.ask(enqueue(NewJob("t", queue="a", unique="k"))))
+        answers.append(mine.execute(enqueue(NewJob("t", queue="a", unique_key="k"))))
 
     threads = [threading.Thread(target=work, args=[mine]) for mine in desks]
     for thread in threads:
@@ -148,7 +156,7 @@ def test_fifty_enqueuers_with_one_key_make_one_job(desk: Desk, session: Session,
     for thread in threads:
         thread.join()
     assert len({answer.id for answer in answers}) == 1
-    assert [answer.created for answer in answers].count(True) == 1
+    assert [answer.is_new for answer in answers].count(True) == 1
     assert len(answers) == 50
 
 
@@ -164,8 +172,8 @@ def test_fifty_enqueuers_with_one_key_make_one_job(desk: Desk, session: Session,
         (NewJob("t", queue=""), "name is empty"),
         (NewJob("t", queue="x" * 201), "longer than 200"),
         (NewJob("x" * 201), "longer than 200"),
-        (NewJob("t", unique=""), "unique key is empty"),
-        (NewJob("t", unique="k" * 1001), "longer than 1000"),
+        (NewJob("t", unique_key=""), "unique key is empty"),
+        (NewJob("t", unique_key="k" * 1001), "longer than 1000"),
         (NewJob("t", max_attempts=0), "from 1 to 10001"),
         (NewJob("t", '{"a": "%s"}' % ("x" * 4_200_000)), "larger than 4MB"),
         (NewJob("t", '{"a": ' + "[" * 200_000 + "]" * 200_000 + "}"), "cannot store"),
@@ -193,13 +201,13 @@ def test_what_cannot_work_is_refused_at_once_with_a_reason(desk: Desk, job: NewJ
 def test_a_database_without_our_tables_says_what_to_do(empty_dsn: str) -> None:
     with psycopg.connect(empty_dsn, autocommit=True) as conn, pytest.raises(psycopg.Error) as caught:
         Desk(conn, "pgworkers").put()
-    error = translate(caught.value)
+    error = enqueue_error(caught.value)
     assert isinstance(error, SchemaOutOfDate)
     assert "migrate up" in str(error)
 
 
 def test_an_error_that_is_not_about_the_job_is_one_of_ours_too() -> None:
-    error = translate(psycopg.OperationalError("the connection is closed"))
+    error = enqueue_error(psycopg.OperationalError("the connection is closed"))
     assert isinstance(error, DatabaseUnreachable)
     assert "the connection is closed; nothing was enqueued" in str(error)
 
@@ -229,23 +237,23 @@ def test_sql_can_enqueue_and_cancel_by_itself(db: psycopg.Connection[Any]) -> No
 def test_a_serializable_transaction_of_the_user_gets_an_error_it_can_retry(
     desk: Desk, session: Session
 ) -> None:
-    job_id = desk.put(unique="k")
+    job_id = desk.put(unique_key="k")
     conn = session()
     conn.isolation_level = psycopg.IsolationLevel.SERIALIZABLE
     with conn.transaction():
-        assert Desk(conn, "pgworkers").put(unique="k") == job_id
+        assert Desk(conn, "pgworkers").put(unique_key="k") == job_id
 
 
 def test_what_is_long_deep_or_large_but_within_bounds_is_taken(desk: Desk) -> None:
     century = 100 * 365 * 86400.0
     deep = '{"a": ' + "[" * 127 + "]" * 127 + "}"
     job = NewJob("t", deep, delay=century, timeout=century, memory=1 << 20, meta_json=deep)
-    assert desk.ask(enqueue(job)).created
-    assert desk.ask(enqueue(NewJob("t", '{"a": "%s"}' % ("x" * 100_000), delay=0.0))).created
+    assert desk.execute(enqueue(job)).is_new
+    assert desk.execute(enqueue(NewJob("t", '{"a": "%s"}' % ("x" * 100_000), delay=0.0))).is_new
 
 
 def test_many_jobs_by_copy(desk: Desk) -> None:
-    desk.ask(queue.declare_tasks([TaskSpec("t", "reports", priority=7, max_attempts=2)]))
+    desk.execute(queues.declare_tasks([TaskSpec("t", "reports", priority=7, max_attempts=2)]))
     at = datetime.now(UTC) + timedelta(hours=1)
     jobs = [
         NewJob("t", '{"a": "tab\\t back\\\\slash é"}'),
@@ -256,14 +264,19 @@ def test_many_jobs_by_copy(desk: Desk) -> None:
     ]
     desk.listen()
     told: list[int] = []
-    assert copy_in(desk.conn, desk.schema, jobs, told.append) == 3
+    assert copy_jobs(desk.conn, desk.schema, jobs, told.append) == 3
     assert told == [1, 3], "from the first job on that has something special, all columns are sent"
     one, two, three = (desk.see(job_id) for job_id, _ in desk.states())
-    assert (one.state, one.queue, one.priority, one.max_attempts) == (State.READY, "reports", 7, 2)
+    assert (one.state, one.queue, one.priority, one.max_attempts) == (JobState.READY, "reports", 7, 2)
     assert one.args == {"a": "tab\t back\\slash é"}
-    assert (two.state, two.queue, two.priority) == (State.SCHEDULED, "b", 1)
+    assert (two.state, two.queue, two.priority) == (JobState.SCHEDULED, "b", 1)
     assert (two.run_at - two.created_at) == timedelta(seconds=60)
-    assert (three.state, three.run_at, three.queue, three.meta) == (State.SCHEDULED, at, "default", {"m": 1})
+    assert (three.state, three.run_at, three.queue, three.meta) == (
+        JobState.SCHEDULED,
+        at,
+        "default",
+        {"m": 1},
+    )
     details = desk.conn.execute(
         "SELECT expires_at - run_at, deadline_at - run_at, timeout, memory FROM pgworkers.job WHERE queue = 'b'"
     ).fetchone()
@@ -276,7 +289,7 @@ def test_copy_takes_an_endless_stream_in_chunks_and_keeps_none(desk: Desk) -> No
 
     def stream() -> Iterator[NewJob]:
         nonlocal held, most
-        for n in range(3 * CHUNK_ROWS + 7):
+        for n in range(3 * BLOCK_ROWS + 7):
             held += 1
             most = max(most, held)
             yield NewJob("t", f'{{"n": {n}}}', queue="a")
@@ -287,64 +300,64 @@ def test_copy_takes_an_endless_stream_in_chunks_and_keeps_none(desk: Desk) -> No
         counts.append(total)
 
     counts: list[int] = []
-    assert copy_in(desk.conn, desk.schema, stream(), told) == 3 * CHUNK_ROWS + 7
-    assert counts == [CHUNK_ROWS, 2 * CHUNK_ROWS, 3 * CHUNK_ROWS, 3 * CHUNK_ROWS + 7]
-    assert most <= CHUNK_ROWS
+    assert copy_jobs(desk.conn, desk.schema, stream(), told) == 3 * BLOCK_ROWS + 7
+    assert counts == [BLOCK_ROWS, 2 * BLOCK_ROWS, 3 * BLOCK_ROWS, 3 * BLOCK_ROWS + 7]
+    assert most <= BLOCK_ROWS
     row = desk.conn.execute(
         "SELECT count(*), bool_and((args->>'n')::int = id - 1) FROM pgworkers.job"
     ).fetchone()
-    assert row == (3 * CHUNK_ROWS + 7, True), "ids in the order of the stream"
+    assert row == (3 * BLOCK_ROWS + 7, True), "ids in the order of the stream"
 
 
 @pytest.mark.parametrize("bad", [NewJob("t", "[]"), NewJob("t", "nope"), NewJob("t", queue="")], ids=range(3))
 def test_one_bad_row_and_nothing_is_enqueued(desk: Desk, bad: NewJob) -> None:
-    jobs = [NewJob("t", queue="a")] * (CHUNK_ROWS + 1) + [bad]
+    jobs = [NewJob("t", queue="a")] * (BLOCK_ROWS + 1) + [bad]
     with pytest.raises(psycopg.Error) as caught:
-        copy_in(desk.conn, desk.schema, jobs, None)
-    assert isinstance(translate(caught.value), ArgumentError)
+        copy_jobs(desk.conn, desk.schema, jobs, None)
+    assert isinstance(enqueue_error(caught.value), ArgumentError)
     assert count(desk) == 0
     assert desk.put()  # the connection is as good as before
 
 
 def test_unique_keys_are_refused_in_bulk_and_so_is_an_iterator_that_fails(desk: Desk) -> None:
     with pytest.raises(UsageError, match="unique key"):
-        copy_in(desk.conn, desk.schema, [NewJob("t"), NewJob("t", unique="k")], None)
+        copy_jobs(desk.conn, desk.schema, [NewJob("t"), NewJob("t", unique_key="k")], None)
 
     def broken() -> Iterator[NewJob]:
         yield NewJob("t")
         raise RuntimeError("the file ended early")
 
     with pytest.raises(RuntimeError):
-        copy_in(desk.conn, desk.schema, broken(), None)
+        copy_jobs(desk.conn, desk.schema, broken(), None)
     assert count(desk) == 0
 
 
 def test_copy_joins_the_callers_transaction(desk: Desk, emptied: str) -> None:
     jobs = [NewJob("t", queue="a")] * 3
     with desk.conn.transaction(force_rollback=True):
-        copy_in(desk.conn, desk.schema, jobs, None)
+        copy_jobs(desk.conn, desk.schema, jobs, None)
     assert count(desk) == 0
     with psycopg.connect(emptied, row_factory=dict_row) as conn:  # not autocommit, other rows: a user's own
-        copy_in(conn, desk.schema, jobs, None)
+        copy_jobs(conn, desk.schema, jobs, None)
         assert count(desk) == 0, "nothing is committed behind the caller's back"
         with pytest.raises(UsageError):
-            copy_in(conn, desk.schema, [NewJob("t", unique="k")], None)
+            copy_jobs(conn, desk.schema, [NewJob("t", unique_key="k")], None)
         conn.commit()
     assert count(desk) == 3
 
 
 def test_copy_of_nothing(desk: Desk) -> None:
-    assert copy_in(desk.conn, desk.schema, [], None) == 0
+    assert copy_jobs(desk.conn, desk.schema, [], None) == 0
 
 
 def test_copy_on_an_async_connection(desk: Desk, emptied: str) -> None:
     async def work() -> None:
         async with await psycopg.AsyncConnection.connect(emptied, autocommit=True) as conn:
-            assert await acopy_in(conn, desk.schema, [NewJob("t", queue="a")] * 5, None) == 5
+            assert await acopy_jobs(conn, desk.schema, [NewJob("t", queue="a")] * 5, None) == 5
             with pytest.raises(UsageError):
-                await acopy_in(conn, desk.schema, [NewJob("t", unique="k")], None)
+                await acopy_jobs(conn, desk.schema, [NewJob("t", unique_key="k")], None)
         async with await psycopg.AsyncConnection.connect(emptied) as conn:
-            assert await acopy_in(conn, desk.schema, [NewJob("t", queue="a")] * 2, None) == 2
+            assert await acopy_jobs(conn, desk.schema, [NewJob("t", queue="a")] * 2, None) == 2
             await conn.rollback()
 
     asyncio.run(work())
@@ -370,9 +383,9 @@ def test_a_stream_keeps_one_copy_open_while_the_iterator_goes_on(desk: Desk) -> 
     counts: list[int] = []
     desk.conn.execute("SET statement_timeout = '1s'")
     with pytest.raises(RuntimeError, match="ended early"):
-        copy_in(desk.conn, desk.schema, stream(True), stream=True)
+        copy_jobs(desk.conn, desk.schema, stream(True), is_own_connection=True)
     assert count(desk) == 0
-    assert copy_in(desk.conn, desk.schema, stream(False), counts.append, stream=True) == 6000
+    assert copy_jobs(desk.conn, desk.schema, stream(False), counts.append, is_own_connection=True) == 6000
     assert desk.conn.execute("SHOW statement_timeout").fetchone() == ("1s",)
     desk.conn.execute("SET statement_timeout = 0")
     assert counts == sorted(counts)

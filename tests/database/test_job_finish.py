@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from support.desk import Desk
 
-from pgworkers.job import cancel, finish, requeue, show
-from pgworkers.job.finish import End
-from pgworkers.job.state import State, Verdict
+from pgworkers.job import cancel, finish, queries, requeue
+from pgworkers.job.finish import JobFinish
+from pgworkers.job.model import JobState, Verdict
 
 
 def rows(desk: Desk, table: str) -> int:
@@ -21,11 +21,18 @@ def test_a_success_moves_to_history_with_its_result_and_costs(desk: Desk) -> Non
     job = desk.run_one(meta_json='{"why": "x"}')
     desk.listen()
     assert (
-        desk.end(job, result='{"url": "u"}', duration=1.5, cpu=1.25, peak_rss=4096, progress="[3, 3]")
+        desk.end(
+            job,
+            result='{"url": "u"}',
+            duration_seconds=1.5,
+            cpu_seconds=1.25,
+            peak_rss_bytes=4096,
+            progress="[3, 3]",
+        )
         == "written"
     )
     seen = desk.see(job.id)
-    assert (seen.state, seen.verdict, seen.result) == (State.SUCCEEDED, "succeeded", {"url": "u"})
+    assert (seen.state, seen.verdict, seen.result) == (JobState.SUCCEEDED, "succeeded", {"url": "u"})
     assert (seen.duration, seen.cpu_seconds, seen.peak_rss) == (1.5, 1.25, 4096)
     assert (seen.progress, seen.meta, seen.error) == ([3, 3], {"why": "x"}, None)
     assert str(seen.host) == desk.host
@@ -37,31 +44,31 @@ def test_only_a_success_drops_its_arguments(desk: Desk) -> None:
     """A dead or cancelled job can run again, so it keeps them."""
     kept, *dropping = [desk.run_one(args='{"page": 7}') for _ in range(4)]
     ends = [
-        End(
+        JobFinish(
             id=kept.id,
             lease=kept.lease,
-            claimed_at=kept.claimed_at,
-            state=State.SUCCEEDED,
+            claimed_at_us=kept.claimed_at_us,
+            state=JobState.SUCCEEDED,
             verdict=Verdict.SUCCEEDED,
         )
     ]
     for job, state, verdict in zip(
         dropping,
-        (State.SUCCEEDED, State.DEAD, State.CANCELLED),
+        (JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED),
         (Verdict.SUCCEEDED, Verdict.ERROR, Verdict.CANCELLED),
         strict=True,
     ):
         ends.append(
-            End(
+            JobFinish(
                 id=job.id,
                 lease=job.lease,
-                claimed_at=job.claimed_at,
+                claimed_at_us=job.claimed_at_us,
                 state=state,
                 verdict=verdict,
-                keep_args=False,
+                should_keep_args=False,
             )
         )
-    assert desk.ask(finish.finish(desk.host, ends)) == {}, "all were written"
+    assert desk.execute(finish.finish(desk.host, ends)) == {}, "all were written"
     page = {"page": 7}
     assert [desk.see(end.id).args for end in ends] == [page, {}, page, page]
 
@@ -70,9 +77,9 @@ def test_a_death_keeps_its_post_mortem(desk: Desk) -> None:
     job = desk.run_one()
     answer = desk.end(
         job,
-        State.DEAD,
+        JobState.DEAD,
         verdict=Verdict.CRASH,
-        crash=True,
+        is_crash=True,
         error="ended by SIGSEGV",
         traceback="Traceback…",
         stack="Fatal Python error",
@@ -87,13 +94,13 @@ def test_a_death_keeps_its_post_mortem(desk: Desk) -> None:
     assert answer == "written"
     seen = desk.see(job.id)
     assert (seen.state, seen.verdict, seen.crashes, seen.error) == (
-        State.DEAD,
+        JobState.DEAD,
         "crash",
         1,
         "ended by SIGSEGV",
     )
     assert (seen.checkpoint, seen.result) == ({"page": 3}, None)
-    (attempt,) = desk.ask(show.attempts(job.id))
+    (attempt,) = desk.execute(queries.job_attempts(job.id))
     assert (attempt.attempt, attempt.lease, attempt.verdict) == (1, 1, "crash")
     assert (attempt.error, attempt.traceback, attempt.stack) == (
         "ended by SIGSEGV",
@@ -107,10 +114,10 @@ def test_a_death_keeps_its_post_mortem(desk: Desk) -> None:
 
 def test_a_stale_lease_writes_nothing(desk: Desk, other: Desk) -> None:
     stale = desk.run_one()
-    assert desk.again(stale, after=0) == "written"
+    assert desk.again(stale, delay_seconds=0) == "written"
     (fresh,) = other.take()
     assert desk.end(stale, result="1") == "lost"
-    assert desk.see(stale.id).state is State.CLAIMED
+    assert desk.see(stale.id).state is JobState.CLAIMED
     assert other.end(fresh, result="2") == "written"
     assert desk.end(stale, result="1") == "lost"
     assert desk.see(stale.id).result == 2
@@ -126,8 +133,8 @@ def test_a_send_whose_acknowledgement_was_lost_is_answered_already(desk: Desk) -
 def test_a_job_that_somebody_else_ended_under_this_lease_is_lost_not_already(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
     desk.conn.execute("UPDATE pgworkers.job SET host = %s WHERE id = %s", [other.host, job.id])
-    assert other.end(job, State.DEAD, error="x") == "written"
-    assert desk.end(job, State.DEAD, error="x") == "lost"
+    assert other.end(job, JobState.DEAD, error="x") == "written"
+    assert desk.end(job, JobState.DEAD, error="x") == "lost"
 
 
 def test_a_batch_answers_for_each_row(desk: Desk) -> None:
@@ -137,35 +144,35 @@ def test_a_batch_answers_for_each_row(desk: Desk) -> None:
     desk.end(two)
     desk.again(three)
     ends = [
-        End(
+        JobFinish(
             **four.fence._asdict(),
-            state=State.DEAD,
+            state=JobState.DEAD,
             verdict=Verdict.DISCARDED,
             error="no",
         ),
-        End(
+        JobFinish(
             **three.fence._asdict(),
-            state=State.SUCCEEDED,
+            state=JobState.SUCCEEDED,
             verdict=Verdict.SUCCEEDED,
         ),
-        End(
+        JobFinish(
             **two.fence._asdict(),
-            state=State.SUCCEEDED,
+            state=JobState.SUCCEEDED,
             verdict=Verdict.SUCCEEDED,
         ),
-        End(
+        JobFinish(
             **one.fence._asdict(),
-            state=State.SUCCEEDED,
+            state=JobState.SUCCEEDED,
             verdict=Verdict.SUCCEEDED,
             result="5",
         ),
-        End(
+        JobFinish(
             **one.fence._asdict(),
-            state=State.SUCCEEDED,
+            state=JobState.SUCCEEDED,
             verdict=Verdict.SUCCEEDED,
             result="5",
         ),
-        End(id=10**12, lease=1, claimed_at=1, state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED),
+        JobFinish(id=10**12, lease=1, claimed_at_us=1, state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED),
     ]
     answers = desk.finish(ends)
     assert [answers[end.fence] for end in ends] == [
@@ -197,7 +204,7 @@ def test_an_end_opens_only_the_partition_that_it_writes_into(desk: Desk) -> None
         assert desk.end(jobs[0]) == "written"
         assert (partitions(desk, "history"), partitions(desk, "attempt")) == (1, 0)
     with desk.conn.transaction():
-        assert desk.end(jobs[1], State.DEAD, error="x") == "written"
+        assert desk.end(jobs[1], JobState.DEAD, error="x") == "written"
         assert (partitions(desk, "history"), partitions(desk, "attempt")) == (1, 1)
     with desk.conn.transaction():
         assert desk.again(jobs[2]) == "written"
@@ -205,16 +212,16 @@ def test_an_end_opens_only_the_partition_that_it_writes_into(desk: Desk) -> None
 
 
 def test_an_empty_batch_is_no_error(desk: Desk) -> None:
-    assert desk.ask(finish.finish(desk.host, [])) == {}
+    assert desk.execute(finish.finish(desk.host, [])) == {}
 
 
 def test_the_last_ten_errors_are_remembered_one_line_each(desk: Desk) -> None:
     job = desk.run_one(max_attempts=100)
     for n in range(12):
-        assert desk.again(job, after=0, error=f"error {n}\nwith a second line") == "written"
+        assert desk.again(job, delay_seconds=0, error=f"error {n}\nwith a second line") == "written"
         (job,) = desk.take()
     assert job.errors == [f"error {n} with a second line" for n in range(2, 12)]
-    desk.end(job, State.DEAD, error="the end")
+    desk.end(job, JobState.DEAD, error="the end")
     (errors,) = desk.conn.execute("SELECT errors FROM pgworkers.history").fetchone() or ([],)
     assert errors[-1] == "the end"
     assert len(errors) == 10
@@ -222,7 +229,7 @@ def test_the_last_ten_errors_are_remembered_one_line_each(desk: Desk) -> None:
 
 def test_a_success_after_failures_shows_no_error(desk: Desk) -> None:
     job = desk.run_one()
-    desk.again(job, after=0, error="first time unlucky")
+    desk.again(job, delay_seconds=0, error="first time unlucky")
     (job,) = desk.take()
     desk.end(job)
     assert desk.see(job.id).error is None
@@ -245,29 +252,29 @@ HOSTILE: list[dict[str, Any]] = [
     {"progress": "{", "checkpoint": "{"},
     {"error": "x" * 50_000_000},
     {"error": "", "exit_status": "\x00", "worker": "\x00", "version": "\ud8ff"},
-    {"duration": float("nan"), "cpu": float("inf"), "peak_rss": 2**62},
+    {"duration_seconds": float("nan"), "cpu_seconds": float("inf"), "peak_rss_bytes": 2**62},
 ]
 
 
 @pytest.mark.parametrize("left", HOSTILE, ids=range(len(HOSTILE)))
-@pytest.mark.parametrize("state", [State.SUCCEEDED, State.DEAD])
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.DEAD])
 def test_nothing_a_handler_leaves_behind_stops_its_job_or_its_neighbours(
-    desk: Desk, left: dict[str, Any], state: State
+    desk: Desk, left: dict[str, Any], state: JobState
 ) -> None:
     desk.put()
     desk.put()
     bad, good = desk.take(2)
-    verdict = Verdict.SUCCEEDED if state is State.SUCCEEDED else Verdict.ERROR
+    verdict = Verdict.SUCCEEDED if state is JobState.SUCCEEDED else Verdict.ERROR
     ends = [
-        End(**bad.fence._asdict(), state=state, verdict=verdict, **left),
-        End(
+        JobFinish(**bad.fence._asdict(), state=state, verdict=verdict, **left),
+        JobFinish(
             **good.fence._asdict(),
-            state=State.SUCCEEDED,
+            state=JobState.SUCCEEDED,
             verdict=Verdict.SUCCEEDED,
             result="1",
         ),
     ]
-    assert desk.ask(finish.finish(desk.host, ends)) == {}
+    assert desk.execute(finish.finish(desk.host, ends)) == {}
     assert desk.see(bad.id).state is state  # and it can be read back
     assert desk.see(good.id).result == 1
 
@@ -275,11 +282,11 @@ def test_nothing_a_handler_leaves_behind_stops_its_job_or_its_neighbours(
 def test_a_finish_waits_for_no_cancel_which_does_not_undo_the_success(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
     with other.conn.transaction():
-        assert other.ask(cancel.cancel(job.id)) == "cancelling"
+        assert other.execute(cancel.cancel(job.id)) == "cancelling"
         assert desk.end(job, result="1") == "locked"
     assert desk.end(job, result="1") == "written"
-    assert desk.see(job.id).state is State.SUCCEEDED
-    assert other.ask(cancel.cancel(job.id)) == "succeeded"
+    assert desk.see(job.id).state is JobState.SUCCEEDED
+    assert other.execute(cancel.cancel(job.id)) == "succeeded"
 
 
 def test_many_ends_are_told_in_one_notification_and_too_many_as_a_star(desk: Desk) -> None:
@@ -288,14 +295,14 @@ def test_many_ends_are_told_in_one_notification_and_too_many_as_a_star(desk: Des
     desk.listen()
     for batch in (few, many):
         ends = [
-            End(
+            JobFinish(
                 **j.fence._asdict(),
-                state=State.SUCCEEDED,
+                state=JobState.SUCCEEDED,
                 verdict=Verdict.SUCCEEDED,
             )
             for j in batch
         ]
-        assert desk.ask(finish.finish(desk.host, ends)) == {}
+        assert desk.execute(finish.finish(desk.host, ends)) == {}
     assert desk.notices() == [
         ("pgworkers_done", " ".join(str(job.id) for job in few)),
         ("pgworkers_done", "*"),
@@ -306,9 +313,9 @@ def test_two_batches_in_opposite_order_do_not_deadlock(desk: Desk, other: Desk) 
     for _ in range(200):
         desk.put()
     jobs = desk.take(200)
-    ends = [End(**j.fence._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs]
+    ends = [JobFinish(**j.fence._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs]
     waiting = other.in_thread(finish.finish(desk.host, ends[::-1]))
-    mine = desk.ask(finish.finish(desk.host, ends))
+    mine = desk.execute(finish.finish(desk.host, ends))
     theirs = waiting.result(timeout=20)
     assert mine.keys() ^ theirs.keys() == {end.fence for end in ends}, "each is written by one of them"
     assert set(desk.finish(ends).values()) == {"already"}
@@ -316,11 +323,11 @@ def test_two_batches_in_opposite_order_do_not_deadlock(desk: Desk, other: Desk) 
 
 def test_a_requeued_job_runs_under_a_higher_lease_so_its_past_cannot_end_it(desk: Desk) -> None:
     job = desk.run_one()
-    desk.end(job, State.DEAD, error="x")
-    desk.ask(requeue.requeue([job.id]))
+    desk.end(job, JobState.DEAD, error="x")
+    desk.execute(requeue.requeue([job.id]))
     (again,) = desk.take()
     assert again.lease == job.lease + 1
-    assert desk.end(job, State.DEAD, error="x") == "lost"
+    assert desk.end(job, JobState.DEAD, error="x") == "lost"
     assert desk.end(again) == "written"
 
 
@@ -332,19 +339,19 @@ def test_each_end_of_a_mixed_batch_keeps_what_is_its_own(desk: Desk) -> None:
     assert desk.end(jobs[4]) == "written"
     ends = []
     for n, job in enumerate(jobs):
-        said: dict[str, Any] = {"state": State.SUCCEEDED, "verdict": Verdict.SUCCEEDED, "result": str(n)}
+        said: dict[str, Any] = {"state": JobState.SUCCEEDED, "verdict": Verdict.SUCCEEDED, "result": str(n)}
         if n % 3 == 0:
             said = {
-                "state": State.DEAD,
+                "state": JobState.DEAD,
                 "verdict": Verdict.ERROR,
                 "error": f"error {n}",
                 "output": f"out {n}",
             }
         ends.append(
-            End(
+            JobFinish(
                 **job.fence._asdict(),
-                duration=n / 8,
-                peak_rss=n << 20,
+                duration_seconds=n / 8,
+                peak_rss_bytes=n << 20,
                 **said,
             )
         )
@@ -357,18 +364,20 @@ def test_each_end_of_a_mixed_batch_keeps_what_is_its_own(desk: Desk) -> None:
         seen = desk.see(job.id)
         assert (seen.duration, seen.peak_rss) == (n / 8, n << 20)
         assert (seen.result, seen.error) == ((None, f"error {n}") if n % 3 == 0 else (n, None))
-        assert [a.output for a in desk.ask(show.attempts(job.id))] == ([f"out {n}"] if n % 3 == 0 else [])
+        assert [a.output for a in desk.execute(queries.job_attempts(job.id))] == (
+            [f"out {n}"] if n % 3 == 0 else []
+        )
 
 
 def test_of_two_ends_of_one_job_the_valid_one_is_written_whichever_lease_is_higher(desk: Desk) -> None:
     """After a failover an older lease than the newest this host knows may be the valid one: it is sent again by itself."""
     job = desk.run_one()
     old, new = (
-        End(
+        JobFinish(
             id=job.id,
             lease=lease,
-            claimed_at=job.claimed_at,
-            state=State.SUCCEEDED,
+            claimed_at_us=job.claimed_at_us,
+            state=JobState.SUCCEEDED,
             verdict=Verdict.SUCCEEDED,
         )
         for lease in (job.lease, job.lease + 1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from support.desk import Desk, until
 
-from pgworkers.job import host, show
-from pgworkers.job.renew import renew
+from pgworkers.job import hosts, queries
+from pgworkers.job.hosts import renew_lease
 
 
 def test_a_registered_host_is_shown_and_a_removed_one_is_not(desk: Desk) -> None:
-    (seen,) = desk.ask(show.hosts())
+    (seen,) = desk.execute(queries.list_hosts())
     assert (str(seen.id), seen.name, seen.pid, seen.lease, seen.queues) == (
         desk.host,
         "box",
@@ -18,15 +18,15 @@ def test_a_registered_host_is_shown_and_a_removed_one_is_not(desk: Desk) -> None
         ["a"],
     )
     assert (seen.stale, seen.running, seen.workers, seen.state) == (False, 0, 0, "running")
-    assert desk.ask(host.remove(desk.host))
-    assert not desk.ask(host.remove(desk.host))
-    assert desk.ask(show.hosts()) == []
+    assert desk.execute(hosts.remove_host(desk.host))
+    assert not desk.execute(hosts.remove_host(desk.host))
+    assert desk.execute(queries.list_hosts()) == []
 
 
 def test_registering_again_renews_instead_of_failing(desk: Desk) -> None:
-    (before,) = desk.ask(show.hosts())
+    (before,) = desk.execute(queries.list_hosts())
     desk.register(lease=7.0)
-    (after,) = desk.ask(show.hosts())
+    (after,) = desk.execute(queries.list_hosts())
     assert after.renewed_at > before.renewed_at
     assert (after.lease, after.started_at) == (7.0, before.started_at)
 
@@ -35,15 +35,15 @@ def test_sweeping_spares_the_living_and_those_that_still_own_jobs(desk: Desk, ot
     other.register(lease=0.01)
     other.put()
     (job,) = other.take()
-    until(lambda: any(seen.stale for seen in desk.ask(show.hosts())))
+    until(lambda: any(seen.stale for seen in desk.execute(queries.list_hosts())))
     until(
         lambda: (
             desk.conn.execute("SELECT FROM pgworkers.host WHERE renewed_at < now() - 10 * lease").fetchone()
             is not None
         )
     )
-    assert desk.ask(host.sweep(10)).count == 0
+    assert desk.execute(hosts.prune_hosts(10)).changed_rows == 0
     other.end(job)
-    assert desk.ask(host.sweep(10)).count == 1
-    assert [str(seen.id) for seen in desk.ask(show.hosts())] == [desk.host]
-    assert not other.ask(renew(other.host, [], "running", "[]")).known
+    assert desk.execute(hosts.prune_hosts(10)).changed_rows == 1
+    assert [str(seen.id) for seen in desk.execute(queries.list_hosts())] == [desk.host]
+    assert not other.execute(renew_lease(other.host, [], "running", "[]")).is_known

@@ -4,30 +4,40 @@ from __future__ import annotations
 
 from support.desk import Desk
 
-from pgworkers.job.progress import Saved, save
+from pgworkers.job.finish import ProgressUpdate, save_progress
 
 
 def test_what_changed_is_stored_and_the_rest_stays(desk: Desk) -> None:
     job = desk.run_one()
-    assert desk.ask(save(desk.host, [Saved(*job.fence, '{"done": 1}', '{"page": 1}')])) == 1
-    assert desk.ask(save(desk.host, [Saved(*job.fence, '{"done": 2}', None)])) == 1
+    assert (
+        desk.execute(save_progress(desk.host, [ProgressUpdate(*job.fence, '{"done": 1}', '{"page": 1}')]))
+        == 1
+    )
+    assert desk.execute(save_progress(desk.host, [ProgressUpdate(*job.fence, '{"done": 2}', None)])) == 1
     seen = desk.see(job.id)
     assert (seen.progress, seen.checkpoint) == ({"done": 2}, {"page": 1})
 
 
 def test_a_checkpoint_survives_the_attempt(desk: Desk) -> None:
     job = desk.run_one()
-    desk.ask(save(desk.host, [Saved(*job.fence, None, '{"page": 9}')]))
-    desk.again(job, after=0.0)
+    desk.execute(save_progress(desk.host, [ProgressUpdate(*job.fence, None, '{"page": 9}')]))
+    desk.again(job, delay_seconds=0.0)
     (again,) = desk.take()
     assert again.checkpoint == '{"page": 9}'
 
 
 def test_a_stale_lease_cannot_overwrite_its_successor(desk: Desk) -> None:
     stale = desk.run_one()
-    desk.again(stale, after=0.0)
+    desk.again(stale, delay_seconds=0.0)
     (fresh,) = desk.take()
-    assert desk.ask(save(desk.host, [Saved(*stale.fence, "1", "1"), Saved(*fresh.fence, "2", "2")])) == 1
+    assert (
+        desk.execute(
+            save_progress(
+                desk.host, [ProgressUpdate(*stale.fence, "1", "1"), ProgressUpdate(*fresh.fence, "2", "2")]
+            )
+        )
+        == 1
+    )
     assert desk.see(fresh.id).progress == 2
 
 
@@ -36,11 +46,17 @@ def test_a_text_that_is_no_json_changes_nothing_and_spoils_no_other(desk: Desk) 
     desk.put()
     one, two = desk.take(2)
     assert (
-        desk.ask(save(desk.host, [Saved(*one.fence, "{", None), Saved(*two.fence, '"\\u0000"', None)])) == 2
+        desk.execute(
+            save_progress(
+                desk.host,
+                [ProgressUpdate(*one.fence, "{", None), ProgressUpdate(*two.fence, '"\\u0000"', None)],
+            )
+        )
+        == 2
     )
     assert desk.see(one.id).progress is None
     assert desk.see(two.id).progress == "\ufffd"
 
 
 def test_nothing_to_save_is_no_error(desk: Desk) -> None:
-    assert desk.ask(save(desk.host, [])) == 0
+    assert desk.execute(save_progress(desk.host, [])) == 0

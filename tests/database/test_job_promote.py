@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from support.desk import Desk, until
 
-from pgworkers.job import promote
-from pgworkers.job.state import State
+from pgworkers.job import maintenance
+from pgworkers.job.model import JobState
 
 
 def test_nothing_is_promoted_before_its_time_and_the_next_time_is_told(desk: Desk) -> None:
-    assert desk.ask(promote.promote(10)) == promote.Promoted(0, None)
+    assert desk.execute(maintenance.promote_due(10)) == maintenance.PromoteResult(0, None)
     desk.put(delay=3600.0)
     desk.put(delay=7200.0)
-    promoted = desk.ask(promote.promote(10))
+    promoted = desk.execute(maintenance.promote_due(10))
     assert promoted.count == 0
-    assert promoted.next_in is not None
-    assert 3500 < promoted.next_in <= 3600
+    assert promoted.next_in_seconds is not None
+    assert 3500 < promoted.next_in_seconds <= 3600
 
 
 def test_what_is_due_becomes_ready_and_each_queue_is_told_once(desk: Desk) -> None:
     ids = [desk.put(delay=0.05), desk.put(delay=0.05), desk.put(delay=0.05, queue="b")]
     desk.listen()
-    until(lambda: desk.ask(promote.promote(10)).count)
-    until(lambda: desk.ask(promote.promote(10)).next_in is None)
+    until(lambda: desk.execute(maintenance.promote_due(10)).count)
+    until(lambda: desk.execute(maintenance.promote_due(10)).next_in_seconds is None)
     assert desk.states() == [(job_id, "ready") for job_id in ids]
     assert sorted(set(desk.notices())) == [("pgworkers", "ready:a"), ("pgworkers", "ready:b")]
 
@@ -31,17 +31,17 @@ def test_the_earliest_are_promoted_first_and_a_full_batch_asks_for_another(desk:
     with desk.conn.transaction():  # one now() for all
         late, early, middle = desk.put(delay=0.12), desk.put(delay=0.04), desk.put(delay=0.08)
     until(lambda: desk.conn.execute("SELECT max(run_at) <= now() FROM pgworkers.job").fetchone() == (True,))
-    assert desk.ask(promote.promote(2)) == promote.Promoted(2, 0.0)
+    assert desk.execute(maintenance.promote_due(2)) == maintenance.PromoteResult(2, 0.0)
     assert desk.states() == [(late, "scheduled"), (early, "ready"), (middle, "ready")]
-    assert desk.ask(promote.promote(2)) == promote.Promoted(1, None)
+    assert desk.execute(maintenance.promote_due(2)) == maintenance.PromoteResult(1, None)
 
 
 def test_a_row_that_another_session_holds_is_left_to_it(desk: Desk, other: Desk) -> None:
     job_id = desk.put(delay=0.01)
     with other.conn.transaction():
         other.conn.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [job_id])
-        assert desk.ask(promote.promote(10)).count == 0
-    until(lambda: desk.ask(promote.promote(10)).count)
+        assert desk.execute(maintenance.promote_due(10)).count == 0
+    until(lambda: desk.execute(maintenance.promote_due(10)).count)
 
 
 def test_a_job_not_started_in_time_is_dead_and_says_so(desk: Desk) -> None:
@@ -54,20 +54,20 @@ def test_a_job_not_started_in_time_is_dead_and_says_so(desk: Desk) -> None:
             == (2,)
         )
     )
-    assert desk.ask(promote.expire(1)) == 1
-    assert desk.ask(promote.expire(10)) == 1
-    assert desk.ask(promote.expire(10)) == 0
+    assert desk.execute(maintenance.expire_jobs(1)) == 1
+    assert desk.execute(maintenance.expire_jobs(10)) == 1
+    assert desk.execute(maintenance.expire_jobs(10)) == 0
     for job_id in (ready, waiting):
         seen = desk.see(job_id)
-        assert (seen.state, seen.verdict) == (State.DEAD, "expired")
+        assert (seen.state, seen.verdict) == (JobState.DEAD, "expired")
         assert seen.error is not None
         assert seen.error.startswith("expired: not started by 2")
-    assert desk.see(kept).state is State.READY
+    assert desk.see(kept).state is JobState.READY
     assert len(desk.notices()) == 2
 
 
 def test_a_job_that_runs_never_expires(desk: Desk) -> None:
     job = desk.run_one(expires=3600.0)  # not so short that it could be over before the claim
     desk.conn.execute("UPDATE pgworkers.job SET expires_at = expires_at - interval '2 h'")
-    assert desk.ask(promote.expire(10)) == 0
+    assert desk.execute(maintenance.expire_jobs(10)) == 0
     assert desk.end(job) == "written"

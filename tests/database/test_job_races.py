@@ -11,24 +11,9 @@ import psycopg
 import pytest
 from support.desk import PATIENCE, Desk, blocked, until
 
-from pgworkers.job import (
-    cancel,
-    discard,
-    finish,
-    host,
-    progress,
-    promote,
-    release,
-    renew,
-    requeue,
-    rescue,
-    retry,
-)
-from pgworkers.job.claim import Claimed
-from pgworkers.job.finish import End
-from pgworkers.job.progress import Saved
-from pgworkers.job.retry import Again
-from pgworkers.job.state import State, Verdict
+from pgworkers.job import cancel, finish, hosts, maintenance, requeue
+from pgworkers.job.finish import JobFinish, JobRetry, ProgressUpdate
+from pgworkers.job.model import ClaimedJob, JobState, Verdict
 from pgworkers.postgres.statements import Query
 
 JOBS = 120
@@ -41,33 +26,33 @@ def work(mine: Desk, rand: random.Random) -> None:
         jobs = mine.take(rand.randint(1, 15))
         rand.shuffle(jobs)
         held = [job.fence for job in jobs]
-        mine.ask(progress.save(mine.host, [Saved(*key, "1", None) for key in held]))
-        mine.ask(renew.renew(mine.host, held, "running", "[]"))
+        mine.execute(finish.save_progress(mine.host, [ProgressUpdate(*key, "1", None) for key in held]))
+        mine.execute(hosts.renew_lease(mine.host, held, "running", "[]"))
         third = len(jobs) // 3
         ended, again = jobs[:third], jobs[third : 2 * third]
-        state = rand.choice([(State.SUCCEEDED, Verdict.SUCCEEDED), (State.DEAD, Verdict.ERROR)])
-        mine.ask(
+        state = rand.choice([(JobState.SUCCEEDED, Verdict.SUCCEEDED), (JobState.DEAD, Verdict.ERROR)])
+        mine.execute(
             finish.finish(
                 mine.host,
-                [End(**j.fence._asdict(), state=state[0], verdict=state[1]) for j in ended],
+                [JobFinish(**j.fence._asdict(), state=state[0], verdict=state[1]) for j in ended],
             )
         )
         after = rand.choice([0.0, 0.01])
-        mine.ask(
-            retry.retry(
+        mine.execute(
+            finish.retry(
                 mine.host,
                 [
-                    Again(
+                    JobRetry(
                         **j.fence._asdict(),
                         verdict=Verdict.ERROR,
-                        after=after,
+                        delay_seconds=after,
                         error="x",
                     )
                     for j in again
                 ],
             )
         )
-        mine.ask(release.release(mine.host, held[2 * third :]))
+        mine.execute(finish.release(mine.host, held[2 * third :]))
 
 
 def lose(mine: Desk, rand: random.Random) -> None:
@@ -75,33 +60,36 @@ def lose(mine: Desk, rand: random.Random) -> None:
     for _ in range(ROUNDS // 2):
         mine.register()
         mine.take(rand.randint(1, 5))
-        mine.ask(host.remove(mine.host))
+        mine.execute(hosts.remove_host(mine.host))
 
 
 def sweep(mine: Desk, rand: random.Random) -> None:
     for _ in range(ROUNDS):
-        mine.ask(rescue.rescue(mine.host, rand.randint(1, 20)))
-        mine.ask(promote.promote(rand.randint(1, 20)))
-        mine.ask(promote.expire(10))
+        mine.execute(maintenance.rescue_jobs(mine.host, rand.randint(1, 20)))
+        mine.execute(maintenance.promote_due(rand.randint(1, 20)))
+        mine.execute(maintenance.expire_jobs(10))
 
 
 def meddle(mine: Desk, rand: random.Random) -> None:
     """An operator."""
     for _ in range(ROUNDS * 2):
         job_id = rand.randint(1, JOBS)
-        mine.ask(rand.choice([cancel.cancel(job_id), discard.discard(job_id)]))
-        mine.ask(requeue.requeue([rand.randint(1, JOBS) for _ in range(10)]))
+        mine.execute(rand.choice([cancel.cancel(job_id), cancel.discard(job_id)]))
+        mine.execute(requeue.requeue([rand.randint(1, JOBS) for _ in range(10)]))
 
 
-HOSTS_WRITES: dict[str, Callable[[Desk, list[Claimed]], Query[Any]]] = {
+HOSTS_WRITES: dict[str, Callable[[Desk, list[ClaimedJob]], Query[Any]]] = {
     "finish": lambda desk, jobs: finish.finish(
-        desk.host, [End(**j.fence._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs]
+        desk.host,
+        [JobFinish(**j.fence._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs],
     ),
-    "retry": lambda desk, jobs: retry.retry(
-        desk.host, [Again(**j.fence._asdict(), verdict=Verdict.ERROR, after=60.0) for j in jobs]
+    "retry": lambda desk, jobs: finish.retry(
+        desk.host, [JobRetry(**j.fence._asdict(), verdict=Verdict.ERROR, delay_seconds=60.0) for j in jobs]
     ),
-    "release": lambda desk, jobs: release.release(desk.host, [j.fence for j in jobs]),
-    "progress": lambda desk, jobs: progress.save(desk.host, [Saved(*j.fence, "1", None) for j in jobs]),
+    "release": lambda desk, jobs: finish.release(desk.host, [j.fence for j in jobs]),
+    "progress": lambda desk, jobs: finish.save_progress(
+        desk.host, [ProgressUpdate(*j.fence, "1", None) for j in jobs]
+    ),
 }
 
 
@@ -114,17 +102,17 @@ def test_who_cancels_in_an_order_of_his_own_is_in_no_deadlock_with_a_host(
     desk.register()
     one, two = desk.run_one(), desk.run_one()
     with other.conn.transaction():
-        assert other.ask(cancel.cancel(two.id)) == "cancelling"
+        assert other.execute(cancel.cancel(two.id)) == "cancelling"
         writing = desk.in_thread(HOSTS_WRITES[name](desk, [one, two]))
         until(lambda: writing.done() or blocked(watcher, desk.conn))
-        assert other.ask(cancel.cancel(one.id)) is not None
+        assert other.execute(cancel.cancel(one.id)) is not None
     writing.result(timeout=PATIENCE)
 
 
 def test_all_verbs_at_once(session: Callable[[], psycopg.Connection[Any]], schema: str) -> None:
     keeper = Desk(session(), schema)
     for n in range(JOBS):
-        keeper.put(unique=f"k{n}" if n % 3 else None, delay=0.01 if n % 5 == 0 else None, max_crashes=100)
+        keeper.put(unique_key=f"k{n}" if n % 3 else None, delay=0.01 if n % 5 == 0 else None, max_crashes=100)
     failed: list[BaseException] = []
 
     def start(role: Callable[[Desk, random.Random], None], seed: int) -> threading.Thread:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from support.desk import Desk, until
 
-from pgworkers.job import cancel, host, rescue, show
-from pgworkers.job.renew import renew
+from pgworkers.job import cancel, hosts, maintenance, queries
+from pgworkers.job.hosts import renew_lease
 
 WORKERS = '[{"queue": "a", "slot": 0, "pid": 7, "state": "busy", "job_id": 1, "task": "t", "since": 0.5, "jobs": 3}]'
 
 
 def test_renewing_moves_the_clock_of_the_host_and_shows_its_workers(desk: Desk) -> None:
-    (before,) = desk.ask(show.hosts())
-    renewed = desk.ask(renew(desk.host, [], "draining", WORKERS))
-    assert (renewed.known, renewed.cancels, renewed.lost) == (True, [], [])
-    (after,) = desk.ask(show.hosts())
+    (before,) = desk.execute(queries.list_hosts())
+    renewed = desk.execute(renew_lease(desk.host, [], "draining", WORKERS))
+    assert (renewed.is_known, renewed.cancel_requests, renewed.lost_leases) == (True, [], [])
+    (after,) = desk.execute(queries.list_hosts())
     assert after.renewed_at > before.renewed_at
     assert (after.state, after.workers, after.stale) == ("draining", 1, False)
-    (worker,) = desk.ask(show.workers())
+    (worker,) = desk.execute(queries.list_workers())
     assert (worker.queue, worker.pid, worker.job_id, worker.since) == ("a", 7, 1, 0.5)
 
 
@@ -25,57 +25,57 @@ def test_it_learns_which_jobs_are_wished_away_and_which_it_no_longer_owns(desk: 
     for _ in range(5):
         desk.put()
     kept, wished, ended, taken, gone = desk.take(5)
-    other.ask(cancel.cancel(wished.id))
+    other.execute(cancel.cancel(wished.id))
     desk.end(ended)
-    desk.again(taken, after=0.0)
+    desk.again(taken, delay_seconds=0.0)
     other.take()
     held = [job.fence for job in (kept, wished, ended, taken, gone)]
     desk.conn.execute("DELETE FROM pgworkers.job WHERE id = %s", [gone.id])
-    renewed = desk.ask(renew(desk.host, held, "running", "[]"))
-    assert renewed.cancels == [wished.fence]
-    assert sorted(renewed.lost) == [job.fence for job in (ended, taken, gone)]
+    renewed = desk.execute(renew_lease(desk.host, held, "running", "[]"))
+    assert renewed.cancel_requests == [wished.fence]
+    assert sorted(renewed.lost_leases) == [job.fence for job in (ended, taken, gone)]
 
 
 def test_it_learns_that_a_job_was_rescued(desk: Desk, other: Desk) -> None:
     rescued, taken = [desk.run_one() for _ in range(2)]
-    desk.again(taken, after=0.0)
+    desk.again(taken, delay_seconds=0.0)
     desk.conn.execute(
         "UPDATE pgworkers.host SET renewed_at = now() - interval '1 h' WHERE id = %s", [desk.host]
     )
     other.register()
-    assert [job.id for job in other.ask(rescue.rescue(other.host, 10))] == [rescued.id]
+    assert [job.id for job in other.execute(maintenance.rescue_jobs(other.host, 10))] == [rescued.id]
     held = [job.fence for job in (rescued, taken)]
-    renewed = desk.ask(renew(desk.host, held, "running", "[]"))
-    assert sorted(renewed.lost) == held
-    assert renewed.rescued == {held[0]}
+    renewed = desk.execute(renew_lease(desk.host, held, "running", "[]"))
+    assert sorted(renewed.lost_leases) == held
+    assert renewed.rescued_leases == {held[0]}
 
 
 def test_a_host_whose_row_was_swept_is_told_so(desk: Desk) -> None:
     job = desk.run_one()
-    desk.ask(host.remove(desk.host))
-    renewed = desk.ask(renew(desk.host, [job.fence], "running", "[]"))
-    assert not renewed.known
-    assert renewed.lost == []  # nobody has rescued it yet
+    desk.execute(hosts.remove_host(desk.host))
+    renewed = desk.execute(renew_lease(desk.host, [job.fence], "running", "[]"))
+    assert not renewed.is_known
+    assert renewed.lost_leases == []  # nobody has rescued it yet
     desk.register()
-    assert desk.ask(renew(desk.host, [], "running", "[]")).known
+    assert desk.execute(renew_lease(desk.host, [], "running", "[]")).is_known
 
 
 def test_renewing_does_not_wait_for_a_row_lock_on_a_job(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
     with other.conn.transaction():
         other.conn.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [job.id])
-        assert desk.ask(renew(desk.host, [job.fence], "running", "[]")).known
+        assert desk.execute(renew_lease(desk.host, [job.fence], "running", "[]")).is_known
 
 
 def test_a_view_of_workers_that_is_no_json_never_costs_the_lease(desk: Desk) -> None:
-    assert desk.ask(renew(desk.host, [], "odd\x00\nstate", "{")).known
-    assert desk.ask(show.workers()) == []
+    assert desk.execute(renew_lease(desk.host, [], "odd\x00\nstate", "{")).is_known
+    assert desk.execute(queries.list_workers()) == []
 
 
 def test_it_learns_whether_other_hosts_live(desk: Desk) -> None:
-    assert desk.ask(renew(desk.host, [], "running", "[]")).alone
+    assert desk.execute(renew_lease(desk.host, [], "running", "[]")).is_alone
     second = Desk(desk.conn, desk.schema)
     second.register()
-    assert not desk.ask(renew(desk.host, [], "running", "[]")).alone
+    assert not desk.execute(renew_lease(desk.host, [], "running", "[]")).is_alone
     second.register(lease=0.05)
-    until(lambda: desk.ask(renew(desk.host, [], "running", "[]")).alone)
+    until(lambda: desk.execute(renew_lease(desk.host, [], "running", "[]")).is_alone)

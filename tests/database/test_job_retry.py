@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from support.desk import Desk, until
 
-from pgworkers.job import cancel, promote, show
-from pgworkers.job.retry import Again
-from pgworkers.job.state import State, Verdict
+from pgworkers.job import cancel, maintenance, queries
+from pgworkers.job.finish import JobRetry
+from pgworkers.job.model import JobState, Verdict
 
 
 def test_a_failed_attempt_waits_for_its_time_and_costs_an_attempt(desk: Desk) -> None:
     job = desk.run_one(expires=3600.0)
     desk.listen()
     assert (
-        desk.again(job, after=120.0, error="ValueError: no", traceback="tb", checkpoint='{"page": 4}')
+        desk.again(job, delay_seconds=120.0, error="ValueError: no", traceback="tb", checkpoint='{"page": 4}')
         == "written"
     )
     seen = desk.see(job.id)
-    assert (seen.state, seen.attempt, seen.crashes, seen.error) == (State.SCHEDULED, 1, 0, "ValueError: no")
+    assert (seen.state, seen.attempt, seen.crashes, seen.error) == (
+        JobState.SCHEDULED,
+        1,
+        0,
+        "ValueError: no",
+    )
     assert (seen.host, seen.started_at, seen.checkpoint) == (None, None, {"page": 4})
     assert 110 < (seen.run_at - seen.created_at).total_seconds() < 130
-    (attempt,) = desk.ask(show.attempts(job.id))
+    (attempt,) = desk.execute(queries.job_attempts(job.id))
     assert (attempt.attempt, attempt.verdict, attempt.traceback) == (1, "error", "tb")
     assert str(attempt.host) == desk.host
     assert desk.notices() == []
@@ -31,34 +36,34 @@ def test_a_failed_attempt_waits_for_its_time_and_costs_an_attempt(desk: Desk) ->
 def test_with_nothing_to_wait_for_it_is_ready_at_once_and_its_queue_is_told(desk: Desk) -> None:
     job = desk.run_one()
     desk.listen()
-    assert desk.again(job, after=0.0, verdict=Verdict.INTERRUPTED, free=True) == "written"
-    assert desk.see(job.id).state is State.READY
+    assert desk.again(job, delay_seconds=0.0, verdict=Verdict.INTERRUPTED, is_free=True) == "written"
+    assert desk.see(job.id).state is JobState.READY
     assert desk.notices() == [("pgworkers", "ready:a")]
 
 
 def test_a_free_verdict_gives_the_attempt_back_and_still_leaves_a_post_mortem(desk: Desk) -> None:
     job = desk.run_one()
-    desk.again(job, after=0.0, verdict=Verdict.INTERRUPTED, free=True, error="drained")
+    desk.again(job, delay_seconds=0.0, verdict=Verdict.INTERRUPTED, is_free=True, error="drained")
     (again,) = desk.take()
     assert (again.attempt, again.lease) == (1, 2)
-    assert [a.verdict for a in desk.ask(show.attempts(job.id))] == ["interrupted"]
+    assert [a.verdict for a in desk.execute(queries.job_attempts(job.id))] == ["interrupted"]
 
 
 def test_a_crash_is_counted(desk: Desk) -> None:
     job = desk.run_one()
-    desk.again(job, after=0.0, verdict=Verdict.OOM, crash=True)
+    desk.again(job, delay_seconds=0.0, verdict=Verdict.OOM, is_crash=True)
     (again,) = desk.take()
     assert (again.crashes, again.errors) == (1, ["oom"])
 
 
 def test_a_second_send_is_answered_already_and_a_stale_lease_lost(desk: Desk) -> None:
     job = desk.run_one()
-    assert desk.again(job, after=0.0) == "written"
-    assert desk.again(job, after=0.0) == "already"
-    assert len(desk.ask(show.attempts(job.id))) == 1
+    assert desk.again(job, delay_seconds=0.0) == "written"
+    assert desk.again(job, delay_seconds=0.0) == "already"
+    assert len(desk.execute(queries.job_attempts(job.id))) == 1
     (fresh,) = desk.take()
-    assert desk.again(job, after=0.0, verdict=Verdict.TIMEOUT) == "lost"
-    assert desk.again(fresh, after=0.0) == "written"
+    assert desk.again(job, delay_seconds=0.0, verdict=Verdict.TIMEOUT) == "lost"
+    assert desk.again(fresh, delay_seconds=0.0) == "written"
 
 
 def test_a_batch_takes_each_row_by_itself(desk: Desk) -> None:
@@ -67,18 +72,18 @@ def test_a_batch_takes_each_row_by_itself(desk: Desk) -> None:
     one, two, three = desk.take(3)
     desk.end(two)
     agains = [
-        Again(
+        JobRetry(
             **three.fence._asdict(),
             verdict=Verdict.ERROR,
-            after=0.0,
+            delay_seconds=0.0,
             error="3 \x00",
         ),
-        Again(**two.fence._asdict(), verdict=Verdict.ERROR, after=0.0, error="2"),
-        Again(
+        JobRetry(**two.fence._asdict(), verdict=Verdict.ERROR, delay_seconds=0.0, error="2"),
+        JobRetry(
             **one.fence._asdict(),
             verdict=Verdict.SNOOZED,
-            after=50.0,
-            free=True,
+            delay_seconds=50.0,
+            is_free=True,
             progress="NaN",
         ),
     ]
@@ -90,35 +95,35 @@ def test_a_batch_takes_each_row_by_itself(desk: Desk) -> None:
 def test_a_delay_beyond_all_reason_is_stored_and_not_an_error(desk: Desk) -> None:
     for after in (1e300, float("inf"), float("nan"), -5.0):
         job = desk.run_one()
-        assert desk.again(job, after=after) == "written"
+        assert desk.again(job, delay_seconds=after) == "written"
 
 
 def test_after_an_acknowledged_cancel_nothing_starts_again(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
-    assert other.ask(cancel.cancel(job.id)) == "cancelling"
+    assert other.execute(cancel.cancel(job.id)) == "cancelling"
     desk.listen()
-    assert desk.again(job, after=0.0, error="boom", checkpoint='{"p": 1}', crash=True) == "written"
+    assert desk.again(job, delay_seconds=0.0, error="boom", checkpoint='{"p": 1}', is_crash=True) == "written"
     seen = desk.see(job.id)
-    assert (seen.state, seen.verdict, seen.error, seen.crashes) == (State.CANCELLED, "error", "boom", 1)
+    assert (seen.state, seen.verdict, seen.error, seen.crashes) == (JobState.CANCELLED, "error", "boom", 1)
     assert seen.checkpoint == {"p": 1}
-    assert len(desk.ask(show.attempts(job.id))) == 1
+    assert len(desk.execute(queries.job_attempts(job.id))) == 1
     assert desk.notices() == [("pgworkers_done", str(job.id))]
     assert desk.take() == []
-    assert desk.again(job, after=0.0, error="boom") == "already"
+    assert desk.again(job, delay_seconds=0.0, error="boom") == "already"
 
 
 def test_a_retry_waits_for_no_cancel_and_sees_it_later(desk: Desk, other: Desk) -> None:
     job = desk.run_one()
     with other.conn.transaction():
-        other.ask(cancel.cancel(job.id))
-        assert desk.again(job, after=0.0) == "locked"
-    assert desk.again(job, after=0.0) == "written"
-    assert desk.see(job.id).state is State.CANCELLED
+        other.execute(cancel.cancel(job.id))
+        assert desk.again(job, delay_seconds=0.0) == "locked"
+    assert desk.again(job, delay_seconds=0.0) == "written"
+    assert desk.see(job.id).state is JobState.CANCELLED
 
 
 def test_a_retried_job_is_promoted_when_its_time_has_come(desk: Desk) -> None:
     job = desk.run_one()
-    desk.again(job, after=0.1)
-    until(lambda: desk.ask(promote.promote(10)).count)
+    desk.again(job, delay_seconds=0.1)
+    until(lambda: desk.execute(maintenance.promote_due(10)).count)
     (again,) = desk.take()
     assert (again.id, again.attempt, again.lease) == (job.id, 2, 2)

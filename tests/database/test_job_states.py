@@ -8,16 +8,16 @@ import psycopg
 import pytest
 from support.desk import Desk
 
-from pgworkers.job.state import LIVE, TERMINAL, State
+from pgworkers.job.model import LIVE_STATES, TERMINAL_STATES, JobState
 
 
 def test_one_enum(desk: Desk) -> None:
     rows = desk.conn.execute("SELECT unnest(enum_range(NULL::pgworkers.job_state))::text").fetchall()
-    assert [row[0] for row in rows] == [str(state) for state in State]
+    assert [row[0] for row in rows] == [str(state) for state in JobState]
 
 
-@pytest.mark.parametrize("state", sorted({*TERMINAL, State.CLAIMED}))
-def test_no_row_has_a_state_that_is_finished_or_only_shown(desk: Desk, state: State) -> None:
+@pytest.mark.parametrize("state", sorted({*TERMINAL_STATES, JobState.CLAIMED}))
+def test_no_row_has_a_state_that_is_finished_or_only_shown(desk: Desk, state: JobState) -> None:
     job_id = desk.put()
     for _ in range(2):
         with pytest.raises(psycopg.errors.CheckViolation):
@@ -25,8 +25,8 @@ def test_no_row_has_a_state_that_is_finished_or_only_shown(desk: Desk, state: St
         desk.take()
 
 
-@pytest.mark.parametrize("state", sorted(LIVE))
-def test_no_live_job_lies_in_history(desk: Desk, state: State) -> None:
+@pytest.mark.parametrize("state", sorted(LIVE_STATES))
+def test_no_live_job_lies_in_history(desk: Desk, state: JobState) -> None:
     job = desk.run_one()
     desk.end(job)
     with pytest.raises(psycopg.errors.CheckViolation):

@@ -6,8 +6,8 @@ import json
 
 from support.desk import Desk
 
-from pgworkers.job.renew import renew
-from pgworkers.job.watch import watch
+from pgworkers.job.hosts import renew_lease
+from pgworkers.job.queries import overview
 
 
 def test_hosts_workers_and_what_their_jobs_say(desk: Desk) -> None:
@@ -28,8 +28,8 @@ def test_hosts_workers_and_what_their_jobs_say(desk: Desk) -> None:
         },
         {"queue": "a", "slot": 1, "pid": 8, "state": "idle"},
     ]
-    desk.ask(renew(desk.host, [job.fence], "running", json.dumps(told), 1.5, 8))
-    hosts, workers = desk.ask(watch(10, tell=False))
+    desk.execute(renew_lease(desk.host, [job.fence], "running", json.dumps(told), 1.5, 8))
+    hosts, workers = desk.execute(overview(10, should_notify_hosts=False))
     [host] = [one for one in hosts if one.id == desk.host]
     assert (host.state, host.load, host.cores, host.lost) == ("running", 1.5, 8, False)
     mine = [one for one in workers if one.host == desk.host]
@@ -37,12 +37,12 @@ def test_hosts_workers_and_what_their_jobs_say(desk: Desk) -> None:
         (0, job.id, 12.5, 3.5, {"done": 1, "total": 4}),
         (1, None, None, None, None),
     ]
-    assert len(desk.ask(watch(1, tell=False))[1]) == 1
+    assert len(desk.execute(overview(1, should_notify_hosts=False))[1]) == 1
 
 
 def test_hosts_hear_that_somebody_looks(desk: Desk) -> None:
     desk.listen()
-    desk.ask(watch(10, tell=False))
+    desk.execute(overview(10, should_notify_hosts=False))
     assert desk.notices() == []
-    desk.ask(watch(10, tell=True))
+    desk.execute(overview(10, should_notify_hosts=True))
     assert desk.notices() == [("pgworkers", "watch:")]

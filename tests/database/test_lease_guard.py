@@ -9,39 +9,38 @@ from typing import Any
 import pytest
 from support.desk import Desk
 
-from pgworkers.job import finish, mine, progress, release, renew, retry
-from pgworkers.job.claim import Claimed
-from pgworkers.job.finish import End
-from pgworkers.job.progress import Saved
-from pgworkers.job.retry import Again
-from pgworkers.job.state import State, Verdict
+from pgworkers.job import finish, hosts
+from pgworkers.job.finish import JobFinish, JobRetry, ProgressUpdate
+from pgworkers.job.model import ClaimedJob, JobState, Verdict
 from pgworkers.postgres.statements import Query, Statement
 
-WRITES: dict[str, Callable[[str, Claimed], Query[Any]]] = {
+WRITES: dict[str, Callable[[str, ClaimedJob], Query[Any]]] = {
     "finish": lambda host, job: finish.finish(
         host,
         [
-            End(
+            JobFinish(
                 **job.fence._asdict(),
-                state=State.SUCCEEDED,
+                state=JobState.SUCCEEDED,
                 verdict=Verdict.SUCCEEDED,
                 result='"stale"',
             )
         ],
     ),
-    "retry": lambda host, job: retry.retry(
+    "retry": lambda host, job: finish.retry(
         host,
         [
-            Again(
+            JobRetry(
                 **job.fence._asdict(),
                 verdict=Verdict.ERROR,
-                after=9.0,
+                delay_seconds=9.0,
                 error="stale",
             )
         ],
     ),
-    "release": lambda host, job: release.release(host, [job.fence]),
-    "progress": lambda host, job: progress.save(host, [Saved(*job.fence, '"stale"', '"stale"')]),
+    "release": lambda host, job: finish.release(host, [job.fence]),
+    "progress": lambda host, job: finish.save_progress(
+        host, [ProgressUpdate(*job.fence, '"stale"', '"stale"')]
+    ),
 }
 #: A finish names the lease by its place: it finds and writes a row at once.
 LEASE = (
@@ -64,21 +63,21 @@ def without(query: Query[Any], guard: str) -> Query[Any]:
 def unchanged(desk: Desk, query: Query[Any], broken: str | None) -> bool:
     """Does this write leave the row as it was?"""
     before = desk.conn.execute("SELECT * FROM pgworkers.job").fetchall()
-    desk.ask(query if broken is None else without(query, broken))
+    desk.execute(query if broken is None else without(query, broken))
     return desk.conn.execute("SELECT * FROM pgworkers.job").fetchall() == before
 
 
-def untouched(desk: Desk, write: Callable[[str, Claimed], Query[Any]], broken: str | None) -> bool:
+def untouched(desk: Desk, write: Callable[[str, ClaimedJob], Query[Any]], broken: str | None) -> bool:
     """Does a write by a lease that is over leave the row of its successor as it was? Both are of one host."""
     stale = desk.run_one()
-    assert desk.again(stale, after=0.0, verdict=Verdict.INTERRUPTED, free=True) == "written"
+    assert desk.again(stale, delay_seconds=0.0, verdict=Verdict.INTERRUPTED, is_free=True) == "written"
     (fresh,) = desk.take()
     assert fresh.lease > stale.lease
-    stale = stale._replace(claimed_at=fresh.claimed_at)  # else the moment alone would tell them apart
+    stale = stale._replace(claimed_at_us=fresh.claimed_at_us)  # else the moment alone would tell them apart
     return unchanged(desk, write(desk.host, stale), broken) and desk.end(fresh) == "written"
 
 
-def given_again(desk: Desk, to: Desk) -> tuple[Claimed, Claimed]:
+def given_again(desk: Desk, to: Desk) -> tuple[ClaimedJob, ClaimedJob]:
     """A claim that an asynchronous failover lost, and the next one of that job, which has the same number."""
     stale = desk.run_one()
     desk.conn.execute(  # what the new primary knows: the claim never was
@@ -90,16 +89,16 @@ def given_again(desk: Desk, to: Desk) -> tuple[Claimed, Claimed]:
 
 
 def untouched_by_another(
-    desk: Desk, other: Desk, write: Callable[[str, Claimed], Query[Any]], broken: str | None
+    desk: Desk, other: Desk, write: Callable[[str, ClaimedJob], Query[Any]], broken: str | None
 ) -> bool:
     """After an asynchronous failover a lease number that was lost is given again: here, to another host."""
     stale, fresh = given_again(desk, other)
-    stale = stale._replace(claimed_at=fresh.claimed_at)  # else the moment alone would tell them apart
+    stale = stale._replace(claimed_at_us=fresh.claimed_at_us)  # else the moment alone would tell them apart
     return unchanged(desk, write(desk.host, stale), broken) and other.end(fresh) == "written"
 
 
 def untouched_by_the_same_host(
-    desk: Desk, write: Callable[[str, Claimed], Query[Any]], broken: str | None
+    desk: Desk, write: Callable[[str, ClaimedJob], Query[Any]], broken: str | None
 ) -> bool:
     """And here to the same host, perhaps for another job: only the moment of the claim tells them apart."""
     stale, fresh = given_again(desk, desk)
@@ -150,9 +149,9 @@ def test_an_end_of_a_lost_timeline_is_lost_though_its_number_ended_alike(desk: D
 def test_a_host_that_renews_learns_that_its_claim_is_of_a_lost_timeline(desk: Desk) -> None:
     stale, fresh = given_again(desk, desk)
     desk.conn.execute("UPDATE pgworkers.job SET cancel_at = now()")
-    renewed = desk.ask(renew.renew(desk.host, [stale.fence, fresh.fence], "running", "[]"))
-    assert (renewed.lost, renewed.cancels) == ([stale.fence], [fresh.fence])
-    assert desk.ask(mine.mine(desk.host, 0.0)).jobs == [fresh.fence]
+    renewed = desk.execute(hosts.renew_lease(desk.host, [stale.fence, fresh.fence], "running", "[]"))
+    assert (renewed.lost_leases, renewed.cancel_requests) == ([stale.fence], [fresh.fence])
+    assert desk.execute(hosts.jobs_of_host(desk.host, 0.0)).fences == [fresh.fence]
 
 
 def test_the_moment_of_a_claim_comes_back_exactly(desk: Desk) -> None:
@@ -165,20 +164,20 @@ def test_the_moment_of_a_claim_comes_back_exactly(desk: Desk) -> None:
     ):
         job = desk.run_one()
         desk.conn.execute("UPDATE pgworkers.job SET claimed_at = %s WHERE id = %s", [moment, job.id])
-        (held,) = desk.ask(mine.mine(desk.host, -1e10)).jobs
+        (held,) = desk.execute(hosts.jobs_of_host(desk.host, -1e10)).fences
         (row,) = desk.conn.execute(
             "SELECT (extract(epoch FROM claimed_at) * 1000000)::bigint FROM pgworkers.job"
         ).fetchall()
-        assert held.claimed_at == row[0], moment
-        assert desk.ask(release.release(desk.host, [held])).jobs == 1, moment
+        assert held.claimed_at_us == row[0], moment
+        assert desk.execute(finish.release(desk.host, [held])).released_count == 1, moment
         desk.conn.execute("DELETE FROM pgworkers.job")
 
 
 def test_a_host_that_renews_learns_that_its_number_is_anothers(desk: Desk, other: Desk) -> None:
     job = other.run_one()
     held = [job.fence]
-    assert desk.ask(renew.renew(desk.host, held, "running", "[]")).lost == held
-    assert other.ask(renew.renew(other.host, held, "running", "[]")).lost == []
+    assert desk.execute(hosts.renew_lease(desk.host, held, "running", "[]")).lost_leases == held
+    assert other.execute(hosts.renew_lease(other.host, held, "running", "[]")).lost_leases == []
 
 
 @pytest.mark.parametrize("name", WRITES)
@@ -188,11 +187,11 @@ def test_a_job_that_waits_is_not_written_by_its_last_lease(desk: Desk, name: str
 
     def survives(broken: str | None) -> bool:
         job = desk.run_one()
-        desk.ask(release.release(desk.host, [job.fence]))
+        desk.execute(finish.release(desk.host, [job.fence]))
         query = WRITES[name](desk.host, job)
-        desk.ask(query if broken is None else without(query, broken))
+        desk.execute(query if broken is None else without(query, broken))
         seen = desk.see(job.id)
-        kept = seen.state is State.READY and seen.attempt == 0 and seen.progress is None
+        kept = seen.state is JobState.READY and seen.attempt == 0 and seen.progress is None
         desk.conn.execute("DELETE FROM pgworkers.job")
         return kept
 

@@ -8,7 +8,9 @@ from pgworkers.job import claim
 
 
 def aged(desk: Desk, count: int, seconds: float = 60.0) -> list[int]:
-    jobs = desk.ask(claim.claim(desk.host, [claim.Wants("a", count)], ["t"], aged=seconds))
+    jobs = desk.execute(
+        claim.claim(desk.host, [claim.QueueCapacity("a", count)], ["t"], min_age_seconds=seconds)
+    )
     return [job.id for job in jobs]
 
 

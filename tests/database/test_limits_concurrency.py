@@ -12,9 +12,9 @@ import pytest
 from support.desk import Desk, blocked, until
 from support.stranger import stranger_session
 
-from pgworkers.flow import slots
-from pgworkers.job import claim, host, queue, rescue
-from pgworkers.job.state import State
+from pgworkers.job import claim, hosts, maintenance, model, queues
+from pgworkers.job.model import JobState
+from pgworkers.limits import cluster_slots, concurrency
 from pgworkers.postgres import migrate
 from pgworkers.specs import TaskSpec
 
@@ -22,14 +22,14 @@ Session = Callable[[], psycopg.Connection[Any]]
 
 
 def declare(desk: Desk, **limits: Any) -> None:
-    desk.ask(queue.declare_tasks([TaskSpec("t", "a", **limits)]))
+    desk.execute(queues.declare_tasks([TaskSpec("t", "a", **limits)]))
 
 
-def ids(jobs: list[claim.Claimed]) -> list[int]:
+def ids(jobs: list[model.ClaimedJob]) -> list[int]:
     return [job.id for job in jobs]
 
 
-def take(desk: Desk, count: int = 100) -> list[claim.Claimed]:
+def take(desk: Desk, count: int = 100) -> list[model.ClaimedJob]:
     """Claim, and once more: the first look may only have put jobs behind their limit."""
     return desk.take(count) + desk.take(count)
 
@@ -58,11 +58,11 @@ def test_a_key_counts_over_tasks_and_queues(desk: Desk) -> None:
     tasks = ("t", "u")
     desk.put(task="t", concurrency_key="x")
     desk.put(task="u", concurrency_key="x", queue="b")
-    wants = [claim.Wants("a", 5), claim.Wants("b", 5)]
-    (job,) = desk.ask(claim.claim(desk.host, wants, list(tasks)))
-    assert desk.ask(claim.claim(desk.host, wants, list(tasks))) == []
+    wants = [claim.QueueCapacity("a", 5), claim.QueueCapacity("b", 5)]
+    (job,) = desk.execute(claim.claim(desk.host, wants, list(tasks)))
+    assert desk.execute(claim.claim(desk.host, wants, list(tasks))) == []
     desk.end(job)
-    assert len(desk.ask(claim.claim(desk.host, wants, list(tasks)))) == 1
+    assert len(desk.execute(claim.claim(desk.host, wants, list(tasks)))) == 1
 
 
 def test_both_limits_hold_for_a_job_that_has_both(desk: Desk) -> None:
@@ -86,7 +86,7 @@ def test_a_blocked_key_hides_nothing_behind_it(desk: Desk) -> None:
     )
     quiet, free = desk.put(concurrency_key="quiet"), desk.put()
     first = desk.take(1)
-    assert desk.see(first[0].id).state is State.CLAIMED
+    assert desk.see(first[0].id).state is JobState.CLAIMED
     assert {job.id for job in desk.take(5)} == {quiet, free}
 
 
@@ -99,19 +99,19 @@ def test_limited_and_free_jobs_share_one_order(desk: Desk) -> None:
 
 def test_a_limit_that_an_operator_sets_wins_until_he_takes_it_back(desk: Desk) -> None:
     declare(desk, concurrency=1)
-    desk.ask(queue.limit("task", "t", 3))
+    desk.execute(concurrency.set_limit("task", "t", 3))
     for _ in range(6):
         desk.put()
     jobs = take(desk)
     assert len(jobs) == 3
-    found = desk.ask(queue.limits())
+    found = desk.execute(concurrency.list_limits())
     assert [(limit.kind, limit.name, limit.slots, limit.running, limit.said_by) for limit in found] == [
         ("task", "t", 3, 3, "operator")
     ]
-    assert desk.ask(queue.limit("task", "t", None))
+    assert desk.execute(concurrency.set_limit("task", "t", None))
     desk.end(jobs[0])
     assert take(desk) == []
-    assert [limit.said_by for limit in desk.ask(queue.limits())] == ["app"]
+    assert [limit.said_by for limit in desk.execute(concurrency.list_limits())] == ["app"]
 
 
 def test_the_limit_of_each_key_is_listed_with_its_fullest_key(desk: Desk) -> None:
@@ -119,7 +119,7 @@ def test_the_limit_of_each_key_is_listed_with_its_fullest_key(desk: Desk) -> Non
     for key in ("x", "x", "x", "y"):
         desk.put(concurrency_key=key)
     assert len(take(desk)) == 3
-    found = desk.ask(queue.limits())
+    found = desk.execute(concurrency.list_limits())
     assert [(limit.kind, limit.name, limit.slots, limit.running, limit.said_by) for limit in found] == [
         ("each key of", "t", 2, 2, "app")
     ]
@@ -127,7 +127,7 @@ def test_the_limit_of_each_key_is_listed_with_its_fullest_key(desk: Desk) -> Non
 
 def test_what_runs_already_counts_when_a_limit_is_set(desk: Desk) -> None:
     running = [desk.run_one() for _ in range(2)]
-    desk.ask(queue.limit("task", "t", 2))
+    desk.execute(concurrency.set_limit("task", "t", 2))
     desk.put()
     assert take(desk) == []
     desk.end(running[0])
@@ -140,7 +140,7 @@ def test_what_a_claim_in_flight_takes_counts_when_a_limit_is_set(desk: Desk, oth
         desk.put()
     with desk.conn.transaction():
         running = desk.take(10)
-        other.ask(queue.limit("task", "t", 3))
+        other.execute(concurrency.set_limit("task", "t", 3))
         assert take(other) == [], "nobody knows what the claim in flight takes"
     assert len(running) == 10
     assert take(other) == []
@@ -159,7 +159,7 @@ def test_a_mark_that_is_younger_than_a_claim_in_flight_hides_none_of_its_jobs(
         desk.put()
     with desk.conn.transaction():
         running = desk.take(10)
-        other.ask(queue.limit("task", "t", 3))
+        other.execute(concurrency.set_limit("task", "t", 3))
         other.conn.execute("UPDATE pgworkers.limit_new SET since = since - interval '2 s', before = NULL")
         first = take(other)
         assert len(first) == 3, "it has waited long enough"
@@ -181,7 +181,7 @@ def test_a_running_job_that_is_locked_counts_when_a_limit_is_set(desk: Desk, oth
     desk.put()
     with desk.conn.transaction():
         desk.conn.execute("SELECT FROM pgworkers.job WHERE id = %s FOR UPDATE", [running.id])
-        other.ask(queue.limit("task", "t", 2))
+        other.execute(concurrency.set_limit("task", "t", 2))
         assert len(take(other)) == 1, "a slot is taken by the one that could not be marked"
     assert take(other) == []
 
@@ -190,7 +190,7 @@ def test_a_writer_that_is_not_over_holds_up_a_new_limit_for_a_second_only(desk: 
     with desk.conn.transaction():
         desk.put(task="u")
         other.put()
-        other.ask(queue.limit("task", "t", 1))
+        other.execute(concurrency.set_limit("task", "t", 1))
         assert take(other) == []
         other.conn.execute("UPDATE pgworkers.limit_new SET since = since - interval '1 s'")
         assert len(take(other)) == 1
@@ -221,7 +221,7 @@ def test_limits_of_several_tasks_are_locked_in_one_order(desk: Desk, other: Desk
     specs = [TaskSpec(name, "a", concurrency=1) for name in (one, two)]
     with desk.conn.transaction():
         desk.conn.execute(lock, [low])
-        deploy = other.in_thread(queue.declare_tasks(specs))
+        deploy = other.in_thread(queues.declare_tasks(specs))
         until(lambda: blocked(desk.conn, other.conn))
         desk.conn.execute(lock, [high])
     deploy.result(60)
@@ -232,26 +232,26 @@ def test_a_claim_says_of_each_job_whether_another_may_wait_for_its_place(
     desk: Desk, aged: float | None
 ) -> None:
     """Its host looks for that one when it has ended; after the others there is nobody to look for."""
-    desk.ask(queue.declare_tasks([TaskSpec("t", "a"), TaskSpec("narrow", "a", concurrency=2)]))
+    desk.execute(queues.declare_tasks([TaskSpec("t", "a"), TaskSpec("narrow", "a", concurrency=2)]))
     free, keyed = desk.put(), desk.put(concurrency_key="x")
     narrow, both = desk.put(task="narrow"), desk.put(task="narrow", concurrency_key="y")
-    wants, tasks = [claim.Wants("a", 10)], ["t", "narrow"]
+    wants, tasks = [claim.QueueCapacity("a", 10)], ["t", "narrow"]
     looks = (aged, None, aged)  # the one in the middle moves the job of the limited task behind its limit
-    found = [job for how in looks for job in desk.ask(claim.claim(desk.host, wants, tasks, how))]
-    assert {job.id: job.limited for job in found} == {free: False, keyed: True, narrow: True, both: True}
+    found = [job for how in looks for job in desk.execute(claim.claim(desk.host, wants, tasks, how))]
+    assert {job.id: job.is_limited for job in found} == {free: False, keyed: True, narrow: True, both: True}
 
 
 def test_no_slots_at_all_stop_one_tenant_and_nobody_else(desk: Desk) -> None:
-    desk.ask(queue.limit("key", "bad", 0))
+    desk.execute(concurrency.set_limit("key", "bad", 0))
     desk.put(concurrency_key="bad")
     good = desk.put(concurrency_key="good")
     assert ids(desk.take(5)) == [good]
-    desk.ask(queue.limit("key", "bad", None))
+    desk.execute(concurrency.set_limit("key", "bad", None))
     assert len(desk.take(5)) == 1
 
 
 def test_jobs_without_a_limit_are_claimed_beside_a_limited_task(desk: Desk) -> None:
-    desk.ask(queue.declare_tasks([TaskSpec("t", "a", concurrency=1), TaskSpec("u", "a")]))
+    desk.execute(queues.declare_tasks([TaskSpec("t", "a", concurrency=1), TaskSpec("u", "a")]))
     for _ in range(3):
         desk.put()
     free = [desk.put(task="u") for _ in range(3)]
@@ -267,8 +267,8 @@ def test_a_lost_host_holds_its_slots_until_it_is_rescued_and_no_longer(desk: Des
     (lost,) = other.take()
     desk.put(concurrency_key="x")
     assert desk.take() == []
-    other.ask(host.remove(other.host))
-    assert [job.id for job in desk.ask(rescue.rescue(desk.host, 10))] == [lost.id] == [job_id]
+    other.execute(hosts.remove_host(other.host))
+    assert [job.id for job in desk.execute(maintenance.rescue_jobs(desk.host, 10))] == [lost.id] == [job_id]
     assert len(desk.take()) == 1
 
 
@@ -329,8 +329,8 @@ def test_many_hosts_at_once_never_exceed_a_limit_and_leave_nothing_undone(
     session: Session, schema: str, desk: Desk, seed: int
 ) -> None:
     """Keys of 2, a task of 5, free jobs between; each host looks, after each claim, at what runs in the whole cluster."""
-    desk.ask(
-        queue.declare_tasks([TaskSpec("t", "a", concurrency_per_key=2), TaskSpec("u", "a", concurrency=5)])
+    desk.execute(
+        queues.declare_tasks([TaskSpec("t", "a", concurrency_per_key=2), TaskSpec("u", "a", concurrency=5)])
     )
     keys = ["x", "y", "z"]
     for n in range(240):
@@ -345,7 +345,7 @@ def test_many_hosts_at_once_never_exceed_a_limit_and_leave_nothing_undone(
     done: list[int] = []
 
     def work(mine: Desk, rand: random.Random) -> None:
-        held: list[claim.Claimed] = []
+        held: list[model.ClaimedJob] = []
         while True:
             held += mine.take(rand.randint(1, 6), tasks=("t", "u", "free"))
             over = mine.conn.execute(
@@ -381,7 +381,7 @@ def test_many_hosts_at_once_never_exceed_a_limit_and_leave_nothing_undone(
 
 def test_hundreds_of_keys_take_turns(desk: Desk) -> None:
     """More lanes than one claim compares: none is always left out."""
-    count = claim.LOOK * 3
+    count = claim.GROUPS_COMPARED_PER_QUEUE * 3
     desk.conn.execute(
         "INSERT INTO pgworkers.job (queue, task, concurrency_key) SELECT 'a', 't', 'k' || n FROM generate_series(1, %s) n",
         [count],
@@ -403,7 +403,7 @@ def test_limits_hold_in_a_schema_of_another_name(empty_dsn: str) -> None:
         for key in ("x", "x", "y", "z"):
             desk.put(concurrency_key=key)
         assert len(take(desk)) == 2
-        desk.ask(queue.declare(["a"], {"a": 3}))
-        desk.ask(slots.grant("a", 3, {desk.host: 5}))
-        assert desk.ask(slots.take(desk.host, {"a": 0})) == {"a": 3}
-        assert desk.ask(queue.throttle("a"))
+        desk.execute(queues.declare_queues(["a"], {"a": 3}))
+        desk.execute(cluster_slots.grant_slots("a", 3, {desk.host: 5}))
+        assert desk.execute(cluster_slots.acknowledge_slots(desk.host, {"a": 0})) == {"a": 3}
+        assert desk.execute(queues.throttle_queue("a"))

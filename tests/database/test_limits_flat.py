@@ -10,8 +10,9 @@ import pytest
 from support.desk import Desk
 from test_plans import STATISTICS
 
-from pgworkers.job import claim, limit_mark, queue
-from pgworkers.postgres.connect import STEADY
+from pgworkers.job import claim, queues
+from pgworkers.limits import concurrency
+from pgworkers.postgres.session_settings import HOST_PLANNER_SETTINGS
 from pgworkers.postgres.statements import Query
 from pgworkers.specs import TaskSpec
 
@@ -23,7 +24,7 @@ TRIES = 8
 @pytest.fixture
 def db(dsn: str) -> Iterator[Db]:
     """A database of its own: dead rows and statistics are part of the test. The session is like those of a host."""
-    options = " ".join(f"-c {name}={value}" for name, value in STEADY.items())
+    options = " ".join(f"-c {name}={value}" for name, value in HOST_PLANNER_SETTINGS.items())
     with psycopg.connect(dsn, autocommit=True, options=options) as conn:
         yield conn
 
@@ -61,7 +62,7 @@ def wait_with_keys(db: Db, jobs: int, keys: int, task: str = "t") -> None:
 def test_a_claim_of_jobs_with_few_keys_reads_the_same_beside_ten_times_as_many(
     db: Db, desk: Desk, keys: int
 ) -> None:
-    query = claim.claim(desk.host, [claim.Wants("a", 10)], ["t"])
+    query = claim.claim(desk.host, [claim.QueueCapacity("a", 10)], ["t"])
     wait_with_keys(db, 2_000, keys)
     before = most_pages(db, query)
     wait_with_keys(db, 18_000, keys)
@@ -71,27 +72,27 @@ def test_a_claim_of_jobs_with_few_keys_reads_the_same_beside_ten_times_as_many(
 
 def test_a_full_task_is_passed_whole_however_many_tenants_it_has(db: Db, desk: Desk) -> None:
     """The other jobs of the queue are found by the first claim, at the cost of a claim without that task."""
-    desk.ask(
-        queue.declare_tasks([TaskSpec("full", "a", concurrency=5), TaskSpec("t", "a"), TaskSpec("z", "a")])
+    desk.execute(
+        queues.declare_tasks([TaskSpec("full", "a", concurrency=5), TaskSpec("t", "a"), TaskSpec("z", "a")])
     )
     ours = [desk.put("t", concurrency_key="one"), desk.put("z", concurrency_key="other")]
-    query = claim.claim(desk.host, [claim.Wants("a", 3)], ["full", "t", "z"])
+    query = claim.claim(desk.host, [claim.QueueCapacity("a", 3)], ["full", "t", "z"])
     before = most_pages(db, query)
     wait_with_keys(db, 5, 5, "full")
     desk.take(5, tasks=("full",))
     wait_with_keys(db, 5_000, 5_000, "full")
     assert most_pages(db, query) < before + 50
-    assert [job.id for job in desk.ask(query)] == ours
+    assert [job.id for job in desk.execute(query)] == ours
 
 
 def test_a_task_with_one_slot_leaves_the_other_workers_to_the_other_tasks(desk: Desk) -> None:
-    desk.ask(queue.declare_tasks([TaskSpec("full", "a", concurrency=1), TaskSpec("t", "a")]))
+    desk.execute(queues.declare_tasks([TaskSpec("full", "a", concurrency=1), TaskSpec("t", "a")]))
     first = desk.put("full", concurrency_key="x", priority=5)
     for key in ("y", "z"):
         desk.put("full", concurrency_key=key, priority=5)
     other = desk.put("t", concurrency_key="x y")
-    query = claim.claim(desk.host, [claim.Wants("a", 2)], ["full", "t"])
-    assert [job.id for job in desk.ask(query)] == [first, other]
+    query = claim.claim(desk.host, [claim.QueueCapacity("a", 2)], ["full", "t"])
+    assert [job.id for job in desk.execute(query)] == [first, other]
 
 
 def test_a_key_with_room_is_found_behind_many_without(db: Db, desk: Desk) -> None:
@@ -111,7 +112,7 @@ def test_lanes_are_walked_by_their_index_whatever_the_planner_believes(
     """20,000 jobs without a key and 3,000 with one: by any other index a claim would read thousands of pages."""
     statistics(db)
     wait_with_keys(db, 3_000, 30)
-    assert most_pages(db, claim.claim(desk.host, [claim.Wants("a", 10)], ["t", "u"])) < 1_500
+    assert most_pages(db, claim.claim(desk.host, [claim.QueueCapacity("a", 10)], ["t", "u"])) < 1_500
 
 
 @pytest.fixture
@@ -139,7 +140,7 @@ def marks(db: Db) -> set[tuple[str, str, int]]:
 
 
 def limited(desk: Desk, slots: int) -> None:
-    desk.ask(queue.declare_tasks([TaskSpec("t", "a", concurrency=slots, concurrency_per_key=slots)]))
+    desk.execute(queues.declare_tasks([TaskSpec("t", "a", concurrency=slots, concurrency_per_key=slots)]))
 
 
 def test_slots_are_counted_without_reading_all_that_ran_while_a_snapshot_is_held(
@@ -149,7 +150,7 @@ def test_slots_are_counted_without_reading_all_that_ran_while_a_snapshot_is_held
     desk.run_one(concurrency_key="x")
     for _ in range(3):
         desk.put(concurrency_key="x")
-    query = claim.claim(desk.host, [claim.Wants("a", 1)], ["t"])
+    query = claim.claim(desk.host, [claim.QueueCapacity("a", 1)], ["t"])
     before = most_pages(db, query)
     for held in (1, 2, 3):
         ran(db)
@@ -172,7 +173,9 @@ def test_what_ran_before_a_mark_is_counted_until_it_ends(db: Db, desk: Desk, sna
     desk.end(old[0])
     assert len(desk.take(5)) == 1
     assert desk.take(5) == []
-    assert desk.again(old[1], after=0.0) == "written", "the same job may come back, with another claim"
+    assert desk.again(old[1], delay_seconds=0.0) == "written", (
+        "the same job may come back, with another claim"
+    )
     assert len(desk.take(5)) == 1
 
 
@@ -223,7 +226,7 @@ def test_slots_are_counted_the_same_when_a_mark_is_pruned(
         claimer.register()
         with conn.transaction():
             assert len(claimer.take()) == 1  # the last slot, and not committed
-            assert desk.ask(limit_mark.prune(0.0, 10)) == 2
+            assert desk.execute(concurrency.prune_limit_scan_starts(0.0, 10)) == 2
             assert desk.take(5) == [], "the limit is locked by the other claim"
     assert desk.take(5) == []
     desk.end(old)
@@ -237,7 +240,7 @@ def test_a_new_limit_counts_what_ran_before_the_last_mark(db: Db, desk: Desk, sn
     db.execute(
         "INSERT INTO pgworkers.limit_mark (kind, name, since, older) VALUES ('task', 't', now(), '{}')"
     )
-    desk.ask(queue.limit("task", "t", 2))
+    desk.execute(concurrency.set_limit("task", "t", 2))
     desk.put()
     assert desk.take() + desk.take() == []
     desk.end(free[0])
@@ -245,11 +248,11 @@ def test_a_new_limit_counts_what_ran_before_the_last_mark(db: Db, desk: Desk, sn
 
 
 def test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first(db: Db, desk: Desk) -> None:
-    desk.ask(queue.declare_tasks([TaskSpec("t", "a", concurrency_per_key=50)]))
+    desk.execute(queues.declare_tasks([TaskSpec("t", "a", concurrency_per_key=50)]))
     wait_with_keys(db, 90 * 60, 90)
     first = [desk.put(priority=1, concurrency_key="urgent") for _ in range(55)][:50]
-    query = claim.claim(desk.host, [claim.Wants("a", 60)], ["t"])
-    assert [job.id for job in desk.ask(query)] == [*first, *range(1, 11)]
+    query = claim.claim(desk.host, [claim.QueueCapacity("a", 60)], ["t"])
+    assert [job.id for job in desk.execute(query)] == [*first, *range(1, 11)]
     assert most_pages(db, query) < 4_000, "not fifty jobs of each lane"
 
 
@@ -273,7 +276,7 @@ def test_the_remains_of_what_was_claimed_of_a_lane_are_passed_by_while_a_snapsho
     """That there are a task and a lane is seen at their newest job, and where its oldest one is says a mark."""
     limited(desk, 1)
     desk.put(concurrency_key="x")
-    query = claim.claim(desk.host, [claim.Wants("a", 1)], ["t"])
+    query = claim.claim(desk.host, [claim.QueueCapacity("a", 1)], ["t"])
     before = most_pages(db, query)
     desk.end(desk.take()[0])
     for nth in (1, 2):
@@ -313,7 +316,7 @@ def test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_lane
     (job,) = desk.take()
     assert job.id == first
     db.execute("UPDATE pgworkers.lane_mark SET id = %s, until = 'infinity'", [first + 1])
-    assert desk.again(job, after=0.0) == "written"
+    assert desk.again(job, delay_seconds=0.0) == "written"
     for other in others[:2]:
         (job,) = desk.take()
         assert job.id == other
@@ -331,7 +334,7 @@ def test_the_mark_of_a_lane_moves_on_with_its_jobs(db: Db, desk: Desk, snapshot:
     """However many jobs were claimed since the lane was last looked at from its head."""
     limited(desk, 1)
     desk.put(concurrency_key="x")
-    query = claim.claim(desk.host, [claim.Wants("a", 1)], ["t"])
+    query = claim.claim(desk.host, [claim.QueueCapacity("a", 1)], ["t"])
     before = most_pages(db, query)
     claimed_of_a_lane(db, desk)
     desk.put(concurrency_key="x")
@@ -355,7 +358,7 @@ def test_a_job_before_the_mark_is_found_at_once_when_nothing_is_ready_behind_it(
     (job,) = desk.take()
     db.execute("UPDATE pgworkers.lane_mark SET id = %s, until = 'infinity'", [last + 1])
     db.execute("LISTEN pgworkers")
-    assert desk.again(job, after=0.0) == "written"
+    assert desk.again(job, delay_seconds=0.0) == "written"
     list(db.notifies(timeout=0))
     assert desk.take() == [], "this claim begins at the mark, and moves it"
     told = [notify.payload for notify in db.notifies(timeout=5, stop_after=1)]

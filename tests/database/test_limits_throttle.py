@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from support.desk import Desk
 
-from pgworkers.job import queue
-from pgworkers.job.queue import Cooling
+from pgworkers.job import queues
+from pgworkers.job.queues import CoolDown
 
-COOLING = Cooling(base=60.0, growth=2.0, most=300.0, grace=120.0)
+COOLING = CoolDown(base_seconds=60.0, growth=2.0, max_seconds=300.0, quiet_seconds=120.0)
 
 
 def state(desk: Desk) -> tuple[int, float]:
-    (config,) = desk.ask(queue.configs(["a"]))
-    return config.throttles, config.throttled
+    (config,) = desk.execute(queues.queue_configs(["a"]))
+    return config.throttle_level, config.throttled_seconds
 
 
 def over(desk: Desk, ago: str = "1 second") -> None:
@@ -23,14 +23,14 @@ def over(desk: Desk, ago: str = "1 second") -> None:
 
 @pytest.fixture
 def cooling(desk: Desk) -> Desk:
-    desk.ask(queue.declare(["a"]))
+    desk.execute(queues.declare_queues(["a"]))
     return desk
 
 
 def test_each_cool_down_is_twice_as_long_up_to_the_cap(cooling: Desk) -> None:
     expected = [60.0, 120.0, 240.0, 300.0, 300.0]
     for nth, seconds in enumerate(expected, start=1):
-        assert cooling.ask(queue.throttle("a", None, COOLING))
+        assert cooling.execute(queues.throttle_queue("a", None, COOLING))
         throttles, left = state(cooling)
         assert throttles == nth
         assert seconds - 5 < left <= seconds
@@ -39,47 +39,47 @@ def test_each_cool_down_is_twice_as_long_up_to_the_cap(cooling: Desk) -> None:
 
 def test_growth_of_one_is_flat(cooling: Desk) -> None:
     for _ in range(3):
-        cooling.ask(queue.throttle("a", None, Cooling(growth=1.0)))
+        cooling.execute(queues.throttle_queue("a", None, CoolDown(growth=1.0)))
         assert 55 < state(cooling)[1] <= 60
         over(cooling)
 
 
 def test_a_thousand_throttles_do_not_overflow(cooling: Desk) -> None:
     cooling.conn.execute("UPDATE pgworkers.queue SET throttles = 100000")
-    cooling.ask(queue.throttle("a", None, COOLING))
+    cooling.execute(queues.throttle_queue("a", None, COOLING))
     assert 290 < state(cooling)[1] <= 300
 
 
 def test_jobs_that_ran_when_it_began_count_as_one_throttle(cooling: Desk) -> None:
     for _ in range(20):
-        cooling.ask(queue.throttle("a", None, COOLING))
+        cooling.execute(queues.throttle_queue("a", None, COOLING))
     throttles, left = state(cooling)
     assert throttles == 1
     assert left <= 60
 
 
 def test_the_handlers_own_word_counts_and_is_never_shortened(cooling: Desk) -> None:
-    cooling.ask(queue.throttle("a", 500.0, COOLING))
-    cooling.ask(queue.throttle("a", 2.0, COOLING))
+    cooling.execute(queues.throttle_queue("a", 500.0, COOLING))
+    cooling.execute(queues.throttle_queue("a", 2.0, COOLING))
     assert 490 < state(cooling)[1] <= 500
 
 
 def test_each_grace_without_a_throttle_wears_one_off(cooling: Desk) -> None:
     for _ in range(3):
-        cooling.ask(queue.throttle("a", None, COOLING))
+        cooling.execute(queues.throttle_queue("a", None, COOLING))
         over(cooling)
     over(cooling, "250 seconds")  # two graces
-    cooling.ask(queue.throttle("a", None, COOLING))
+    cooling.execute(queues.throttle_queue("a", None, COOLING))
     throttles, left = state(cooling)
     assert throttles == 2
     assert 110 < left <= 120
 
 
 def test_a_success_forgives_all_after_the_grace_and_none_before(cooling: Desk) -> None:
-    cooling.ask(queue.throttle("a", None, COOLING))
-    assert not cooling.ask(queue.calm("a", 120.0))
+    cooling.execute(queues.throttle_queue("a", None, COOLING))
+    assert not cooling.execute(queues.reset_throttle("a", 120.0))
     over(cooling, "100 seconds")
-    assert not cooling.ask(queue.calm("a", 120.0))
+    assert not cooling.execute(queues.reset_throttle("a", 120.0))
     over(cooling, "130 seconds")
-    assert cooling.ask(queue.calm("a", 120.0))
+    assert cooling.execute(queues.reset_throttle("a", 120.0))
     assert state(cooling)[0] == 0

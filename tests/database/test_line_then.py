@@ -8,9 +8,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from pgworkers.events import Fact, StatementRun
-from pgworkers.facts import Facts
-from pgworkers.master.line import Line, LineDown
+from pgworkers.events import Event, EventBus, StatementExecuted
+from pgworkers.master.connection import ConnectionDown, ReconnectingConnection
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.settings import Settings
 
@@ -23,18 +22,20 @@ def ask(dsn: str, text: str, **how: Any) -> list[Any]:
     """What happened to one statement, in its order: who had the answer, what was told, what the asker got."""
     happened: list[Any] = []
 
-    def told(fact: Fact) -> None:
-        if isinstance(fact, StatementRun) and fact.op == "asked":
+    def told(fact: Event) -> None:
+        if isinstance(fact, StatementExecuted) and fact.statement == "asked":
             happened.append("it went well" if fact.error is None else "it failed")
 
     async def story() -> None:
-        facts = Facts()
-        facts.listen(told)
-        line = Line("claim", dsn, Settings(statement_timeout=60.0), facts)
+        facts = EventBus()
+        facts.subscribe(told)
+        line = ReconnectingConnection("claim", dsn, Settings(statement_timeout=60.0), facts)
         try:
-            got = await line.ask(query(text), then=lambda answer: happened.append(("then", answer)), **how)
+            got = await line.execute(
+                query(text), then=lambda answer: happened.append(("then", answer)), **how
+            )
             happened.append(("got", got))
-        except (LineDown, psycopg.Error) as error:
+        except (ConnectionDown, psycopg.Error) as error:
             happened.append(("got", type(error).__name__))
         finally:
             await line.close()
@@ -51,11 +52,15 @@ def test_the_answer_is_with_whoever_waits_for_it_before_the_statement_is_counted
     ("text", "how", "got"),
     [
         ("SELECT 1 / 0", {}, "DivisionByZero"),
-        ("SELECT nothing", {}, "LineDown"),
-        ("SELECT pg_terminate_backend(pg_backend_pid())", {}, "LineDown"),
-        ("DO $$ BEGIN RAISE 'no'; END $$", {"refusable": True}, "RaiseException"),
-        ("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)", {}, "LineDown"),
-        ("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)", {"timeouts": True}, "QueryCanceled"),
+        ("SELECT nothing", {}, "ConnectionDown"),
+        ("SELECT pg_terminate_backend(pg_backend_pid())", {}, "ConnectionDown"),
+        ("DO $$ BEGIN RAISE 'no'; END $$", {"raise_refusals": True}, "RaiseException"),
+        ("SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)", {}, "ConnectionDown"),
+        (
+            "SELECT pg_cancel_backend(pg_backend_pid()), pg_sleep(60)",
+            {"raise_timeouts": True},
+            "QueryCanceled",
+        ),
     ],
     ids=["data", "wrong", "cut", "refused", "slow", "slow by itself"],
 )

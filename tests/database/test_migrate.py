@@ -19,13 +19,13 @@ from support.tree import wait_for
 
 from pgworkers.errors import DatabaseUnreachable, SchemaOutOfDate, UsageError
 from pgworkers.job import cancel
-from pgworkers.job.asleep import asleep
-from pgworkers.job.state import State, Verdict
+from pgworkers.job.hosts import set_idle_queues
+from pgworkers.job.model import JobState, Verdict
 from pgworkers.postgres import connect, lock_wait, migrate
 from pgworkers.postgres.migrate import Migration
 from pgworkers.settings import Settings
 
-NEWEST = migrate.known()[-1].version
+NEWEST = migrate.known_migrations()[-1].version
 
 
 def later(version: int, name: str, text: str, serves: int | None = None) -> Migration:
@@ -48,14 +48,14 @@ def tables(conn: psycopg.Connection[Any]) -> set[str]:
 
 
 def test_an_empty_database_is_migrated_once(empty_dsn: str) -> None:
-    names = [migration.name for migration in migrate.known()]
+    names = [migration.name for migration in migrate.known_migrations()]
     with psycopg.connect(empty_dsn, autocommit=True) as conn:
         assert [row.state for row in migrate.status(conn, "pgworkers")] == ["pending"] * len(names)
         with pytest.raises(SchemaOutOfDate, match=r"no schema pgworkers.*run pgworkers migrate up"):
-            migrate.check(conn, "pgworkers")
+            migrate.check_schema(conn, "pgworkers")
         assert migrate.up(conn, "pgworkers") == names
         assert migrate.up(conn, "pgworkers") == []
-        migrate.check(conn, "pgworkers")
+        migrate.check_schema(conn, "pgworkers")
         assert [(row.name, row.state) for row in migrate.status(conn, "pgworkers")] == [
             (name, "applied") for name in names
         ]
@@ -71,7 +71,7 @@ def test_twenty_masters_starting_at_once(empty_dsn: str) -> None:
             with connect.connect(Settings(), empty_dsn, "test") as conn:
                 gate.wait(timeout=100)
                 applied.append(migrate.up(conn, "pgworkers"))
-                migrate.check(conn, "pgworkers")
+                migrate.check_schema(conn, "pgworkers")
         except BaseException as exc:
             failed.append(exc)
 
@@ -85,7 +85,7 @@ def test_twenty_masters_starting_at_once(empty_dsn: str) -> None:
     assert failed == []
     assert len(applied) == 20
     assert sorted(name for names in applied for name in names) == [
-        migration.name for migration in migrate.known()
+        migration.name for migration in migrate.known_migrations()
     ]
 
 
@@ -109,17 +109,17 @@ def test_a_login_that_holds_an_advisory_lock_stops_no_migration(empty_dsn: str) 
 def test_an_older_schema_is_brought_up_to_date_and_only_the_new_part_is_run(
     db: psycopg.Connection[Any],
 ) -> None:
-    newer = [*migrate.known(), SECOND]
+    newer = [*migrate.known_migrations(), SECOND]
     with pytest.raises(SchemaOutOfDate, match=r"older than this pgworkers .missing: 9001_second.*migrate up"):
-        migrate.check(db, "pgworkers", newer)
+        migrate.check_schema(db, "pgworkers", newer)
     assert migrate.up(db, "pgworkers", newer) == ["9001_second"]
-    migrate.check(db, "pgworkers", newer)
+    migrate.check_schema(db, "pgworkers", newer)
 
 
 def test_a_schema_newer_than_the_code_is_refused_and_not_touched(db: psycopg.Connection[Any]) -> None:
-    migrate.up(db, "pgworkers", [*migrate.known(), SECOND])
+    migrate.up(db, "pgworkers", [*migrate.known_migrations(), SECOND])
     before = tables(db)
-    for refuse in (migrate.up, migrate.check):
+    for refuse in (migrate.up, migrate.check_schema):
         with pytest.raises(SchemaOutOfDate, match=r"newer than this pgworkers.*9001_second") as caught:
             refuse(db, "pgworkers")
         assert caught.value.exit_code == 5
@@ -131,28 +131,32 @@ def test_a_schema_newer_than_the_code_is_refused_and_not_touched(db: psycopg.Con
 
 
 def test_code_goes_on_with_a_newer_schema_that_serves_it(db: psycopg.Connection[Any]) -> None:
-    newer = [*migrate.known(), ADDITIVE]
-    assert migrate.describe(db, "pgworkers") == "up to date"
+    newer = [*migrate.known_migrations(), ADDITIVE]
+    assert migrate.describe_schema(db, "pgworkers") == "up to date"
     assert migrate.up(db, "pgworkers", newer) == ["9001_additive"]
-    migrate.check(db, "pgworkers")
+    migrate.check_schema(db, "pgworkers")
     assert migrate.up(db, "pgworkers") == []
     assert (
-        migrate.describe(db, "pgworkers")
+        migrate.describe_schema(db, "pgworkers")
         == "newer than this pgworkers (9001_additive), which it still serves"
     )
     assert migrate.status(db, "pgworkers")[-1].state == "newer"
     # One more that serves the code of the additive one, and no older code: the oldest of both counts.
     migrate.up(db, "pgworkers", [*newer, later(9002, "wide", "SELECT;", serves=9001)])
-    migrate.check(db, "pgworkers", newer)
+    migrate.check_schema(db, "pgworkers", newer)
     with pytest.raises(SchemaOutOfDate, match=r"does not know 9002_wide"):
-        migrate.check(db, "pgworkers")
+        migrate.check_schema(db, "pgworkers")
 
 
 def test_a_migration_that_would_break_running_hosts_is_refused(db: psycopg.Connection[Any]) -> None:
     desk = Desk(db, "pgworkers")
     desk.register()
-    migrate.up(db, "pgworkers", [*migrate.known(), ADDITIVE])  # serves them
-    breaking = [*migrate.known(), ADDITIVE, later(9002, "breaking", "CREATE TABLE pgworkers.third ();")]
+    migrate.up(db, "pgworkers", [*migrate.known_migrations(), ADDITIVE])  # serves them
+    breaking = [
+        *migrate.known_migrations(),
+        ADDITIVE,
+        later(9002, "breaking", "CREATE TABLE pgworkers.third ();"),
+    ]
     script = migrate.render_pending(db, "pgworkers", breaking)
     with pytest.raises(SchemaOutOfDate) as caught:
         migrate.up(db, "pgworkers", breaking)
@@ -172,9 +176,11 @@ def test_a_migration_that_would_break_running_hosts_is_refused(db: psycopg.Conne
 
 def test_a_schema_of_another_branch_is_refused(db: psycopg.Connection[Any]) -> None:
     """It has a migration that this code does not know, and lacks one that this code needs."""
-    migrate.up(db, "pgworkers", [*migrate.known(), later(9002, "theirs", "SELECT;", serves=NEWEST)])
-    ours = [*migrate.known(), SECOND]
-    for refuse in (migrate.up, migrate.check, migrate.render_pending):
+    migrate.up(
+        db, "pgworkers", [*migrate.known_migrations(), later(9002, "theirs", "SELECT;", serves=NEWEST)]
+    )
+    ours = [*migrate.known_migrations(), SECOND]
+    for refuse in (migrate.up, migrate.check_schema, migrate.render_pending):
         with pytest.raises(SchemaOutOfDate, match=r"has 9002_theirs.*lacks 9001_second.*nothing was done"):
             refuse(db, "pgworkers", ours)
     assert "second" not in tables(db)
@@ -194,7 +200,7 @@ def test_a_schema_of_another_branch_is_refused(db: psycopg.Connection[Any]) -> N
 )
 def test_a_file_without_its_first_line_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"9001_odd: the first line must be `-- serves: NNNN`"):
-        _ = Migration(9001, "9001_odd", text).serves
+        _ = Migration(9001, "9001_odd", text).oldest_supported
 
 
 def test_a_migration_that_waits_for_a_lock_holds_up_no_other_session(
@@ -207,7 +213,9 @@ def test_a_migration_that_waits_for_a_lock_holds_up_no_other_session(
 
     def migrate_up(said: list[str]) -> None:
         with connect.connect(Settings(), dsn, "boot") as conn:
-            applied.append(migrate.up(conn, "pgworkers", [*migrate.known(), ADDITIVE], say=said.append))
+            applied.append(
+                migrate.up(conn, "pgworkers", [*migrate.known_migrations(), ADDITIVE], on_message=said.append)
+            )
 
     threads = [threading.Thread(target=migrate_up, args=[said]) for said in lines]
     waits = "migration 9001_additive waits for a lock of "
@@ -240,10 +248,13 @@ def test_a_migration_that_never_gets_its_lock_gives_up(dsn: str, db: psycopg.Con
             DatabaseUnreachable, match=r"9001_additive did not get its locks.*it changed nothing"
         ):
             migrate.up(
-                db, "pgworkers", [*migrate.known(), SECOND, replace(ADDITIVE, version=9002)], max_lock_wait=0
+                db,
+                "pgworkers",
+                [*migrate.known_migrations(), SECOND, replace(ADDITIVE, version=9002)],
+                max_lock_wait=0,
             )
     assert "second" in tables(db), "the one before it stays"
-    assert migrate.status(db, "pgworkers", [*migrate.known(), SECOND])[-1].state == "applied"
+    assert migrate.status(db, "pgworkers", [*migrate.known_migrations(), SECOND])[-1].state == "applied"
 
 
 def test_who_holds_the_lock_is_said_once_and_again_when_it_is_another(
@@ -251,9 +262,9 @@ def test_who_holds_the_lock_is_said_once_and_again_when_it_is_another(
 ) -> None:
     monkeypatch.setattr(lock_wait, "RETRY_PAUSE_SECONDS", 0.0)
     lines: list[str] = []
-    retry = lock_wait.Retry(lines.append, 600)
+    retry = lock_wait.LockRetry(lines.append, 600)
     for pids in ([], [], [7], [7], [0, 8]):
-        retry.blockers = [lock_wait.Blocker(pid, "", "active", 61.0, holds=True) for pid in pids]
+        retry.blockers = [lock_wait.Blocker(pid, "", "active", 61.0, is_holder=True) for pid in pids]
         retry.pause("it", psycopg.errors.LockNotAvailable())
     assert [line.partition("; ")[0] for line in lines] == [
         "it waits for a lock of another session",
@@ -263,9 +274,13 @@ def test_who_holds_the_lock_is_said_once_and_again_when_it_is_another(
 
 
 def test_a_file_that_changed_after_it_was_applied_is_refused(db: psycopg.Connection[Any]) -> None:
-    first = migrate.known()[0]
-    changed = [replace(first, text=first.text + "\n-- one more line"), *migrate.known()[1:], SECOND]
-    for refuse in (migrate.up, migrate.check):
+    first = migrate.known_migrations()[0]
+    changed = [
+        replace(first, text=first.text + "\n-- one more line"),
+        *migrate.known_migrations()[1:],
+        SECOND,
+    ]
+    for refuse in (migrate.up, migrate.check_schema):
         with pytest.raises(SchemaOutOfDate, match="another version of 0001_spine"):
             refuse(db, "pgworkers", changed)
     assert "second" not in tables(db)
@@ -276,10 +291,12 @@ def test_a_migration_that_fails_leaves_nothing_of_itself_and_those_before_it_sta
     db: psycopg.Connection[Any],
 ) -> None:
     with pytest.raises(psycopg.errors.UndefinedFunction):
-        migrate.up(db, "pgworkers", [*migrate.known(), SECOND, BROKEN])
+        migrate.up(db, "pgworkers", [*migrate.known_migrations(), SECOND, BROKEN])
     assert "second" in tables(db)
     assert "third" not in tables(db)
-    assert migrate.status(db, "pgworkers", [*migrate.known(), SECOND, BROKEN])[-1].state == "pending"
+    assert (
+        migrate.status(db, "pgworkers", [*migrate.known_migrations(), SECOND, BROKEN])[-1].state == "pending"
+    )
 
 
 def test_a_database_that_is_not_utf8_is_refused(empty_dsn: str) -> None:
@@ -318,7 +335,7 @@ def test_the_script_for_psql_does_what_up_does(empty_dsn: str) -> None:
         conn.add_notice_handler(lambda said: heard.append(said.message_primary or ""))
         conn.execute(script.encode())
         assert heard == []
-        migrate.check(conn, "jobs")
+        migrate.check_schema(conn, "jobs")
         assert migrate.up(conn, "jobs") == []
         assert Desk(conn, "jobs").put()
 
@@ -338,7 +355,7 @@ def shape(conn: psycopg.Connection[Any], schema: str) -> list[tuple[Any, ...]]:
         ).fetchall()
 
 
-@pytest.mark.parametrize("count", [0, 1, len(migrate.known()) - 1])
+@pytest.mark.parametrize("count", [0, 1, len(migrate.known_migrations()) - 1])
 def test_the_pending_script_does_what_up_does(
     server: Server, empty_dsn: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,7 +367,7 @@ def test_the_pending_script_does_what_up_does(
     ):
         for one in (conn, theirs):
             if count:
-                migrate.up(one, "jobs", migrate.known()[:count])
+                migrate.up(one, "jobs", migrate.known_migrations()[:count])
         script = migrate.render_pending(theirs, "jobs")
         executed = statements_of(monkeypatch, conn, lambda: migrate.up(conn, "jobs"))
         assert [one for one in executed if one not in script] == [], "up runs what the script does not"
@@ -358,7 +375,7 @@ def test_the_pending_script_does_what_up_does(
             theirs.execute(f"ALTER DATABASE {other} SET {setting}")
         psql(server.dsn(other), script)
         assert shape(theirs, "jobs") == shape(conn, "jobs")
-        migrate.check(theirs, "jobs")
+        migrate.check_schema(theirs, "jobs")
         assert migrate.up(theirs, "jobs") == []
         before = shape(theirs, "jobs")
         again = psql(server.dsn(other), script, code=3)
@@ -400,20 +417,20 @@ def psql(dsn: str, script: str, code: int = 0) -> str:
 
 
 def test_two_installations_in_one_database_know_nothing_of_each_other(db: psycopg.Connection[Any]) -> None:
-    assert migrate.up(db, "order") == [migration.name for migration in migrate.known()]
+    assert migrate.up(db, "order") == [migration.name for migration in migrate.known_migrations()]
     ours, theirs = Desk(db, "pgworkers"), Desk(db, "order")
     theirs.register()
-    theirs.ask(asleep(theirs.host, ["a"]))
+    theirs.execute(set_idle_queues(theirs.host, ["a"]))
     for channel in ("pgworkers", "pgworkers_done", '"order"', "order_done", f'"{theirs.host}"'):
         db.execute(f"LISTEN {channel}")
-    job_id = theirs.put(args='{"a": 1}', unique="k")
+    job_id = theirs.put(args='{"a": 1}', unique_key="k")
     assert ours.take() == []
     (job,) = theirs.take()
-    assert theirs.again(job, after=0.0) == "written"
+    assert theirs.again(job, delay_seconds=0.0) == "written"
     (job,) = theirs.take()
-    assert theirs.ask(cancel.cancel(job.id)) == "cancelling"
-    assert theirs.end(job, State.CANCELLED, verdict=Verdict.CANCELLED) == "written"
-    assert theirs.see(job_id).state is State.CANCELLED
+    assert theirs.execute(cancel.cancel(job.id)) == "cancelling"
+    assert theirs.end(job, JobState.CANCELLED, verdict=Verdict.CANCELLED) == "written"
+    assert theirs.see(job_id).state is JobState.CANCELLED
     assert theirs.notices() == [
         (theirs.host, f"one:a:{theirs.host}"),
         ("order", "ready:a"),
@@ -422,4 +439,4 @@ def test_two_installations_in_one_database_know_nothing_of_each_other(db: psycop
     ]
     assert db.execute("SELECT count(*) FROM pgworkers.jobs").fetchone() == (0,)
     db.execute('DROP SCHEMA "order" CASCADE')
-    migrate.check(db, "pgworkers")
+    migrate.check_schema(db, "pgworkers")

@@ -15,8 +15,8 @@ from support.command import Command
 from support.server import Server
 
 from pgworkers.postgres import migrate
-from pgworkers.postgres.migrate import Migration, known
-from pgworkers.postgres.statements import rename
+from pgworkers.postgres.migrate import Migration, known_migrations
+from pgworkers.postgres.statements import with_schema
 
 #: Runs the migrations and kills itself before the nth of all statements that they consist of. Statements are sent one by
 #: one, as in a script for psql, inside the transaction that `migrate` opens.
@@ -105,8 +105,8 @@ def _boundaries(dsn: str) -> list[list[tuple[Any, ...]]]:
     shapes = []
     with psycopg.connect(dsn, autocommit=True) as conn:
         shapes.append(_shape(conn))
-        for count in range(1, len(known()) + 1):
-            migrate.up(conn, "pgworkers", known()[:count])
+        for count in range(1, len(known_migrations()) + 1):
+            migrate.up(conn, "pgworkers", known_migrations()[:count])
             shapes.append(_shape(conn))
     return shapes
 
@@ -129,7 +129,7 @@ def test_row_87_kill_9_at_statements_of_a_migration(
         with psycopg.connect(server.dsn(name), autocommit=True) as conn:
             assert _shape(conn) in whole, f"killed before statement {before}: neither old nor new"
             migrate.up(conn, "pgworkers")
-            migrate.check(conn, "pgworkers")
+            migrate.check_schema(conn, "pgworkers")
             assert _shape(conn) == whole[-1], (
                 f"killed before statement {before}: not mended by the next migrate up"
             )
@@ -141,11 +141,11 @@ def test_row_87_kill_9_at_statements_of_a_migration(
 def test_row_88_new_code_on_an_old_schema_is_refused_with_5(scratch: str, tmp_path: Path) -> None:
     """Every command but `migrate up` and `run`, which brings the schema up to date itself."""
     with psycopg.connect(scratch, autocommit=True) as conn:
-        migrate.up(conn, "pgworkers", known()[:-1])
+        migrate.up(conn, "pgworkers", known_migrations()[:-1])
     cli = Command(tmp_path, DATABASE_URL=scratch)
     for words in (["jobs", "list"], ["migrate", "status"]):
         said = cli(*words, code=5)
-        assert known()[-1].name in said.out + said.err
+        assert known_migrations()[-1].name in said.out + said.err
     cli("migrate", "up")
 
 
@@ -158,7 +158,7 @@ def test_row_88_old_code_on_a_new_schema_is_refused_with_5_and_touches_nothing(
         9001, "9001_future", "-- serves: 9001\nALTER TABLE pgworkers.job ADD COLUMN future integer;"
     )
     with psycopg.connect(scratch, autocommit=True) as conn:
-        migrate.up(conn, "pgworkers", [*known(), future])
+        migrate.up(conn, "pgworkers", [*known_migrations(), future])
         before = _shape(conn)
         cli = Command(tmp_path, DATABASE_URL=scratch)
         for words in (["run"], ["jobs", "list"]):
@@ -169,7 +169,7 @@ def test_row_88_old_code_on_a_new_schema_is_refused_with_5_and_touches_nothing(
 
 def test_the_text_of_a_migration_is_one_transaction() -> None:
     """What cannot be rolled back must not be in one."""
-    for migration in known():
-        text = rename(migration.text, "pgworkers").upper()
+    for migration in known_migrations():
+        text = with_schema(migration.text, "pgworkers").upper()
         for word in ("COMMIT;", "CONCURRENTLY", "ALTER TYPE", "CREATE DATABASE"):
             assert word not in text, f"{migration.name}: {word}"

@@ -9,9 +9,13 @@ from typing import Any, cast
 import pytest
 from support.desk import Desk
 
-from pgworkers.job.claim import Fence
-from pgworkers.master import overlooked
-from pgworkers.master.overlooked import WARY, WHILE, Overlooked
+from pgworkers.job.model import Fence
+from pgworkers.master import lost_claims
+from pgworkers.master.lost_claims import (
+    FULL_SCAN_INTERVAL_SECONDS,
+    FULL_SCAN_LEASES_AFTER_RECONNECT,
+    LostClaims,
+)
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -20,15 +24,15 @@ SETTINGS = Settings()
 
 @dataclass
 class OnDesk:
-    """A line to the test's database."""
+    """A connection to the test's database."""
 
     desk: Desk
-    session: int = 1
+    session_number: int = 1
     since: list[bool] = field(default_factory=list)  # of each look: did it go on from another?
 
-    async def ask(self, query: Query[Any]) -> Any:
+    async def execute(self, query: Query[Any]) -> Any:
         self.since.append(query.params["since"] is not None)
-        return self.desk.ask(query)
+        return self.desk.execute(query)
 
 
 @dataclass
@@ -41,7 +45,7 @@ class Known:
     def held_fences(self) -> set[Fence]:
         return self.known
 
-    def fences(self) -> set[Fence]:
+    def pending_fences(self) -> set[Fence]:
         return set()
 
     def release(self, fences: list[Fence], why: str) -> None:
@@ -54,12 +58,12 @@ class Looker:
     claim: OnDesk
     finish: OnDesk
     known: Known
-    overlooked: Overlooked
+    overlooked: LostClaims
     now: float = 1000.0
 
     def look(self, **more: Any) -> list[Fence]:
         self.known.given.clear()
-        found = asyncio.run(self.overlooked.give_back(0.0, **more))
+        found = asyncio.run(self.overlooked.release_lost(0.0, **more))
         assert found == len(self.known.given)
         return self.known.given[:]
 
@@ -73,12 +77,14 @@ class Looker:
 def looker(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Looker:
     """One whose sessions have been there for long."""
     claim, finish, known = OnDesk(desk), OnDesk(desk), Known()
-    lines = cast("Any", {"claim": claim, "finish": finish})
+    connections = cast("Any", {"claim": claim, "finish": finish})
     held = cast("Any", known)
-    looker = Looker(claim, finish, known, Overlooked(desk.host, lines, held, held, SETTINGS, lambda: None))
-    monkeypatch.setattr(overlooked, "monotonic", lambda: looker.now)
+    looker = Looker(
+        claim, finish, known, LostClaims(desk.host, connections, held, held, SETTINGS, lambda: None)
+    )
+    monkeypatch.setattr(lost_claims, "monotonic", lambda: looker.now)
     looker.look()
-    looker.now += WARY * SETTINGS.lease
+    looker.now += FULL_SCAN_LEASES_AFTER_RECONNECT * SETTINGS.lease
     return looker
 
 
@@ -99,11 +105,11 @@ def test_after_a_session_was_lost_everything_is_looked_at(desk: Desk, looker: Lo
     assert looker.look() == []
     looker.known.known.clear()  # ended, and the new primary does not know it
     assert looker.look() == []
-    for line in (looker.claim, looker.finish):
-        line.session += 1
+    for connection in (looker.claim, looker.finish):
+        connection.session_number += 1
         assert looker.look() == [ours.fence]
         assert looker.whole
-        looker.now += (WARY - 1) * SETTINGS.lease
+        looker.now += (FULL_SCAN_LEASES_AFTER_RECONNECT - 1) * SETTINGS.lease
         assert looker.look() == [ours.fence], (
             "a claim may have been on its way to the disk for as long as that"
         )
@@ -117,7 +123,7 @@ def test_after_a_while_and_before_it_leaves_a_host_looks_at_everything(looker: L
     assert not looker.whole
     looker.look(whole=True)
     assert looker.whole
-    looker.now += WHILE
+    looker.now += FULL_SCAN_INTERVAL_SECONDS
     looker.look()
     assert looker.whole
     looker.look()
@@ -126,9 +132,9 @@ def test_after_a_while_and_before_it_leaves_a_host_looks_at_everything(looker: L
 
 def test_a_clock_that_was_set_back_hides_nothing(desk: Desk, looker: Looker) -> None:
     looker.look()
-    seen = looker.overlooked._seen
+    seen = looker.overlooked._scanned_until
     assert seen is not None
-    looker.overlooked._seen = seen.replace(
+    looker.overlooked._scanned_until = seen.replace(
         year=seen.year + 1
     )  # as if the database's clock had been a year ahead
     late = desk.run_one()
@@ -141,15 +147,15 @@ def test_a_look_that_failed_is_made_again(
 ) -> None:
     looker.look()
     lost = desk.run_one()
-    asking = looker.finish.ask
+    execute = looker.finish.execute
 
     async def down(query: Query[Any]) -> Any:
-        raise overlooked.LineDown("no answer")
+        raise lost_claims.ConnectionDown("no answer")
 
-    monkeypatch.setattr(looker.finish, "ask", down)
+    monkeypatch.setattr(looker.finish, "execute", down)
     assert looker.look() == []
-    looker.now += WHILE
+    looker.now += FULL_SCAN_INTERVAL_SECONDS
     assert looker.look() == [], "this one would have been at everything, and that was too much"
-    monkeypatch.setattr(looker.finish, "ask", asking)
+    monkeypatch.setattr(looker.finish, "execute", execute)
     assert looker.look() == [lost.fence]
     assert not looker.whole, "so the next one goes on where the last one ended"

@@ -15,13 +15,12 @@ import pytest
 from support.desk import Desk
 from test_statements import NO_PLAN, statements
 
-from pgworkers.job import claim, depth, finish, progress, promote, release, renew, rescue, retry
-from pgworkers.job.finish import End
-from pgworkers.job.progress import Saved
-from pgworkers.job.retry import Again
-from pgworkers.job.state import State, Verdict
-from pgworkers.master.host import ROLES
-from pgworkers.postgres.connect import STEADY, STEADY_ROLES, aconnect
+from pgworkers.job import claim, finish, gauges, hosts, maintenance, model
+from pgworkers.job.finish import JobFinish, JobRetry, ProgressUpdate
+from pgworkers.job.model import JobState, Verdict
+from pgworkers.master.connection import ConnectionRole
+from pgworkers.postgres.connect import aconnect
+from pgworkers.postgres.session_settings import HOST_PLANNER_SETTINGS, HOST_ROLES
 from pgworkers.postgres.statements import Query, Statement
 from pgworkers.settings import Settings
 
@@ -90,21 +89,24 @@ def beside(conn: psycopg.Connection[Any]) -> None:
 
 
 STATISTICS = [empty, fresh, stale, churned, vacant, deserted, beside]
-HELD = [claim.Fence(job_id, 1, 10**15) for job_id in IDS]
+HELD = [model.Fence(job_id, 1, 10**15) for job_id in IDS]
 QUERIES: dict[str, Query[Any]] = {
     "finish": finish.finish(
         "00000000-0000-0000-0000-000000000001",
-        [End(**one._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED, result="1") for one in HELD],
+        [
+            JobFinish(**one._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED, result="1")
+            for one in HELD
+        ],
     ),
-    "retry": retry.retry(
+    "retry": finish.retry(
         "00000000-0000-0000-0000-000000000001",
-        [Again(**one._asdict(), verdict=Verdict.ERROR, after=1.0, error="x") for one in HELD],
+        [JobRetry(**one._asdict(), verdict=Verdict.ERROR, delay_seconds=1.0, error="x") for one in HELD],
     ),
-    "release": release.release("00000000-0000-0000-0000-000000000001", HELD),
-    "progress": progress.save(
-        "00000000-0000-0000-0000-000000000001", [Saved(*one, "1", None) for one in HELD]
+    "release": finish.release("00000000-0000-0000-0000-000000000001", HELD),
+    "progress": finish.save_progress(
+        "00000000-0000-0000-0000-000000000001", [ProgressUpdate(*one, "1", None) for one in HELD]
     ),
-    "renew": renew.renew("00000000-0000-0000-0000-000000000001", HELD, "running", "[]"),
+    "renew": hosts.renew_lease("00000000-0000-0000-0000-000000000001", HELD, "running", "[]"),
 }
 
 
@@ -153,7 +155,7 @@ def ways(found: list[dict[str, Any]]) -> set[tuple[str, str | None]]:
 @pytest.fixture
 def own(dsn: str) -> Iterator[psycopg.Connection[Any]]:
     """Statistics and dead rows are part of the test: a database of its own. The session is like those of a host."""
-    options = " ".join(f"-c {name}={value}" for name, value in STEADY.items())
+    options = " ".join(f"-c {name}={value}" for name, value in HOST_PLANNER_SETTINGS.items())
     with psycopg.connect(dsn, autocommit=True, options=options) as conn:
         yield conn
 
@@ -177,10 +179,10 @@ def test_a_claim_walks_the_ready_index_in_order(
     own: psycopg.Connection[Any], statistics: Callable[[psycopg.Connection[Any]], None]
 ) -> None:
     statistics(own)
-    wants = [claim.Wants("q0", 50), claim.Wants("q1", 50)]
-    step = [claim.Range(0, 0, 5001, 6000), claim.Range(0, 0, 6001)]
+    wants = [claim.QueueCapacity("q0", 50), claim.QueueCapacity("q1", 50)]
+    step = [claim.ScanRange(0, 0, 5001, 6000), claim.ScanRange(0, 0, 6001)]
     for aged, places in ((None, None), (None, {"q0": step}), (60.0, None), (60.0, {"q0": step})):
-        query = claim.claim("00000000-0000-0000-0000-000000000001", wants, ["t"], aged, places=places)
+        query = claim.claim("00000000-0000-0000-0000-000000000001", wants, ["t"], aged, scan_ranges=places)
         for generic in (False, True):
             found = plan(own, query.statement, query.params, generic=generic)
             seen = ways(found)
@@ -212,7 +214,7 @@ def test_slots_are_counted_by_the_index_of_their_limit(
 
 def test_jobs_without_a_limit_pay_one_probe_of_an_empty_index(own: psycopg.Connection[Any]) -> None:
     fresh(own)
-    query = claim.claim("00000000-0000-0000-0000-000000000001", [claim.Wants("q0", 50)], ["t"])
+    query = claim.claim("00000000-0000-0000-0000-000000000001", [claim.QueueCapacity("q0", 50)], ["t"])
     called = "SELECT funcname FROM pg_stat_xact_user_functions WHERE funcname IN ('choose', 'admit')"
     with own.transaction(force_rollback=True):
         own.execute("SET LOCAL track_functions = 'all'")
@@ -234,7 +236,10 @@ def test_what_is_due_is_found_in_the_order_of_its_time(
     own: psycopg.Connection[Any], statistics: Callable[[psycopg.Connection[Any]], None]
 ) -> None:
     statistics(own)
-    for query, index in ((promote.promote(100), "job_scheduled"), (promote.expire(100), "job_expires")):
+    for query, index in (
+        (maintenance.promote_due(100), "job_scheduled"),
+        (maintenance.expire_jobs(100), "job_expires"),
+    ):
         for generic in (False, True):
             found = plan(own, query.statement, query.params, generic=generic)
             # When the next one is due: the first of the index.
@@ -247,15 +252,32 @@ def test_a_slice_of_a_count_is_read_in_the_order_of_its_index(
     own: psycopg.Connection[Any], statistics: Callable[[psycopg.Connection[Any]], None]
 ) -> None:
     statistics(own)
-    for statement, index in ((depth._READY, "job_ready"), (depth._SCHEDULED, "job_scheduled")):
+    for statement, index in (
+        (gauges._GAUGE_DEPTH_READY, "job_ready"),
+        (gauges._GAUGE_DEPTH_SCHEDULED, "job_scheduled"),
+    ):
         assert ways(list(scans(planned(own, statement)))) == {("Index Scan", index)}
 
 
 #: Who walks over an index without a bound, and may.
 WHOLE = {
-    "depth": "counts what there is, a bounded number of rows, and rests fifty times as long as it took",
-    "look": "the first of an index in the order of time, nothing else",
+    "gauge_depth": "counts what there is, a bounded number of rows, and rests fifty times as long as it took",
+    "due_duties": "the first of an index in the order of time, nothing else",
     "promote": "when the next one is due: the first of the index",
+}
+#: What people ask, and what `run --burst` asks for them.
+ASKED_BY_PEOPLE = {
+    "query_attempts",
+    "query_jobs",
+    "query_job",
+    "query_hosts",
+    "query_queues",
+    "query_search",
+    "query_workers",
+    "burst_busy_hosts",
+    "burst_left_behind",
+    "burst_unfinished",
+    "concurrency_list",
 }
 
 
@@ -267,7 +289,7 @@ def test_no_statement_of_a_host_walks_over_a_whole_index(
     statistics(own)
     walks = {}
     for path, statement in statements():
-        if path.parent.name in ("doctor", "cli") or statement.name.startswith(("show_", "queue_limits")):
+        if path.parent.name in ("doctor", "bench") or statement.name in ASKED_BY_PEOPLE:
             continue
         if not NO_PLAN.match(statement.render("pgworkers").decode()) and "pgworkers.job" in statement.text:
             found = ways(list(scans(planned(own, statement))))
@@ -281,7 +303,7 @@ def test_a_join_by_an_equals_sign_would_walk_over_the_primary_key(
 ) -> None:
     """The twin: with an equals sign, what a retry changes is sought from the other side of the join."""
     deserted(own)
-    text = retry.retry("00000000-0000-0000-0000-000000000001", []).statement.text
+    text = finish.retry("00000000-0000-0000-0000-000000000001", []).statement.text
     assert ways(list(scans(planned(own, Statement("retry", text))))) == {("Index Scan", "job_pkey")}
     alone = text.replace("j.id BETWEEN a.id AND a.id", "j.id = a.id")
     assert ("whole Index Scan", "job_pkey") in ways(list(scans(planned(own, Statement("alone", alone)))))
@@ -298,15 +320,15 @@ def test_a_vacant_table_is_a_trap_for_an_ordinary_session(dsn: str) -> None:
 
 def test_sessions_of_a_host_are_steady(dsn: str) -> None:
     async def work() -> None:
-        for role in STEADY_ROLES:
+        for role in HOST_ROLES:
             conn = await aconnect(Settings(dsn=dsn), dsn, role)
             async with conn:
-                for name, value in STEADY.items():
+                for name, value in HOST_PLANNER_SETTINGS.items():
                     cursor = await conn.execute("SELECT current_setting(%s)", [name])
                     assert await cursor.fetchone() == (value,), role
 
     asyncio.run(work())
-    assert set(ROLES) == STEADY_ROLES
+    assert set(ConnectionRole) == HOST_ROLES
 
 
 def test_with_a_million_rows_each_statement_reads_what_it_changes(own: psycopg.Connection[Any]) -> None:
@@ -314,7 +336,7 @@ def test_with_a_million_rows_each_statement_reads_what_it_changes(own: psycopg.C
     vacant(own)
     desk = Desk(own, "pgworkers")
     desk.register()
-    desk.take(0), desk.ask(release.release(desk.host, []))  # prepared now: the plan is kept
+    desk.take(0), desk.execute(finish.release(desk.host, []))  # prepared now: the plan is kept
     (index,) = own.execute("SELECT pg_get_indexdef('pgworkers.job_ready'::regclass)").fetchone() or ("",)
     own.execute("DROP INDEX pgworkers.job_ready")  # built afterwards: a third of the time
     own.execute(
@@ -327,16 +349,17 @@ def test_with_a_million_rows_each_statement_reads_what_it_changes(own: psycopg.C
         " SELECT 'q0', 't', 'scheduled', now() + (n - 100) * interval '1 second' FROM generate_series(1, 10000) n"
     )
     host_id = desk.host
-    wants = [claim.Wants(f"q{n}", 25) for n in range(4)]
+    wants = [claim.QueueCapacity(f"q{n}", 25) for n in range(4)]
     read = _pages(own, claim.claim(host_id, wants, ["t"]))
     assert read["rows"] == 200, "each is found once and changed once"
     assert read["pages"] < 100 * 25
-    jobs = desk.ask(claim.claim(host_id, wants, ["t"]))
+    jobs = desk.execute(claim.claim(host_id, wants, ["t"]))
     held = [job.fence for job in jobs]
-    ends = [End(**one._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for one in held]
-    agains = [Again(**one._asdict(), verdict=Verdict.ERROR, after=1.0) for one in held]
+    ends = [JobFinish(**one._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED) for one in held]
+    agains = [JobRetry(**one._asdict(), verdict=Verdict.ERROR, delay_seconds=1.0) for one in held]
     queries: list[Query[Any]] = [
-        finish.finish(host_id, ends), retry.retry(host_id, agains), release.release(host_id, held), promote.promote(100)
+        finish.finish(host_id, ends), finish.retry(host_id, agains), finish.release(host_id, held),
+        maintenance.promote_due(100),
     ]  # fmt: skip
     for query in queries:
         read = _pages(own, query)
@@ -380,7 +403,7 @@ def test_a_finish_of_a_hundred_reads_a_hundred_rows_however_many_are_dead(
     desk = Desk(own, "pgworkers")
     desk.register()
     jobs = desk.take(100, queue="q1")
-    ends = [End(**j.fence._asdict(), state=State.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs]
+    ends = [JobFinish(**j.fence._asdict(), state=JobState.SUCCEEDED, verdict=Verdict.SUCCEEDED) for j in jobs]
     query = finish.finish(desk.host, ends)
     with own.transaction(force_rollback=True):
         cursor = own.execute(
@@ -403,12 +426,12 @@ def test_what_is_written_of_many_jobs_is_read_once(own: psycopg.Connection[Any])
     own.execute("INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, 500)")
     held = [job.fence for job in desk.take(500)]
     assert len(held) == 500
-    agains = [Again(**one._asdict(), verdict=Verdict.ERROR, after=1.0) for one in held]
+    agains = [JobRetry(**one._asdict(), verdict=Verdict.ERROR, delay_seconds=1.0) for one in held]
     queries: list[Query[Any]] = [
-        retry.retry(desk.host, agains),
-        release.release(desk.host, held),
-        progress.save(desk.host, [Saved(*one, "1", None) for one in held]),
-        rescue.rescue("00000000-0000-0000-0000-000000000001", 500),
+        finish.retry(desk.host, agains),
+        finish.release(desk.host, held),
+        finish.save_progress(desk.host, [ProgressUpdate(*one, "1", None) for one in held]),
+        maintenance.rescue_jobs("00000000-0000-0000-0000-000000000001", 500),
     ]
     for query in queries:
         with own.transaction(force_rollback=True):

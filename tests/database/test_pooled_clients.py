@@ -13,9 +13,9 @@ import pytest
 from support.pooler import BOUNCER, MISSING, bouncer_version, pooling
 
 from pgworkers import App
-from pgworkers.client.backends import JobConnection
-from pgworkers.job import archive
-from pgworkers.postgres import connect, session
+from pgworkers.client.handler_connections import JobConnection
+from pgworkers.job import maintenance
+from pgworkers.postgres import connect, pooler
 from pgworkers.postgres.statements import run
 from pgworkers.settings import Settings
 
@@ -125,11 +125,11 @@ def test_no_enqueue_fails_and_nothing_has_to_be_set(pooled: str, db: Db) -> None
 
 def test_a_pooler_is_recognised_when_a_session_begins(pooled: str) -> None:
     with connect.connect(Settings(), pooled, "client") as conn:
-        assert isinstance(conn, session.PooledConnection)
+        assert isinstance(conn, pooler.PooledConnection)
 
     async def main() -> None:
         async with await connect.aconnect(Settings(), pooled, "client") as conn:
-            assert isinstance(conn, session.AsyncPooledConnection)
+            assert isinstance(conn, pooler.AsyncPooledConnection)
 
     asyncio.run(main())
 
@@ -138,7 +138,7 @@ def test_a_pooler_that_looks_like_a_server_is_recognised_by_its_answers(
     ignoring: str, db: Db, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A statement that was prepared in another session was not executed, so that it can be sent again."""
-    monkeypatch.setattr(session, "is_direct", lambda conn, row: True)
+    monkeypatch.setattr(pooler, "is_direct", lambda conn, row: True)
     assert enqueue_from_threads(ignoring) == []
     assert enqueue_on_a_loop(ignoring) == []
     assert count(db) == 2 * CLIENTS * EACH
@@ -146,7 +146,7 @@ def test_a_pooler_that_looks_like_a_server_is_recognised_by_its_answers(
 
 def test_a_connection_of_a_handler_prepares_nothing_through_a_pooler(pooled: str, dsn: str) -> None:
     connections = [
-        connect.connect_handler(Settings(), pooled, "job 1", JobConnection, autocommit=True)
+        connect.connect_for_handler(Settings(), pooled, "job 1", JobConnection, autocommit=True)
         for _ in range(CLIENTS)
     ]
     try:
@@ -158,19 +158,19 @@ def test_a_connection_of_a_handler_prepares_nothing_through_a_pooler(pooled: str
             conn.close()
 
     async def main() -> None:
-        conn = await connect.aconnect_handler(Settings(), pooled, "job 1")
+        conn = await connect.aconnect_for_handler(Settings(), pooled, "job 1")
         async with conn:
             assert conn.prepare_threshold is None
 
     asyncio.run(main())
-    with connect.connect_handler(Settings(), dsn, "job 1", JobConnection) as conn:
+    with connect.connect_for_handler(Settings(), dsn, "job 1", JobConnection) as conn:
         assert conn.prepare_threshold == 5, "psycopg's own, where there is no pooler"
-    with connect.connect_handler(Settings(), pooled, "job 1", JobConnection, prepare_threshold=7) as conn:
+    with connect.connect_for_handler(Settings(), pooled, "job 1", JobConnection, prepare_threshold=7) as conn:
         assert conn.prepare_threshold == 7, "what the handler says counts"
 
 
 def test_the_first_portion_of_a_walk_can_be_written_into_its_statement(dsn: str) -> None:
     """The least bigint cannot: `-9223372036854775808::bigint` is out of range."""
     with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.ClientCursor) as conn:
-        for query in (archive.prune(1.0, 1.0, 10), archive.prune_attempts(1.0, 10)):
-            assert run(conn, "pgworkers", query).count == 0
+        for query in (maintenance.prune_history(1.0, 1.0, 10), maintenance.prune_attempts(1.0, 10)):
+            assert run(conn, "pgworkers", query).changed_rows == 0

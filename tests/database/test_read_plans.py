@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import psycopg
 import pytest
 
-from pgworkers.doctor import work
-from pgworkers.flow import batch
-from pgworkers.job import depth, operation, show, standing, watch
-from pgworkers.job.show import Filter
-from pgworkers.job.state import State
+from pgworkers.doctor import jobs
+from pgworkers.job import batches, burst, gauges, operations, queries
+from pgworkers.job.model import JobState
+from pgworkers.job.queries import JobFilter
 from pgworkers.postgres.statements import Query
 
 HISTORY_DAYS = 5
@@ -69,7 +68,7 @@ class Read(NamedTuple):
 
 
 def reading(conn: psycopg.Connection[Any], query: Query[Any], *, generic: bool = False) -> Read:
-    params = query.named("pgworkers")
+    params = query.params_by_name("pgworkers")
     if generic:
         text, names = query.statement.numbered("pgworkers")
         with conn.transaction(force_rollback=True):
@@ -120,39 +119,39 @@ def _rows(node: dict[str, Any]) -> float:
     return rows + sum(_rows(child) for child in node.get("Plans", []))
 
 
-def filters() -> dict[str, Filter]:
+def filters() -> dict[str, JobFilter]:
     return {
-        "all": Filter(limit=21),
-        "dead": Filter(states=[State.DEAD], limit=21),
-        "failed of a queue": Filter(states=[State.DEAD, State.CANCELLED], queues=["q0"], limit=21),
-        "succeeded": Filter(states=[State.SUCCEEDED], limit=21),
-        "ready": Filter(states=[State.READY], limit=21),
-        "scheduled": Filter(states=[State.SCHEDULED], limit=21),
-        "running": Filter(states=[State.RUNNING], limit=21),
-        "claimed": Filter(states=[State.CLAIMED, State.RUNNING], limit=21),
-        "a rare task": Filter(tasks=["rare"], limit=21),
-        "no such queue": Filter(queues=["none"], limit=21),
+        "all": JobFilter(limit=21),
+        "dead": JobFilter(states=[JobState.DEAD], limit=21),
+        "failed of a queue": JobFilter(states=[JobState.DEAD, JobState.CANCELLED], queues=["q0"], limit=21),
+        "succeeded": JobFilter(states=[JobState.SUCCEEDED], limit=21),
+        "ready": JobFilter(states=[JobState.READY], limit=21),
+        "scheduled": JobFilter(states=[JobState.SCHEDULED], limit=21),
+        "running": JobFilter(states=[JobState.RUNNING], limit=21),
+        "claimed": JobFilter(states=[JobState.CLAIMED, JobState.RUNNING], limit=21),
+        "a rare task": JobFilter(tasks=["rare"], limit=21),
+        "no such queue": JobFilter(queues=["none"], limit=21),
     }
 
 
-def queries(job: int) -> dict[str, tuple[Query[Any], int]]:
+def other_queries(job: int) -> dict[str, tuple[Query[Any], int]]:
     """Every other statement that people send, and how many pages it may read. Searches are tested by themselves."""
     return {
-        "get, finished": (show.get(job), 100),
-        "get, live": (show.get(job * 2), 100),
-        "many": (show.many([job, job + 1, job + 2]), 200),
-        "attempts": (show.attempts(job), 50),
-        "standing": (standing.standing(job), 300),
-        "operations": (operation.operations(job), 10),
-        "hosts": (show.hosts(), 100),
-        "workers": (show.workers(), 50),
-        "others": (show.others("00000000-0000-0000-0000-000000000001", ["q0"]), 100),
-        "watch": (watch.watch(2000, tell=False), 50),
-        "queues": (show.queues(), 5 * 2 * show.MAX_COUNT),
-        "depth": (depth.depth(1000), 5 * 3 * 1000),
-        "doctor running": (work.running(), 100),
-        "doctor pace": (work.paces(), 20_000),
-        "batch": (batch.counts(1), 20),
+        "get, finished": (queries.get_job(job), 100),
+        "get, live": (queries.get_job(job * 2), 100),
+        "many": (queries.jobs_by_id([job, job + 1, job + 2]), 200),
+        "attempts": (queries.job_attempts(job), 50),
+        "standing": (queries.job_situation(job), 300),
+        "operations": (operations.operations_of_job(job), 10),
+        "hosts": (queries.list_hosts(), 100),
+        "workers": (queries.list_workers(), 50),
+        "others": (burst.other_busy_hosts("00000000-0000-0000-0000-000000000001", ["q0"]), 100),
+        "watch": (queries.overview(2000, should_notify_hosts=False), 50),
+        "queues": (queries.list_queues(), 5 * 2 * queries.MAX_COUNTED_JOBS),
+        "depth": (gauges.count_depth(1000), 5 * 3 * 1000),
+        "doctor running": (jobs.running_jobs(), 100),
+        "doctor pace": (jobs.queue_rates(), 20_000),
+        "batch": (batches.count_batch(1), 20),
     }
 
 
@@ -163,11 +162,11 @@ PAGES_TO_START = 200
 
 def check(conn: psycopg.Connection[Any], rows: int) -> None:
     for name, where in filters().items():
-        for look in (21, show.FIRST_LOOK):
+        for look in (21, queries.FIRST_PAGE_ROWS):
             for generic in (False, True):
-                read = reading(conn, show.search(where, look), generic=generic)
+                read = reading(conn, queries.search_page(where, look), generic=generic)
                 assert read.pages <= PAGES_PER_ROW * look + PAGES_TO_START, (name, look, generic, read)
-    for name, (query, most) in queries(rows // 2).items():
+    for name, (query, most) in other_queries(rows // 2).items():
         for generic in (False, True):
             read = reading(conn, query, generic=generic)
             # The doctor looks at 10,000 live jobs: of a small table that may well be all.
@@ -239,14 +238,14 @@ def test_a_batch_is_counted_and_the_end_of_a_burst_is_found_in_portions(
     statistics: Callable[[psycopg.Connection[Any]], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pgworkers.flow.batch.COUNT_PORTION", 500)
-    monkeypatch.setattr("pgworkers.job.show.UNFINISHED_LOOK", 500)
+    monkeypatch.setattr("pgworkers.job.batches.COUNT_PORTION_IDS", 500)
+    monkeypatch.setattr("pgworkers.job.burst.UNFINISHED_SCAN_ROWS", 500)
     own.execute(MANY_JOBS)
     statistics(own)
     for generic in (False, True):
-        read = reading(own, batch.counts(1), generic=generic)
+        read = reading(own, batches.count_batch(1), generic=generic)
         assert read.rows <= 2 * 500 + 100, ("batch", generic, read)
-        read = reading(own, show.unfinished(["a", "b"], ["t", "u"]), generic=generic)
+        read = reading(own, burst.unfinished_work(["a", "b"], ["t", "u"]), generic=generic)
         assert read.rows <= 4 * 500 + 100, ("burst", generic, read)
 
 

@@ -9,19 +9,19 @@ import psycopg
 import pytest
 
 from pgworkers.clock import monotonic
-from pgworkers.facts import Facts
-from pgworkers.job.notifications import Ready, Reconnected
-from pgworkers.master.renewal import Renewal
+from pgworkers.events import EventBus
+from pgworkers.job.notification_payloads import JobsReady, Reconnected
+from pgworkers.master.lease_keeper import LeaseKeeper
 from pgworkers.settings import Settings
 
 
-class OneLine:
+class OpenConnection:
     """The listening connection, already open."""
 
     def __init__(self, conn: psycopg.AsyncConnection[Any]) -> None:
         self._conn = conn
 
-    async def connection(self) -> psycopg.AsyncConnection[Any]:
+    async def ensure_connected(self) -> psycopg.AsyncConnection[Any]:
         return self._conn
 
 
@@ -36,26 +36,26 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
 
     async def life() -> None:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
-            host = object.__new__(Renewal)
+            host = object.__new__(LeaseKeeper)
             host._host = "host"
-            host._line = OneLine(conn)  # type: ignore[assignment]
-            host._settings, host._facts, host._on_hint = Settings(), Facts(), happened.append
-            host._on_heard = lambda: None
-            host._leaving, host._left = False, asyncio.Event()
-            await host._listen(conn)
+            host._line = OpenConnection(conn)  # type: ignore[assignment]
+            host._settings, host._facts, host._on_hint = Settings(), EventBus(), happened.append
+            host._on_notifications_read = lambda: None
+            host._is_stopping, host._stopped = False, asyncio.Event()
+            await host.listen(conn)
 
             async def once() -> None:
                 db.execute("NOTIFY pgworkers, 'ready:default'")
                 await conn.execute("SELECT 1")  # its answer brings the notice: the socket is empty after it
-                host._due = float("inf")
+                host._due_at = float("inf")
 
-            monkeypatch.setattr(host, "once", once, raising=False)
+            monkeypatch.setattr(host, "renew", once, raising=False)
             with pytest.raises(asyncio.CancelledError):
                 await host.run()
 
-    monkeypatch.setattr(Renewal, "_listened", waits)
+    monkeypatch.setattr(LeaseKeeper, "wait", waits)
     asyncio.run(life())
-    assert happened == [Reconnected(), Ready("default"), "waits"]
+    assert happened == [Reconnected(), JobsReady("default"), "waits"]
 
 
 def test_notices_are_heard_while_it_waits_and_a_lost_session_ends_the_wait(
@@ -65,16 +65,16 @@ def test_notices_are_heard_while_it_waits_and_a_lost_session_ends_the_wait(
 
     async def life() -> None:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
-            host = object.__new__(Renewal)
+            host = object.__new__(LeaseKeeper)
             host._host = "host"
-            host._settings, host._facts, host._due = Settings(), Facts(), monotonic() + 3600
-            host._on_hint, host._on_heard = happened.append, lambda: None
-            await host._listen(conn)
-            host._due = monotonic() + 3600
-            waiting = asyncio.create_task(host._listened(conn.pgconn, conn.fileno()))
+            host._settings, host._facts, host._due_at = Settings(), EventBus(), monotonic() + 3600
+            host._on_hint, host._on_notifications_read = happened.append, lambda: None
+            await host.listen(conn)
+            host._due_at = monotonic() + 3600
+            waiting = asyncio.create_task(host.wait(conn.pgconn, conn.fileno()))
             for said in ("one", "two"):
                 await asyncio.to_thread(db.execute, f"NOTIFY pgworkers, 'ready:{said}'")
-                while Ready(said) not in happened:
+                while JobsReady(said) not in happened:
                     await asyncio.sleep(0.01)
             assert not waiting.done(), "a notice alone does not end it"
             await asyncio.to_thread(db.execute, "SELECT pg_terminate_backend(%s)", (conn.info.backend_pid,))
@@ -82,4 +82,4 @@ def test_notices_are_heard_while_it_waits_and_a_lost_session_ends_the_wait(
                 await waiting
 
     asyncio.run(life())
-    assert happened == [Reconnected(), Ready("one"), Ready("two")]
+    assert happened == [Reconnected(), JobsReady("one"), JobsReady("two")]

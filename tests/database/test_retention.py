@@ -11,12 +11,11 @@ import pytest
 from support.desk import Desk, blocked, until
 from support.leader import PATIENT
 
-from pgworkers.events import DutyFailed, Fact, StatementRun
-from pgworkers.facts import Facts
-from pgworkers.job import archive, purge, requeue
-from pgworkers.job.state import State
-from pgworkers.master.duties import Duties
-from pgworkers.master.line import Line
+from pgworkers.events import DutyFailed, Event, EventBus, StatementExecuted
+from pgworkers.job import cancel, maintenance, requeue
+from pgworkers.job.model import JobState
+from pgworkers.master.connection import ReconnectingConnection
+from pgworkers.master.duties import DutyRunner
 
 Db = psycopg.Connection[Any]
 #: Modes that do not conflict with the ROW EXCLUSIVE lock of a finish.
@@ -30,16 +29,18 @@ def db(dsn: str) -> Any:
         yield conn
 
 
-def perform(dsn: str, duty: str) -> list[Fact]:
+def perform(dsn: str, duty: str) -> list[Event]:
     """One whole duty of a leader, and the facts that it emitted."""
-    told: list[Fact] = []
+    told: list[Event] = []
 
     async def once() -> None:
-        facts = Facts()
-        facts.listen(told.append)
-        line = Line("duty", dsn, PATIENT, facts)
+        facts = EventBus()
+        facts.subscribe(told.append)
+        line = ReconnectingConnection("duty", dsn, PATIENT, facts)
         try:
-            await Duties(str(uuid4()), line, facts, PATIENT, lambda: True, lambda: None).perform_whole(duty)
+            await DutyRunner(
+                str(uuid4()), line, facts, PATIENT, lambda: True, lambda: None
+            ).perform_completely(duty)
         finally:
             await line.close()
 
@@ -145,14 +146,14 @@ def test_a_default_partition_is_emptied_so_that_its_days_can_be_made(db: Db, dsn
     desk = Desk(db, schema)
     desk.register()
     job = desk.run_one()
-    desk.end(job, State.DEAD, error="x")
+    desk.end(job, JobState.DEAD, error="x")
     assert (count(db, "history_default"), count(db, "attempt_default")) == (1, 1)
     perform(dsn, "partitions")
     assert (count(db, "history_default"), count(db, "attempt_default")) == (0, 0)
-    assert desk.see(job.id).state is State.DEAD
+    assert desk.see(job.id).state is JobState.DEAD
     assert db.execute("SELECT pgworkers.make_partitions(3)").fetchone() == (0,), "today's is made, too"
     perform(dsn, "prune")
-    assert desk.see(job.id).state is State.DEAD, "it is as old as it was"
+    assert desk.see(job.id).state is JobState.DEAD, "it is as old as it was"
 
 
 def test_a_large_default_partition_is_not_scanned(db: Db) -> None:
@@ -194,20 +195,20 @@ def test_finishes_go_on_while_a_long_reader_refuses_the_drop(db: Db, dsn: str, s
 def test_a_partition_that_is_refused_is_not_read_again(db: Db, dsn: str) -> None:
     """And its refusal is reported once, however often it is tried."""
     fill(db, make_day(db, 20), dead=3)
-    told: list[Fact] = []
+    told: list[Event] = []
 
     async def story() -> list[int]:
-        facts = Facts()
-        facts.listen(told.append)
-        line = Line("duty", dsn, PATIENT, facts)
-        duties = Duties(str(uuid4()), line, facts, PATIENT, lambda: True, lambda: None)
+        facts = EventBus()
+        facts.subscribe(told.append)
+        line = ReconnectingConnection("duty", dsn, PATIENT, facts)
+        duties = DutyRunner(str(uuid4()), line, facts, PATIENT, lambda: True, lambda: None)
         walked = []
         try:
             for _ in range(3):
                 before = len(told)
-                await duties.perform_whole("partitions")
-                ran = [fact.op for fact in told[before:] if isinstance(fact, StatementRun)]
-                walked.append(ran.count("archive_keep") - len(archive.DEFAULT_PARTITIONS))
+                await duties.perform_completely("partitions")
+                ran = [fact.statement for fact in told[before:] if isinstance(fact, StatementExecuted)]
+                walked.append(ran.count("partition_move_kept") - len(maintenance.DEFAULT_PARTITIONS))
         finally:
             await line.close()
         return walked
@@ -260,7 +261,7 @@ def test_a_job_that_is_requeued_while_it_is_moved_is_there_once(db: Db, dsn: str
             ):
                 pass
     assert [one.outcome for one in asked.result(60)] == ["changing"]
-    assert [one.outcome for one in desk.ask(requeue.requeue([job]))] == ["requeued"]
+    assert [one.outcome for one in desk.execute(requeue.requeue([job]))] == ["requeued"]
     assert desk.states() == [(job, "ready")]
 
 
@@ -275,7 +276,7 @@ def test_a_job_that_is_forgotten_while_it_is_moved_leaves_nothing_behind(
     desk = Desk(db, schema)
     with psycopg.connect(dsn) as mover, psycopg.connect(dsn, autocommit=True) as watcher:
         mover.execute(f"SELECT pgworkers.keep_rows('{moved}_{day}', '90 days', 0, 1)".encode())
-        asked = desk.in_thread(purge.purge(jobs))
+        asked = desk.in_thread(cancel.purge_dead(jobs))
         until(lambda: asked.done() or blocked(watcher, db))
         mover.commit()
     assert asked.result(60) == jobs

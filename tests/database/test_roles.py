@@ -1,4 +1,4 @@
-"""The roles of docs/security.md against a real server: each role, each table and function, each verb, as the page says."""
+"""The roles of docs/reference/roles.md against a real server: each role, each table and function, each verb, as it says."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from psycopg.errors import InsufficientPrivilege
 from support.desk import Desk
 from support.server import Server
 
-from pgworkers.job import cancel, discard, queue, request, requeue
-from pgworkers.job.copying import copy_in
+from pgworkers.job import cancel, queues, requests, requeue
+from pgworkers.job.copy import copy_jobs
 from pgworkers.job.enqueue import enqueue
-from pgworkers.job.new import NewJob
+from pgworkers.job.model import NewJob
+from pgworkers.limits import concurrency
 from pgworkers.postgres import migrate
 from pgworkers.postgres.statements import Query, run
-from pgworkers.schedule import operate
+from pgworkers.schedule import definitions
 
 ROLES = ("owner", "worker", "operator", "payload", "viewer", "enqueue")
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "roles.md"
 #: The letters of the page.
 VERBS = {
     "r": "SELECT * FROM {} WHERE false",
@@ -191,7 +192,7 @@ def test_nobody_but_the_owner_makes_objects(acting: psycopg.Connection[Any], rol
 def test_an_enqueuer_with_a_trap_in_its_path_reaches_nothing_with_the_owners_rights(
     shared: str, admin: psycopg.Connection[Any]
 ) -> None:
-    """enqueue_now() acts for the owner and has no search_path of its own (docs/adr/2302): the attack is this role's."""
+    """enqueue_now() acts for the owner and has no search_path of its own (docs/adr/32): the attack is this role's."""
     admin.execute(TRAP.encode())
     try:
         admin.execute(
@@ -219,15 +220,15 @@ WISHES: dict[str, Query[Any]] = {
     "enqueue": enqueue(NewJob(task="t", args_json="{}", queue="q")),
     "cancel": cancel.cancel(1),
     "cancel many": cancel.cancel_many([1]),
-    "discard": discard.discard(1),
-    "discard many": discard.discard_many([1]),
+    "discard": cancel.discard(1),
+    "discard many": cancel.discard_many([1]),
     "retry": requeue.requeue([1]),
-    "pause": queue.pause("q"),
-    "scale": queue.scale("q", workers=2),
-    "limit": queue.limit("key", "k", 2),
-    "schedule pause": operate.pause("s"),
-    "schedule remove": operate.remove("s"),
-    "suspend": request.ask_job("suspend", 1),
+    "pause": queues.pause_queue("q"),
+    "scale": queues.scale_queue("q", workers=2),
+    "limit": concurrency.set_limit("key", "k", 2),
+    "schedule pause": definitions.pause_schedule("s"),
+    "schedule remove": definitions.remove_schedule("s"),
+    "suspend": requests.request_for_job("suspend", 1),
 }
 
 
@@ -246,10 +247,10 @@ def test_the_verbs_of_operators(acting: psycopg.Connection[Any], role: str, wish
 def test_bulk_enqueuing_needs_more_than_the_role_enqueue(acting: psycopg.Connection[Any], role: str) -> None:
     jobs = [NewJob(task="t", args_json="{}", queue="q")]
     if role in ("owner", "worker", "operator"):
-        assert copy_in(acting, "pgworkers", jobs) == 1
+        assert copy_jobs(acting, "pgworkers", jobs) == 1
     else:
         with pytest.raises(InsufficientPrivilege):
-            copy_in(acting, "pgworkers", jobs)
+            copy_jobs(acting, "pgworkers", jobs)
 
 
 @pytest.mark.parametrize("role", ["enqueue"])
@@ -257,7 +258,7 @@ def test_who_may_only_enqueue_sees_nothing_of_others(
     admin: psycopg.Connection[Any], acting: psycopg.Connection[Any], role: str
 ) -> None:
     theirs = run(
-        admin, "pgworkers", enqueue(NewJob(task="t", args_json='{"secret": 1}', queue="q", unique="mine"))
+        admin, "pgworkers", enqueue(NewJob(task="t", args_json='{"secret": 1}', queue="q", unique_key="mine"))
     )
     with pytest.raises(psycopg.errors.NoDataFound):
         run(acting, "pgworkers", enqueue(NewJob(task="t", args_json="{}", queue="q", after=(theirs.id,))))

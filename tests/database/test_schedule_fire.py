@@ -13,10 +13,10 @@ import pytest
 from support.leader import Leader
 
 from pgworkers.doctor import cluster
-from pgworkers.events import ScheduleFailed, TickFired, TicksSkipped
-from pgworkers.job import look
-from pgworkers.schedule import fire, operate, show, times
-from pgworkers.schedule.plan import plan
+from pgworkers.events import ScheduleFailed, TickFired, TicksMissed
+from pgworkers.job import maintenance
+from pgworkers.schedule import definitions, fire
+from pgworkers.schedule.plan import plan_ticks
 from pgworkers.specs import ScheduleSpec
 
 Db = psycopg.Connection[Any]
@@ -88,7 +88,7 @@ def test_ten_minutes_away(db: Db, leader: Leader, missed: str, expected: int) ->
     assert row is not None
     newest_first = [("m", row[0] - timedelta(minutes=n)) for n in range(expected)]
     assert jobs(db) == newest_first[::-1]
-    skipped = sum(fact.count for fact in leader.facts(TicksSkipped))
+    skipped = sum(fact.count for fact in leader.facts(TicksMissed))
     assert skipped == 10 - expected
     assert db.execute("SELECT skipped FROM pgworkers.schedule").fetchone() == (skipped,)
 
@@ -102,7 +102,7 @@ def test_three_years_of_seconds_are_one_job(db: Db, leader: Leader) -> None:
     back(db, "s", "1095 days")
     assert leader.fire() == 1
     after = clock(db)
-    (skipped,) = leader.facts(TicksSkipped)[-1:]
+    (skipped,) = leader.facts(TicksMissed)[-1:]
     assert abs(skipped.count - 1095 * 86400) <= 1 + (after - before).total_seconds()
     row = db.execute("SELECT considered_at, next_at FROM pgworkers.schedule").fetchone()
     assert row is not None
@@ -111,7 +111,7 @@ def test_three_years_of_seconds_are_one_job(db: Db, leader: Leader) -> None:
 
 
 def test_all_is_bounded_by_the_window_and_by_the_pass(db: Db, leader: Leader) -> None:
-    leader.sync(minutely(db, "s", missed="all", window=4 * 3600.0))
+    leader.sync(minutely(db, "s", missed="all", missed_window=4 * 3600.0))
     leader.fire()
     back(db, "s", "3 days")
     assert [leader.fire(), leader.fire()] == [100, 100]
@@ -119,7 +119,7 @@ def test_all_is_bounded_by_the_window_and_by_the_pass(db: Db, leader: Leader) ->
     found = [at for _, at in jobs(db)]
     assert found == sorted(found)
     assert len(set(found)) == len(found)
-    assert sum(fact.count for fact in leader.facts(TicksSkipped)) == 3 * 24 * 60 - 4 * 60
+    assert sum(fact.count for fact in leader.facts(TicksMissed)) == 3 * 24 * 60 - 4 * 60
 
 
 def test_ticks_on_time_are_all_fired_even_if_a_pass_is_slow(db: Db, leader: Leader) -> None:
@@ -165,8 +165,8 @@ def test_three_sessions_without_any_lock_fire_each_tick_once(db: Db, new_leader:
 
 
 def planned(leader: Leader) -> list[fire.Firing]:
-    found = leader.ask(fire.due(10))
-    return [fire.Firing.of(due, plan(due.timing, due.considered, due.now)) for due in found]
+    found = leader.execute(fire.due_schedules(10))
+    return [fire.Firing.of(due, plan_ticks(due.timing, due.considered_until, due.now)) for due in found]
 
 
 def test_a_stale_plan_does_nothing_and_neither_would_it_without_the_revision(
@@ -177,22 +177,30 @@ def test_a_stale_plan_does_nothing_and_neither_would_it_without_the_revision(
     one.sync(minutely(db))
     back(db, "m", "1 minute")
     mine, theirs = planned(one), planned(two)
-    assert len(one.ask(fire.fire(mine)).ticks) == 1
-    assert two.ask(fire.fire(theirs)) == fire.Fired({}, [])
+    assert len(one.execute(fire.fire_schedules(mine)).ticks) == 1
+    assert two.execute(fire.fire_schedules(theirs)) == fire.FireResult({}, [])
     row = db.execute("SELECT revision FROM pgworkers.schedule").fetchone()
     assert row is not None
-    forged = [fire.Firing("m", "", row[0], theirs[0].ticks, (0.0,), theirs[0].considered, theirs[0].next)]
-    assert two.ask(fire.fire(forged)).ticks == []
+    forged = [
+        fire.Firing("m", "", row[0], theirs[0].ticks, (0.0,), theirs[0].considered_until, theirs[0].next_tick)
+    ]
+    assert two.execute(fire.fire_schedules(forged)).ticks == []
     assert len(jobs(db)) == 1
     db.execute("ALTER TABLE pgworkers.tick DROP CONSTRAINT tick_pkey")
-    again = [fire.Firing("m", "", row[0] + 1, theirs[0].ticks, (0.0,), theirs[0].considered, theirs[0].next)]
-    assert len(two.ask(fire.fire(again)).ticks) == 1, "without the key the same tick makes a second job"
+    again = [
+        fire.Firing(
+            "m", "", row[0] + 1, theirs[0].ticks, (0.0,), theirs[0].considered_until, theirs[0].next_tick
+        )
+    ]
+    assert len(two.execute(fire.fire_schedules(again)).ticks) == 1, (
+        "without the key the same tick makes a second job"
+    )
     assert len(jobs(db)) == 2
 
 
 CHANGES: dict[str, Callable[[Leader, ScheduleSpec], Any]] = {
-    "paused": lambda leader, _: leader.ask(operate.pause("m")),
-    "removed": lambda leader, _: leader.ask(operate.remove("m")),
+    "paused": lambda leader, _: leader.execute(definitions.pause_schedule("m")),
+    "removed": lambda leader, _: leader.execute(definitions.remove_schedule("m")),
     "changed": lambda leader, _: leader.sync(ScheduleSpec("m", "t", cron="0 0 1 1 *")),
     "other arguments": lambda leader, spec: leader.sync(msgspec.structs.replace(spec, args={"a": 1})),
 }
@@ -207,7 +215,7 @@ def test_what_changes_between_plan_and_fire_is_not_fired(db: Db, new_leader: New
     mine = planned(one)
     assert len(mine[0].ticks) == 1
     CHANGES[change](two, spec)
-    assert one.ask(fire.fire(mine)) == fire.Fired({}, [])
+    assert one.execute(fire.fire_schedules(mine)) == fire.FireResult({}, [])
     assert jobs(db) == []
     # what is due stays due; a new calendar counts from the change
     assert one.fire() == (1 if change == "other arguments" else 0)
@@ -332,7 +340,7 @@ def test_scopes_have_their_own_ticks(db: Db, leader: Leader) -> None:
     for scope in ("", "a", "b", "c"):
         back(db, "m", "1 minute", scope)
     db.execute("UPDATE pgworkers.schedule SET due_at = pgworkers.never() WHERE scope = ''")
-    assert leader.ask(operate.pause("m", "b")) == [("m", "b")]
+    assert leader.execute(definitions.pause_schedule("m", "b")) == [("m", "b")]
     assert leader.fire() == 2
     rows = db.execute("SELECT args, meta - 'tick' FROM pgworkers.job ORDER BY meta ->> 'scope'").fetchall()
     assert rows == [
@@ -357,7 +365,7 @@ def test_one_bad_schedule_never_blocks_the_others(db: Db, leader: Leader) -> Non
         back(db, name, "1 minute")
     assert leader.fire() == 1
     assert [name for name, _ in jobs(db)] == ["good"]
-    seen = {view.name: view for view in leader.ask(show.schedules())}
+    seen = {view.name: view for view in leader.execute(definitions.list_schedules())}
     assert {name: view.state for name, view in seen.items()} == {
         "cron": "failing",
         "zone": "failing",
@@ -374,7 +382,7 @@ def test_one_bad_schedule_never_blocks_the_others(db: Db, leader: Leader) -> Non
     back(db, "cron", "1 minute")
     db.execute("DELETE FROM pgworkers.tick")
     assert leader.fire() == 1
-    assert {view.name: view.error for view in leader.ask(show.schedules())}["cron"] is None
+    assert {view.name: view.error for view in leader.execute(definitions.list_schedules())}["cron"] is None
 
 
 def test_jitter_moves_the_job_and_not_the_tick(db: Db, leader: Leader) -> None:
@@ -403,7 +411,7 @@ def test_start_and_end(db: Db, leader: Leader) -> None:
     assert made == len(jobs(db))
     assert {name for name, _ in jobs(db)} == {"over"}
     assert all(at < now - timedelta(minutes=5) for _, at in jobs(db))
-    seen = {view.name: view for view in leader.ask(show.schedules())}
+    seen = {view.name: view for view in leader.execute(definitions.list_schedules())}
     assert (seen["later"].state, seen["over"].state) == ("active", "ended")
     assert seen["later"].next_at is not None
     assert seen["later"].next_at >= now + timedelta(days=1)
@@ -414,15 +422,17 @@ def test_a_schedule_that_never_fires_again_is_due_at_no_time(db: Db, leader: Lea
     leader.sync(ended, minutely(db, "scoped", scope_kind="tenant"))
     leader.fire()
     for name in ("ended", "scoped"):
-        assert leader.ask(operate.pause(name)) == [(name, "")]
-        assert leader.ask(operate.resume(name)) == [(name, "")]
+        assert leader.execute(definitions.pause_schedule(name)) == [(name, "")]
+        assert leader.execute(definitions.resume_schedule(name)) == [(name, "")]
     leader.fire()
     never = db.execute("SELECT name FROM pgworkers.schedule WHERE due_at = pgworkers.never() ORDER BY 1")
     assert never.fetchall() == [("ended",), ("scoped",)]
-    assert leader.ask(look.look())["ticks"] is None, "the leader sleeps"
-    assert [one.next for one in leader.ask(times.times(10))] == [None, None]
-    assert [view.next_at for view in leader.ask(show.schedules())] == [None, None]
-    assert [one.name for one in leader.ask(cluster.ticking()) if one.overdue < 0] == ["ended"]
+    assert leader.execute(maintenance.due_duties())["ticks"] is None, "the leader sleeps"
+    assert [one.next_tick_at for one in leader.execute(definitions.schedule_times(10))] == [None, None]
+    assert [view.next_at for view in leader.execute(definitions.list_schedules())] == [None, None]
+    assert [one.name for one in leader.execute(cluster.schedule_status()) if one.overdue_seconds < 0] == [
+        "ended"
+    ]
 
 
 def test_the_job_has_what_the_task_and_the_schedule_say(db: Db, leader: Leader) -> None:

@@ -10,8 +10,8 @@ import pytest
 from support.desk import Desk
 from support.leader import Leader
 
-from pgworkers.job import rescue
-from pgworkers.job.state import State, Verdict
+from pgworkers.job import maintenance
+from pgworkers.job.model import JobState, Verdict
 from pgworkers.specs import ScheduleSpec
 
 Db = psycopg.Connection[Any]
@@ -52,7 +52,7 @@ def outcome(db: Db) -> dict[str, Any]:
 def test_success(db: Db, leader: Leader, own_desk: Desk) -> None:
     job = tick(db, leader, own_desk)
     assert outcome(db)["outcome"] == "claimed", "its host names no worker that runs it"
-    own_desk.end(job, result='{"rows": 12}', duration=1.5)
+    own_desk.end(job, result='{"rows": 12}', duration_seconds=1.5)
     found = outcome(db)
     assert (found["outcome"], found["attempt"], found["duration"], found["rows"]) == ("succeeded", 1, 1.5, 12)
     assert found["error_code"] is None
@@ -63,15 +63,15 @@ def test_success(db: Db, leader: Leader, own_desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("state", "verdict", "code"),
     [
-        (State.DEAD, Verdict.ERROR, "handler_error"),
-        (State.DEAD, Verdict.TIMEOUT, "timeout"),
-        (State.CANCELLED, Verdict.CANCELLED, "cancelled"),
-        (State.DEAD, Verdict.HOST_LOST, "stale"),
-        (State.DEAD, Verdict.OOM, "oom"),
+        (JobState.DEAD, Verdict.ERROR, "handler_error"),
+        (JobState.DEAD, Verdict.TIMEOUT, "timeout"),
+        (JobState.CANCELLED, Verdict.CANCELLED, "cancelled"),
+        (JobState.DEAD, Verdict.HOST_LOST, "stale"),
+        (JobState.DEAD, Verdict.OOM, "oom"),
     ],
 )
 def test_failures_have_a_code(
-    db: Db, leader: Leader, own_desk: Desk, state: State, verdict: Verdict, code: str
+    db: Db, leader: Leader, own_desk: Desk, state: JobState, verdict: Verdict, code: str
 ) -> None:
     own_desk.end(tick(db, leader, own_desk), state, verdict=verdict, error="it was so")
     found = outcome(db)
@@ -84,7 +84,7 @@ def test_not_reentrant_is_not_run_again_when_its_host_dies(
 ) -> None:
     tick(db, leader, own_desk, reentrant=reentrant)
     db.execute("UPDATE pgworkers.host SET renewed_at = now() - interval '1 hour'")
-    (rescued,) = own_desk.ask(rescue.rescue("00000000-0000-0000-0000-000000000009", 10))
+    (rescued,) = own_desk.execute(maintenance.rescue_jobs("00000000-0000-0000-0000-000000000009", 10))
     assert str(rescued.state) == after
     found = outcome(db)
     assert (found["outcome"], found["error_code"]) == (after, None if reentrant else "stale")

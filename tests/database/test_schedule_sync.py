@@ -12,7 +12,7 @@ from support.leader import Leader
 
 from pgworkers import App
 from pgworkers.errors import NotFound
-from pgworkers.schedule import operate, show
+from pgworkers.schedule import definitions
 from pgworkers.specs import ScheduleSpec
 
 Db = psycopg.Connection[Any]
@@ -50,7 +50,7 @@ def test_a_deploy_never_deletes_what_another_declared(db: Db, leader: Leader) ->
     leader.sync(NIGHTLY)
     leader.sync(ScheduleSpec("hourly", "t", cron="@hourly"))
     leader.sync()
-    assert leader.ask(show.names()) == ["hourly", "nightly"]
+    assert leader.execute(definitions.schedule_names()) == ["hourly", "nightly"]
 
 
 def test_only_a_new_calendar_counts_from_the_change(db: Db, leader: Leader) -> None:
@@ -73,29 +73,29 @@ def test_only_a_new_calendar_counts_from_the_change(db: Db, leader: Leader) -> N
 def test_a_pause_survives_deploys_and_what_passed_meanwhile_is_skipped(db: Db, leader: Leader) -> None:
     minutely = ScheduleSpec("m", "t", cron="* * * * *", missed="all")
     leader.sync(minutely)
-    assert leader.ask(operate.pause("m")) == [("m", "")]
-    assert leader.ask(operate.pause("m")) == []
+    assert leader.execute(definitions.pause_schedule("m")) == [("m", "")]
+    assert leader.execute(definitions.pause_schedule("m")) == []
     leader.sync(msgspec.structs.replace(minutely, args={"new": True}))
     db.execute("UPDATE pgworkers.schedule SET considered_at = now() - interval '1 hour'")
     assert leader.fire() == 0
-    (view,) = leader.ask(show.schedules())
+    (view,) = leader.execute(definitions.list_schedules())
     assert (view.state, view.next_at) == ("paused", None)
-    assert leader.ask(operate.resume("m")) == [("m", "")]
+    assert leader.execute(definitions.resume_schedule("m")) == [("m", "")]
     row = db.execute("SELECT now() - considered_at < interval '30 s' FROM pgworkers.schedule").fetchone()
     assert row == (True,)
     made = leader.fire()
     assert made <= 1, "at most the minute that has just begun"
-    assert leader.ask(operate.remove("m")) == [("m", "")]
-    assert leader.ask(show.schedules()) == []
+    assert leader.execute(definitions.remove_schedule("m")) == [("m", "")]
+    assert leader.execute(definitions.list_schedules()) == []
 
 
 def test_paused_in_the_declaration_is_only_how_it_begins(leader: Leader) -> None:
     spec = msgspec.structs.replace(NIGHTLY, paused=True)
     leader.sync(spec)
-    assert leader.ask(show.schedules())[0].paused
-    leader.ask(operate.resume("nightly"))
+    assert leader.execute(definitions.list_schedules())[0].paused
+    leader.execute(definitions.resume_schedule("nightly"))
     leader.sync(msgspec.structs.replace(spec, args={}))
-    assert not leader.ask(show.schedules())[0].paused
+    assert not leader.execute(definitions.list_schedules())[0].paused
 
 
 def test_scopes_follow_their_template(db: Db, dsn: str, leader: Leader) -> None:
@@ -110,7 +110,7 @@ def test_scopes_follow_their_template(db: Db, dsn: str, leader: Leader) -> None:
         assert app.add_scope("s", "b", {"y": 3})
         with pytest.raises(NotFound, match="no scoped schedule 'nightly'"):
             app.add_scope("nightly", "b")
-        seen = {view.scope: view for view in leader.ask(show.schedules())}
+        seen = {view.scope: view for view in leader.execute(definitions.list_schedules())}
         assert {scope: view.state for scope, view in seen.items()} == {
             "": "template",
             "a": "active",
@@ -118,7 +118,7 @@ def test_scopes_follow_their_template(db: Db, dsn: str, leader: Leader) -> None:
         }
         assert seen["b"].args == {"x": 1, "y": 3}
         leader.sync(msgspec.structs.replace(spec, cron="0 4 * * *", args={"x": 9}, scopes={}))
-        seen = {view.scope: view for view in leader.ask(show.schedules())}
+        seen = {view.scope: view for view in leader.execute(definitions.list_schedules())}
         assert {view.cron for view in seen.values()} == {"0 4 * * *"}
         assert (seen["a"].args, seen["b"].args) == ({"x": 9, "y": 1}, {"x": 9, "y": 3})
         assert app.remove_scope("s", "b")

@@ -9,9 +9,8 @@ import psycopg
 import pytest
 from support.desk import Desk
 
-from pgworkers.job.copying import copy_in
-from pgworkers.job.new import NewJob
-from pgworkers.job.state import State
+from pgworkers.job.copy import copy_jobs
+from pgworkers.job.model import JobState, NewJob
 from pgworkers.postgres import connect
 from pgworkers.settings import Settings
 
@@ -105,7 +104,7 @@ def test_rows_written_by_a_trapped_session_are_found_by_others(
 ) -> None:
     """COPY on the user's own connection: an index made from a function must hold what everybody else computes."""
     jobs = [NewJob(task="t", args_json="{}", queue="a", concurrency_key=f"k{nth}") for nth in range(3)]
-    assert copy_in(trapped, "pgworkers", jobs) == 3
+    assert copy_jobs(trapped, "pgworkers", jobs) == 3
     with connect.connect(Settings(), dsn, "test") as clean:
         desk = Desk(clean, "pgworkers")
         desk.register()
@@ -122,7 +121,7 @@ def test_our_own_connections_set_their_path(dsn: str, trapped: psycopg.Connectio
         desk.register()
         desk.put()
         (job,) = desk.take()
-        assert desk.end(job, State.SUCCEEDED) == "written"
+        assert desk.end(job, JobState.SUCCEEDED) == "written"
     assert _reached(trapped) == []
 
 

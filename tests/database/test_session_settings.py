@@ -14,14 +14,12 @@ from support.desk import Desk
 from support.pooler import pooling, require_bouncer
 
 from pgworkers.errors import DatabaseUnreachable
-from pgworkers.job import show
-from pgworkers.job.copying import copy_in
+from pgworkers.job import queries
+from pgworkers.job.copy import copy_jobs
 from pgworkers.job.enqueue import enqueue
-from pgworkers.job.new import NewJob
-from pgworkers.job.state import State
-from pgworkers.postgres import connect, session
-from pgworkers.postgres.blocking import Blocking
-from pgworkers.postgres.exchange import Exchange
+from pgworkers.job.model import JobState, NewJob
+from pgworkers.postgres import connect, session_settings
+from pgworkers.postgres.session import AsyncSession, BlockingSession
 from pgworkers.postgres.statements import run
 from pgworkers.settings import Settings
 
@@ -76,7 +74,7 @@ def spoiled(request: pytest.FixtureRequest, dsn: str, tmp_path: Path) -> Iterato
 
 
 def test_each_setting_is_what_we_rely_on(spoiled: str) -> None:
-    wanted = session.MEANING | {
+    wanted = session_settings.STATEMENT_SETTINGS | {
         "transaction_isolation": "read committed",
         "statement_timeout": "20s",
         "lock_timeout": "20s",
@@ -117,14 +115,22 @@ def test_jobs_go_in_and_come_out_as_they_are(spoiled: str) -> None:
     jobs = [
         NewJob("t", '{"a": "back\\\\slash \' é %"}', "q", 1, max_attempts=2, max_crashes=3),
         NewJob("t", '{"a": 1.5}', "q", run_at=AT, timeout=90.25, meta_json='{"why": "%s"}'),
-        NewJob("t", '{"a": null}', "q", delay=60.0, deadline=120.5, unique="NULL"),
+        NewJob("t", '{"a": null}', "q", delay=60.0, deadline=120.5, unique_key="NULL"),
     ]
     with connect.connect(SETTINGS, spoiled, "test") as conn:
-        seat = Blocking(conn, "pgworkers")
-        ids = [run(conn, "pgworkers", enqueue(jobs[0])).id, seat.ask(enqueue(jobs[1])).id]
-        ids += [seat.ask(enqueue(jobs[2], alone=True)).id, seat.ask(enqueue(jobs[0], alone=True)).id]
-        assert copy_in(conn, "pgworkers", [*jobs[:2], NewJob("x", "{}", "q", delay=60.0)], stream=True) == 3
-        views = [run(conn, "pgworkers", show.get(number)) for number in ids]
+        seat = BlockingSession(conn, "pgworkers")
+        ids = [run(conn, "pgworkers", enqueue(jobs[0])).id, seat.run(enqueue(jobs[1])).id]
+        ids += [
+            seat.run(enqueue(jobs[2], is_own_transaction=True)).id,
+            seat.run(enqueue(jobs[0], is_own_transaction=True)).id,
+        ]
+        assert (
+            copy_jobs(
+                conn, "pgworkers", [*jobs[:2], NewJob("x", "{}", "q", delay=60.0)], is_own_connection=True
+            )
+            == 3
+        )
+        views = [run(conn, "pgworkers", queries.get_job(number)) for number in ids]
         assert [view.args for view in views if view is not None] == [
             {"a": "back\\slash ' é %"},
             {"a": 1.5},
@@ -138,11 +144,13 @@ def test_jobs_go_in_and_come_out_as_they_are(spoiled: str) -> None:
         assert views[2].unique_key == "NULL"
         copied = [
             one
-            for one in show.find(lambda query: run(conn, "pgworkers", query), show.Filter()).jobs
+            for one in queries.find_jobs(
+                lambda query: run(conn, "pgworkers", query), queries.JobFilter()
+            ).jobs
             if one.id not in ids
         ]
         assert sorted(one.run_at == AT for one in copied) == [False, False, True]
-        assert len(run(conn, "pgworkers", show.queues())) == 1
+        assert len(run(conn, "pgworkers", queries.list_queues())) == 1
 
 
 def test_the_same_on_an_event_loop(spoiled: str) -> None:
@@ -152,9 +160,9 @@ def test_the_same_on_an_event_loop(spoiled: str) -> None:
 async def _on_a_loop(spoiled: str) -> None:
     conn = await connect.aconnect(SETTINGS, spoiled, "client")
     try:
-        exchange = Exchange(conn, "pgworkers", withdraws=True)
-        made = await exchange.ask(enqueue(NewJob("t", '{"a": "é"}', "q", run_at=AT)), 20.0)
-        view = await exchange.ask(show.get(made.id), 20.0)
+        exchange = AsyncSession(conn, "pgworkers", should_cancel_on_server=True)
+        made = await exchange.run(enqueue(NewJob("t", '{"a": "é"}', "q", run_at=AT)), 20.0)
+        view = await exchange.run(queries.get_job(made.id), 20.0)
         assert view is not None
         assert (view.args, view.run_at) == ({"a": "é"}, AT)
         async with conn.transaction():
@@ -190,7 +198,7 @@ def test_a_host_works(dsn: str) -> None:
         desk.register()
         desk.put()
         (job,) = desk.take()
-        assert desk.end(job, State.SUCCEEDED) == "written"
+        assert desk.end(job, JobState.SUCCEEDED) == "written"
 
 
 def test_a_session_of_ours_is_not_ended_because_it_is_idle(dsn: str) -> None:
@@ -217,11 +225,11 @@ def test_users_connections_keep_their_settings_and_need_none_of_ours(dsn: str) -
         first = run(conn, "pgworkers", enqueue(NewJob("t", '{"a": 1}', "q", run_at=AT, timeout=90.25)))
         run(conn, "pgworkers", enqueue(NewJob("t", '{"a": 1}', "q", 0, max_attempts=1, max_crashes=1)))
         jobs = [NewJob("t", "{}", "q", run_at=AT, deadline=5.5), NewJob("t", "{}", "q")]
-        assert copy_in(conn, "pgworkers", jobs) == 2
+        assert copy_jobs(conn, "pgworkers", jobs) == 2
         assert settings() == before
         conn.commit()
     with connect.connect(SETTINGS, dsn, "test") as ours:
-        views = show.find(lambda query: run(ours, "pgworkers", query), show.Filter()).jobs
+        views = queries.find_jobs(lambda query: run(ours, "pgworkers", query), queries.JobFilter()).jobs
         assert len(views) == 4
         assert [view.run_at for view in views].count(AT) == 2
         assert all(abs(view.created_at - datetime.now(UTC)) < timedelta(hours=1) for view in views)

@@ -13,21 +13,21 @@ from pgworkers import events
 from pgworkers.observe.statistics import Statistics, prune
 
 
-def started(waited: float) -> events.JobStarted:
-    return events.JobStarted(1, 1, "q", "t", 1, waited)
+def started(waited: float) -> events.AttemptStarted:
+    return events.AttemptStarted(1, 1, "q", "t", 1, waited)
 
 
-def ended(duration: float, verdict: str = "succeeded", cpu: float = 0.0) -> events.JobEnded:
-    return events.JobEnded(
+def ended(duration: float, verdict: str = "succeeded", cpu: float = 0.0) -> events.AttemptEnded:
+    return events.AttemptEnded(
         1, 1, "q", "t", "{}", 1, 1, verdict, "succeeded", duration, cpu, 0, None, None
     )  # fmt: skip
 
 
 def write(desk: Desk, statistics: Statistics) -> int:
-    query = statistics.take()
+    query = statistics.write_query()
     assert query is not None
-    rows = desk.ask(query)
-    statistics.written()
+    rows = desk.execute(query)
+    statistics.acknowledge()
     return rows
 
 
@@ -106,4 +106,4 @@ def test_old_minutes_are_deleted_in_bounded_bites(desk: Desk) -> None:
         "INSERT INTO pgworkers.stat SELECT now() - n * interval '1 day', 'q', 't', 'started', 1, 1, 0, '{1}'"
         " FROM generate_series(0, 39) n"
     )
-    assert [desk.ask(prune(30 * 86400.0 + 3600, 4)) for _ in range(4)] == [4, 4, 1, 0]
+    assert [desk.execute(prune(30 * 86400.0 + 3600, 4)) for _ in range(4)] == [4, 4, 1, 0]

@@ -14,7 +14,7 @@ import pytest
 
 import pgworkers
 from pgworkers.postgres import migrate
-from pgworkers.postgres.statements import Statement, rename
+from pgworkers.postgres.statements import Statement, with_schema
 
 ROOT = Path(pgworkers.__file__).parent
 FILES = sorted(path for path in ROOT.rglob("*.sql") if path.parent.name != "schema")
@@ -33,7 +33,7 @@ def statements() -> Iterator[tuple[Path, Statement]]:
 
 
 #: Sent for every batch of jobs, or several times a second.
-HOT = {"enqueue", "claim", "finish", "retry", "release", "progress", "renew", "promote", "due"}
+HOT = {"enqueue", "claim", "finish", "retry", "release", "progress", "host_renew", "promote", "fire_due"}
 
 
 def understood(conn: psycopg.Connection[Any], rendered: bytes) -> None:
@@ -100,7 +100,7 @@ def test_a_misspelt_column_would_be_found(db: psycopg.Connection[Any]) -> None:
     ],
 )
 def test_the_schema_is_put_in_where_it_is_meant_and_nowhere_else(written: str, meant: str) -> None:
-    assert rename(written, "order") == meant
+    assert with_schema(written, "order") == meant
 
 
 def test_a_rendered_statement_carries_no_comment_and_is_made_once() -> None:

@@ -10,24 +10,22 @@ import pytest
 from msgspec.structs import replace
 from support.desk import Desk, until
 
-from pgworkers.job import cancel, claim, retry
-from pgworkers.job.asleep import asleep, notify_all, pass_on
-from pgworkers.job.claim import Range, Wants
-from pgworkers.job.copying import copy_in
+from pgworkers.job import cancel, claim, finish
+from pgworkers.job.claim import QueueCapacity, ScanRange
+from pgworkers.job.copy import copy_jobs
 from pgworkers.job.enqueue import enqueue
-from pgworkers.job.host import register
-from pgworkers.job.new import NewJob
-from pgworkers.job.release import release
-from pgworkers.job.state import Verdict
-from pgworkers.master.positions import Positions
-from pgworkers.postgres.connect import STEADY
+from pgworkers.job.finish import release
+from pgworkers.job.hosts import notify_all_idle_hosts, pass_on_notification, register_host, set_idle_queues
+from pgworkers.job.model import NewJob, Verdict
+from pgworkers.master.claim_positions import ClaimPositions
+from pgworkers.postgres.session_settings import HOST_PLANNER_SETTINGS
 
 PLAIN = NewJob("t", queue="a", priority=0, max_attempts=3, max_crashes=3)
 
 
 @pytest.fixture
 def desk(dsn: str) -> Iterator[Desk]:
-    options = " ".join(f"-c {name}={value}" for name, value in STEADY.items())
+    options = " ".join(f"-c {name}={value}" for name, value in HOST_PLANNER_SETTINGS.items())
     with psycopg.connect(dsn, autocommit=True, options=options) as conn:
         desk = Desk(conn, "pgworkers")
         desk.register()
@@ -40,20 +38,20 @@ def told(desk: Desk) -> list[str]:
 
 
 def test_only_who_sleeps_is_notified(desk: Desk) -> None:
-    desk.ask(enqueue(PLAIN, alone=True))
+    desk.execute(enqueue(PLAIN, is_own_transaction=True))
     assert told(desk) == [], "nobody sleeps"
     # The function cannot know for sure that it is called in a transaction of its own: on a bad day it had rather notify.
     by_function = enqueue(NewJob("t", queue="a", meta_json="{}"))
-    until(lambda: desk.ask(by_function) and told(desk) == [])
+    until(lambda: desk.execute(by_function) and told(desk) == [])
     until(lambda: desk.conn.execute("SELECT pgworkers.enqueue('t', queue => 'a')") and told(desk) == [])
-    desk.ask(asleep(desk.host, ["b", "a"]))
-    for way in (enqueue(PLAIN, alone=True), by_function):
-        desk.ask(way)
+    desk.execute(set_idle_queues(desk.host, ["b", "a"]))
+    for way in (enqueue(PLAIN, is_own_transaction=True), by_function):
+        desk.execute(way)
         assert told(desk) == [f"one:a:{desk.host}"]
-    desk.ask(enqueue(replace(PLAIN, queue="c"), alone=True))
+    desk.execute(enqueue(replace(PLAIN, queue="c"), is_own_transaction=True))
     assert told(desk) == [], "of a queue that nobody asked about"
-    desk.ask(asleep(desk.host, ["b"]))
-    desk.ask(enqueue(PLAIN, alone=True))
+    desk.execute(set_idle_queues(desk.host, ["b"]))
+    desk.execute(enqueue(PLAIN, is_own_transaction=True))
     assert told(desk) == []
 
 
@@ -61,16 +59,16 @@ def test_in_a_longer_transaction_all_hosts_are_notified_if_none_sleeps_yet(desk:
     """Which hosts sleep when it commits cannot be known while it runs."""
     with desk.conn.transaction():
         desk.conn.execute("SELECT pg_sleep(0.05)")
-        desk.ask(enqueue(NewJob("t", queue="a", meta_json="{}")))
+        desk.execute(enqueue(NewJob("t", queue="a", meta_json="{}")))
     assert told(desk) == ["ready:a"]
     desk.conn.execute("CREATE TABLE public.orders (id int)")
     desk.conn.execute(
         "WITH o AS (INSERT INTO public.orders VALUES (1) RETURNING id) SELECT pgworkers.enqueue('t', queue => 'b') FROM o"
     )
     with desk.conn.transaction():
-        desk.ask(enqueue(PLAIN))
+        desk.execute(enqueue(PLAIN))
     assert "ready:a" in told(desk)
-    copy_in(desk.conn, desk.schema, [PLAIN])
+    copy_jobs(desk.conn, desk.schema, [PLAIN])
     assert told(desk) == ["ready:a"]
 
 
@@ -78,8 +76,8 @@ def sleepers(desk: Desk, count: int, tasks: tuple[str, ...] = ("t",)) -> list[st
     """The ids of so many more hosts that sleep for queue a."""
     ids = [str(uuid.uuid4()) for _ in range(count)]
     for host in ids:
-        desk.ask(register(host, "box", 4711, "", "app.py", "1", ["a"], tasks, 30.0))
-        desk.ask(asleep(host, ["a"]))
+        desk.execute(register_host(host, "box", 4711, "", "app.py", "1", ["a"], tasks, 30.0))
+        desk.execute(set_idle_queues(host, ["a"]))
         desk.conn.execute(f'LISTEN "{host}"')
     return ids
 
@@ -88,7 +86,7 @@ def test_one_of_the_sleeping_hosts_is_notified_of_a_job(desk: Desk) -> None:
     hosts = sleepers(desk, 4)
     chosen = set[str]()
     for _ in range(200):  # the chance that one of four is never chosen is smaller than that of a broken disk
-        desk.ask(enqueue(PLAIN, alone=True))
+        desk.execute(enqueue(PLAIN, is_own_transaction=True))
         [payload] = told(desk)
         kind, queue, host = payload.split(":")
         assert (kind, queue) == ("one", "a")
@@ -100,7 +98,7 @@ def test_a_transaction_notifies_one_host_however_many_jobs_it_enqueues(desk: Des
     hosts = sleepers(desk, 4)
     with desk.conn.transaction():
         for _ in range(5):
-            desk.ask(enqueue(PLAIN))
+            desk.execute(enqueue(PLAIN))
     [payload] = told(desk)
     assert payload in {f"ready:a:{host}" for host in hosts}, "the host is to pass it on when it is full"
     desk.conn.execute("SELECT pgworkers.enqueue('t', queue => 'a') FROM generate_series(1, 5)")
@@ -109,21 +107,21 @@ def test_a_transaction_notifies_one_host_however_many_jobs_it_enqueues(desk: Des
 
 def test_all_hosts_are_notified_of_many_jobs(desk: Desk) -> None:
     sleepers(desk, 2)
-    copy_in(desk.conn, desk.schema, [PLAIN] * 3)
+    copy_jobs(desk.conn, desk.schema, [PLAIN] * 3)
     assert told(desk) == ["ready:a"]
     jobs = desk.take(3)
-    desk.ask(release(desk.host, [job.fence for job in jobs]))
+    desk.execute(release(desk.host, [job.fence for job in jobs]))
     assert told(desk) == ["ready:a"]
 
 
 def test_a_job_that_is_given_back_is_for_another_host(desk: Desk) -> None:
     [other] = sleepers(desk, 1)
-    desk.ask(asleep(desk.host, ["a"]))
+    desk.execute(set_idle_queues(desk.host, ["a"]))
     for _ in range(20):
         desk.put()
         [job] = desk.take()
         told(desk)
-        desk.ask(release(desk.host, [job.fence]))
+        desk.execute(release(desk.host, [job.fence]))
         assert told(desk) == [f"one:a:{other}"]
         desk.take()
 
@@ -139,56 +137,56 @@ def test_a_job_that_is_given_back_is_for_another_host(desk: Desk) -> None:
 def test_a_host_that_may_not_come_is_not_chosen(desk: Desk, unfit: str) -> None:
     sleepers(desk, 3)
     desk.conn.execute(unfit)
-    desk.ask(enqueue(PLAIN, alone=True))
+    desk.execute(enqueue(PLAIN, is_own_transaction=True))
     assert told(desk) == ["ready:a"], "no host fits: all are notified"
     [fit] = sleepers(desk, 1)
     for _ in range(20):
-        desk.ask(enqueue(PLAIN, alone=True))
+        desk.execute(enqueue(PLAIN, is_own_transaction=True))
         assert told(desk) == [f"one:a:{fit}"]
 
 
 def test_a_full_host_passes_a_notification_on_and_is_not_chosen_again(desk: Desk) -> None:
     """Each host that passes it on leaves the sleepers, so it ends with the last one."""
     hosts = set(sleepers(desk, 3))
-    desk.ask(asleep(desk.host, ["a", "b"]))
+    desk.execute(set_idle_queues(desk.host, ["a", "b"]))
     passing = desk.host
     while hosts:
-        desk.ask(pass_on(passing, ["a"], ["t"]))
+        desk.execute(pass_on_notification(passing, ["a"], ["t"]))
         [payload] = told(desk)
         passing = payload.removeprefix("ready:a:")
         hosts.remove(passing)
-    desk.ask(pass_on(passing, ["a"], ["t"]))
+    desk.execute(pass_on_notification(passing, ["a"], ["t"]))
     assert told(desk) == [], "all are full"
     assert desk.conn.execute("SELECT queue FROM pgworkers.asleep").fetchall() == [("b",)]
 
 
 def test_a_host_that_found_a_missed_job_lets_all_be_notified_for_a_while(desk: Desk) -> None:
     sleepers(desk, 3)
-    desk.ask(asleep(desk.host, ["a", "b"]))
-    desk.ask(notify_all(desk.host, ["a"]))
+    desk.execute(set_idle_queues(desk.host, ["a", "b"]))
+    desk.execute(notify_all_idle_hosts(desk.host, ["a"]))
     for _ in range(20):
-        desk.ask(enqueue(PLAIN, alone=True))
+        desk.execute(enqueue(PLAIN, is_own_transaction=True))
         assert told(desk) == ["ready:a"]
-    desk.ask(enqueue(replace(PLAIN, queue="b"), alone=True))
+    desk.execute(enqueue(replace(PLAIN, queue="b"), is_own_transaction=True))
     assert told(desk) == [f"one:b:{desk.host}"], "another queue"
     desk.conn.execute("UPDATE pgworkers.asleep SET notify_all_until = now() WHERE queue = 'a'")
-    desk.ask(enqueue(PLAIN, alone=True))
+    desk.execute(enqueue(PLAIN, is_own_transaction=True))
     [payload] = told(desk)
     assert payload.startswith("one:a:")
 
 
 def test_a_host_learns_for_which_queues_no_other_host_sleeps(desk: Desk) -> None:
-    assert desk.ask(asleep(desk.host, ["a", "b"])) == {"a", "b"}
+    assert desk.execute(set_idle_queues(desk.host, ["a", "b"])) == {"a", "b"}
     [other] = sleepers(desk, 1)
-    assert desk.ask(asleep(desk.host, ["a", "b"])) == {"b"}
-    assert desk.ask(asleep(other, ["a", "b"])) == frozenset()
+    assert desk.execute(set_idle_queues(desk.host, ["a", "b"])) == {"b"}
+    assert desk.execute(set_idle_queues(other, ["a", "b"])) == frozenset()
 
 
 def test_a_host_that_is_gone_is_not_asleep(desk: Desk) -> None:
-    desk.ask(asleep(desk.host, ["a"]))
+    desk.execute(set_idle_queues(desk.host, ["a"]))
     desk.conn.execute("DELETE FROM pgworkers.host")
     assert desk.conn.execute("SELECT count(*) FROM pgworkers.asleep").fetchone() == (0,)
-    desk.ask(asleep(desk.host, ["a"]))  # swept, and not yet registered again
+    desk.execute(set_idle_queues(desk.host, ["a"]))  # swept, and not yet registered again
     assert desk.conn.execute("SELECT count(*) FROM pgworkers.asleep").fetchone() == (0,)
 
 
@@ -197,22 +195,22 @@ class Looking:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self.positions = Positions(60.0)
+        self.positions = ClaimPositions(60.0)
         self.whole = True
 
     def look(self, count: int, *, head: bool) -> list[int]:
-        places = self.positions.places(["a"], head=head)
-        query = claim.claim(self.desk.host, [Wants("a", count)], ["t"], places=places)
-        claimed = self.desk.ask(query)
-        self.whole = head and self.positions.stepped(claimed, {"a": count}, 0.0)
-        self.positions.found(claimed)
+        places = self.positions.ranges(["a"], head=head)
+        query = claim.claim(self.desk.host, [QueueCapacity("a", count)], ["t"], scan_ranges=places)
+        claimed = self.desk.execute(query)
+        self.whole = head and self.positions.record_scan(claimed, {"a": count}, 0.0)
+        self.positions.record_jobs(claimed)
         for job in claimed:
             self.desk.end(job)
         return [job.id for job in claimed]
 
     def pages(self, *, head: bool) -> int:
-        places = self.positions.places(["a"], head=head)
-        query = claim.claim(self.desk.host, [Wants("a", 10)], ["t"], places=places)
+        places = self.positions.ranges(["a"], head=head)
+        query = claim.claim(self.desk.host, [QueueCapacity("a", 10)], ["t"], scan_ranges=places)
         with self.desk.conn.transaction(force_rollback=True):
             cursor = self.desk.conn.execute(
                 b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + query.statement.render("pgworkers"),
@@ -271,14 +269,14 @@ def test_what_comes_up_before_the_place_is_found_from_the_head(looking: Looking,
         again = desk.put()
         assert looking.look(101, head=False)[-1] == again
         [job] = [job for job in [desk.put()] for job in desk.take()]
-        desk.ask(
-            retry.retry(
+        desk.execute(
+            finish.retry(
                 desk.host,
                 [
-                    retry.Again(
+                    finish.JobRetry(
                         **job.fence._asdict(),
                         verdict=Verdict.ERROR,
-                        after=0.0,
+                        delay_seconds=0.0,
                     )
                 ],
             )
@@ -294,7 +292,7 @@ def test_what_comes_up_before_the_place_is_found_from_the_head(looking: Looking,
 def test_steps_find_what_comes_up_before_the_place_and_none_of_them_reads_all(
     looking: Looking, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pgworkers.master.before.LEAST", 500)
+    monkeypatch.setattr("pgworkers.master.claim_positions.MIN_STEP_IDS", 500)
     desk = looking.desk
     with psycopg.connect(dsn) as late:
         late.execute("INSERT INTO pgworkers.job (queue, task) SELECT 'a', 't' FROM generate_series(1, 30)")
@@ -303,7 +301,7 @@ def test_steps_find_what_comes_up_before_the_place_and_none_of_them_reads_all(
         late.commit()
     desk.conn.execute("INSERT INTO pgworkers.job (id, queue, task) VALUES (7, 'a', 't')")
     from_head = looking.pages(head=True)
-    looking.positions.took(1.0, 0.0, head=True, gates=True, jobs=0)  # it was slow
+    looking.positions.record_duration(1.0, 0.0, head=True, gates=True, jobs=0)  # it was slow
     found, read, looks = list[int](), list[int](), 0
     looking.whole = False
     while not looking.whole:
@@ -336,17 +334,21 @@ def test_a_claim_by_place_asks_for_no_more_than_there_is_room_for(desk: Desk) ->
     for priority in (3, 2, 1):
         for _ in range(5):
             desk.put(priority=priority)
-    places = {"a": [Range(3, 3, 1), Range(2, 2, 1), Range(1, 1, 1)]}
-    claimed = desk.ask(claim.claim(desk.host, [Wants("a", 7)], ["t"], places=places))
+    places = {"a": [ScanRange(3, 3, 1), ScanRange(2, 2, 1), ScanRange(1, 1, 1)]}
+    claimed = desk.execute(claim.claim(desk.host, [QueueCapacity("a", 7)], ["t"], scan_ranges=places))
     assert [job.priority for job in claimed] == [3] * 5 + [2] * 2
-    desk.ask(cancel.cancel(claimed[0].id))
-    left = desk.ask(claim.claim(desk.host, [Wants("a", 99)], ["t"], places={"a": [Range(2, 2, 1)]}))
+    desk.execute(cancel.cancel(claimed[0].id))
+    left = desk.execute(
+        claim.claim(desk.host, [QueueCapacity("a", 99)], ["t"], scan_ranges={"a": [ScanRange(2, 2, 1)]})
+    )
     assert len(left) == 3
 
 
 def test_limits_wait_for_a_claim_that_asks_for_them(desk: Desk) -> None:
     held = desk.put(concurrency_key="k")
     free = desk.put()
-    wants = [Wants("a", 5)]
-    assert [job.id for job in desk.ask(claim.claim(desk.host, wants, ["t"], gates=False))] == [free]
-    assert [job.id for job in desk.ask(claim.claim(desk.host, wants, ["t"]))] == [held]
+    wants = [QueueCapacity("a", 5)]
+    assert [job.id for job in desk.execute(claim.claim(desk.host, wants, ["t"], include_limited=False))] == [
+        free
+    ]
+    assert [job.id for job in desk.execute(claim.claim(desk.host, wants, ["t"]))] == [held]

@@ -11,9 +11,9 @@ from support.ledger import audit, read
 from support.proxy import Proxy, mark
 from support.tree import UNHURRIED, Forest, wait_for
 
-from pgworkers.clock import seconds
+from pgworkers.units import parse_duration
 
-CLAIMS = tuple(mark(f"job/{name}") for name in ("claim", "claim_placed", "claim_aged"))
+CLAIMS = tuple(mark(f"job/{name}") for name in ("claim", "claim_ranges", "claim_oldest"))
 
 
 def test_row_33_an_enqueue_without_an_answer_is_repeated_and_makes_one_job(
@@ -98,7 +98,7 @@ def test_row_34_a_drained_host_leaves_no_claim_behind_that_it_never_heard_of(
     wait_for(
         lambda: lost.hits, what="the answer is lost"
     )  # it may be on its way for longer than the row is locked
-    patient = seconds(UNHURRIED["PGWORKERS_STATEMENT_TIMEOUT"], what="statement_timeout")
+    patient = parse_duration(UNHURRIED["PGWORKERS_STATEMENT_TIMEOUT"], what="statement_timeout")
     assert master.terminate(timeout=D + K + patient + BUSY) == 0, master.log()
     row = forest.row(job)
     assert (row["state"], row["attempt"], row["host"]) == ("ready", 0, None)

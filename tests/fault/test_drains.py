@@ -15,11 +15,11 @@ from support.proxy import Proxy, mark
 from support.tree import UNHURRIED, Forest, wait_for
 
 from pgworkers.clock import boottime
-from pgworkers.facts import Facts
-from pgworkers.job.claim import Fence
-from pgworkers.job.host import register
-from pgworkers.master.line import Line
-from pgworkers.master.renewal import Renewal
+from pgworkers.events import EventBus
+from pgworkers.job.hosts import register_host
+from pgworkers.job.model import Fence
+from pgworkers.master.connection import ReconnectingConnection
+from pgworkers.master.lease_keeper import LeaseKeeper
 from pgworkers.settings import Settings
 
 DRAIN = 8.0  # longer than the lease
@@ -98,11 +98,11 @@ def test_row_40_the_fence_counts_from_the_sending(proxy: Proxy, dsn: str, tmp_pa
     told: list[float] = []
 
     async def story() -> tuple[float, float]:
-        settings, facts = Settings(), Facts()
-        line = Line("listen", proxy.dsn, settings, facts)
-        registration = register(host, "box", 1, "", "app.py", "1", ["a"], ["nap"], 30.0)
-        await line.ask(registration)
-        renewal = Renewal(
+        settings, facts = Settings(), EventBus()
+        line = ReconnectingConnection("listen", proxy.dsn, settings, facts)
+        registration = register_host(host, "box", 1, "", "app.py", "1", ["a"], ["nap"], 30.0)
+        await line.execute(registration)
+        renewal = LeaseKeeper(
             host,
             line,
             NoJobs(),  # type: ignore[arg-type]
@@ -114,9 +114,9 @@ def test_row_40_the_fence_counts_from_the_sending(proxy: Proxy, dsn: str, tmp_pa
             on_heard=lambda: None,
             on_renewed=told.append,
         )
-        held = proxy.hold_reply(mark("job/renew"))
+        held = proxy.hold_reply(mark("job/host_renew"))
         before = boottime()
-        answer = asyncio.ensure_future(renewal.once())
+        answer = asyncio.ensure_future(renewal.renew())
         while not held.done.is_set():
             await asyncio.sleep(0.01)
         committed = boottime()

@@ -1,4 +1,4 @@
-"""Rows 44 to 46: a standby takes over under load; the figures are in docs/reliability/failover.md."""
+"""Rows 44 to 46: a standby takes over under load; the figures are in docs/reliability/runs/failover.md."""
 
 from __future__ import annotations
 

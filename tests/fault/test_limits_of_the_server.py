@@ -21,8 +21,8 @@ from support.server import OwnServer, migrated
 from support.tallies import scrape, total
 from support.tree import Forest, wait_for
 
-from pgworkers.doctor.server import MOST_IDS
-from pgworkers.master.sights import STORAGE_EVERY
+from pgworkers.doctor.server import MAX_TRANSACTION_IDS
+from pgworkers.master.gauges import STORAGE_INTERVAL_SECONDS
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -161,7 +161,7 @@ def _near_the_end(own: OwnServer, forest: Forest, *, left: int) -> None:
     """Take the server's counter to where it refuses to write after so many more transactions."""
     status = own.embedded.status()
     oldest = min(int(row[0]) for row in forest.db.execute("SELECT datfrozenxid::text FROM pg_database"))
-    following = oldest + MOST_IDS - left
+    following = oldest + MAX_TRANSACTION_IDS - left
     programs = Path(f"/proc/{status.pid}/exe").readlink().parent
     forest.db.close()
     own.stop()
@@ -191,7 +191,9 @@ def test_row_52_a_snapshot_that_holds_vacuum_back_is_measured(forest: Forest) ->
         idler.execute("SELECT 1")
         jobs = forest.enqueue("work", 50)
         wait_for(
-            lambda: age() >= 5, timeout=60, what=f"the alarm's metric, looked at every {STORAGE_EVERY} s"
+            lambda: age() >= 5,
+            timeout=60,
+            what=f"the alarm's metric, looked at every {STORAGE_INTERVAL_SECONDS} s",
         )
         forest.until_all_ended()
         assert forest.counts() == {"succeeded": 50}

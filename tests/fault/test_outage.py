@@ -12,7 +12,7 @@ from support.proxy import Proxy
 from support.server import OwnServer
 from support.tree import UNHURRIED, Forest, wait_for
 
-from pgworkers.postgres.migrate import known
+from pgworkers.postgres.migrate import known_migrations
 
 
 def _repeated(forest: Forest) -> list[int]:
@@ -169,7 +169,7 @@ def test_row_86_masters_that_start_together_on_an_empty_database(empty_dsn: str,
         whole = [m for m in masters if ", migrated (" in m.log()]
         assert len(whole) >= 1, "nobody migrated: nothing was tested"
         names = [row[0] for row in forest.db.execute("SELECT name FROM pgworkers.migration ORDER BY version")]
-        assert names == [migration.name for migration in known()]
+        assert names == [migration.name for migration in known_migrations()]
         said = "".join(m.log() for m in whole)
         assert [said.count(name) for name in names] == [1] * len(names), "each was applied once"
         jobs = forest.enqueue("work", 40)

@@ -19,7 +19,7 @@ from support.proxy import Proxy, mark
 from support.server import OwnServer, migrated
 from support.tree import UNHURRIED, Forest, wait_for
 
-from pgworkers.postgres.migrate import known, up
+from pgworkers.postgres.migrate import known_migrations, up
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -133,8 +133,8 @@ def test_row_30_postgres_dies_inside_a_migration(tmp_path: Path, bindir: Path | 
     own = OwnServer(tmp_path / "own", bindir)
     try:
         with psycopg.connect(own.dsn, autocommit=True) as conn:
-            old = [migration.name for migration in known()[:3]]
-            assert up(conn, schema, known()[:3]) == old
+            old = [migration.name for migration in known_migrations()[:3]]
+            assert up(conn, schema, known_migrations()[:3]) == old
         forest = Forest(own.dsn, tmp_path)
         try:
             with closing(psycopg.connect(own.dsn)) as operator:
@@ -146,7 +146,7 @@ def test_row_30_postgres_dies_inside_a_migration(tmp_path: Path, bindir: Path | 
             own.start()
             forest.reconnect()
             names = {row[0] for row in forest.db.execute("SELECT name FROM pgworkers.migration")}
-            assert set(old) <= names <= {migration.name for migration in known()}
+            assert set(old) <= names <= {migration.name for migration in known_migrations()}
             wait_for(lambda: master.titles("idle") or master.process.poll() is not None)
             if (
                 master.process.poll() is not None

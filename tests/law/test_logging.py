@@ -1,4 +1,4 @@
-"""docs/logging.md says what the lines for machines have, and says all of it."""
+"""docs/reference/log-lines.md says what the lines for machines have, and says all of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import get_args
 
 from pgworkers import events
-from pgworkers.observe.log import ABOVE, KEYS, SILENT
+from pgworkers.observe.log import JSON_KEYS, KEYS_OUTSIDE_DATA, UNLOGGED_EVENTS
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "logging.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "log-lines.md").read_text()
 
 
 def rows(heading: str) -> dict[str, str]:
@@ -20,15 +20,17 @@ def rows(heading: str) -> dict[str, str]:
 
 
 def test_the_keys_of_a_json_line_are_documented_in_their_order() -> None:
-    assert tuple(rows("key")) == KEYS
+    assert tuple(rows("key")) == JSON_KEYS
 
 
 def test_every_fact_has_a_row_with_its_data_or_has_no_line() -> None:
     told = {
-        fact.__name__: [name for name in fact.__match_args__ if name not in ABOVE]
-        for fact in get_args(events.Fact)
-        if fact not in SILENT or fact is events.LinesDropped
+        fact.__name__: [name for name in fact.__match_args__ if name not in KEYS_OUTSIDE_DATA]
+        for fact in get_args(events.Event)
+        if fact not in UNLOGGED_EVENTS or fact is events.LogLinesDropped
     }
     page = {name: re.findall(r"`(\w+)`", text) for name, text in rows("fact").items()}
-    assert {name: page.get(name) for name in told} == told, "add the fact to docs/logging.md or to log.SILENT"
+    assert {name: page.get(name) for name in told} == told, (
+        "add the fact to docs/reference/log-lines.md or to log.SILENT"
+    )
     assert set(page) - set(told) == {"summary", "log"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pgworkers.observe.catalog import METRICS, PREFIX
+from pgworkers.observe.metrics_catalog import METRIC_PREFIX, METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 GRAFANA = ROOT / "grafana"
@@ -22,7 +22,7 @@ RULES = [
     for group in yaml.safe_load((GRAFANA / "alerts.yml").read_text())["groups"]
     for rule in group["rules"]
 ]
-_NAME = re.compile(rf"\b(?:{PREFIX}|process_)[a-z_]+")
+_NAME = re.compile(rf"\b(?:{METRIC_PREFIX}|process_)[a-z_]+")
 
 
 def panels(board: Path) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ def names(expression: str) -> set[str]:
 
 
 def known() -> dict[str, str]:
-    return {metric.full: name for name, metric in METRICS.items()}
+    return {metric.full_name: name for name, metric in METRICS.items()}
 
 
 def test_names_used_and_names_exported_are_equal_sets() -> None:

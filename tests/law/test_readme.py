@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from pgworkers import Ctx, settings
-from pgworkers.cli.reference import commands
+from pgworkers.cli.root import walk_commands
 from pgworkers.master import boot
 from pgworkers.postgres import migrate
 
@@ -43,22 +43,22 @@ def test_its_tasks_can_be_called_and_their_results_kept() -> None:
 
 def test_its_start_is_the_start_of_a_host() -> None:
     app = msgspec.structs.replace(code()["app"].describe(), name="app.py", version="files-483ea18783")
-    plan = boot.Plan(
+    plan = boot.BootPlan(
         app=app,
-        loaded=settings.load(environ={}),
+        loaded_settings=settings.load_settings(environ={}),
         dsn="",
         queues={queue.name: queue for queue in app.queues if queue.name == "default"},
-        database="Postgres 18, embedded server in /home/you/hello/.pgworkers/data",
-        schema=f"pgworkers, migrated ({', '.join(migration.name for migration in migrate.known())})",
-        server=None,
+        database_text="Postgres 18, embedded server in /home/you/hello/.pgworkers/data",
+        schema_text=f"pgworkers, migrated ({', '.join(migration.name for migration in migrate.known_migrations())})",
+        embedded_server=None,
     )
-    lines = boot.banner(plan, "http://127.0.0.1:9911/metrics")
-    lines[0] = lines[0].replace(boot.VERSION, "0.1.0")
+    lines = boot.start_lines(plan, "http://127.0.0.1:9911/metrics")
+    lines[0] = lines[0].replace(boot.PACKAGE_VERSION, "0.1.0")
     assert "\n".join(lines).replace(f"-TERM {os.getpid()}:", "-TERM 31230:") in README
 
 
 def test_its_commands_exist() -> None:
-    known = {name for name, _, _ in commands()}
+    known = {name for name, _, _ in walk_commands()}
     for line in re.findall(r"^\$ (pgworkers [^\n#]*)", README, re.MULTILINE):
         words = line.split()
         assert " ".join(words[:2]) in known, line
@@ -72,23 +72,53 @@ def test_its_commands_exist() -> None:
         assert f"pgworkers {name}" in known
 
 
+def pages() -> list[Path]:
+    """Every page with links or code that a reader follows."""
+    found = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+    return found + sorted(page for page in (ROOT / "docs").rglob("*.md") if page.parent.name != "adr")
+
+
 def test_the_python_of_the_pages_can_be_parsed() -> None:
     found = 0
-    for page in sorted((ROOT / "docs").glob("*.md")):
+    for page in pages():
         if page.name == "api.md":  # signatures
             continue
         for block in re.findall(r"^( *)```python\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE):
             compile(textwrap.dedent(block[1]), page.name, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
             found += 1
-    assert found > 10
+    assert found > 20
 
 
-def test_its_links_lead_somewhere() -> None:
-    for page in [
-        ROOT / "README.md",
-        *(ROOT / "docs").glob("*.md"),
-        *(ROOT / "docs" / "performance").glob("*.md"),
-    ]:
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
-            if not target.startswith(("http:", "https:")):
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    broken = []
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
+        if target.startswith(("http:", "https:")):
+            continue
+        path = page.parent / target if target else page
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            broken.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
+    return broken
+
+
+def test_their_links_lead_somewhere() -> None:
+    assert [link for page in pages() for link in broken_links(page)] == []
+
+
+def test_pages_named_in_the_code_exist() -> None:
+    """Messages, docstrings and scripts name a page by its path."""
+    sources = [
+        *(ROOT / "pgworkers").rglob("*.py"),
+        *(ROOT / "pgworkers").rglob("*.sql"),
+        *(ROOT / "scripts").iterdir(),
+    ]
+    for source in sources:
+        if source.is_file():
+            for name in re.findall(r"\bdocs/(?!adr/)[\w/.-]+\.md\b", source.read_text(encoding="utf-8")):
+                assert (ROOT / name).exists(), f"{source.relative_to(ROOT)}: {name}"

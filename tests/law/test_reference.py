@@ -13,11 +13,11 @@ import click
 import pytest
 
 import pgworkers
+import pgworkers.errors
 from pgworkers.cli import api
-from pgworkers.cli.reference import commands
-from pgworkers.cli.root import COMMANDS, root
-from pgworkers.payload import DEPTH
-from pgworkers.settings import PREFIX, Settings
+from pgworkers.cli.root import COMMANDS, root, walk_commands
+from pgworkers.payload import MAX_DEPTH
+from pgworkers.settings import ENVIRONMENT_PREFIX, Settings
 
 HOUSE = Path(__file__).resolve().parents[2]
 
@@ -33,33 +33,33 @@ def test_the_reference_pages_are_current() -> None:
 
 
 def test_how_deep_arguments_may_be_nested_is_what_the_code_says() -> None:
-    page = (HOUSE / "docs" / "security.md").read_text()
-    assert f"nested deeper than {DEPTH} levels" in page
+    page = (HOUSE / "docs" / "explanation" / "security.md").read_text()
+    assert f"nested deeper than {MAX_DEPTH} levels" in page
 
 
 def test_a_stale_page_is_noticed_and_written_again(tmp_path: Path) -> None:
     for name in ("pgworkers", "scripts", "docs"):
         shutil.copytree(HOUSE / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    page = tmp_path / "docs" / "settings.md"
+    page = tmp_path / "docs" / "reference" / "settings.md"
     whole = page.read_text()
     page.write_text(whole.replace("PGWORKERS_DRAIN", "PGWORKERS_DRIAN"))
     assert gen_docs(tmp_path, "--check").returncode == 1
-    assert gen_docs(tmp_path).stdout == "wrote docs/settings.md\n"
+    assert gen_docs(tmp_path).stdout == "wrote docs/reference/settings.md\n"
     assert page.read_text() == whole
 
 
 def test_every_command_is_documented() -> None:
-    page = (HOUSE / "docs" / "cli.md").read_text()
-    names = [name for name, command, _ in commands() if command is not root]
+    page = (HOUSE / "docs" / "reference" / "cli.md").read_text()
+    names = [name for name, command, _ in walk_commands() if command is not root]
     assert len(names) > 20
     assert [name for name in names if f" `{name}`\n" not in page] == []
 
 
 def test_every_setting_is_documented() -> None:
-    page = (HOUSE / "docs" / "settings.md").read_text()
+    page = (HOUSE / "docs" / "reference" / "settings.md").read_text()
     for setting in fields(Settings):
         assert f"| `{setting.name}` |" in page
-        assert f"`{PREFIX}{setting.name.upper()}`" in page
+        assert f"`{ENVIRONMENT_PREFIX}{setting.name.upper()}`" in page
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
@@ -71,7 +71,7 @@ def test_the_line_in_the_help_is_the_commands_own(name: str) -> None:
 
 def test_every_option_has_a_variable() -> None:
     without = []
-    for name, command, ctx in commands():
+    for name, command, ctx in walk_commands():
         for option in command.get_params(ctx):
             if not isinstance(option, click.Option) or option.hidden or option.name in ("help", "version"):
                 continue
@@ -87,7 +87,7 @@ def test_every_option_has_a_variable() -> None:
 
 def test_help_needs_neither_the_driver_nor_rich() -> None:
     code = (
-        "import sys; from pgworkers.cli.failure import guarded; assert guarded(['--help']) == 0;"
+        "import sys; from pgworkers.cli.error_report import run_command_line; assert run_command_line(['--help']) == 0;"
         "sys.exit(', '.join(sorted({'psycopg', 'rich', 'msgspec', 'psutil', 'asyncio'} & set(sys.modules))) or 0)"
     )
     ended = subprocess.run(
@@ -96,9 +96,9 @@ def test_help_needs_neither_the_driver_nor_rich() -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", [name for name, _, _ in commands()])
+@pytest.mark.parametrize("name", [name for name, _, _ in walk_commands()])
 def test_every_command_that_acts_teaches_by_example(name: str) -> None:
-    command = {name: command for name, command, _ in commands()}[name]
+    command = {name: command for name, command, _ in walk_commands()}[name]
     if isinstance(command, click.Group):
         return
     _, found, examples = (command.help or "").partition("Examples:\n")
@@ -107,10 +107,11 @@ def test_every_command_that_acts_teaches_by_example(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, found, _ in commands() if isinstance(found, click.Group) and found is not root]
+    "name",
+    [name for name, found, _ in walk_commands() if isinstance(found, click.Group) and found is not root],
 )
 def test_a_list_of_commands_is_not_cut_off_on_80_columns(name: str) -> None:
-    [(group, ctx)] = [(command, ctx) for known, command, ctx in commands() if known == name]
+    [(group, ctx)] = [(command, ctx) for known, command, ctx in walk_commands() if known == name]
     assert isinstance(group, click.Group)
     below = {one: group.get_command(ctx, one) for one in group.list_commands(ctx)}
     room = 80 - 2 - 6 - max(map(len, below))  # as click counts it
@@ -121,20 +122,38 @@ def test_a_list_of_commands_is_not_cut_off_on_80_columns(name: str) -> None:
 @pytest.mark.parametrize("kind", [kind for _, _, kind, _, _ in api.CHAPTERS], ids=lambda kind: kind.__name__)
 def test_everything_a_user_may_call_is_in_the_reference_and_explained(kind: type) -> None:
     (shown,) = (shown for _, _, shown_kind, _, shown in api.CHAPTERS if shown_kind is kind)
-    twins = {api.twin_of(kind, name) for name in shown}
+    twins = {api.async_twin(kind, name) for name in shown}
     public = {name for name, _ in inspect.getmembers(kind, _is_method) if not name.startswith("_")}
-    forgotten = public - set(shown) - twins - api.OURS.get(kind, frozenset())
-    assert forgotten == set(), "name it in CHAPTERS of pgworkers/cli/api.py, or in OURS"
+    forgotten = public - set(shown) - twins - api.INTERNAL_MEMBERS.get(kind, frozenset())
+    assert forgotten == set(), "name it in CHAPTERS of pgworkers/cli/api.py, or in INTERNAL_MEMBERS"
     assert [name for name in {*shown, *twins} if name and not inspect.getdoc(getattr(kind, name))] == []
 
 
 def test_every_public_name_and_option_is_in_the_reference_and_explained() -> None:
-    page = (HOUSE / "docs" / "api.md").read_text()
+    page = (HOUSE / "docs" / "reference" / "api.md").read_text()
     assert [name for name in pgworkers.__all__ if name not in page and name != "__version__"] == []
     for taken, _ in api.OPTIONS.values():
-        told = {name: meaning for name, _, meaning in api.commented(taken)}
+        told = {name: meaning for name, _, meaning in api.options_with_comments(taken)}
         assert list(told) == list(taken.__annotations__)
         assert [name for name, meaning in told.items() if not meaning] == []
+
+
+@pytest.mark.parametrize("kind", [kind for _, _, kind, _, _ in api.CHAPTERS], ids=lambda kind: kind.__name__)
+def test_every_explained_attribute_is_in_the_reference(kind: type) -> None:
+    """A formatter that breaks a line must not hide its comment."""
+    assert len(api.attributes_with_comments(kind)) == inspect.getsource(kind).count("#: ")
+
+
+def test_every_public_name_is_where_the_package_looks_for_it() -> None:
+    errors = {
+        name
+        for name, kind in vars(pgworkers.errors).items()
+        if isinstance(kind, type) and kind.__module__ == "pgworkers.errors"
+    }
+    for name in pgworkers.__all__:
+        assert getattr(pgworkers, name) is not None
+        assert name == "__version__" or (name in errors) != (name in pgworkers._MODULES)
+    assert set(pgworkers._MODULES) <= set(pgworkers.__all__)
 
 
 def _is_method(member: object) -> bool:

@@ -21,25 +21,9 @@ from hypothesis.stateful import (
 from support.desk import Desk
 from support.model import Job, Model
 
-from pgworkers.job import (
-    cancel,
-    claim,
-    discard,
-    enqueue,
-    host,
-    link,
-    mine,
-    progress,
-    promote,
-    release,
-    renew,
-    requeue,
-    rescue,
-)
-from pgworkers.job.finish import End
-from pgworkers.job.progress import Saved
-from pgworkers.job.retry import Again
-from pgworkers.job.state import State, Verdict
+from pgworkers.job import cancel, claim, enqueue, finish, hosts, maintenance, model, requeue
+from pgworkers.job.finish import JobFinish, JobRetry, ProgressUpdate
+from pgworkers.job.model import JobState, Verdict
 
 #: Derandomized: the same examples in every run of the suite. scripts/faults model searches on.
 SUITE = settings(
@@ -58,10 +42,10 @@ UNION ALL
 SELECT id, state::text, lease, attempt, crashes, unique_key, NULL, false, verdict FROM pgworkers.history
 """
 ENDS = {
-    "succeeded": (State.SUCCEEDED, Verdict.SUCCEEDED, False),
-    "dead": (State.DEAD, Verdict.ERROR, False),
-    "crashed": (State.DEAD, Verdict.CRASH, True),
-    "cancelled": (State.CANCELLED, Verdict.CANCELLED, False),
+    "succeeded": (JobState.SUCCEEDED, Verdict.SUCCEEDED, False),
+    "dead": (JobState.DEAD, Verdict.ERROR, False),
+    "crashed": (JobState.DEAD, Verdict.CRASH, True),
+    "cancelled": (JobState.CANCELLED, Verdict.CANCELLED, False),
 }
 AGAINS = {
     "error": (Verdict.ERROR, False, False),
@@ -90,7 +74,7 @@ class Machine(RuleBasedStateMachine):
 
     def _new_host(self) -> str:
         made = str(uuid.uuid4())
-        self.desk.ask(host.register(made, "box", 1, "", "app.py", "1", ["a"], [], 600.0))
+        self.desk.execute(hosts.register_host(made, "box", 1, "", "app.py", "1", ["a"], [], 600.0))
         self.model.hosts.add(made)
         return made
 
@@ -103,8 +87,8 @@ class Machine(RuleBasedStateMachine):
         id, lease, owner = self.keys[-1 - pick % len(self.keys)]
         return id, lease, owner if pick < 8 else next(one for one in self.hosts if one != owner)
 
-    def _fence(self, id: int, lease: int) -> claim.Fence:
-        return claim.Fence(id, lease, self.moments[id, lease])
+    def _fence(self, id: int, lease: int) -> model.Fence:
+        return model.Fence(id, lease, self.moments[id, lease])
 
     # -- the world ----------------------------------------------------------------------------------------------------
 
@@ -129,24 +113,24 @@ class Machine(RuleBasedStateMachine):
         parents = sorted({ids[-1 - n % len(ids)] for n in after}) if ids else []
         if parents:
             when = "now"
-        new = enqueue.NewJob(
+        new = model.NewJob(
             "t",
             queue="a",
             priority=priority,
             delay=None if when == "now" else DELAYS[when],
-            unique=unique,
+            unique_key=unique,
             max_attempts=3,
             max_crashes=2,
             expires=expires,
             after=tuple(parents),
             on_failed=on_failed,
         )
-        answer = self.desk.ask(enqueue.enqueue(new))
+        answer = self.desk.execute(enqueue.enqueue(new))
         holder = self.model.live_with(unique)
         if holder is not None:
-            assert (answer.id, answer.created) == (holder.id, False)
+            assert (answer.id, answer.is_new) == (holder.id, False)
             return
-        assert answer.created
+        assert answer.is_new
         state = "ready" if when == "now" else "scheduled"
         expired = expires == 0.0 and when != "later"
         job = Job(answer.id, state, priority, unique, when, expired)
@@ -155,26 +139,26 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def link(self) -> None:
         """What the leader does at some moment after an enqueue with `after`."""
-        self.desk.ask(link.link(100))
+        self.desk.execute(maintenance.link_dependencies(100))
         self.model.link()
 
     @rule(who=st.integers(0, 1), count=st.integers(1, 3))
     def claim(self, who: int, count: int) -> None:
         expected = self.model.claimable(count)
-        claimed = self.desk.ask(claim.claim(self.hosts[who], [claim.Wants("a", count)], ["t"]))
+        claimed = self.desk.execute(claim.claim(self.hosts[who], [claim.QueueCapacity("a", count)], ["t"]))
         assert [c.id for c in claimed] == [j.id for j in expected]
         for got, job in zip(claimed, expected, strict=True):
             self.model.claim(job, self.hosts[who])
             assert (got.lease, got.attempt) == (job.lease, job.attempt)
             self.keys.append((job.id, job.lease, self.hosts[who]))
-            self.moments[job.id, job.lease] = got.claimed_at
+            self.moments[job.id, job.lease] = got.claimed_at_us
 
     @precondition(lambda self: self.keys)
     @rule(pick=st.integers(0, 9), how=st.sampled_from(sorted(ENDS)))
     def finish(self, pick: int, how: str) -> None:
         id, lease, owner = self._key(pick)
         state, verdict, crash = ENDS[how]
-        end = End(**self._fence(id, lease)._asdict(), state=state, verdict=verdict, crash=crash)
+        end = JobFinish(**self._fence(id, lease)._asdict(), state=state, verdict=verdict, is_crash=crash)
         answer = self.desk.finish([end], owner)[end.fence]
         assert answer == self.model.finish(id, lease, owner, str(state), str(verdict), crash)
 
@@ -183,8 +167,12 @@ class Machine(RuleBasedStateMachine):
     def retry(self, pick: int, how: str, when: str) -> None:
         id, lease, owner = self._key(pick)
         verdict, free, crash = AGAINS[how]
-        again = Again(
-            **self._fence(id, lease)._asdict(), verdict=verdict, after=DELAYS[when], free=free, crash=crash
+        again = JobRetry(
+            **self._fence(id, lease)._asdict(),
+            verdict=verdict,
+            delay_seconds=DELAYS[when],
+            is_free=free,
+            is_crash=crash,
         )
         answer = self.desk.retry([again], owner)[again.fence]
         assert answer == self.model.retry(id, lease, owner, str(verdict), when, free, crash)
@@ -193,14 +181,16 @@ class Machine(RuleBasedStateMachine):
     @rule(pick=st.integers(0, 9))
     def release(self, pick: int) -> None:
         id, lease, owner = self._key(pick)
-        released = self.desk.ask(release.release(owner, [self._fence(id, lease)]))
-        assert released.jobs == self.model.release(id, lease, owner)
+        released = self.desk.execute(finish.release(owner, [self._fence(id, lease)]))
+        assert released.released_count == self.model.release(id, lease, owner)
 
     @precondition(lambda self: self.keys)
     @rule(pick=st.integers(0, 9))
     def progress(self, pick: int) -> None:
         id, lease, owner = self._key(pick)
-        saved = self.desk.ask(progress.save(owner, [Saved(*self._fence(id, lease), "1", '{"n": 1}')]))
+        saved = self.desk.execute(
+            finish.save_progress(owner, [ProgressUpdate(*self._fence(id, lease), "1", '{"n": 1}')])
+        )
         assert bool(saved) == (self.model.held(id, lease, owner) is not None)
 
     @rule(who=st.integers(0, 1))
@@ -208,58 +198,58 @@ class Machine(RuleBasedStateMachine):
         own = [
             self._fence(id, lease) for id, lease, _ in self.keys
         ]  # also those of others: to this host they are lost
-        renewed = self.desk.ask(renew.renew(self.hosts[who], own, "running", "[]"))
-        assert renewed.known
+        renewed = self.desk.execute(hosts.renew_lease(self.hosts[who], own, "running", "[]"))
+        assert renewed.is_known
         held = {
             key: job
             for key in own
             if (job := self.model.held(key.id, key.lease, self.hosts[who])) is not None
         }
-        assert set(renewed.lost) == set(own) - set(held)
-        assert set(renewed.cancels) == {key for key, job in held.items() if job.wished}
+        assert set(renewed.lost_leases) == set(own) - set(held)
+        assert set(renewed.cancel_requests) == {key for key, job in held.items() if job.wished}
         mine_now = {
             self._fence(j.id, j.lease)
             for j in self.model.jobs.values()
             if j.host == self.hosts[who] and j.state == "running"
         }
-        assert set(self.desk.ask(mine.mine(self.hosts[who], 0.0)).jobs) == mine_now
+        assert set(self.desk.execute(hosts.jobs_of_host(self.hosts[who], 0.0)).fences) == mine_now
 
     @rule(pick=st.integers(0, 9))
     def cancel(self, pick: int) -> None:
         id = self._id(pick)
-        assert self.desk.ask(cancel.cancel(id)) == self.model.cancel(id)
+        assert self.desk.execute(cancel.cancel(id)) == self.model.cancel(id)
 
     @rule(pick=st.integers(0, 9))
     def discard(self, pick: int) -> None:
         id = self._id(pick)
-        assert self.desk.ask(discard.discard(id)) == self.model.discard(id)
+        assert self.desk.execute(cancel.discard(id)) == self.model.discard(id)
 
     @rule(pick=st.integers(0, 9))
     def requeue(self, pick: int) -> None:
         id = self._id(pick)
-        [answer] = self.desk.ask(requeue.requeue([id]))
+        [answer] = self.desk.execute(requeue.requeue([id]))
         assert answer.outcome == self.model.requeue(id)
 
     @rule(who=st.integers(0, 1))
     def lose_a_host(self, who: int) -> None:
-        self.desk.ask(host.remove(self.hosts[who]))
+        self.desk.execute(hosts.remove_host(self.hosts[who]))
         self.model.hosts.discard(self.hosts[who])
         self.hosts[who] = self._new_host()
 
     @rule(who=st.integers(0, 1))
     def rescue(self, who: int) -> None:
-        rescued = self.desk.ask(rescue.rescue(self.hosts[who], 100))
+        rescued = self.desk.execute(maintenance.rescue_jobs(self.hosts[who], 100))
         assert {job.id: str(job.state) for job in rescued} == self.model.rescue(self.hosts[who])
 
     @rule()
     def promote(self) -> None:
         time.sleep(0.002)  # what is due soon, is due
-        assert self.desk.ask(promote.promote(100)).count == self.model.promote()
+        assert self.desk.execute(maintenance.promote_due(100)).count == self.model.promote()
 
     @rule()
     def expire(self) -> None:
         time.sleep(0.002)
-        assert self.desk.ask(promote.expire(100)) == self.model.expire()
+        assert self.desk.execute(maintenance.expire_jobs(100)) == self.model.expire()
 
     # -- what must hold -------------------------------------------------------------------------------------------------
 

@@ -19,65 +19,48 @@ import psycopg
 import pytest
 from support.desk import Desk, blocked, until
 
-from pgworkers.job import (
-    archive,
-    cancel,
-    claim,
-    discard,
-    enqueue,
-    finish,
-    host,
-    mine,
-    progress,
-    promote,
-    queue,
-    release,
-    renew,
-    requeue,
-    rescue,
-    retry,
-)
-from pgworkers.job.finish import End
-from pgworkers.job.progress import Saved
-from pgworkers.job.retry import Again
-from pgworkers.job.state import State, Verdict
+from pgworkers.job import cancel, claim, enqueue, finish, hosts, maintenance, model, queues, requeue
+from pgworkers.job.finish import JobFinish, JobRetry, ProgressUpdate
+from pgworkers.job.model import JobState, Verdict
 from pgworkers.postgres.statements import Query
 
 OWNER, OTHER = str(uuid.UUID(int=1)), str(uuid.UUID(int=2))
 #: The claim of job 1 by its owner, as `arrange` made it last.
-CLAIMED = [claim.Fence(1, 1, 0)]
+CLAIMED = [model.Fence(1, 1, 0)]
 
 
-def _end(state: State, verdict: Verdict) -> Query[Any]:
-    return finish.finish(OWNER, [End(**CLAIMED[0]._asdict(), state=state, verdict=verdict)])
+def _end(state: JobState, verdict: Verdict) -> Query[Any]:
+    return finish.finish(OWNER, [JobFinish(**CLAIMED[0]._asdict(), state=state, verdict=verdict)])
 
 
 def _new(**more: Any) -> Query[Any]:
-    return enqueue.enqueue(enqueue.NewJob("t", queue="a", **more))
+    return enqueue.enqueue(model.NewJob("t", queue="a", **more))
 
 
 #: Each on job 1, by the lease 1 of the owner where it needs one.
 VERBS: dict[str, Callable[[], Query[Any]]] = {
-    "claim": lambda: claim.claim(OTHER, [claim.Wants("a", 5)], ["t"]),
-    "finish": lambda: _end(State.SUCCEEDED, Verdict.SUCCEEDED),
-    "finish dead": lambda: _end(State.DEAD, Verdict.ERROR),
-    "retry": lambda: retry.retry(OWNER, [Again(**CLAIMED[0]._asdict(), verdict=Verdict.ERROR, after=3600.0)]),
-    "retry now": lambda: retry.retry(
-        OWNER, [Again(**CLAIMED[0]._asdict(), verdict=Verdict.CRASH, after=0.0, crash=True)]
+    "claim": lambda: claim.claim(OTHER, [claim.QueueCapacity("a", 5)], ["t"]),
+    "finish": lambda: _end(JobState.SUCCEEDED, Verdict.SUCCEEDED),
+    "finish dead": lambda: _end(JobState.DEAD, Verdict.ERROR),
+    "retry": lambda: finish.retry(
+        OWNER, [JobRetry(**CLAIMED[0]._asdict(), verdict=Verdict.ERROR, delay_seconds=3600.0)]
     ),
-    "release": lambda: release.release(OWNER, CLAIMED),
-    "progress": lambda: progress.save(OWNER, [Saved(*CLAIMED[0], "1", None)]),
-    "renew": lambda: renew.renew(OWNER, CLAIMED, "running", "[]"),
+    "retry now": lambda: finish.retry(
+        OWNER, [JobRetry(**CLAIMED[0]._asdict(), verdict=Verdict.CRASH, delay_seconds=0.0, is_crash=True)]
+    ),
+    "release": lambda: finish.release(OWNER, CLAIMED),
+    "progress": lambda: finish.save_progress(OWNER, [ProgressUpdate(*CLAIMED[0], "1", None)]),
+    "renew": lambda: hosts.renew_lease(OWNER, CLAIMED, "running", "[]"),
     "cancel": lambda: cancel.cancel(1),
-    "discard many": lambda: discard.discard_many([1]),  # one and many are the same SQL function
+    "discard many": lambda: cancel.discard_many([1]),  # one and many are the same SQL function
     "requeue": lambda: requeue.requeue([1]),
-    "rescue": lambda: rescue.rescue(OTHER, 10),
-    "promote": lambda: promote.promote(10),
-    "expire": lambda: promote.expire(10),
-    "prune": lambda: archive.prune(3600.0, 0.0, 10),
-    "enqueue unique": lambda: _new(unique="k"),
+    "rescue": lambda: maintenance.rescue_jobs(OTHER, 10),
+    "promote": lambda: maintenance.promote_due(10),
+    "expire": lambda: maintenance.expire_jobs(10),
+    "prune": lambda: maintenance.prune_history(3600.0, 0.0, 10),
+    "enqueue unique": lambda: _new(unique_key="k"),
     "enqueue after": lambda: _new(after=(1,)),
-    "pause": lambda: queue.pause("a"),
+    "pause": lambda: queues.pause_queue("a"),
 }
 #: Prunes whatever has ended, so also what the other has just made: no order of the two is what happened.
 UNRELATED = {"prune", "enqueue after"}
@@ -99,18 +82,18 @@ def arrange(desk: Desk, state: str) -> None:
     """Job 1 in this state, under lease 1 if it ever ran."""
     desk.conn.execute(EMPTY)
     when = {"scheduled": {"delay": 0.0001}, "expired": {"expires": 0.0}}.get(state, {})
-    desk.put(unique="k", max_crashes=5, **when)
+    desk.put(unique_key="k", max_crashes=5, **when)
     if state in ("scheduled", "ready", "expired"):
         return
-    [claimed] = desk.ask(claim.claim(OWNER, [claim.Wants("a", 1)], ["t"]))
+    [claimed] = desk.execute(claim.claim(OWNER, [claim.QueueCapacity("a", 1)], ["t"]))
     assert (claimed.id, claimed.lease) == (1, 1)
     CLAIMED[:] = [claimed.fence]
     if state == "lost":
-        desk.ask(host.remove(OWNER))
+        desk.execute(hosts.remove_host(OWNER))
     elif state == "dead":
-        desk.ask(_end(State.DEAD, Verdict.ERROR))
+        desk.execute(_end(JobState.DEAD, Verdict.ERROR))
     elif state == "succeeded":
-        desk.ask(_end(State.SUCCEEDED, Verdict.SUCCEEDED))
+        desk.execute(_end(JobState.SUCCEEDED, Verdict.SUCCEEDED))
 
 
 def number(job: int | None) -> int | None:
@@ -142,25 +125,30 @@ def answer(desk: Desk, verb: str, skipped: threading.Event | None = None) -> Any
     `skipped` says that it was."""
     try:
         if verb == "requeue":
-            return requeue.settled(desk.ask, [1])[1]  # as the command asks
-        said = desk.ask(VERBS[verb]())
+            return requeue.requeue_until_settled(desk.execute, [1])[1]  # as the command asks
+        said = desk.execute(VERBS[verb]())
         while skipped is not None and _locked(desk, verb, said):
             skipped.set()
             time.sleep(0.005)
-            said = desk.ask(VERBS[verb]())
+            said = desk.execute(VERBS[verb]())
     except psycopg.Error as error:
         return type(error).__name__
     match verb:
         case "prune":
-            return said.count
+            return said.changed_rows
         case "claim":
             return [(job.id, job.lease) for job in said]
         case "promote":
             return said.count
         case "enqueue unique" | "enqueue after":
-            return number(said.id), said.created
+            return number(said.id), said.is_new
         case "renew":
-            return said.known, said.alone, len(said.cancels), len(said.lost)  # not when it was
+            return (
+                said.is_known,
+                said.is_alone,
+                len(said.cancel_requests),
+                len(said.lost_leases),
+            )  # not when it was
         case _:
             return next(iter(said.values()), "written") if isinstance(said, dict) else said
 
@@ -168,14 +156,14 @@ def answer(desk: Desk, verb: str, skipped: threading.Event | None = None) -> Any
 def _locked(desk: Desk, verb: str, said: Any) -> bool:
     """Was the row skipped because another session has it?"""
     if verb == "release":
-        return bool(said.locked)
+        return bool(said.locked_fences)
     if verb == "progress":
         return said == 0 and _is_held(desk)
     return verb.startswith(("finish", "retry")) and bool(said) and _is_held(desk)
 
 
 def _is_held(desk: Desk) -> bool:
-    return CLAIMED[0] in desk.ask(mine.mine(OWNER, 0.0)).jobs
+    return CLAIMED[0] in desk.execute(hosts.jobs_of_host(OWNER, 0.0)).fences
 
 
 class Pairs:

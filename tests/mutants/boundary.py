@@ -10,7 +10,7 @@ BOUNDARY = (
         "a payload is parsed strictly and never raises",
         (
             Edit(
-                "pgworkers/job/notifications.py",
+                "pgworkers/job/notification_payloads.py",
                 r"if _ID\.fullmatch\(text\) is None:",
                 "if not text.isdigit():",
             ),
@@ -24,8 +24,8 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/host.py",
-                r"self\.renewal\.reread\(\)",
-                "self.dispatch.cancel(self.dispatch.held[job].fence)",
+                r"self\.lease_keeper\.renew_soon\(\)",
+                "self.dispatcher.cancel(self.dispatcher.held_jobs[job].fence)",
             ),
         ),
         (
@@ -83,8 +83,8 @@ BOUNDARY = (
         "a failing claim is split until the bad row is found and set aside",
         (
             Edit(
-                "pgworkers/master/claims.py",
-                r"(?<=    async def _set_aside\(self, error: BaseException \| None\) -> bool:\n)",
+                "pgworkers/master/claimer.py",
+                r"(?<=    async def _finish_unclaimable_jobs\(self, error: BaseException \| None\) -> bool:\n)",
                 "        return False\n",
             ),
         ),
@@ -97,7 +97,7 @@ BOUNDARY = (
     Mutant(
         "S-06-children-look-here",
         "no child of ours imports a module from the current directory",
-        (Edit("pgworkers/supervisor/ask.py", r'                    "-P",\n', ""),),
+        (Edit("pgworkers/supervisor/describe.py", r'                    "-P",\n', ""),),
         ("tests/security/test_foreign_modules.py::test_s06_nothing_is_imported_from_the_current_directory",),
         r"'msgspec\b",
     ),
@@ -113,7 +113,7 @@ BOUNDARY = (
         "a term in a row decides who leads, not a lock that any login can hold",
         (
             Edit(
-                "pgworkers/job/lead_try.sql",
+                "pgworkers/job/leader_try.sql",
                 r"     WHERE coalesce\(\(SELECT h\.free OR",
                 "     WHERE lock.mine AND coalesce((SELECT h.free OR",
             ),
@@ -157,12 +157,12 @@ BOUNDARY = (
         "notifications of unknown queues are ignored, and memory is bounded",
         (
             Edit(
-                "pgworkers/master/claims.py",
-                r"            if name in self\._dispatch\.desks:\n",
+                "pgworkers/master/claimer.py",
+                r"            if name in self\._dispatch\.buffers:\n",
                 "            if True:\n",
             ),
             Edit(
-                "pgworkers/job/notifications.py",
+                "pgworkers/job/notification_payloads.py",
                 r"return 1 <= len\(text\.encode\([^)]*\)\) <= MAX_QUEUE_NAME_BYTES",
                 "return bool(text)",
             ),
@@ -347,9 +347,10 @@ BOUNDARY = (
         "through a pooler our statements reach no operator in public",
         (
             Edit(
-                "pgworkers/postgres/session.py",
-                r"for name, value in \(MEANING \| timeouts\(settings\)\)\.items\(\):",
-                'for name, value in {**MEANING, **timeouts(settings), "search_path": "public,pg_catalog"}.items():',
+                "pgworkers/postgres/session_settings.py",
+                r"for name, value in \(STATEMENT_SETTINGS \| timeouts\(settings\)\)\.items\(\):",
+                'for name, value in (STATEMENT_SETTINGS | timeouts(settings) | {"search_path": "public,pg_catalog"})'
+                ".items():",
             ),
         ),
         (
@@ -413,10 +414,11 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/http.py",
-                r"            Client\(sock, str\(peer\[0\]\), self\)\.begin\(\)\n"
-                r"            if len\(self\.clients\) > MAX_CLIENTS:\n                self\._evict\(\)\n",
-                "            if len(self.clients) >= MAX_CLIENTS:\n                sock.close()\n                continue\n"
-                "            Client(sock, str(peer[0]), self).begin()\n",
+                r"            HttpConnection\(sock, str\(peer\[0\]\), self\)\.start\(\)\n"
+                r"            if len\(self\.connections\) > MAX_CONNECTIONS:\n                self\._evict\(\)\n",
+                "            if len(self.connections) >= MAX_CONNECTIONS:\n"
+                "                sock.close()\n                continue\n"
+                "            HttpConnection(sock, str(peer[0]), self).start()\n",
             ),
         ),
         # Not those that read nothing: where the answer fits into the buffers of the kernel, they are not slow.
@@ -437,7 +439,7 @@ BOUNDARY = (
     Mutant(
         "S-16-password-in-ps",
         "every command takes the address out of ps",
-        (Edit("pgworkers/cli/hiding.py", r"    if shown != list\(argv\):\n", "    if False:\n"),),
+        (Edit("pgworkers/cli/main.py", r"    if shown != list\(argv\):\n", "    if False:\n"),),
         (
             "tests/security/test_password_in_ps.py::test_s16_no_command_shows_the_password_of_its_command_line",
         ),
@@ -459,7 +461,7 @@ BOUNDARY = (
     Mutant(
         "S-17-arguments-in-the-log",
         "log_args=false keeps arguments out of the log",
-        (Edit("pgworkers/master/writing.py", r'job\.args if log_args else ""', "job.args"),),
+        (Edit("pgworkers/master/finisher.py", r'job\.args if log_args else ""', "job.args"),),
         ("tests/security/test_payload.py::test_a_host_logs_arguments_only_if_it_may[false-text-newest]",),
         r"'canary-of-payload' in .*canary-of-payload",
     ),
@@ -468,7 +470,7 @@ BOUNDARY = (
         "an app.py of another user that was not named is refused",
         (
             Edit(
-                "pgworkers/cli/place.py",
+                "pgworkers/cli/database.py",
                 r"why = None if said\.config or found is None else reason_to_distrust\(Path\(found\)\.absolute\(\)\)",
                 "why = None",
             ),
@@ -481,7 +483,7 @@ BOUNDARY = (
         "a .pgworkers of another user is refused",
         (
             Edit(
-                "pgworkers/postgres/connect.py",
+                "pgworkers/postgres/database_choice.py",
                 r"why = reason_to_distrust\(chosen\.home, [^\n]*\)\n",
                 "why = None\n",
             ),
@@ -501,8 +503,8 @@ BOUNDARY = (
         "a bad frame is the death of that worker only",
         (
             Edit(
-                "pgworkers/master/crew.py",
-                r"            self\.broken = self\.broken or str\(error\)\n",
+                "pgworkers/master/worker_channel.py",
+                r"            self\.protocol_error = self\.protocol_error or str\(error\)\n",
                 "            raise\n",
             ),
         ),
@@ -547,7 +549,13 @@ BOUNDARY = (
     Mutant(
         "S-low-core-dumps",
         "no process of a host writes a core dump unless the setting says so",
-        (Edit("pgworkers/master/main.py", r"        limits\.set_core\(plan\.settings\.core_limit\)\n", ""),),
+        (
+            Edit(
+                "pgworkers/master/main.py",
+                r"        limits\.set_core_dump_limit\(plan\.settings\.core_limit\)\n",
+                "",
+            ),
+        ),
         ("tests/tree/test_numeric.py::test_no_process_writes_a_core_dump_unless_it_may",),
         r"'unlimited' != '1",
     ),
@@ -561,14 +569,14 @@ BOUNDARY = (
     Mutant(
         "S-low-root-without-a-word",
         "doctor warns of jobs that run as root",
-        (Edit("pgworkers/doctor/local.py", r"if not machine\.root:", "if True:"),),
+        (Edit("pgworkers/doctor/machine.py", r"if not machine\.is_root:", "if True:"),),
         ("tests/unit/test_doctor_judgements.py::test_jobs_that_run_as_root_are_a_warning",),
         r"'ok' != 'warn'",
     ),
     Mutant(
         "S-low-core-limit-unseen",
         "doctor warns of core dumps",
-        (Edit("pgworkers/doctor/local.py", r"if machine\.cores in \(0, 1\):", "if True:"),),
+        (Edit("pgworkers/doctor/machine.py", r"if machine\.max_core_bytes in \(0, 1\):", "if True:"),),
         ("tests/unit/test_doctor_judgements.py::test_core_dumps_are_a_warning",),
         r"'ok'> == 'warn'",
     ),
@@ -577,9 +585,9 @@ BOUNDARY = (
         "doctor reports grants of roles that do not exist",
         (
             Edit(
-                "pgworkers/doctor/examine.py",
-                r"cluster\.grants\(p\.ask\(cluster\.stray_grants\(\)\)\)",
-                "cluster.grants([])",
+                "pgworkers/doctor/checks.py",
+                r"cluster\.check_grants\(p\.query\(cluster\.grants_without_role\(\)\)\)",
+                "cluster.check_grants([])",
             ),
         ),
         ("tests/database/test_doctor.py::test_a_grant_of_a_role_that_does_not_exist_is_reported",),
@@ -590,9 +598,9 @@ BOUNDARY = (
         "doctor reports missing rows of the mutex",
         (
             Edit(
-                "pgworkers/doctor/examine.py",
-                r"cluster\.mutexes\(p\.ask\(cluster\.missing_mutexes\(\)\)\)",
-                "cluster.mutexes(0)",
+                "pgworkers/doctor/checks.py",
+                r"cluster\.check_mutexes\(p\.query\(cluster\.missing_mutexes\(\)\)\)",
+                "cluster.check_mutexes(0)",
             ),
         ),
         ("tests/database/test_doctor.py::test_missing_rows_of_the_mutex_are_reported_with_the_fix",),

@@ -86,8 +86,8 @@ MUTANTS = (
         "a claim whose number this host knows from a lost timeline is given back",
         (
             Edit(
-                "pgworkers/master/dispatch.py",
-                r"if \(known is not None and known\.key == job\[:2\]\) or job\[:2\] in self\._taken_back:",
+                "pgworkers/master/dispatcher.py",
+                r"if \(known is not None and known\.key == job\[:2\]\) or job\[:2\] in self\._reclaimed_keys:",
                 "if False:",
             ),
         ),
@@ -95,7 +95,7 @@ MUTANTS = (
             "tests/unit/test_dispatch.py::test_the_number_of_a_lost_claim_that_is_given_again_is_another_job",
             "tests/unit/test_dispatch.py::test_an_order_that_a_worker_has_not_read_is_not_confused_with_a_later_one",
         ),
-        r"assert \(\(?\[?(Held|Fence)\(",
+        r"assert \(\(?\[?(HeldJob|Fence)\(",
     ),
     Mutant(
         "rescue-by-id-only",
@@ -112,8 +112,8 @@ MUTANTS = (
         "sweep in one batch statement without per-row fallback",
         (
             Edit(
-                "pgworkers/master/rescuing.py",
-                r"rescued = await _one_by_one\(asker, host, reckoned\)",
+                "pgworkers/master/duties.py",
+                r"rescued = await _rescue_one_by_one\(asker, host, reckoned\)",
                 "raise",
             ),
         ),
@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         "prune-waits",
         "cleanup without FOR UPDATE SKIP LOCKED",
-        (Edit("pgworkers/job/archive_prune.sql", r"FOR UPDATE OF h SKIP LOCKED", ""),),
+        (Edit("pgworkers/job/history_prune.sql", r"FOR UPDATE OF h SKIP LOCKED", ""),),
         (f"{PAIRS}::test_duties_wait_for_nobody[prune]",),
         "it waited, or did not see the lock",
         note="live jobs are in another table, so cleanup cannot delete one; without the lock it waits for an operator's",
@@ -136,9 +136,9 @@ MUTANTS = (
         "heartbeat stops before finalise commits",
         (
             Edit(
-                "pgworkers/master/renewal.py",
-                r"if monotonic\(\) >= self\._due:",
-                'if monotonic() >= self._due and self._view()[0] != "draining":',
+                "pgworkers/master/lease_keeper.py",
+                r"if monotonic\(\) >= self\._due_at:",
+                'if monotonic() >= self._due_at and self._snapshot()[0] != "draining":',
             ),
         ),
         (f"{FAULT}/test_drains.py::test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead",),
@@ -150,7 +150,7 @@ MUTANTS = (
         "heartbeat thread logs through logging",
         (
             Edit(
-                "pgworkers/observe/writer.py",
+                "pgworkers/observe/log_writer.py",
                 r"(def put\(self, line: str\) -> None:\n)",
                 r'\1        self._write((line + "\\n").encode())\n        return\n',
             ),
@@ -165,8 +165,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/host.py",
-                r"self\.term\.move\(sent \+ self\.settings\.lease\)",
-                "self.term.move(sent + 1e6)",
+                r"self\.lease_deadline\.extend_to\(sent \+ self\.settings\.lease\)",
+                "self.lease_deadline.extend_to(sent + 1e6)",
             ),
         ),
         ("tests/tree/test_inside.py::test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers",),
@@ -178,7 +178,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/main.py",
-                r"(fence = self\._term\.until / 1e9) - self\._settings\.lease / 3",
+                r"(fence = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease / 3",
                 r"\1 + self._settings.lease * 0.8",
             ),
         ),
@@ -191,7 +191,7 @@ MUTANTS = (
         "fence measured from reply instead of send",
         (
             Edit(
-                "pgworkers/master/renewal.py",
+                "pgworkers/master/lease_keeper.py",
                 r"self\._on_renewed\(sent_boottime\)",
                 "self._on_renewed(boottime())",
             ),
@@ -205,7 +205,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/worker/attempt.py",
-                r"if scoreboard\.now\(\) >= self\._until:",
+                r"if clock\.boottime_ns\(\) >= self\._lease_expires_at:",
                 "if False:",
             ),
         ),
@@ -221,8 +221,10 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/drain.py",
-                r'(    for worker in host\.dispatch\.busy\(\):\n        host\.dispatch\.wish\(worker, "drain"\))',
-                '    host.ends.release([w.held.fence for w in host.dispatch.busy() if w.held], "mutant")\n\\1',
+                r"(    for worker in host\.dispatcher\.busy_workers\(\):\n"
+                r'        host\.dispatcher\.request_stop\(worker, "drain"\))',
+                "    jobs = [worker.current_job for worker in host.dispatcher.busy_workers()]\n"
+                '    host.finisher.release([job.fence for job in jobs if job], "mutant")\n\\1',
             ),
         ),
         (f"{FAULT}/test_drains.py::test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead",),
@@ -234,8 +236,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/leadership.py",
-                r"return await self\._line\.ask\(query, session=self\._session\)",
-                "return await self._line.ask(query)",
+                r"return await self\._line\.execute\(query, session_number=self\._session_number\)",
+                "return await self._line.execute(query)",
             ),
         ),
         (
@@ -259,7 +261,7 @@ MUTANTS = (
             "tests/database/test_schedule_fire.py"
             "::test_a_stale_plan_does_nothing_and_neither_would_it_without_the_revision",
         ),
-        r"Left contains one more item: Ticked\(",
+        r"Left contains one more item: InsertedTick\(",
     ),
     Mutant(
         "release-gives-the-lease-back",
@@ -281,7 +283,13 @@ MUTANTS = (
     Mutant(
         "kill-whatever-runs",
         "os.kill(pid) instead of pidfd",
-        (Edit("pgworkers/supervisor/climb.py", r"if not ladder\.concerns\(climb, now_seen\):", "if False:"),),
+        (
+            Edit(
+                "pgworkers/supervisor/stopper.py",
+                r"if not ladder\.applies_to\(climb, now_seen\):",
+                "if False:",
+            ),
+        ),
         ("tests/process/test_kill.py::test_a_worker_that_went_on_meanwhile_is_not_killed[GoesOn]",),
         "assert 'cancel' is None|it lives, and goes on",
         note="the supervisor is the parent, so a zombie pins the pid; what can be hit by mistake is the worker's next job",
@@ -289,7 +297,7 @@ MUTANTS = (
     Mutant(
         "no-sweep",
         "no subreaper sweep",
-        (Edit("pgworkers/supervisor/reap.py", r"    total = 0\n", "    return 0, []\n    total = 0\n"),),
+        (Edit("pgworkers/supervisor/reaper.py", r"    total = 0\n", "    return 0, []\n    total = 0\n"),),
         (
             "tests/process/test_worker_death.py::test_nothing_survives_the_death_of_a_worker[own session]",
             "tests/process/test_worker_death.py::test_nothing_survives_the_death_of_a_worker[daemon]",
@@ -302,12 +310,12 @@ MUTANTS = (
         "a slot is filled while its last occupant is dying",
         (
             Edit(
-                "pgworkers/supervisor/crew.py",
+                "pgworkers/supervisor/worker_pool.py",
                 r"len\(self\._workers\) \+ len\(self\._dying\) < self\.wanted",
                 "len(self._workers) < self.wanted",
             ),
             Edit(
-                "pgworkers/supervisor/crew.py",
+                "pgworkers/supervisor/worker_pool.py",
                 r"self\._workers\.keys\(\) \| self\._dying\.keys\(\)",
                 "self._workers",
             ),
@@ -323,9 +331,9 @@ MUTANTS = (
         "worker identity = hostname",
         (
             Edit(
-                "pgworkers/master/joining.py",
+                "pgworkers/master/boot.py",
                 r"return str\(uuid\.uuid4\(\)\)",
-                "return str(uuid.uuid5(uuid.NAMESPACE_DNS, socket.gethostname()))",
+                'return str(uuid.uuid5(uuid.NAMESPACE_DNS, __import__("socket").gethostname()))',
             ),
         ),
         (
@@ -336,7 +344,13 @@ MUTANTS = (
     Mutant(
         "texts-as-they-come",
         "error text not cleaned",
-        (Edit("pgworkers/job/clean.py", r"return _UNFIT\.sub\(REPLACEMENT, value\)", "return value"),),
+        (
+            Edit(
+                "pgworkers/job/sanitize.py",
+                r"return _FORBIDDEN_CHARACTERS\.sub\(REPLACEMENT_CHARACTER, value\)",
+                "return value",
+            ),
+        ),
         (
             "tests/database/test_job_finish.py"
             "::test_nothing_a_handler_leaves_behind_stops_its_job_or_its_neighbours[dead-0]",
@@ -348,12 +362,14 @@ MUTANTS = (
         "wall clock used for lease",
         (
             Edit(
-                "pgworkers/job/renew.sql",
+                "pgworkers/job/host_renew.sql",
                 r"renewed_at = now\(\)",
                 "renewed_at = to_timestamp(%(wall)s::float8)",
             ),
             Edit(
-                "pgworkers/job/renew.py", r'"host": host,', '"host": host, "wall": __import__("time").time(),'
+                "pgworkers/job/hosts.py",
+                r'"host": host,(?=\n        "deadlines")',
+                '"host": host, "wall": __import__("time").time(),',
             ),
         ),
         (f"{FAULT}/test_clocks.py::test_row_70_the_wall_clock_of_a_host_decides_nothing[-1d]",),
@@ -365,8 +381,8 @@ MUTANTS = (
         "a database clock that jumps forward is believed at once",
         (
             Edit(
-                "pgworkers/master/reckoning.py",
-                r"if not self\._seen:\n            return None",
+                "pgworkers/master/lease_keeper.py",
+                r"if not self\._offsets:\n            return None",
                 "if True:\n            return None",
             ),
         ),
@@ -392,7 +408,7 @@ MUTANTS = (
     Mutant(
         "lost-claims-stay",
         "a claim whose answer was lost is given back (row 34)",
-        (Edit("pgworkers/master/overlooked.py", r"        if unknown:\n", "        if False:\n"),),
+        (Edit("pgworkers/master/lost_claims.py", r"        if unknown:\n", "        if False:\n"),),
         (
             f"{FAULT}/test_acknowledgement.py"
             "::test_row_34_a_drained_host_leaves_no_claim_behind_that_it_never_heard_of",
@@ -417,7 +433,9 @@ MUTANTS = (
         "a batch of ends that takes too long is halved, not sent again as it was",
         (
             Edit(
-                "pgworkers/master/batch_size.py", r"self\.now = max\(1, count // 2\)", "self.now = self.most"
+                "pgworkers/master/finisher.py",
+                r"self\.current = max\(1, count // 2\)",
+                "self.current = self.most",
             ),
         ),
         (
@@ -431,8 +449,8 @@ MUTANTS = (
         "an end that was set aside is sent again when it is due, also on a host that never rests",
         (
             Edit(
-                "pgworkers/master/ends.py",
-                r"(await self\._line\.rest\(\)\n)                self\._take_back\(\)\n",
+                "pgworkers/master/finisher.py",
+                r"(await self\._line\.wait_for_backoff\(\)\n)                self\._requeue_deferred\(\)\n",
                 r"\1",
             ),
         ),
@@ -458,7 +476,7 @@ MUTANTS = (
     Mutant(
         "resend-is-lost",
         "an end that was sent twice is one (row 35)",
-        (Edit("pgworkers/job/unwritten_ends.sql", r"AND h\.lease = e\.lease", "AND false"),),
+        (Edit("pgworkers/job/finish_check.sql", r"AND h\.lease = e\.lease", "AND false"),),
         (
             "tests/database/test_job_finish.py::test_a_send_whose_acknowledgement_was_lost_is_answered_already",
         ),
@@ -484,8 +502,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/job/finish.py",
-                r"not end\.keep_args and end\.state is _SUCCEEDED",
-                "not end.keep_args",
+                r"not end\.should_keep_args and end\.state is _SUCCEEDED_STATE",
+                "not end.should_keep_args",
             ),
         ),
         ("tests/database/test_job_finish.py::test_only_a_success_drops_its_arguments",),

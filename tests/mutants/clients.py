@@ -14,7 +14,7 @@ CLIENTS = (
         "a client finds out that a pooler is in between when its session begins",
         (
             Edit(
-                "pgworkers/postgres/session.py",
+                "pgworkers/postgres/pooler.py",
                 r"return bool\(pid == conn\.info\.backend_pid and path[^\n]*\)",
                 "return True",
             ),
@@ -27,7 +27,7 @@ CLIENTS = (
         "a statement that was prepared in another session is sent again without preparing it",
         (
             Edit(
-                "pgworkers/client/seats.py",
+                "pgworkers/client/connections.py",
                 r"return isinstance\(exc, \(DuplicatePreparedStatement, InvalidSqlStatementName\)\)",
                 "return False",
             ),
@@ -41,7 +41,7 @@ CLIENTS = (
         (
             Edit(
                 "pgworkers/postgres/connect.py",
-                r"if cursor\.execute\(_BACKEND_PID\)\.fetchone\(\) != \(conn\.info\.backend_pid,\):",
+                r"if cursor\.execute\(BACKEND_PID\)\.fetchone\(\) != \(conn\.info\.backend_pid,\):",
                 "if False:",
             ),
         ),
@@ -59,14 +59,14 @@ CLIENTS = (
             ),
         ),
         (f"{KEYS}::test_after_its_window_a_key_makes_another_job",),
-        r"Enqueued\(id=\d+, created=False\)\.created",
+        r"Enqueued\(id=\d+, is_new=False\)\.is_new",
     ),
     Mutant(
         "key-taken-twice",
         "a transaction that finds an idempotency key taken gets the first job",
         (Edit(SPINE, r"\n          WHERE k\.expires_at <= now\(\) OR k\.job_id IS NULL;", ";"),),
         (f"{KEYS}::test_a_second_enqueue_waits_for_the_transaction_of_the_first",),
-        r"created=True\) == Enqueued",
+        r"is_new=True\) == Enqueued",
     ),
     Mutant(
         "key-shared-by-all-logins",

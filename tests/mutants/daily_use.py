@@ -8,7 +8,7 @@ DAILY_USE = (
     Mutant(
         "C1-jit",
         "every session of ours switches JIT off",
-        (Edit("pgworkers/postgres/session.py", r'    "jit": "off",[^\n]*\n', ""),),
+        (Edit("pgworkers/postgres/session_settings.py", r'    "jit": "off",[^\n]*\n', ""),),
         ("tests/database/test_session_settings.py::test_nothing_is_compiled",),
         r"a server that was built without LLVM",
     ),
@@ -32,8 +32,8 @@ DAILY_USE = (
         "preparing a job decides on no setting",
         (
             Edit(
-                "pgworkers/client/address.py",
-                r'limit: int = declared\.one\("payload_limit", self\._given\)',
+                "pgworkers/client/database.py",
+                r'limit: int = declared\.load_one_setting\("payload_limit", self\._app_settings\)',
                 "limit: int = self.settings.payload_limit",
             ),
         ),
@@ -43,9 +43,9 @@ DAILY_USE = (
     Mutant(
         "C3-bad-result-is-retried",
         "a result that cannot be kept is the end of its job",
-        (Edit("pgworkers/job/retry.py", r"Verdict\.UNFIT, Verdict\.BAD_RESULT\)", "Verdict.UNFIT)"),),
+        (Edit("pgworkers/job/retry_policy.py", r"Verdict\.UNFIT, Verdict\.BAD_RESULT\)", "Verdict.UNFIT)"),),
         ("tests/unit/test_verdict.py::test_a_result_that_cannot_be_kept_is_the_end_at_once",),
-        r"isinstance\(Again\(",
+        r"isinstance\(JobRetry\(",
     ),
     Mutant(
         "C3-bad-result-is-an-error",
@@ -53,8 +53,8 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/worker/outcome.py",
-                r'return Outcome\("bad_result", clean.line\(_text_of\(error\)\)\)',
-                'return Outcome("error", said(error))',
+                r'return ExceptionReport\("bad_result", sanitize\.one_line\(_text_of\(error\)\)\)',
+                'return ExceptionReport("error", one_line(error))',
             ),
         ),
         ("tests/process/test_worker_outcomes.py::test_results_that_are_no_results_are_clear_errors",),
@@ -63,7 +63,7 @@ DAILY_USE = (
     Mutant(
         "C4-threads-of-numpy-stay",
         "threads of numeric libraries are ended before the fork",
-        (Edit("pgworkers/supervisor/boot.py", r"    pools\.stop\(\)\n", ""),),
+        (Edit("pgworkers/supervisor/fork_safety.py", r"    stop_library_threads\(\)\n", ""),),
         ("tests/tree/test_numeric.py::test_numpy_at_the_top_of_the_app_with_threads",),
         r"queue many: .* starts threads while it is imported",
     ),
@@ -73,7 +73,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/boot.py",
-                r"    if options\.check:\n        check_imports",
+                r"    if options\.is_check:\n        check_imports",
                 "    if False:\n        check_imports",
             ),
         ),
@@ -85,8 +85,8 @@ DAILY_USE = (
         "the message names the library whose threads forbid the fork",
         (
             Edit(
-                "pgworkers/supervisor/boot.py",
-                r"if any\(name\.startswith\(NATIVE\) for name in found\) and",
+                "pgworkers/supervisor/fork_safety.py",
+                r"if any\(name\.startswith\(NATIVE_THREAD_PREFIX\) for name in found\) and",
                 "if False and",
             ),
         ),
@@ -98,13 +98,13 @@ DAILY_USE = (
         "a start hook that fails is named wherever an operator looks",
         (
             Edit(
-                "pgworkers/master/dispatch.py",
-                r"desk\.problem = Problem\(said\.error, said\.traceback\)",
+                "pgworkers/master/dispatcher.py",
+                r"desk\.start_problem = StartProblem\(said\.error, said\.traceback\)",
                 "pass",
             ),
             Edit(
-                "pgworkers/master/dispatch.py",
-                r"if not died\.ready and died\.status",
+                "pgworkers/master/dispatcher.py",
+                r"if not died\.was_ready and died\.status",
                 "if False and died.status",
             ),
         ),
@@ -114,7 +114,7 @@ DAILY_USE = (
     Mutant(
         "C6-list-of-extension-modules",
         "the list of extension modules is cut from a stack",
-        (Edit("pgworkers/supervisor/stack.py", r'dump = _EXTENSIONS\.sub\("", dump\)', "pass"),),
+        (Edit("pgworkers/supervisor/stack_dump.py", r'dump = _EXTENSIONS\.sub\("", dump\)', "pass"),),
         ("tests/unit/test_supervisor_texts.py::test_only_the_users_frames_are_told",),
         r"re \(total: 1\)",
     ),
@@ -123,8 +123,8 @@ DAILY_USE = (
         "a memory verdict names limit and peak",
         (
             Edit(
-                "pgworkers/master/sentences.py",
-                r'return f"stopped over its memory limit: peak \{show_size\(peak\)\}\{allowed\}"',
+                "pgworkers/master/verdict.py",
+                r'return f"stopped over its memory limit: peak \{format_size\(peak\)\}\{allowed\}"',
                 'return "stopped over its memory limit"',
             ),
         ),
@@ -136,7 +136,7 @@ DAILY_USE = (
         "what was killed with a job is named",
         (
             Edit(
-                "pgworkers/process/tree.py",
+                "pgworkers/linux/proc.py",
                 r"    found = \[child for child in children\(os\.getpid\(\)\) if child not in spared\]",
                 "    found: list[int] = []",
             ),
@@ -149,7 +149,7 @@ DAILY_USE = (
         "a queue keeps its jobs for longer than the setting says",
         (
             Edit(
-                "pgworkers/job/archive_prune.sql",
+                "pgworkers/job/history_prune.sql",
                 r"now\(\) - coalesce\(t\.term, e\.retention\)",
                 "now() - least(t.term, e.retention)",
             ),
@@ -164,7 +164,7 @@ DAILY_USE = (
         "a partition stays as long as the longest retention of a queue",
         (
             Edit(
-                "pgworkers/job/archive_old.sql",
+                "pgworkers/job/partition_old.sql",
                 r"max\(coalesce\(q\.retention, q\.declared_retention\)\)\)",
                 "NULL)",
             ),
@@ -175,7 +175,7 @@ DAILY_USE = (
     Mutant(
         "C7-app-cannot-say-it",
         "a retention that an app declares reaches its queue",
-        (Edit("pgworkers/job/archive_prune.sql", r"q\.declared_retention", "NULL"),),
+        (Edit("pgworkers/job/history_prune.sql", r"q\.declared_retention", "NULL"),),
         (
             "tests/database/test_job_archive.py::test_a_queue_keeps_its_jobs_longer_or_shorter_than_the_setting[app]",
         ),
@@ -186,7 +186,7 @@ DAILY_USE = (
         "names that -Q a,b:4 cannot say are refused where they are declared",
         (
             Edit(
-                "pgworkers/declare/options.py",
+                "pgworkers/options/values.py",
                 r"    if found:\n        where = ",
                 "    if False:\n        where = ",
             ),
@@ -228,9 +228,9 @@ DAILY_USE = (
         "a plain UPDATE of deadline_at is found by the next renewal",
         (
             Edit(
-                "pgworkers/job/renew.py",
-                r"deadlines = \[Deadline\(",
-                "deadlines: list[Deadline] = [] and [Deadline(",
+                "pgworkers/job/hosts.py",
+                r"deadlines = \[ChangedDeadline\(",
+                "deadlines: list[ChangedDeadline] = [] and [ChangedDeadline(",
             ),
         ),
         (
@@ -243,8 +243,8 @@ DAILY_USE = (
         "a running job gets the deadline that its host has read",
         (
             Edit(
-                "pgworkers/master/dispatch.py",
-                r"            worker\.tell\(MoveDeadline\([^\n]*\n",
+                "pgworkers/master/dispatcher.py",
+                r"            worker\.send_to_supervisor\(\n +SetDeadline\([^\n]*\n +\)\n",
                 "            pass\n",
             ),
         ),
@@ -257,7 +257,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/scaling.py",
-                r"self\._host\.facts\.tell\(QueueThrottled\(config\.name, config\.throttled, config\.throttles\)\)",
+                r"self\._host\.events\.emit\(\s+QueueThrottled\([^\n]*\)\s+\)",
                 "pass",
             ),
         ),
@@ -267,7 +267,13 @@ DAILY_USE = (
     Mutant(
         "C10-throttled-again-at-once",
         "a throttled job does not say that it runs again at once",
-        (Edit("pgworkers/observe/lines.py", r'if verdict == "throttled" and seconds <= 0:', "if False:"),),
+        (
+            Edit(
+                "pgworkers/observe/log_messages.py",
+                r'if verdict == "throttled" and seconds <= 0:',
+                "if False:",
+            ),
+        ),
         ("tests/unit/test_log.py::test_what_became_of_a_lost_lease_and_of_missed_ticks_and_purges",),
         r"\(again at once\)",
     ),
@@ -278,29 +284,31 @@ DAILY_USE = (
             Edit(
                 "pgworkers/observe/log.py",
                 r"(        events\.TickFired,\n)",
-                r"\1        events.TicksSkipped,\n",
+                r"\1        events.TicksMissed,\n",
             ),
         ),
         ("tests/unit/test_log.py::test_what_became_of_a_lost_lease_and_of_missed_ticks_and_purges",),
-        r"TicksSkipped",
+        r"TicksMissed",
     ),
     Mutant(
         "C10-purges-in-silence",
         "purges are logged",
         (
             Edit(
-                "pgworkers/master/duties.py", r"self\._facts\.tell\(Purged\(purged, int\(count\)\)\)", "pass"
+                "pgworkers/master/duties.py",
+                r"self\._facts\.emit\(RowsPurged\(purged, int\(count\)\)\)",
+                "pass",
             ),
         ),
         ("tests/database/test_duties.py::test_what_is_purged_is_told",),
-        r"\[\] == \[Purged",
+        r"\[\] == \[RowsPurged",
     ),
     Mutant(
         "C10-rescued-is-another-hosts",
         "a lost lease says that the job was rescued when it was",
         (
             Edit(
-                "pgworkers/job/renew.py",
+                "pgworkers/job/hosts.py",
                 r"frozenset\(row\[0\] for row in jobs if row\[7\]\)",
                 "frozenset()",
             ),
@@ -314,8 +322,8 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/cli/duties.py",
-                r"from pgworkers\.master\.all_duties import all_duties",
-                "from pgworkers.master.duties import Duties as all_duties",
+                r"from pgworkers\.master\.all_duties import make_duties",
+                "from pgworkers.master.duties import DutyRunner as make_duties",
             ),
             Edit("pgworkers/cli/duties.py", r", desks=None", ""),
         ),
@@ -325,21 +333,27 @@ DAILY_USE = (
     Mutant(
         "C11-reason-of-a-cancel-is-missing",
         "jobs show says why a dependent job was cancelled",
-        (Edit("pgworkers/cli/story.py", r'if \(job\.error or ""\)\.startswith\(FOLLOWED\):', "if False:"),),
+        (
+            Edit(
+                "pgworkers/cli/jobs/story.py",
+                r'if \(job\.error or ""\)\.startswith\(CANCELLED_PREFIX\):',
+                "if False:",
+            ),
+        ),
         ("tests/database/test_cli_jobs.py::test_show_says_why_a_dependent_job_was_cancelled",),
         r"somebody cancelle",
     ),
     Mutant(
         "C11-waits-for-its-time",
         "jobs show says which job a dependent job waits for",
-        (Edit("pgworkers/cli/story.py", r"return waiting_for\(around\) or f", "return f"),),
+        (Edit("pgworkers/cli/jobs/story.py", r"return reason_scheduled\(around\) or f", "return f"),),
         ("tests/database/test_cli_jobs.py::test_show_says_what_a_dependent_job_waits_for",),
         r"scheduled: waits for its time",
     ),
     Mutant(
         "C11-year-9999",
         "a job that waits for others has no time, not the year 9999",
-        (Edit("pgworkers/job/show_get.sql", r"nullif\(run_at, pgworkers\.never\(\)\)", "run_at"),),
+        (Edit("pgworkers/job/query_job.sql", r"nullif\(run_at, pgworkers\.never\(\)\)", "run_at"),),
         ("tests/database/test_cli_jobs.py::test_show_says_what_a_dependent_job_waits_for",),
         r"'9999' is contained here",
     ),
@@ -348,9 +362,9 @@ DAILY_USE = (
         "jobs show says which login cancelled it and why",
         (
             Edit(
-                "pgworkers/cli/story.py",
-                r"return MEANINGS\[Verdict\.CANCELLED\] if asked is None else _by\(asked\)",
-                "return MEANINGS[Verdict.CANCELLED]",
+                "pgworkers/cli/jobs/story.py",
+                r"return VERDICT_MEANINGS\[Verdict\.CANCELLED\] if asked is None else _operator_sentence\(asked\)",
+                "return VERDICT_MEANINGS[Verdict.CANCELLED]",
             ),
         ),
         ("tests/database/test_cli_jobs.py::test_show_says_which_login_and_user_cancelled_it_and_why",),
@@ -372,7 +386,13 @@ DAILY_USE = (
     Mutant(
         "C12-leases-churn",
         "a host whose workers all wait does not claim the same jobs again and again",
-        (Edit("pgworkers/master/handing.py", r"2 \* \(DEEP if self\.alone else AHEAD\)", "2 * AHEAD"),),
+        (
+            Edit(
+                "pgworkers/master/assignment.py",
+                r"2 \* \(LOOK_AHEAD_ONLY_HOST_SECONDS if self\.is_only_host else CLAIM_AHEAD_SECONDS\)",
+                "2 * CLAIM_AHEAD_SECONDS",
+            ),
+        ),
         ("tests/tree/test_lookahead.py::test_jobs_that_no_worker_here_can_begin_are_left_alone",),
         r"'running'\} == \{'ready'\}|claimed and given back again",
     ),
@@ -381,11 +401,15 @@ DAILY_USE = (
         "no error of the driver leaks from the Python API",
         (
             Edit(
-                "pgworkers/client/session.py",
-                r"return refused\(exc, role=",
-                "return exc or refused(exc, role=",
+                "pgworkers/client/client.py",
+                r"return translate_error\(exc, role=",
+                "return exc or translate_error(exc, role=",
             ),
-            Edit("pgworkers/client/session.py", r"return translate\(exc, ", "return exc or translate(exc, "),
+            Edit(
+                "pgworkers/client/client.py",
+                r"return enqueue_error\(exc, ",
+                "return exc or enqueue_error(exc, ",
+            ),
         ),
         ("tests/security/test_denied.py::test_a_stranger_gets_an_error_of_ours[newest-direct]",),
         r"InsufficientPrivilege: permission denied",
@@ -393,7 +417,13 @@ DAILY_USE = (
     Mutant(
         "C13-refused-schema-without-its-grant",
         "a refused CREATE SCHEMA says what was tried and the missing GRANT",
-        (Edit("pgworkers/postgres/migrate.py", r"raise _denied\(conn, schema, error\) from error", "raise"),),
+        (
+            Edit(
+                "pgworkers/postgres/migrate.py",
+                r"raise _explain_missing_grant\(conn, schema, error\) from error",
+                "raise",
+            ),
+        ),
         (
             "tests/security/test_denied.py::test_a_refused_migration_says_what_was_tried_and_the_missing_grant",
         ),
@@ -422,7 +452,7 @@ DAILY_USE = (
     Mutant(
         "C14-both-versions-at-once",
         "after SIGHUP a queue runs no more jobs than it has workers",
-        (Edit("pgworkers/master/desk.py", r"if not self\.spec\.reload_overlap:", "if False:"),),
+        (Edit("pgworkers/master/queue_buffer.py", r"if not self\.spec\.reload_overlap:", "if False:"),),
         (
             "tests/tree/test_reload.py::test_two_versions_together_run_no_more_jobs_than_the_queue_has_workers",
         ),
@@ -433,9 +463,9 @@ DAILY_USE = (
         "JobStopped raised is recorded only if it was",
         (
             Edit(
-                "pgworkers/supervisor/reap.py",
-                r"struck=worker\.slot\.struck >= worker\.slot\.asked",
-                "struck=True",
+                "pgworkers/supervisor/reaper.py",
+                r"was_raised=worker\.slot\.job_stopped_raised_at >= worker\.slot\.stop_requested_at",
+                "was_raised=True",
             ),
         ),
         ("tests/process/test_stop_ladder.py::test_a_raise_is_recorded_only_if_jobstopped_was_raised",),
@@ -444,7 +474,13 @@ DAILY_USE = (
     Mutant(
         "C15-second-host-without-metrics",
         "a second host of a machine listens for metrics on the next free port",
-        (Edit("pgworkers/master/main.py", r"return bind_free\(address\) if", "return bind(address) if"),),
+        (
+            Edit(
+                "pgworkers/master/main.py",
+                r"(?<=    return \(\n        )listen_on_next_free\(address\)(?=\n        if)",
+                "listen(address)",
+            ),
+        ),
         (
             "tests/tree/test_mended.py::test_two_hosts_of_one_machine_have_metrics_of_their_own_and_are_told_apart",
         ),
@@ -456,7 +492,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/boot.py",
-                r"if options\.check and not server\.status\(\)\.exists:",
+                r"if options\.is_check and not server\.status\(\)\.has_data:",
                 "if False:",
             ),
         ),
@@ -466,7 +502,7 @@ DAILY_USE = (
     Mutant(
         "C15-workers-of-some-host",
         "workers tells two hosts of one machine apart",
-        (Edit("pgworkers/job/show_workers.sql", r"h\.label, h\.pid", "h.label, 0"),),
+        (Edit("pgworkers/job/query_workers.sql", r"h\.label, h\.pid", "h.label, 0"),),
         (
             "tests/tree/test_mended.py::test_two_hosts_of_one_machine_have_metrics_of_their_own_and_are_told_apart",
         ),
@@ -475,7 +511,14 @@ DAILY_USE = (
     Mutant(
         "C16-two-connections-for-each-worker",
         "blocking and async handlers of a worker share one connection",
-        (Edit("pgworkers/client/session.py", r"        if self\.is_single:\n", "        if False:\n", 2),),
+        (
+            Edit(
+                "pgworkers/client/client.py",
+                r"        if self\.has_single_connection:\n",
+                "        if False:\n",
+                2,
+            ),
+        ),
         (
             "tests/tree/test_connections.py::test_handlers_that_enqueue_share_one_connection_which_closes_when_idle",
         ),
@@ -484,7 +527,7 @@ DAILY_USE = (
     Mutant(
         "C16-connection-stays-open",
         "the connection of a worker closes when it is idle",
-        (Edit("pgworkers/worker/heartbeat.py", r"self\._birth\.app\.client\.close_unused\(\)", "pass"),),
+        (Edit("pgworkers/worker/heartbeat.py", r"self\._setup\.app\.client\.close_unused\(\)", "pass"),),
         (
             "tests/tree/test_connections.py::test_handlers_that_enqueue_share_one_connection_which_closes_when_idle",
         ),
@@ -495,14 +538,14 @@ DAILY_USE = (
         "our sessions set what they need, whatever the database has",
         (
             Edit(
-                "pgworkers/postgres/session.py",
-                r"return MEANING \| transactions \| timeouts\(settings\)",
-                'return {"search_path": MEANING["search_path"]} | timeouts(settings)',
+                "pgworkers/postgres/session_settings.py",
+                r"return STATEMENT_SETTINGS \| transactions \| timeouts\(settings\)",
+                'return {"search_path": STATEMENT_SETTINGS["search_path"]} | timeouts(settings)',
             ),
             Edit(
-                "pgworkers/postgres/session.py",
-                r"in \(MEANING \| timeouts\(settings\)\)\.items\(\)",
-                'in ({"search_path": MEANING["search_path"]} | timeouts(settings)).items()',
+                "pgworkers/postgres/session_settings.py",
+                r"in \(STATEMENT_SETTINGS \| timeouts\(settings\)\)\.items\(\)",
+                'in ({"search_path": STATEMENT_SETTINGS["search_path"]} | timeouts(settings)).items()',
             ),
         ),
         ("tests/database/test_session_settings.py::test_each_setting_is_what_we_rely_on",),

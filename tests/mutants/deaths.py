@@ -10,7 +10,7 @@ DEATHS = (
         "a message about a worker means one incarnation, not the slot",
         (
             Edit(
-                "pgworkers/supervisor/crew.py",
+                "pgworkers/supervisor/worker_pool.py",
                 r"return found if found is not None and found\.incarnation == incarnation else None",
                 "return found",
             ),
@@ -23,7 +23,7 @@ DEATHS = (
         "the death of an earlier occupant of a slot is not that of the next",
         (
             Edit(
-                "pgworkers/master/hearing.py",
+                "pgworkers/master/worker_lifecycle.py",
                 r"gone = supervisor\.workers\.pop\(fact\.incarnation, None\)",
                 "gone = [one for one in supervisor.workers.values() if one.slot == fact.slot][-1]",
             ),
@@ -34,7 +34,13 @@ DEATHS = (
     Mutant(
         "A1-no-fork-budget",
         "workers that leave at once and without a job meet a budget",
-        (Edit("pgworkers/supervisor/crew.py", r"            elif useless:\n", "            elif False:\n"),),
+        (
+            Edit(
+                "pgworkers/supervisor/worker_pool.py",
+                r"            elif useless:\n",
+                "            elif False:\n",
+            ),
+        ),
         ("tests/process/test_dying.py::test_workers_that_leave_at_once_meet_the_fork_budget",),
         r"waited in vain for: the fourth pause",
     ),
@@ -43,7 +49,7 @@ DEATHS = (
         "a running row whose worker is gone is noticed by the host itself",
         (
             Edit(
-                "pgworkers/master/hearing.py",
+                "pgworkers/master/worker_lifecycle.py",
                 r"supervisor\.workers\.keys\(\) - set\(fact\.incarnations\)",
                 "set[int]()",
             ),
@@ -56,7 +62,7 @@ DEATHS = (
     Mutant(
         "A1-worker-of-no-supervisor",
         "a busy worker that no supervisor has is gone",
-        (Edit("pgworkers/master/hearing.py", r"if id\(worker\) not in known:", "if False:"),),
+        (Edit("pgworkers/master/worker_lifecycle.py", r"if id\(worker\) not in known:", "if False:"),),
         (
             "tests/unit/test_brief_lives.py::test_a_busy_worker_that_no_supervisor_has_is_gone_and_its_job_crashed",
         ),
@@ -65,7 +71,7 @@ DEATHS = (
     Mutant(
         "A2-kill-without-freezing",
         "strays are frozen before any of them is killed",
-        (Edit("pgworkers/process/sweep.py", r"if self\._freeze\(found\):", "if False:"),),
+        (Edit("pgworkers/linux/sweep.py", r"if self\._freeze\(found\):", "if False:"),),
         ("tests/process/test_sweep.py::test_nothing_is_killed_before_everything_is_frozen",),
         r"when the first was killed",
         note="a sweep that does not freeze also catches sixty children that respawn every few milliseconds",
@@ -76,7 +82,7 @@ DEATHS = (
         (
             Edit("pgworkers/worker/main.py", r"if self\._is_forked:", "if False:"),
             Edit(
-                "pgworkers/process/descriptors.py",
+                "pgworkers/linux/descriptors.py",
                 r"        if self\.size\(\) is not None:\n            close",
                 "        if True:\n            close",
             ),
@@ -99,12 +105,12 @@ DEATHS = (
         "nothing of ours is written to a descriptor that is not ours any more",
         (
             Edit(
-                "pgworkers/process/descriptors.py",
+                "pgworkers/linux/descriptors.py",
                 r"return found\.st_size if \(found\.st_ino, found\.st_dev\) == self\._identity else None",
                 "return found.st_size",
             ),
             Edit(
-                "pgworkers/process/descriptors.py",
+                "pgworkers/linux/descriptors.py",
                 r"    soft, _ = resource",
                 "    return fd\n    soft, _ = resource",
             ),
@@ -117,7 +123,7 @@ DEATHS = (
     Mutant(
         "A5-orphans-stay",
         "the next master of the machine ends an orphan before it serves",
-        (Edit("pgworkers/master/host.py", r"await orphans\.end_former\(self\.id\)", "(0, 0)"),),
+        (Edit("pgworkers/master/host.py", r"await orphans\.kill_former_hosts\(self\.id\)", "(0, 0)"),),
         ("tests/tree/test_orphans.py::test_the_next_master_ends_an_orphan_before_it_serves",),
         r"1 process left by a former host of this machine killed",
     ),
@@ -125,8 +131,12 @@ DEATHS = (
         "A6-supervisor-death-is-a-crash",
         "the death of a supervisor costs its jobs no crash",
         (
-            Edit("pgworkers/master/verdict.py", r"elif died\.lost:", "elif False:"),
-            Edit("pgworkers/master/verdict.py", r"lost=died\.lost,", "lost=False,"),
+            Edit("pgworkers/master/verdict.py", r"elif died\.is_lost:", "elif False:"),
+            Edit(
+                "pgworkers/master/verdict.py",
+                r"is_supervisor_lost=died\.is_lost,",
+                "is_supervisor_lost=False,",
+            ),
         ),
         ("tests/tree/test_deaths.py::test_kills_of_a_supervisor_cost_its_jobs_nothing",),
         r"not within [\d.]+ s: start 3",
@@ -149,22 +159,24 @@ DEATHS = (
         "a job that kills supervisors is found",
         (
             Edit(
-                "pgworkers/job/retry.py",
-                r"return Dead\(\) if losses \+ 1 >= MAX_LOSSES else AgainIn",
-                "return AgainIn",
+                "pgworkers/job/retry_policy.py",
+                r"EndJob\(\)\s+if consecutive_losses \+ 1 >= MAX_CONSECUTIVE_LOSSES\s+else RetryAfter",
+                "RetryAfter",
             ),
         ),
         (
             "tests/unit/test_retry.py::test_a_lost_supervisor_costs_nothing_until_it_happened_too_often_in_a_row",
         ),
-        r"AgainIn\(seconds=[\d.]+, free=True\) == Dead",
+        r"RetryAfter\(delay_seconds=[\d.]+, is_free=True\) == EndJob",
     ),
     Mutant(
         "A7-leader-forgets-that-it-leads",
         "a leader whose row was deleted goes on saying that it leads",
         (
             Edit(
-                "pgworkers/job/lead_renew.sql", r"WHERE EXISTS \(SELECT FROM renewed\) AND", "WHERE false AND"
+                "pgworkers/job/leader_renew.sql",
+                r"WHERE EXISTS \(SELECT FROM renewed\) AND",
+                "WHERE false AND",
             ),
         ),
         ("tests/tree/test_leadership.py::test_a_leader_whose_row_was_deleted_still_says_that_it_leads",),
@@ -176,8 +188,8 @@ DEATHS = (
         (
             Edit(
                 "pgworkers/master/leadership.py",
-                r"LeaderLockHeld\(self\.lock_holder\.pid, self\.lock_holder\.user, self\.lock_holder\.application\)",
-                'LeaderChanged(False, "a leader that stopped renewing was deposed")',
+                r"LeaderLockTaken\(self\.lock_holder\.pid, self\.lock_holder\.user, self\.lock_holder\.application\)",
+                'LeadershipChanged(False, "a leader that stopped renewing was deposed")',
             ),
         ),
         (
@@ -199,9 +211,9 @@ DEATHS = (
         "a stop says that its dump crashed the interpreter",
         (
             Edit(
-                "pgworkers/supervisor/reap.py",
-                r"Rung\.DUMP in climb\.times and Rung\.KILL not in climb\.times",
-                "Rung.DUMP not in climb.times and Rung.KILL in climb.times",
+                "pgworkers/supervisor/reaper.py",
+                r"Rung\.DUMP in climb\.rung_times and Rung\.KILL not in climb\.rung_times",
+                "Rung.DUMP not in climb.rung_times and Rung.KILL in climb.rung_times",
             ),
         ),
         ("tests/process/test_dump_crash.py::test_a_stop_keeps_its_reason_and_says_that_the_dump_crashed",),

@@ -79,7 +79,7 @@ LIMITS = (
             ),
         ),
         (f"{FLAT}::test_a_claim_that_began_before_a_mark_leaves_its_limit_to_the_next",),
-        r"assert \[Claimed\(",
+        r"assert \[ClaimedJob\(",
     ),
     Mutant(
         "D3-lane-without-a-mark",
@@ -128,7 +128,7 @@ LIMITS = (
         "a host looks behind limits again as soon as it may, also while a look from the head is not due",
         (
             Edit(
-                "pgworkers/master/positions.py",
+                "pgworkers/master/claim_positions.py",
                 r"return min\(inf if whole",
                 "return max(inf if whole",
             ),
@@ -141,7 +141,13 @@ LIMITS = (
     Mutant(
         "D3-limited-jobs-hide-a-slow-head",
         "what a look from the head takes longer is noticed however many limited jobs it brings",
-        (Edit("pgworkers/master/positions.py", r"self\._per_limited_job \* limited", "0.0003 * limited"),),
+        (
+            Edit(
+                "pgworkers/master/claim_positions.py",
+                r"self\._seconds_per_limited_job \* limited",
+                "0.0003 * limited",
+            ),
+        ),
         (
             "tests/unit/test_claimer_parts.py::test_a_slow_head_is_noticed_however_many_limited_jobs_it_brings",
         ),
@@ -163,7 +169,13 @@ LIMITS = (
     Mutant(
         "D2-unknown-tasks-stay",
         "jobs of unknown tasks are moved out of the way of claims",
-        (Edit("pgworkers/job/park.sql", r"WHERE s\.task <> ALL \(%\(tasks\)s::text\[\]\)", "WHERE false"),),
+        (
+            Edit(
+                "pgworkers/job/claim_park.sql",
+                r"WHERE s\.task <> ALL \(%\(tasks\)s::text\[\]\)",
+                "WHERE false",
+            ),
+        ),
         (f"{PARKED}::test_a_claim_passes_unknown_tasks_in_one_probe",),
         r"assert 0 == \(5 \* 2000\)",
     ),
@@ -183,7 +195,7 @@ LIMITS = (
     Mutant(
         "D2-crowded-queue-without-an-end",
         "a claim of a crowded queue ends where the last portion ended",
-        (Edit("pgworkers/master/claims.py", r" \| self\._crowds\.ranges\(room\)", ""),),
+        (Edit("pgworkers/master/claimer.py", r" \| self\._slow_queues\.ranges\(room\)", ""),),
         (
             "tests/unit/test_crowds.py::test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task",
         ),
@@ -192,11 +204,17 @@ LIMITS = (
     Mutant(
         "D2-slow-claim-blames-the-database",
         "a claim that timed out is not a lost database",
-        (Edit("pgworkers/master/line.py", r"slow = \(timeouts or refusable\) and ", "slow = False and "),),
+        (
+            Edit(
+                "pgworkers/master/connection.py",
+                r"slow = \(raise_timeouts or raise_refusals\) and ",
+                "slow = False and ",
+            ),
+        ),
         (
             "tests/database/test_line_then.py::test_of_a_statement_that_failed_nobody_has_an_answer[slow by itself]",
         ),
-        r"LineDown",
+        r"ConnectionDown",
     ),
     Mutant(
         "D8-best-lane-is-cut",
@@ -212,7 +230,13 @@ LIMITS = (
     Mutant(
         "D3-old-marks-stay",
         "marks of limits that went quiet are deleted",
-        (Edit("pgworkers/master/duties.py", r" +\"marks of limits\": lambda: [^\n]+\n", ""),),
+        (
+            Edit(
+                "pgworkers/master/duties.py",
+                r" +\"marks of limits\": lambda: concurrency\.prune_limit_scan_starts\([^)]+\),\n",
+                "",
+            ),
+        ),
         ("tests/database/test_duties.py::test_old_marks_of_limits_are_deleted_and_young_ones_kept",),
         r"assert 0 == 5",
     ),
@@ -253,14 +277,14 @@ LIMITS = (
             ),
         ),
         (f"{LIMITED}::test_a_mark_that_is_younger_than_a_claim_in_flight_hides_none_of_its_jobs",),
-        r"assert \[Claimed\(",
+        r"assert \[ClaimedJob\(",
     ),
     Mutant(
         "L2-limits-locked-by-name",
         "limits of several tasks are locked in one order",
         (
             Edit(
-                "pgworkers/job/queue_tasks.sql",
+                "pgworkers/job/task_declare.sql",
                 r"ORDER BY pgworkers\.limit_mutex\('task', name\), name",
                 "ORDER BY name",
             ),
@@ -273,8 +297,8 @@ LIMITS = (
         "ends that are set aside count as ends that wait",
         (
             Edit(
-                "pgworkers/master/ends.py",
-                r"unwritten = len\(self\._pending\) \+ len\(self\._writing\.aside\)",
+                "pgworkers/master/finisher.py",
+                r"unwritten = len\(self\._pending\) \+ len\(self\._writer\.deferred\)",
                 "unwritten = len(self._pending)",
             ),
         ),
@@ -286,8 +310,8 @@ LIMITS = (
         "a portion that timed out is halved",
         (
             Edit(
-                "pgworkers/master/crowds.py",
-                r"self\._sizes\[queue\]\.failed\(portion, slow=True\)\n",
+                "pgworkers/master/claim_policy.py",
+                r"self\._sizes\[queue\]\.record_failed\(portion, slow=True\)\n",
                 "pass\n",
             ),
         ),
@@ -299,7 +323,7 @@ LIMITS = (
     Mutant(
         "L4-late-portion-closes-its-queue",
         "a queue is claimed while its portions time out",
-        (Edit("pgworkers/master/crowds.py", r"self\._open\.add\(queue\)", "pass"),),
+        (Edit("pgworkers/master/claim_policy.py", r"self\._open\.add\(queue\)", "pass"),),
         (
             "tests/unit/test_crowds.py::test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile",
         ),

@@ -27,9 +27,9 @@ READS = (
         "a step of a search looks at a bounded number of jobs",
         (
             Edit(
-                "pgworkers/job/show.py",
-                r"\{\*\*_params\(where\), \"look\": look\}",
-                '{**_params(where), "look": 1 << 40}',
+                "pgworkers/job/queries.py",
+                r"\{\*\*_search_params\(where\), \"look\": look\}",
+                '{**_search_params(where), "look": 1 << 40}',
             ),
         ),
         (f"{SHOW}::test_a_search_goes_on_in_steps_and_says_where_it_ended",),
@@ -40,7 +40,7 @@ READS = (
         "what hosts hold is found by job_running, also without statistics",
         (
             Edit(
-                "pgworkers/job/show_search.sql",
+                "pgworkers/job/query_search.sql",
                 r"j\.host BETWEEN '0[0-9a-f-]+' AND 'f[0-9a-f-]+'",
                 "j.host IS NOT NULL",
             ),
@@ -51,14 +51,14 @@ READS = (
     Mutant(
         "reads-queues-without-a-cap",
         "a count of a queue ends at its cap",
-        (Edit("pgworkers/job/show.py", r'\{"most": MAX_COUNT\}', '{"most": 1 << 40}'),),
+        (Edit("pgworkers/job/queries.py", r'\{"most": MAX_COUNTED_JOBS\}', '{"most": 1 << 40}'),),
         (f"{SHOW}::test_counts_of_queues_end_at_their_cap",),
         r"assert \(3, 3, \[\]\) == \(2, 2, ",
     ),
     Mutant(
         "reads-batch-counted-whole",
         "one statement counts a portion of a batch",
-        (Edit("pgworkers/flow/batch_counts.sql", r" AND j\.id <= r\.id\)", ")"),),
+        (Edit("pgworkers/job/batch_count.sql", r" AND j\.id <= r\.id\)", ")"),),
         (
             f"{READ_PLANS}::test_a_batch_is_counted_and_the_end_of_a_burst_is_found_in_portions[analysed]",
             "tests/database/test_flow_batch.py::test_a_large_batch_is_counted_in_portions",
@@ -70,8 +70,8 @@ READS = (
         "a burst does not end before it has looked at every job that waits for a retry",
         (
             Edit(
-                "pgworkers/job/show.py",
-                r" and not self\.crowded and self\.next is None",
+                "pgworkers/job/burst.py",
+                r" and not self\.crowded_queues and self\.next_place is None",
                 "",
             ),
         ),
@@ -86,7 +86,7 @@ READS = (
         "a search that did not look at all that hosts hold says so",
         (
             Edit(
-                "pgworkers/job/show_search.sql",
+                "pgworkers/job/query_search.sql",
                 r"\(SELECT count\(\*\) FROM held\) >= %\(held\)s::bigint",
                 "false",
             ),

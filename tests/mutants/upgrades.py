@@ -38,7 +38,7 @@ UPGRADES = (
     Mutant(
         "upgrade-breaks-running-hosts",
         "a migration that does not serve running hosts is not applied",
-        (Edit(MIGRATE, r"            _refuse_hosts\(conn, schema, migration\)\n", ""),),
+        (Edit(MIGRATE, r"            _refuse_older_hosts\(conn, schema, migration\)\n", ""),),
         (f"{TESTS}::test_a_migration_that_would_break_running_hosts_is_refused",),
         r"DID NOT RAISE SchemaOutOfDate",
     ),
@@ -48,7 +48,7 @@ UPGRADES = (
         (
             Edit(
                 MIGRATE,
-                r"SET LOCAL lock_timeout = '\{session\.milliseconds\(lock_wait\.LOCK_TIMEOUT_SECONDS\)\}ms'",
+                r"SET LOCAL lock_timeout = '\{session_settings\.milliseconds\(lock_wait\.LOCK_TIMEOUT_SECONDS\)\}ms'",
                 "SET LOCAL lock_timeout = 0",
             ),
         ),
@@ -71,14 +71,26 @@ UPGRADES = (
     Mutant(
         "upgrade-retries-without-end",
         "a migration that never gets its lock gives up",
-        (Edit("pgworkers/postgres/lock_wait.py", r"        if self\._left <= 0:\n", "        if False:\n"),),
+        (
+            Edit(
+                "pgworkers/postgres/lock_wait.py",
+                r"        if self\._seconds_left <= 0:\n",
+                "        if False:\n",
+            ),
+        ),
         (f"{TESTS}::test_a_migration_that_never_gets_its_lock_gives_up",),
         r"sleep length must be non-negative",
     ),
     Mutant(
         "upgrade-script-for-any-schema",
         "the script of what is pending changes nothing in another state of the schema",
-        (Edit(MIGRATE, r"_lock\(schema\),\s+_expect\(schema, before, migration\),", "_lock(schema),"),),
+        (
+            Edit(
+                MIGRATE,
+                r"_lock_migration_table\(schema\),\s+_check_script_state\(schema, before, migration\),",
+                "_lock_migration_table(schema),",
+            ),
+        ),
         (f"{TESTS}::test_the_pending_script_does_what_up_does[1]",),
         r"this script was made for another state' in 'ERROR",
     ),

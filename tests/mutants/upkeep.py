@@ -28,9 +28,9 @@ UPKEEP = (
         (
             Edit(
                 "pgworkers/master/duties.py",
-                r"            total \+= await self\._alone\("
-                r'"partitions", name, partial\(self\._retire, name\), f"partition \{name\}"\)',
-                "            retired = await self._retire(name)\n"
+                r"            total \+= await self\._perform_item\(\n +"
+                r'"partitions", name, partial\(self\._drop_partition, name\), f"partition \{name\}"\n +\)',
+                "            retired = await self._drop_partition(name)\n"
                 "            total += retired\n"
                 "            if not retired:\n"
                 "                break",
@@ -58,7 +58,7 @@ UPKEEP = (
         "a statement of a duty reads a portion, however much it has to pass by",
         (
             Edit(
-                "pgworkers/flow/batch_sweep.sql",
+                "pgworkers/job/batch_settle_open.sql",
                 r"b\.finished_at IS NULL AND",
                 "b.finished_at IS NULL AND pgworkers.newest(b.id) IS NULL AND",
             ),
@@ -71,7 +71,7 @@ UPKEEP = (
         "pruning history reads a portion, however much it has to pass by",
         (
             Edit(
-                "pgworkers/job/archive_prune.sql",
+                "pgworkers/job/history_prune.sql",
                 r"     ORDER BY h\.id\n     LIMIT %\(portion\)s::bigint\n",
                 "     ORDER BY h.id\n",
             ),
@@ -92,9 +92,10 @@ UPKEEP = (
         (
             Edit(
                 "pgworkers/master/duties.py",
-                r"            self\._places\[walk\] = done\.next\n            if self\._is_over\(duty\):\n",
-                "            self._places[walk] = done.next\n            if self._is_over(duty):\n"
-                "                del self._places[walk]\n",
+                r"            self\._walk_positions\[walk\] = done\.next_key\n"
+                r"            if self\._is_slice_over\(duty\):\n",
+                "            self._walk_positions[walk] = done.next_key\n            if self._is_slice_over(duty):\n"
+                "                del self._walk_positions[walk]\n",
             ),
         ),
         (f"{BOUNDED}::test_a_walk_goes_on_where_its_last_slice_ended",),
@@ -106,8 +107,8 @@ UPKEEP = (
         (
             Edit(
                 "pgworkers/postgres/connect.py",
-                r"(?<=            )if patience := session\.patience\(row\):\n                await",
-                "if False and (patience := session.patience(row)):\n                await",
+                r"(?<=            )if patience := session_settings\.disable_idle_timeouts\(row\):\n                await",
+                "if False and (patience := session_settings.disable_idle_timeouts(row)):\n                await",
             ),
         ),
         (

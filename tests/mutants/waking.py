@@ -20,13 +20,13 @@ WAKING = (
         "a host without room passes a notification on",
         (
             Edit(
-                "pgworkers/master/claims.py",
-                r"elif self\._dispatch\.sharing_hosts == 0:",
+                "pgworkers/master/claimer.py",
+                r"elif self\._dispatch\.other_hosts_sharing == 0:",
                 "else:",
             ),
             Edit(
-                "pgworkers/master/claims.py",
-                r"elif monotonic\(\) >= self\._may_pass_on_at:",
+                "pgworkers/master/claimer.py",
+                r"elif monotonic\(\) >= self\._pass_on_at:",
                 "if False:",
             ),
         ),
@@ -34,15 +34,15 @@ WAKING = (
             f"{TREE}::test_if_the_chosen_host_is_full_it_passes_the_notification_on",
             "tests/unit/test_claimer_parts.py::test_a_chosen_host_passes_on_what_it_has_no_room_for[no room]",
         ),
-        r"not within [\d.]+ s: job \d+ succeeded|'pass_on'",
+        r"not within [\d.]+ s: job \d+ succeeded|'host_pass_on'",
     ),
     Mutant(
         "lost-host-is-chosen-again",
         "a host that finds a missed job lets all be notified",
         (
             Edit(
-                "pgworkers/master/claims.py",
-                r"if missed and self\._dispatch\.sharing_hosts > 0 and now >= self\._notifies_all_until:",
+                "pgworkers/master/claimer.py",
+                r"if missed and self\._dispatch\.other_hosts_sharing > 0 and now >= self\._notify_all_until:",
                 "if False:",
             ),
         ),
@@ -70,7 +70,7 @@ WAKING = (
         "the host in a notification is named by its id or not at all",
         (
             Edit(
-                "pgworkers/job/notifications.py",
+                "pgworkers/job/notification_payloads.py",
                 r"_HOST_ID\.fullmatch\(host\) is None",
                 "not host",
             ),
@@ -78,6 +78,6 @@ WAKING = (
         (
             "tests/unit/test_notifications.py::test_a_host_is_named_by_its_id_as_postgres_prints_it_or_not_at_all[ready:a:b]",
         ),
-        r"assert Ready\(queue=.* is None",
+        r"assert JobsReady\(queue=.* is None",
     ),
 )

@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from pgworkers.process import frames, shelf, tickets, tree
-from pgworkers.process.packets import Packets
-from pgworkers.process.term import OwnTerm
-from pgworkers.process.titles import ROOM
+from pgworkers.ipc import frames, report_page, tickets
+from pgworkers.ipc.lease_deadline import LeaseDeadlineWriter
+from pgworkers.ipc.packets import PacketSocket
+from pgworkers.linux import proc
+from pgworkers.linux.titles import TITLE_PADDING_ARGUMENT
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
 from pgworkers.supervisor.messages import (
@@ -28,17 +29,17 @@ from pgworkers.supervisor.messages import (
     Booted,
     BootFailed,
     Died,
-    Dump,
+    DumpStacks,
     Exit,
-    Fact,
     Forked,
-    Resting,
     Scale,
-    Stack,
-    Stalled,
-    Stop,
+    StackDumped,
+    StallChanged,
+    StartDelayed,
+    StopJob,
+    SupervisorFact,
 )
-from pgworkers.worker.messages import Kind, Order, Progress, Report, head, read_done
+from pgworkers.worker.messages import FrameKind, Order, Progress, Report, decode_success, encode_order_header
 
 T = TypeVar("T")
 STEP = 0.005
@@ -67,26 +68,26 @@ def until(
 
 
 def is_alive(pid: int) -> bool:
-    found = tree.stat(pid)
+    found = proc.read_stat(pid)
     return found is not None and found.state not in "ZX"
 
 
 def stands(pid: int) -> bool:
     """Is it stopped (SIGSTOP)?"""
-    found = tree.stat(pid)
+    found = proc.read_stat(pid)
     return found is not None and found.state in "Tt"
 
 
 def as_report(frame: frames.Frame) -> frames.Frame:
     """A report, whichever of its two forms it has."""
-    if frame.kind != Kind.DONE:
+    if frame.kind != FrameKind.SUCCESS:
         return frame
-    duration, cpu, peak, result = read_done(frame.body)
+    duration, cpu, peak, result = decode_success(frame.body)
     report = Report("done", duration, cpu, peak, result=msgspec.Raw(result))
-    return frame._replace(kind=Kind.REPORT, body=msgspec.json.encode(report))
+    return frame._replace(kind=FrameKind.REPORT, body=msgspec.json.encode(report))
 
 
-class Crewman:
+class PlayedWorker:
     """One worker as the master sees it: its pid and its socket."""
 
     def __init__(self, slot: int, pid: int, incarnation: int, channel: list[int]) -> None:
@@ -94,20 +95,20 @@ class Crewman:
         self.pid = pid
         self.incarnation = incarnation
         fd, self.reads, self.writes, *page = channel
-        self.shelf = page[0] if page else -1  # a worker of one job has none
+        self.page = page[0] if page else -1  # a worker of one job has none
         self.sock = socket.socket(fileno=fd)
         self.sock.setblocking(False)
-        self._reader = frames.Reader()
+        self._reader = frames.FrameReader()
         self._frames: list[frames.Frame] = []
-        self._early: set[tuple[int, int]] = set()  # ends that were read from the shelf and will come again
+        self._early: set[tuple[int, int]] = set()  # ends that were read from the page and will come again
         self._sent: set[tuple[int, int]] = set()  # that have come, though they may lie there a moment longer
         self.closed = False
         self.ready = False
 
     def pump(self) -> None:
-        lying = shelf.read(self.shelf) if self.shelf >= 0 else b""
+        lying = report_page.read(self.page) if self.page >= 0 else b""
         self._receive()
-        for frame in frames.Reader().feed(lying):
+        for frame in frames.FrameReader().feed(lying):
             key = frame.job, frame.lease
             if key not in self._early | self._sent:
                 self._early.add(key)
@@ -132,7 +133,7 @@ class Crewman:
                 else:
                     self._frames.append(as_report(frame))
 
-    def take(self, kind: Kind, job: int = 0) -> frames.Frame | None:
+    def take(self, kind: FrameKind, job: int = 0) -> frames.Frame | None:
         self.pump()
         for frame in self._frames:
             if frame.kind == kind and job in (0, frame.job):
@@ -140,7 +141,7 @@ class Crewman:
                 return frame
         return None
 
-    def has(self, kind: Kind) -> bool:
+    def has(self, kind: FrameKind) -> bool:
         """Has a frame come? It is not taken."""
         self.pump()
         return any(frame.kind == kind for frame in self._frames)
@@ -172,30 +173,30 @@ class Crewman:
             stall_timeout=stall_timeout,
         )
         # arguments travel as one JSON object by parameter name
-        body = head(order) + msgspec.json.encode(kwargs)
+        body = encode_order_header(order) + msgspec.json.encode(kwargs)
         self.sock.setblocking(True)
         if len(body) > 100_000:  # more than a socket takes: the worker reads it when it has the ticket
-            tickets.write(self.writes, [(job, lease)])
-        self.sock.sendall(frames.encode(Kind.ORDER, job, lease, body))
+            tickets.write_tickets(self.writes, [(job, lease)])
+        self.sock.sendall(frames.encode(FrameKind.ORDER, job, lease, body))
         self.sock.setblocking(False)
         if len(body) <= 100_000:
-            tickets.write(self.writes, [(job, lease)])
+            tickets.write_tickets(self.writes, [(job, lease)])
 
     def report(self, job: int) -> Report:
-        frame = until(f"the report of job {job}", lambda: self.take(Kind.REPORT, job))
+        frame = until(f"the report of job {job}", lambda: self.take(FrameKind.REPORT, job))
         return msgspec.json.decode(frame.body, type=Report)
 
     def progress(self, job: int) -> Progress:
-        frame = until(f"progress of job {job}", lambda: self.take(Kind.PROGRESS, job))
+        frame = until(f"progress of job {job}", lambda: self.take(FrameKind.PROGRESS, job))
         return msgspec.json.decode(frame.body, type=Progress)
 
     def close(self) -> None:
         """The whole channel: an idle worker leaves."""
         self.sock.close()
-        for fd in (self.reads, self.writes, self.shelf):
+        for fd in (self.reads, self.writes, self.page):
             if fd >= 0:
                 os.close(fd)
-        self.reads = self.writes = self.shelf = -1
+        self.reads = self.writes = self.page = -1
 
     def run(self, job: int, task: str, **how: Any) -> Report:
         self.order(job, task, **how)
@@ -213,7 +214,7 @@ class Play:
         environ: dict[str, str] | None = None,
         stderr: Any = None,
         queue: dict[str, Any] | None = None,
-        term: float = 3600.0,
+        lease_seconds: float = 3600.0,
         **settings: Any,
     ) -> None:
         config = directory / "app.py"
@@ -222,26 +223,26 @@ class Play:
         values = {"heartbeat": 0.05, "ask_grace": 600.0, "raise_grace": 600.0, **settings}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = directory / "stderr"
-        self.term = OwnTerm()
-        self.term.move(time.clock_gettime(time.CLOCK_BOOTTIME) + term)
+        self.lease = LeaseDeadlineWriter()
+        self.lease.extend_to(time.clock_gettime(time.CLOCK_BOOTTIME) + lease_seconds)
         with theirs, self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "pgworkers.supervisor"),
-                    *("--fd", str(theirs.fileno()), "--term", str(self.term.fd)),
-                    *("--parent", str(os.getpid()), ROOM),
+                    *("--control-fd", str(theirs.fileno()), "--lease-fd", str(self.lease.fd)),
+                    *("--parent-pid", str(os.getpid()), TITLE_PADDING_ARGUMENT),
                 ],
-                pass_fds=[theirs.fileno(), self.term.fd],
+                pass_fds=[theirs.fileno(), self.lease.fd],
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
                 stderr=log if stderr is None else stderr,
                 cwd=directory,
                 env={**os.environ, **(environ or {})},
             )
-        self.control = Packets(ours)
-        self.facts: list[Fact] = []
-        self.crew: dict[int, Crewman] = {}
-        self.everyone: list[Crewman] = []
+        self.control = PacketSocket(ours)
+        self.facts: list[SupervisorFact] = []
+        self.workers: dict[int, PlayedWorker] = {}
+        self.everyone: list[PlayedWorker] = []
         self.gone = False
         self.send(
             Boot(
@@ -259,7 +260,7 @@ class Play:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def send(self, command: Boot | Scale | Stop | Dump | Exit) -> None:
+    def send(self, command: Boot | Scale | StopJob | DumpStacks | Exit) -> None:
         self.control.send(msgspec.json.encode(command))
 
     def pump(self) -> None:
@@ -271,11 +272,11 @@ class Play:
             self.gone = True
             return
         for data, fds in packets:
-            fact: Fact = msgspec.json.decode(data, type=Fact)
+            fact: SupervisorFact = msgspec.json.decode(data, type=SupervisorFact)
             if isinstance(fact, Forked):
-                self.crew[fact.slot] = Crewman(fact.slot, fact.pid, fact.incarnation, fds)
-                self.crew[fact.slot].ready = fact.ready
-                self.everyone.append(self.crew[fact.slot])
+                self.workers[fact.slot] = PlayedWorker(fact.slot, fact.pid, fact.incarnation, fds)
+                self.workers[fact.slot].ready = fact.is_ready
+                self.everyone.append(self.workers[fact.slot])
             self.facts.append(fact)
 
     def fact(self, kind: type[T], where: Callable[[T], bool] = lambda _: True) -> T:
@@ -291,7 +292,7 @@ class Play:
 
         return until(kind.__name__, look, tell=lambda: f"; there are {self.facts}")
 
-    def end(self, worker: Crewman, job: int) -> Died | Report:
+    def end(self, worker: PlayedWorker, job: int) -> Died | Report:
         """What comes first: the report of a job, or somebody's death."""
 
         def look() -> Died | Report | None:
@@ -300,43 +301,43 @@ class Play:
                 if isinstance(fact, Died):
                     self.facts.remove(fact)
                     return fact
-            frame = worker.take(Kind.REPORT, job)
+            frame = worker.take(FrameKind.REPORT, job)
             return msgspec.json.decode(frame.body, type=Report) if frame is not None else None
 
         return until(f"the end of job {job}", look)
 
-    def worker(self, slot: int = 0, *, other_than: int = 0) -> Crewman:
+    def worker(self, slot: int = 0, *, other_than: int = 0) -> PlayedWorker:
         """A worker that has said READY, or need not."""
 
-        def look() -> Crewman | None:
+        def look() -> PlayedWorker | None:
             self.pump()
-            found = self.crew.get(slot)
+            found = self.workers.get(slot)
             if found is None or found.pid == other_than:
                 return None
-            return found if found.ready or found.take(Kind.READY) else None
+            return found if found.ready or found.take(FrameKind.READY) else None
 
         found = until(f"a ready worker in slot {slot}; facts: {self.facts}", look)
         found.ready = True
         return found
 
-    def named(self, worker: Crewman, word: str) -> str:
+    def named(self, worker: PlayedWorker, word: str) -> str:
         """Wait until a stack of the worker has a word in it: a dump may find it a moment too early, or asleep."""
 
         def look() -> str | None:
-            self.send(Dump(worker.slot, worker.incarnation, 1))
-            text = self.fact(Stack).text
+            self.send(DumpStacks(worker.slot, worker.incarnation, 1))
+            text = self.fact(StackDumped).text
             return text if word in text else None
 
         return until(f"{word!r} in a stack", look)
 
     def obeyed(self) -> None:
         """Wait until the supervisor has obeyed all that was sent to it: it answers in order."""
-        self.send(Dump(NOBODY, 0, 2))
-        self.fact(Stack, lambda stack: stack.slot == NOBODY)
+        self.send(DumpStacks(NOBODY, 0, 2))
+        self.fact(StackDumped, lambda stack: stack.slot == NOBODY)
 
     def stop(
         self,
-        worker: Crewman,
+        worker: PlayedWorker,
         job: int,
         reason: str = "cancel",
         *,
@@ -344,16 +345,16 @@ class Play:
         ask: float,
         rais: float = 600.0,
     ) -> None:
-        self.send(Stop(worker.slot, worker.incarnation, job, lease, reason, ask, rais))
+        self.send(StopJob(worker.slot, worker.incarnation, job, lease, reason, ask, rais))
 
     def close(self) -> None:
         if self.process.poll() is None and not self.gone:
             self.send(Exit())
             until("the supervisor's end", lambda: (self.pump(), self.process.poll() is not None)[1])
         self.control.sock.close()
-        os.close(self.term.fd)
-        for crewman in self.everyone:
-            crewman.close()
+        os.close(self.lease.fd)
+        for worker in self.everyone:
+            worker.close()
         if self.process.poll() is None:
             os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -364,17 +365,17 @@ __all__ = [
     "Alive",
     "BootFailed",
     "Booted",
-    "Crewman",
     "Died",
-    "Dump",
+    "DumpStacks",
     "Exit",
     "Forked",
     "Play",
-    "Resting",
+    "PlayedWorker",
     "Scale",
-    "Stack",
-    "Stalled",
-    "Stop",
+    "StackDumped",
+    "StallChanged",
+    "StartDelayed",
+    "StopJob",
     "is_alive",
     "stands",
     "until",

@@ -7,17 +7,17 @@ import sys
 
 from play import until
 
-from pgworkers.process import tree
-from pgworkers.process.adopted import Adopted
+from pgworkers.linux import proc
+from pgworkers.linux.sweep import AdoptedChildReaper
 
 #: A chain of orphans in a session of their own, two own children (one in a session of its own), an orphan of our session.
 PARENT = """
 import os, subprocess, sys, time
-from pgworkers.process import prctl, tree
-from pgworkers.process.adopted import Adopted
+from pgworkers.linux import prctl, proc
+from pgworkers.linux.sweep import AdoptedChildReaper
 
-prctl.inherit_orphans()
-adopted = Adopted()
+prctl.become_subreaper()
+adopted = AdoptedChildReaper()
 assert not adopted.reap(1.0)
 own = [subprocess.Popen(["sh", "-c", "exit 7"], start_new_session=new) for new in (False, True)]
 daemons = subprocess.Popen(
@@ -25,7 +25,7 @@ daemons = subprocess.Popen(
 )
 shell = subprocess.Popen(["sh", "-c", "sleep 0 & exit 7"])
 
-def crowd(): return {pid: found.state for pid in tree.children(os.getpid()) if (found := tree.stat(pid))}
+def crowd(): return {pid: found.state for pid in proc.children(os.getpid()) if (found := proc.read_stat(pid))}
 before = crowd()
 while len(before) < 4 + 6 + 1 or set(before.values()) != {"Z"}: before = crowd()
 assert not adopted.reap(1.0)
@@ -45,14 +45,14 @@ def test_orphans_are_reaped_and_own_children_keep_their_status() -> None:
 
 OWN_SESSION = """
 import os, subprocess, time
-from pgworkers.process import prctl, tree
-from pgworkers.process.adopted import Adopted
+from pgworkers.linux import prctl, proc
+from pgworkers.linux.sweep import AdoptedChildReaper
 
-prctl.inherit_orphans()
-adopted = Adopted()
+prctl.become_subreaper()
+adopted = AdoptedChildReaper()
 os.setsid()
 own = subprocess.Popen(["sh", "-c", "exit 7"])
-while tree.stat(own.pid).state != "Z": time.sleep(0.001)
+while proc.read_stat(own.pid).state != "Z": time.sleep(0.001)
 assert not adopted.reap(1.0)
 print(own.wait())
 """
@@ -71,19 +71,19 @@ def test_own_children_keep_their_status_after_the_handler_made_a_session() -> No
 
 def test_the_heartbeat_does_not_go_on_at_once_if_there_was_nothing_to_reap() -> None:
     with subprocess.Popen(["true"]) as own:
-        until("it has ended", lambda: (one := tree.stat(own.pid)) is not None and one.state == "Z")
-        assert not Adopted().reap(-1.0)
+        until("it has ended", lambda: (one := proc.read_stat(own.pid)) is not None and one.state == "Z")
+        assert not AdoptedChildReaper().reap(-1.0)
 
 
 #: An orphan ends after the sweep has looked at it, and the heartbeat beats before the sweep signals it.
 SWEEPER = """
 import os, signal, time
-from pgworkers.process import prctl, sweep, tree
-from pgworkers.process.adopted import Adopted
-from pgworkers.worker import tidy
+from pgworkers.linux import prctl, proc, sweep
+from pgworkers.linux.sweep import AdoptedChildReaper
+from pgworkers.worker import cleanup
 
-prctl.inherit_orphans()
-adopted = Adopted()
+prctl.become_subreaper()
+adopted = AdoptedChildReaper()
 reader, writer = os.pipe()
 parent = os.fork()
 if parent == 0:
@@ -100,13 +100,13 @@ send = sweep._send
 
 def beat_first(child, number):
     os.kill(orphan, signal.SIGKILL)
-    while tree.stat(orphan).state != "Z": time.sleep(0.001)
+    while proc.read_stat(orphan).state != "Z": time.sleep(0.001)
     adopted.reap(1.0)
-    seen.append(orphan in tree.children(os.getpid()))
+    seen.append(orphan in proc.children(os.getpid()))
     return send(child, number)
 
 sweep._send = beat_first
-print(tidy.sweep(set()), seen, tree.children(os.getpid()))
+print(cleanup.sweep_children(set()), seen, proc.children(os.getpid()))
 """
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from play import Crewman, Died, Forked, Play, until
+from play import Died, Forked, Play, PlayedWorker, until
 
 from pgworkers.supervisor import hooks
 
@@ -159,14 +159,14 @@ def test_a_job_that_takes_its_time_has_a_heartbeat(tmp_path: Path) -> None:
         until("a title that names the job", lambda: b"#7 nap" in title.read_bytes())
 
 
-def brief_lives(play: Play) -> Crewman:
+def brief_lives(play: Play) -> PlayedWorker:
     """Of some workers; and the one after them, which begins without a heartbeat."""
     before = 0
     for job in range(1, 12):
         worker = play.worker(other_than=before)
         before = worker.pid
         assert worker.run(job, "nothing").outcome == "done"
-        if any(fact.ready for fact in play.facts if isinstance(fact, Forked)):
+        if any(fact.is_ready for fact in play.facts if isinstance(fact, Forked)):
             break
     return play.worker(other_than=before)
 

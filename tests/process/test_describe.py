@@ -12,8 +12,7 @@ import pytest
 from play import is_alive, until
 
 from pgworkers.errors import AppNotLoaded
-from pgworkers.supervisor import ask
-from pgworkers.supervisor.ask import BEING_BORN, describe
+from pgworkers.supervisor.describe import FORK_IN_PROGRESS, describe
 
 GOOD = """
 import os, subprocess, sys, time
@@ -67,11 +66,11 @@ def test_an_import_that_takes_its_time_is_announced_once(
 ) -> None:
     heard: list[str] = []
     config = write(tmp_path, GOOD)
-    monkeypatch.setattr(ask, "_SLOW", 600.0)
-    describe(config, 30.0, say=heard.append)
+    monkeypatch.setattr("pgworkers.supervisor.describe.SLOW_IMPORT_SECONDS", 600.0)
+    describe(config, 30.0, on_slow=heard.append)
     assert heard == []
-    monkeypatch.setattr(ask, "_SLOW", 0.0)
-    describe(config, 30.0, say=heard.append)
+    monkeypatch.setattr("pgworkers.supervisor.describe.SLOW_IMPORT_SECONDS", 0.0)
+    describe(config, 30.0, on_slow=heard.append)
     assert heard == [f"importing {config} …"]
 
 
@@ -156,5 +155,5 @@ def test_a_child_that_is_being_born_is_not_taken_for_a_stray(tmp_path: Path) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess.Popen, "__init__", born)
         describe(config, 30.0, spare)
-    assert seen == [{BEING_BORN}]
+    assert seen == [{FORK_IN_PROGRESS}]
     assert spare == set()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import Died, Dump, Play, Stack, is_alive, until
+from play import Died, DumpStacks, Play, StackDumped, is_alive, until
 
 APP = """
 import multiprocessing, socket
@@ -150,7 +150,7 @@ def test_the_end_of_a_job_writes_nothing_to_a_file_that_took_our_numbers(tmp_pat
         until("the handler has our numbers", (tmp_path / "taken").exists)
         (tmp_path / "go").touch()
         died = play.fact(Died)
-        assert (died.job, died.closed) == (1, True)
+        assert (died.job, died.has_closed_channel) == (1, True)
         assert died.status in ("exit 0", "SIGKILL"), (
             "it leaves, or its first beat came late and found the channel gone"
         )
@@ -162,7 +162,7 @@ def test_a_beat_writes_nothing_to_a_file_that_took_our_numbers(play: Play, tmp_p
     worker = play.worker()
     worker.order(1, "takes_numbers", how="returns")
     died = play.fact(Died)
-    assert (died.job, died.closed, died.status) == (1, True, "SIGKILL")
+    assert (died.job, died.has_closed_channel, died.status) == (1, True, "SIGKILL")
     assert (tmp_path / "own").read_bytes() == b""
 
 
@@ -171,8 +171,8 @@ def test_a_stop_writes_nothing_to_a_file_that_took_our_numbers(tmp_path: Path) -
         worker = play.worker()
         worker.order(1, "takes_numbers", how="returns")
         until("the handler has our numbers", (tmp_path / "taken").exists)
-        play.send(Dump(worker.slot, worker.incarnation, 7))
-        assert "closed the descriptor" in play.fact(Stack, lambda stack: stack.token == 7).text
+        play.send(DumpStacks(worker.slot, worker.incarnation, 7))
+        assert "closed the descriptor" in play.fact(StackDumped, lambda stack: stack.token == 7).text
         play.stop(worker, 1, ask=0.0, rais=0.0)
         died = play.fact(Died)
         assert (died.job, died.reason) == (1, "cancel")

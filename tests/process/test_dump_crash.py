@@ -1,4 +1,4 @@
-"""A dump in which CPython itself crashes: it reads the frames of running threads without a lock (docs/adr/0203).
+"""A dump in which CPython itself crashes: it reads the frames of running threads without a lock (docs/adr/14).
 
 It is played by the handler, which crashes when its stacks are asked for: the real crash is rare.
 """
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from play import Died, Dump, Play, is_alive, until
+from play import Died, DumpStacks, Play, is_alive, until
 
-from pgworkers.master.verdict import of_death
+from pgworkers.master.verdict import from_death
 
 APP = """
 import ctypes, faulthandler
@@ -62,7 +62,7 @@ def test_a_stop_keeps_its_reason_and_says_that_the_dump_crashed(
     died = play.fact(Died)
     assert (died.job, died.lease, died.reason, died.status, died.dumping) == (1, 3, reason, "SIGABRT", True)
     assert [name for name, _ in died.rungs] == ["ask", "raise", "dump"], "it did not live to be killed"
-    ending = of_death(died)
+    ending = from_death(died)
     assert (ending.verdict, ending.exit_status) == (verdict, "SIGABRT")
     assert (ending.error or "").endswith(CRASHED)
     assert not is_alive(worker.pid)
@@ -73,10 +73,10 @@ def test_a_job_whose_stack_an_operator_wanted_is_not_blamed_for_the_crash(play: 
     worker = play.worker()
     worker.order(1, "crashes_in_its_dump")
     until("the handler's start", (tmp_path / "started").exists)
-    play.send(Dump(worker.slot, worker.incarnation, 77))
+    play.send(DumpStacks(worker.slot, worker.incarnation, 77))
     died = play.fact(Died)
     assert (died.job, died.reason, died.status, died.dumping) == (1, None, "SIGABRT", True)
-    assert (of_death(died).error or "").endswith(CRASHED)
+    assert (from_death(died).error or "").endswith(CRASHED)
 
 
 def test_a_handler_that_crashes_before_any_dump_has_itself_to_blame(play: Play, tmp_path: Path) -> None:
@@ -86,4 +86,4 @@ def test_a_handler_that_crashes_before_any_dump_has_itself_to_blame(play: Play, 
     play.stop(worker, 1, ask=600)
     died = play.fact(Died)
     assert (died.reason, died.status, died.dumping) == ("cancel", "SIGABRT", False)
-    assert CRASHED not in (of_death(died).error or "")
+    assert CRASHED not in (from_death(died).error or "")

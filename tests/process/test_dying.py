@@ -9,7 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from play import Alive, Crewman, Died, Dump, Forked, Play, Resting, Stack, is_alive, stands, until
+from play import (
+    Alive,
+    Died,
+    DumpStacks,
+    Forked,
+    Play,
+    PlayedWorker,
+    StackDumped,
+    StartDelayed,
+    is_alive,
+    stands,
+    until,
+)
 from support import leftovers
 from support.cgroups import NoCgroup, cgroup
 
@@ -115,8 +127,8 @@ def test_every_message_about_a_worker_names_its_incarnation(play: Play, tmp_path
         first.incarnation + 1,
         first.slot,
     )
-    play.send(Dump(first.slot, first.incarnation, 7))
-    answer = play.fact(Stack)
+    play.send(DumpStacks(first.slot, first.incarnation, 7))
+    answer = play.fact(StackDumped)
     assert (answer.incarnation, answer.token, answer.text) == (first.incarnation, 7, "the worker is gone")
     second.order(5, "holds", code=QUIET)
     started(tmp_path)
@@ -128,16 +140,16 @@ def test_every_message_about_a_worker_names_its_incarnation(play: Play, tmp_path
     until("a census", lambda: play.fact(Alive).incarnations == [second.incarnation + 1])
 
 
-def impostor(identity: Crewman, channel: Crewman) -> Crewman:
+def impostor(identity: PlayedWorker, channel: PlayedWorker) -> PlayedWorker:
     """One with the incarnation of another."""
-    made = object.__new__(Crewman)
+    made = object.__new__(PlayedWorker)
     made.slot, made.pid, made.incarnation = channel.slot, channel.pid, identity.incarnation
     return made
 
 
 def test_workers_that_leave_at_once_meet_the_fork_budget(play: Play) -> None:
     """As if a master closed the channel of each worker that it hears of."""
-    rests: list[Resting] = []
+    rests: list[StartDelayed] = []
     closed = 0
 
     def loop() -> bool:
@@ -146,7 +158,7 @@ def test_workers_that_leave_at_once_meet_the_fork_budget(play: Play) -> None:
         for worker in play.everyone[closed:]:
             worker.close()
             closed += 1
-        rests[:] = [fact for fact in play.facts if isinstance(fact, Resting)]
+        rests[:] = [fact for fact in play.facts if isinstance(fact, StartDelayed)]
         return len(rests) == 4
 
     until("the fourth pause", loop)

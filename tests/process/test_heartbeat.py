@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 from support.tree import wait_for
 
-from pgworkers.process.scoreboard import Scoreboard, State
+from pgworkers.ipc.scoreboard import Scoreboard, SlotState
 from pgworkers.settings import Settings
 from pgworkers.worker import heartbeat
-from pgworkers.worker.heartbeat import TIRED, Heartbeat
+from pgworkers.worker.heartbeat import IDLE_BEATS_BEFORE_REST, Heartbeat
 
 BEAT = 0.001
 
@@ -22,21 +22,21 @@ BEAT = 0.001
 @pytest.fixture
 def resting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Heartbeat, threading.Thread]]:
     """A heartbeat after enough beats without a job, in a rest without end."""
-    monkeypatch.setattr(heartbeat, "REST", 1_000_000)
+    monkeypatch.setattr(heartbeat, "REST_FACTOR", 1_000_000)
     slot = Scoreboard(1)[0]
-    slot.state = State.IDLE
+    slot.state = SlotState.IDLE
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        birth = cast(
-            "Any", SimpleNamespace(slot=slot, sock=theirs, settings=Settings())
+        setup = cast(
+            "Any", SimpleNamespace(slot=slot, socket=theirs, settings=Settings())
         )  # a sleep needs no more of it
-        beats = Heartbeat(birth, cast("Any", None))
-        for _ in range(TIRED):
+        beats = Heartbeat(setup, cast("Any", None))
+        for _ in range(IDLE_BEATS_BEFORE_REST):
             beats._sleep(BEAT)
-        assert not beats.resting, "whoever has just had a job beats as ever"
+        assert not beats.is_resting, "whoever has just had a job beats as ever"
         thread = threading.Thread(target=beats._sleep, args=(BEAT,), daemon=True)
         thread.start()
-        wait_for(lambda: beats.resting)
+        wait_for(lambda: beats.is_resting)
         yield beats, thread
         beats.wake()
         thread.join(60)
@@ -61,8 +61,8 @@ def test_waking_one_that_does_not_rest_means_nothing(resting: tuple[Heartbeat, t
     for _ in range(5):
         beats.wake()
     thread.join(60)
-    beats.resting = True  # as if it had timed out between our look and our word
+    beats.is_resting = True  # as if it had timed out between our look and our word
     beats.wake()
-    beats.resting = True
+    beats.is_resting = True
     beats.wake()
-    assert not beats.resting
+    assert not beats.is_resting

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pgworkers.process import interpreter
+from pgworkers.linux import process_exit
 
 
 def run(code: str, *options: str) -> subprocess.CompletedProcess[str]:
-    text = f"from pgworkers.process import interpreter\n{textwrap.dedent(code)}"
+    text = f"from pgworkers.linux import process_exit\n{textwrap.dedent(code)}"
     return subprocess.run(
         [sys.executable, *options, "-c", text], check=False, capture_output=True, text=True, timeout=60
     )
@@ -32,7 +32,7 @@ def test_what_was_registered_is_done_and_what_was_printed_is_there_and_nothing_i
         atexit.register(print, "registered")
         sys.stdout.write("unfinished ")
         sys.stderr.write("said")
-        interpreter.end(3)
+        process_exit.exit_process(3)
         """
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (3, "unfinished registered\n", "said")
@@ -54,15 +54,15 @@ def test_the_twin_an_ordinary_exit_takes_everything_apart() -> None:
 
 
 def test_what_guests_have_open_is_closed(tmp_path: Path) -> None:
-    code = f"kept = open({str(tmp_path / 'kept')!r}, 'w')\nkept.write('said')\ninterpreter.end(3)"
-    assert run(f"interpreter.welcome()\n{code}").returncode == 3
+    code = f"kept = open({str(tmp_path / 'kept')!r}, 'w')\nkept.write('said')\nprocess_exit.exit_process(3)"
+    assert run(f"process_exit.note_foreign_code()\n{code}").returncode == 3
     assert (tmp_path / "kept").read_text() == "said"
     assert run(code).returncode == 3
     assert (tmp_path / "kept").read_text() == "", "the twin: nobody else's code was there"
 
 
 @pytest.mark.parametrize(
-    "watched", ["", "import sys; sys.settrace(lambda *_: None)", "interpreter.welcome()"]
+    "watched", ["", "import sys; sys.settrace(lambda *_: None)", "process_exit.note_foreign_code()"]
 )
 def test_a_thread_that_never_ends_is_not_waited_for_nor_is_what_may_wait_for_it(watched: str) -> None:
     ended = run(
@@ -74,7 +74,7 @@ def test_a_thread_that_never_ends_is_not_waited_for_nor_is_what_may_wait_for_it(
         thread.start()
         atexit.register(thread.join)
         print("done")
-        interpreter.end(0)
+        process_exit.exit_process(0)
         """
     )
     assert (ended.returncode, ended.stdout) == (0, "done\n")
@@ -87,7 +87,7 @@ def test_who_registers_something_that_fails_is_told_and_the_rest_is_done() -> No
 
         atexit.register(print, "the other")
         atexit.register(lambda: 1 / 0)
-        interpreter.end(0)
+        process_exit.exit_process(0)
         """
     )
     assert (ended.returncode, ended.stdout) == (0, "the other\n")
@@ -96,7 +96,7 @@ def test_who_registers_something_that_fails_is_told_and_the_rest_is_done() -> No
 
 def test_an_output_that_is_gone_or_closed_changes_no_exit_code() -> None:
     for spoil in ("import os; os.close(1); os.close(2)", "import sys; sys.stdout.close(); sys.stderr = None"):
-        ended = run(f"print('lost', end='')\n{spoil}\ninterpreter.end(4)")
+        ended = run(f"print('lost', end='')\n{spoil}\nprocess_exit.exit_process(4)")
         assert ended.returncode == 4, spoil
 
 
@@ -116,11 +116,11 @@ def test_a_profile_is_written() -> None:
 def test_an_app_finds_what_it_is_used_to_unless_it_said_otherwise(said: tuple[int, int, int] | None) -> None:
     usual = gc.get_threshold()
     try:
-        interpreter.begin()
-        assert gc.get_threshold()[0] == interpreter.YOUNG
+        process_exit.raise_gc_threshold()
+        assert gc.get_threshold()[0] == process_exit.RAISED_GC_THRESHOLD
         if said:
             gc.set_threshold(*said)
-        interpreter.settle()
+        process_exit.restore_gc_threshold()
         assert gc.get_threshold() == (said or usual)
     finally:
         gc.set_threshold(*usual)

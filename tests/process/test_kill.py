@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from pgworkers.process import tree
-from pgworkers.process.scoreboard import Running, Scoreboard, Slot
-from pgworkers.supervisor import climb
-from pgworkers.supervisor.capture import Capture
-from pgworkers.supervisor.ladder import Climb, Rung
-from pgworkers.supervisor.member import Worker
+from pgworkers.ipc.scoreboard import Scoreboard, Slot, SlotJob
+from pgworkers.linux import proc
+from pgworkers.supervisor import stopper
+from pgworkers.supervisor.ladder import Rung, StopRequest
+from pgworkers.supervisor.output import OutputCapture
+from pgworkers.supervisor.worker_record import WorkerRecord
 
 LONG_AGO = dict.fromkeys([Rung.ASK, Rung.RAISE, Rung.DUMP], 0.0)
 
 
 def begin(slot: Slot, job: int) -> None:
-    slot.begin(job, 1, started=1, deadline=0, memory=0, cpu=0, output=0)
+    slot.begin_job(job, 1, started_at=1, deadline=0, memory_limit=0, cpu_at_start=0, output_start=0)
 
 
 class GoesOn(Slot):
@@ -26,8 +26,8 @@ class GoesOn(Slot):
 
     __slots__ = ()
 
-    def running(self) -> Running:
-        seen = super().running()
+    def read_job(self) -> SlotJob:
+        seen = super().read_job()
         begin(self, 2)
         return seen
 
@@ -44,17 +44,19 @@ def test_a_worker_that_went_on_meanwhile_is_not_killed(
     process: subprocess.Popen[bytes], kind: type[Slot]
 ) -> None:
     board = Scoreboard(1)
-    capture = Capture("test", 0)
-    worker = Worker(0, process.pid, 1, kind(board[0].view), capture)
+    capture = OutputCapture("test", 0)
+    worker = WorkerRecord(0, process.pid, 1, kind(board[0].view), capture)
     begin(worker.slot, 1)
-    worker.climbs[1, 1] = Climb(1, 1, "cancel", 0.0, 0.0, 0.0, met=True, times=dict(LONG_AGO), looks=99)
-    climb.step(worker, 1000.0)
+    worker.stop_requests[1, 1] = StopRequest(
+        1, 1, "cancel", 0.0, 0.0, 0.0, was_running=True, rung_times=dict(LONG_AGO), dump_checks=99
+    )
+    stopper.step(worker, 1000.0)
     if kind is Slot:  # it is still at it: the twin, or nothing would have been tested
         assert process.wait(60) == -9
-        assert worker.killed == "cancel"
+        assert worker.kill_reason == "cancel"
     else:
-        found = tree.stat(process.pid)
+        found = proc.read_stat(process.pid)
         assert found is not None
         assert found.state not in "TtZ", "it lives, and goes on"
-        assert worker.killed is None
+        assert worker.kill_reason is None
     capture.close()

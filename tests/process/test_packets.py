@@ -9,19 +9,19 @@ from collections.abc import Iterator
 
 import pytest
 
-from pgworkers.process.packets import MAX_PACKET, Packets
+from pgworkers.ipc.packets import MAX_PACKET_BYTES, PacketSocket
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Packets, Packets]]:
+def ends() -> Iterator[tuple[PacketSocket, PacketSocket]]:
     one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with one, two:
-        yield Packets(one), Packets(two)
+        yield PacketSocket(one), PacketSocket(two)
 
 
-def test_packets_keep_their_order_and_their_borders(ends: tuple[Packets, Packets]) -> None:
+def test_packets_keep_their_order_and_their_borders(ends: tuple[PacketSocket, PacketSocket]) -> None:
     sender, receiver = ends
-    sent = [b"x" * size for size in (1, 100, MAX_PACKET, 7)]
+    sent = [b"x" * size for size in (1, 100, MAX_PACKET_BYTES, 7)]
     found: list[bytes] = []
     for data in sent:
         sender.send(data)
@@ -29,20 +29,22 @@ def test_packets_keep_their_order_and_their_borders(ends: tuple[Packets, Packets
     assert found == sent
 
 
-def test_a_reader_that_sleeps_costs_no_time_and_loses_nothing(ends: tuple[Packets, Packets]) -> None:
+def test_a_reader_that_sleeps_costs_no_time_and_loses_nothing(
+    ends: tuple[PacketSocket, PacketSocket],
+) -> None:
     sender, receiver = ends
     for number in range(5000):
         sender.send(b"%d" % number)
-    assert sender.waiting > 0
+    assert sender.unsent_count > 0
     found: list[bytes] = []
     while len(found) < 5000:
         found += [data for data, _ in receiver.receive() or []]
         sender.flush()
     assert found == [b"%d" % number for number in range(5000)]
-    assert sender.waiting == 0
+    assert sender.unsent_count == 0
 
 
-def test_descriptors_travel_and_are_closed_here(ends: tuple[Packets, Packets]) -> None:
+def test_descriptors_travel_and_are_closed_here(ends: tuple[PacketSocket, PacketSocket]) -> None:
     sender, receiver = ends
     gc.collect()  # what earlier tests left must not be closed in between
     before = len(os.listdir("/proc/self/fd"))
@@ -60,7 +62,7 @@ def test_descriptors_travel_and_are_closed_here(ends: tuple[Packets, Packets]) -
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_nobody_there_any_more(ends: tuple[Packets, Packets]) -> None:
+def test_nobody_there_any_more(ends: tuple[PacketSocket, PacketSocket]) -> None:
     sender, receiver = ends
     receiver.send(b"last words")
     receiver.sock.close()
@@ -68,13 +70,13 @@ def test_nobody_there_any_more(ends: tuple[Packets, Packets]) -> None:
     assert sender.receive() is None
     _, writer = pipe = os.pipe()
     sender.send(b"lost", writer)
-    assert sender.broken
-    assert sender.waiting == 0
+    assert sender.is_broken
+    assert sender.unsent_count == 0
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(writer)
     os.close(pipe[0])
 
 
-def test_too_large_is_refused_at_once(ends: tuple[Packets, Packets]) -> None:
+def test_too_large_is_refused_at_once(ends: tuple[PacketSocket, PacketSocket]) -> None:
     with pytest.raises(ValueError, match="larger than"):
-        ends[0].send(b"x" * (MAX_PACKET + 1))
+        ends[0].send(b"x" * (MAX_PACKET_BYTES + 1))

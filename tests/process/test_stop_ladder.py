@@ -10,9 +10,20 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import NOBODY, Crewman, Died, Dump, Play, Stack, Stalled, is_alive, stands, until
+from play import (
+    NOBODY,
+    Died,
+    DumpStacks,
+    Play,
+    PlayedWorker,
+    StackDumped,
+    StallChanged,
+    is_alive,
+    stands,
+    until,
+)
 
-from pgworkers.worker.messages import Kind, Progress
+from pgworkers.worker.messages import FrameKind, Progress
 
 APP = """
 STARTED = "started"
@@ -234,7 +245,7 @@ def test_handlers_that_obey_keep_their_worker(play: Play, tmp_path: Path, task: 
     started(tmp_path)
     play.stop(worker, 1, ask=600 if rung == "ask" else 0.1)
     report = worker.report(1)
-    assert (report.outcome, report.reason, report.started) == ("stopped", "cancel", True)
+    assert (report.outcome, report.reason, report.has_started) == ("stopped", "cancel", True)
     assert [name for name, _ in report.rungs] == (["ask"] if rung == "ask" else ["ask", "raise"])
     assert bytes(worker.run(2, "quick", n=5).result) == b"5"
     if task == "sleeps":
@@ -257,18 +268,18 @@ def test_handlers_that_defy_are_killed_and_named(play: Play, tmp_path: Path, tas
     killed_and_named(play, worker, play.fact(Died), 1, reason)
 
 
-def killed_and_named(play: Play, worker: Crewman, died: Died, job: int, reason: str) -> None:
+def killed_and_named(play: Play, worker: PlayedWorker, died: Died, job: int, reason: str) -> None:
     assert (died.job, died.lease, died.reason) == (job, 3, reason)
     names = [name for name, _ in died.rungs]
     if died.dumping:
-        # The dump reads the frames of running threads without the GIL: CPython may crash in it (docs/adr/0203). The worker,
+        # The dump reads the frames of running threads without the GIL: CPython may crash in it (docs/adr/14). The worker,
         # which was to be killed next, is gone all the same. The product says so: test_dump_crash.
         assert died.status in ("SIGSEGV", "SIGBUS", "SIGABRT")
         names.append("kill")
     else:
         assert died.status == "SIGKILL"
     assert names in (["ask", "raise", "dump", "kill"], ["ask", "signal", "dump", "kill"])
-    assert (died.ready, died.oom) == (True, False)
+    assert (died.was_ready, died.is_oom) == (True, False)
     assert " in guilty_" in (died.stack or "")
     assert not is_alive(worker.pid)
     assert bytes(play.worker(other_than=worker.pid).run(99, "quick", n=5).result) == b"5"
@@ -301,14 +312,14 @@ def test_handlers_that_defy_their_deadline_are_killed_and_named(
     killed_and_named(hasty, worker, end, job, "deadline")
 
 
-def freeze(play: Play, worker: Crewman, begun: Path) -> None:
+def freeze(play: Play, worker: PlayedWorker, begun: Path) -> None:
     """Stop a worker as soon as its handler has begun; it may be dead by then."""
 
     def over() -> bool:
         play.pump()
         return any(isinstance(fact, Died) for fact in play.facts)
 
-    until("the handler's start or end", lambda: begun.exists() or over() or worker.has(Kind.REPORT))
+    until("the handler's start or end", lambda: begun.exists() or over() or worker.has(FrameKind.REPORT))
     try:
         os.kill(worker.pid, signal.SIGSTOP)  # continued for the dump
     except ProcessLookupError:
@@ -330,11 +341,13 @@ def test_an_order_that_has_not_begun_is_reported_unstarted(play: Play, tmp_path:
     until("a stopped worker", lambda: stands(worker.pid))
     worker.order(1, "loops")
     play.stop(worker, 1, ask=600)
-    play.send(Dump(worker.slot, worker.incarnation, 77))
-    assert "stopped" in play.fact(Stack, lambda s: s.token == 77).text  # the stop before it was obeyed, too
+    play.send(DumpStacks(worker.slot, worker.incarnation, 77))
+    assert (
+        "stopped" in play.fact(StackDumped, lambda s: s.token == 77).text
+    )  # the stop before it was obeyed, too
     os.kill(worker.pid, signal.SIGCONT)
     report = worker.report(1)
-    assert (report.outcome, report.started, report.reason) == ("stopped", False, "cancel")
+    assert (report.outcome, report.has_started, report.reason) == ("stopped", False, "cancel")
     assert not (tmp_path / "started").exists()
     assert worker.run(2, "quick", n=1).outcome == "done"
 
@@ -406,8 +419,8 @@ def test_memory_limit(play: Play, tmp_path: Path) -> None:
     report = worker.report(1)
     assert (report.outcome, report.reason) == ("stopped", "memory")
     assert report.peak_rss > 150 << 20
-    assert report.limit == 150 << 20
-    assert report.used > report.limit
+    assert report.memory_limit == 150 << 20
+    assert report.memory_used > report.memory_limit
     assert worker.run(2, "quick", n=1).outcome == "done"
 
 
@@ -416,8 +429,8 @@ def test_the_memory_of_what_a_handler_started_counts(play: Play) -> None:
     worker.order(1, "child_eats", memory=250 << 20)
     report = worker.report(1)
     assert (report.outcome, report.reason) == ("stopped", "memory")
-    assert report.limit == 250 << 20
-    assert report.used > report.limit, "the child's memory is part of it"
+    assert report.memory_limit == 250 << 20
+    assert report.memory_used > report.memory_limit, "the child's memory is part of it"
     assert worker.run(2, "quick", n=1).outcome == "done"
 
 
@@ -428,8 +441,8 @@ def test_who_runs_away_with_memory_is_killed_without_graces(play: Play) -> None:
     assert (died.job, died.reason, died.status) == (1, "memory", "SIGKILL")
     assert "guilty_eater" in (died.stack or "")
     assert died.peak_rss > 100 << 20
-    assert died.limit == 100 << 20
-    assert died.used > died.limit
+    assert died.memory_limit == 100 << 20
+    assert died.memory_used > died.memory_limit
 
 
 def test_the_deadline_holds_while_nobody_reads(tmp_path: Path) -> None:
@@ -437,12 +450,12 @@ def test_the_deadline_holds_while_nobody_reads(tmp_path: Path) -> None:
     with Play(tmp_path, APP, workers=2, ask_grace=0.1, raise_grace=0.2) as play:
         worker = play.worker(0)
         for token in range(2000):  # more answers than the control socket holds
-            play.send(Dump(NOBODY, 0, token))
+            play.send(DumpStacks(NOBODY, 0, token))
         for job, timeout in enumerate((0.05, 1.0, 10.0), 1):
             worker.order(job, "swallows", timeout=timeout)
             # its death closes the socket; the deadline may also have come before it had begun to swallow
             until("the job's end", lambda: select.select([worker.sock], [], [], 0)[0])
-            if not worker.has(Kind.REPORT):
+            if not worker.has(FrameKind.REPORT):
                 break
             worker.report(job)
         died = play.fact(Died, lambda d: d.job == job)
@@ -466,9 +479,9 @@ def test_a_stopped_worker_is_told_as_stalled_and_back(play: Play, tmp_path: Path
     worker.order(1, "polite")
     started(tmp_path)
     os.kill(worker.pid, signal.SIGSTOP)
-    play.fact(Stalled, lambda told: (told.job, told.stalled) == (1, True))
+    play.fact(StallChanged, lambda told: (told.job, told.stalled) == (1, True))
     os.kill(worker.pid, signal.SIGCONT)
-    play.fact(Stalled, lambda told: (told.job, told.stalled) == (1, False))
+    play.fact(StallChanged, lambda told: (told.job, told.stalled) == (1, False))
     play.stop(worker, 1, ask=600)
     assert worker.report(1).outcome == "stopped"
 
@@ -478,7 +491,7 @@ def test_a_handler_that_asked_for_more_time_is_stopped_when_that_is_over(play: P
     for job, timeout in ((1, 1.0), (2, 10.0)):
         worker.order(job, "asks_for_more", timeout=timeout)
         report = worker.report(job)
-        told = worker.take(Kind.PROGRESS, job)
+        told = worker.take(FrameKind.PROGRESS, job)
         if (
             told is not None and report.outcome != "done"
         ):  # else the machine was too busy for the first deadline
@@ -510,8 +523,8 @@ def test_what_was_killed_with_a_job_is_named(play: Play, tmp_path: Path) -> None
     started(tmp_path)
     play.stop(worker, 1, "kill", ask=0, rais=0)
     died = play.fact(Died)
-    assert sorted(name.partition(" (pid ")[0] for name in died.left) == ["sleep", "sleep"]
+    assert sorted(name.partition(" (pid ")[0] for name in died.killed_children) == ["sleep", "sleep"]
     worker = play.worker(other_than=worker.pid)
     report = worker.run(2, "leaves_sleepers", fails=True)
     assert report.outcome == "error"
-    assert sorted(name.partition(" (pid ")[0] for name in report.swept) == ["sleep", "sleep"]
+    assert sorted(name.partition(" (pid ")[0] for name in report.killed_children) == ["sleep", "sleep"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import Booted, BootFailed, Died, Forked, Play, Resting, is_alive, until
+from play import Booted, BootFailed, Died, Forked, Play, StartDelayed, is_alive, until
 
 TASKS = """
 @app.task
@@ -134,9 +134,9 @@ def test_a_crash_loop_at_start_backs_off_and_recovers(tmp_path: Path) -> None:
     """
     with Play(tmp_path, source, TASKS, restart_period=1.5, restart_cap=0.3) as play:
         died = play.fact(Died)
-        assert (died.ready, died.status, died.job) == (False, "exit 1", 0)
+        assert (died.was_ready, died.status, died.job) == (False, "exit 1", 0)
         assert "no model" in (died.output or "")
-        pauses = [play.fact(Resting) for _ in range(4)]
+        pauses = [play.fact(StartDelayed) for _ in range(4)]
         assert [rest.deaths for rest in pauses] == [1, 2, 3, 4]
         assert [rest.seconds for rest in pauses] == [0.05, 0.1, 0.2, 0.3]
         (tmp_path / "repaired").touch()
@@ -154,8 +154,8 @@ def test_only_one_is_tried_while_starts_fail(tmp_path: Path) -> None:
         for _ in range(4):
             assert play.fact(Died).status == "exit 9"
         for deaths in (5, 6, 7):
-            assert play.fact(Died).ready is False
-            until(f"death {deaths}", lambda deaths=deaths: play.fact(Resting).deaths == deaths)
+            assert play.fact(Died).was_ready is False
+            until(f"death {deaths}", lambda deaths=deaths: play.fact(StartDelayed).deaths == deaths)
         forked = [fact.slot for fact in play.facts if isinstance(fact, Forked)]
         assert forked[:4] == [0, 1, 2, 3]
         assert set(forked[4:]) == {0}
@@ -204,7 +204,7 @@ def test_max_jobs(tmp_path: Path, max_jobs: int) -> None:
     with Play(tmp_path, TASKS, queue={"max_jobs": max_jobs}) as play:
         worker = play.worker()
         done = 0
-        while not worker.run(done + 1, "pid").last:
+        while not worker.run(done + 1, "pid").is_last:
             done += 1
         assert abs(done + 1 - max_jobs) <= max_jobs // 10
         died = play.fact(Died)
@@ -221,8 +221,8 @@ def test_max_rss(tmp_path: Path) -> None:
     """
     with Play(tmp_path, source, queue={"max_rss": 120 << 20}) as play:
         worker = play.worker()
-        assert worker.run(1, "leak", size=10).last is False
-        assert worker.run(2, "leak", size=150 << 20).last is True
+        assert worker.run(1, "leak", size=10).is_last is False
+        assert worker.run(2, "leak", size=150 << 20).is_last is True
         assert play.fact(Died).status == "exit 0"
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from play import Crewman, Died, Play, stands, until
+from play import Died, Play, PlayedWorker, stands, until
 
 from pgworkers.clock import boottime
-from pgworkers.process import signals
-from pgworkers.process.scoreboard import Scoreboard
+from pgworkers.ipc.scoreboard import Scoreboard
+from pgworkers.linux import signals
 from pgworkers.supervisor import suspend
-from pgworkers.supervisor.capture import Capture
-from pgworkers.supervisor.member import Worker
-from pgworkers.supervisor.messages import MoveDeadline, Suspend, Suspended
+from pgworkers.supervisor.messages import SetDeadline, SuspendAnswered, SuspendJob
+from pgworkers.supervisor.output import OutputCapture
+from pgworkers.supervisor.worker_record import WorkerRecord
 
 APP = """
 @app.task
@@ -52,9 +52,9 @@ def play(tmp_path: Path) -> Iterator[Play]:
         yield playing
 
 
-def asked(play: Play, worker: Crewman, job: int, token: int, *, suspend: bool = True) -> Suspended:
-    play.send(Suspend(worker.slot, worker.incarnation, job, 1, token, suspend))
-    return play.fact(Suspended, lambda answer: answer.token == token)
+def asked(play: Play, worker: PlayedWorker, job: int, token: int, *, suspend: bool = True) -> SuspendAnswered:
+    play.send(SuspendJob(worker.slot, worker.incarnation, job, 1, token, suspend))
+    return play.fact(SuspendAnswered, lambda answer: answer.token == token)
 
 
 def test_a_job_that_is_being_stopped_is_not_suspended_and_the_next_ones_deadline_holds(
@@ -101,22 +101,22 @@ def test_suspending_quick_jobs_never_stops_the_next(play: Play) -> None:
 
 
 @pytest.fixture
-def sleeper(tmp_path: Path) -> Iterator[Worker]:
+def sleeper(tmp_path: Path) -> Iterator[WorkerRecord]:
     """A real process with a slot that says what the test wants it to."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
-        yield Worker(0, child.pid, 1, Scoreboard(1)[0], Capture.__new__(Capture))
+        yield WorkerRecord(0, child.pid, 1, Scoreboard(1)[0], OutputCapture.__new__(OutputCapture))
     finally:
         child.kill()
         child.wait()
 
 
-def begins(worker: Worker, job: int, deadline: int = 0) -> None:
-    worker.slot.begin(job, 1, 1, deadline, 0, 0, 0)
+def begins(worker: WorkerRecord, job: int, deadline: int = 0) -> None:
+    worker.slot.begin_job(job, 1, 1, deadline, 0, 0, 0)
 
 
 def test_a_worker_that_takes_the_next_job_while_the_signal_is_on_its_way_goes_on(
-    sleeper: Worker, monkeypatch: pytest.MonkeyPatch
+    sleeper: WorkerRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begins(sleeper, 1)
     really = signals.send
@@ -127,26 +127,26 @@ def test_a_worker_that_takes_the_next_job_while_the_signal_is_on_its_way_goes_on
         return really(pid, signum)
 
     monkeypatch.setattr(signals, "send", late)
-    answer = suspend.obey(sleeper, Suspend(0, 1, 1, 1, 7, True), 10.0)
+    answer = suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 7, True), 10.0)
     assert (answer.done, answer.text) == (False, "its handler has just ended")
-    assert not sleeper.suspended
+    assert not sleeper.suspended_at
     until("it goes on", lambda: not stands(sleeper.pid))
 
 
-def test_a_suspension_ends_with_its_job_whoever_let_it_go_on(sleeper: Worker) -> None:
+def test_a_suspension_ends_with_its_job_whoever_let_it_go_on(sleeper: WorkerRecord) -> None:
     begins(sleeper, 1, deadline=100)
-    assert suspend.obey(sleeper, Suspend(0, 1, 1, 1, 7, True), 10.0).done
+    assert suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 7, True), 10.0).done
     os.kill(sleeper.pid, signal.SIGCONT)
     begins(sleeper, 2, deadline=200)
-    suspend.hold(sleeper, sleeper.slot.running())
-    assert not sleeper.suspended
-    suspend.go_on(sleeper, 20.0)
+    suspend.keep_stopped(sleeper, sleeper.slot.read_job())
+    assert not sleeper.suspended_at
+    suspend.resume(sleeper, 20.0)
     assert sleeper.slot.deadline == 200, "the deadline of another job is not moved"
     assert not stands(sleeper.pid)
 
 
-def moves(play: Play, worker: Crewman, job: int, at: float) -> None:
-    play.send(MoveDeadline(worker.slot, worker.incarnation, job, 1, int(at * 1e9)))
+def moves(play: Play, worker: PlayedWorker, job: int, at: float) -> None:
+    play.send(SetDeadline(worker.slot, worker.incarnation, job, 1, int(at * 1e9)))
 
 
 def test_a_suspended_job_whose_deadline_is_moved_to_now_is_stopped(play: Play, tmp_path: Path) -> None:
@@ -159,13 +159,13 @@ def test_a_suspended_job_whose_deadline_is_moved_to_now_is_stopped(play: Play, t
     assert (died.job, died.reason) == (1, "deadline")
 
 
-def test_only_the_suspension_after_the_move_of_a_deadline_is_added_to_it(sleeper: Worker) -> None:
+def test_only_the_suspension_after_the_move_of_a_deadline_is_added_to_it(sleeper: WorkerRecord) -> None:
     begins(sleeper, 1)
-    assert suspend.obey(sleeper, Suspend(0, 1, 1, 1, 7, True), 1000.0).done
+    assert suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 7, True), 1000.0).done
     suspend.move_deadline(sleeper, 1, 1, int(1160e9), 1100.0)  # a minute from now
-    suspend.go_on(sleeper, 1500.0)
-    assert sleeper.slot.due() == int(1560e9), "a minute after it goes on"
-    assert suspend.obey(sleeper, Suspend(0, 1, 1, 1, 8, True), 1510.0).done
+    suspend.resume(sleeper, 1500.0)
+    assert sleeper.slot.effective_deadline() == int(1560e9), "a minute after it goes on"
+    assert suspend.execute(sleeper, SuspendJob(0, 1, 1, 1, 8, True), 1510.0).done
     suspend.move_deadline(sleeper, 1, 1, 0, 1520.0)
-    suspend.go_on(sleeper, 1530.0)
-    assert sleeper.slot.due() == 0, "no deadline stays none"
+    suspend.resume(sleeper, 1530.0)
+    assert sleeper.slot.effective_deadline() == 0, "no deadline stays none"

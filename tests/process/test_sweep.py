@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 from play import is_alive, stands, until
 
-from pgworkers.process import sweep, tree
-from pgworkers.process.sweep import Sweep
+from pgworkers.linux import proc, sweep
+from pgworkers.linux.sweep import ProcessSweep
 from pgworkers.settings import Settings
-from pgworkers.supervisor import reap
-from pgworkers.supervisor.crew import Crew
+from pgworkers.supervisor import reaper
 from pgworkers.supervisor.messages import Died
+from pgworkers.supervisor.worker_pool import WorkerPool
 
 SWEEPER = """
 import os, subprocess, sys, time
-from pgworkers.process import prctl
-from pgworkers.process.sweep import Sweep
+from pgworkers.linux import prctl
+from pgworkers.linux.sweep import ProcessSweep
 
-prctl.inherit_orphans()
+prctl.become_subreaper()
 spared = subprocess.Popen(["sleep", "999"])
 depth = int(sys.argv[1])
 chain = subprocess.Popen([sys.executable, "-c", '''
@@ -44,7 +44,7 @@ members = []
 for line in chain.stdout:
     if line == "end\\n": break
     members.append(int(line))
-killed, strays = 0, Sweep()
+killed, strays = 0, ProcessSweep()
 while True:
     now, left = strays.step({spared.pid})
     killed += now
@@ -76,24 +76,26 @@ def test_a_chain_of_generations_is_killed_to_its_end_and_counted_once() -> None:
 
 def test_nothing_is_killed_before_everything_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one of them runs it may start another in place of those that are killed."""
-    spared = set(tree.children(os.getpid()))
+    spared = set(proc.children(os.getpid()))
     families = [
         subprocess.Popen(["sh", "-c", "sleep 999 & wait"], start_new_session=True, stdin=subprocess.DEVNULL)
         for _ in range(3)
     ]
-    until("the grandchildren", lambda: all(len(tree.family(one.pid)) == 2 for one in families))
-    members = [pid for one in families for pid in tree.family(one.pid)]
+    until(
+        "the grandchildren", lambda: all(len(proc.process_with_descendants(one.pid)) == 2 for one in families)
+    )
+    members = [pid for one in families for pid in proc.process_with_descendants(one.pid)]
     seen_at_kill: list[set[str]] = []
     send = sweep._send_to
 
-    def record(one: tree.Stat, number: int) -> bool | None:
+    def record(one: proc.ProcessStat, number: int) -> bool | None:
         if number == signal.SIGKILL:
-            found = [tree.stat(pid) for pid in members]
+            found = [proc.read_stat(pid) for pid in members]
             seen_at_kill.append({each.state for each in found if each is not None})
         return send(one, number)
 
     monkeypatch.setattr(sweep, "_send_to", record)
-    strays = Sweep(clock=lambda: 0.0)
+    strays = ProcessSweep(clock=lambda: 0.0)
     until("all of them are gone", lambda: not strays.step(spared)[1])
     for one in families:
         one.wait()  # the sweep has reaped it
@@ -109,7 +111,7 @@ def test_a_process_is_known_by_its_marker() -> None:
     ):
         try:
             name, prefix = "PGWORKERS_SWEEP_TEST", f"run-{os.getpid()}-"
-            until("the marker", lambda: tree.marked(name, prefix) == [ours.pid])
+            until("the marker", lambda: proc.pids_with_variable(name, prefix) == [ours.pid])
         finally:
             ours.kill()
             stranger.kill()
@@ -121,14 +123,14 @@ def test_names_with_spaces_and_parentheses_do_not_confuse_stat(tmp_path: Path) -
     with subprocess.Popen([str(odd), "999"]) as child:
         try:
             until("the name", lambda: Path(f"/proc/{child.pid}/comm").read_text() == "a) R 1 (b\n")
-            found = tree.stat(child.pid)
+            found = proc.read_stat(child.pid)
             assert found is not None
-            assert (found.ppid, found.group) == (os.getpid(), os.getpgrp())
-            assert child.pid in tree.children(os.getpid())
-            assert child.pid in tree.family(os.getpid())
+            assert (found.ppid, found.process_group) == (os.getpid(), os.getpgrp())
+            assert child.pid in proc.children(os.getpid())
+            assert child.pid in proc.process_with_descendants(os.getpid())
         finally:
             child.kill()
-    assert tree.stat(child.pid) is None
+    assert proc.read_stat(child.pid) is None
 
 
 @contextlib.contextmanager
@@ -156,43 +158,43 @@ def immortal(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 
 
 def test_a_sweep_whose_last_new_stray_is_gone_waits_for_the_kernel_again(immortal: set[int]) -> None:
-    spared = set(tree.children(os.getpid()))
-    strays = Sweep()
+    spared = set(proc.children(os.getpid()))
+    strays = ProcessSweep()
     with sleeper() as hanging:
         immortal.add(hanging)
         until("all are sent SIGKILL", lambda: strays.step(spared) == (1, [hanging]))
-        assert strays.is_waiting
+        assert strays.is_waiting_for_kernel
         with sleeper() as brief:
             immortal.add(brief)
-            strays._freeze([one for one in [tree.stat(brief)] if one is not None])
-            assert not strays.is_waiting
+            strays._freeze([one for one in [proc.read_stat(brief)] if one is not None])
+            assert not strays.is_waiting_for_kernel
         strays.step(spared)
-        assert strays.is_waiting, "all that is left was sent SIGKILL"
+        assert strays.is_waiting_for_kernel, "all that is left was sent SIGKILL"
 
 
 def zombies(count: int) -> list[int]:
     """Children of this process that ended and wait to be reaped."""
     found = [os.posix_spawnp("true", ["true"], os.environ) for _ in range(count)]
-    states = lambda: {one.state for pid in found if (one := tree.stat(pid)) is not None}  # noqa: E731
+    states = lambda: {one.state for pid in found if (one := proc.read_stat(pid)) is not None}  # noqa: E731
     until("all have ended", lambda: states() == {"Z"})
     return found
 
 
 @pytest.fixture
 def in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "REAP_COUNT", 2)
-    monkeypatch.setattr(sweep, "REAP_SECONDS", -1.0)
+    monkeypatch.setattr(sweep, "REAP_SLICE_COUNT", 2)
+    monkeypatch.setattr(sweep, "REAP_SLICE_SECONDS", -1.0)
 
 
 @pytest.mark.usefixtures("in_small_parts")
 def test_a_crowd_of_zombies_is_reaped_in_parts_and_the_living_are_stopped_first() -> None:
-    spared = set(tree.children(os.getpid()))
+    spared = set(proc.children(os.getpid()))
     ended = zombies(6)
-    strays = Sweep()
+    strays = ProcessSweep()
     with sleeper() as alive:
         assert strays.step(spared) == (0, [*ended[:4], alive])
         until("it is frozen", lambda: stands(alive))
-        assert not strays.is_waiting, "there is more to do"
+        assert not strays.is_waiting_for_kernel, "there is more to do"
         assert strays.step(spared) == (0, [*ended[:2], alive])
         assert strays.step(spared) == (0, [alive])
         until("all are sent SIGKILL", lambda: strays.step(spared)[1] == [])
@@ -201,22 +203,22 @@ def test_a_crowd_of_zombies_is_reaped_in_parts_and_the_living_are_stopped_first(
 @pytest.mark.usefixtures("in_small_parts")
 def test_a_sweep_that_gives_up_reaps_before_it_kills(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
-    crew = idle_crew(told)
-    fact = dying(crew, 0.0)
-    monkeypatch.setattr(reap, "SWEEP_SLICE_SECONDS", -1.0)
+    pool = idle_pool(told)
+    fact = dying(pool, 0.0)
+    monkeypatch.setattr(reaper, "SWEEP_SLICE_SECONDS", -1.0)
     ended = zombies(6)
-    crew.bury(0.5)
+    pool.reap_dead(0.5)
     assert told == []
-    crew.bury(reap.SWEEP_GIVE_UP_SECONDS + 1.0)
+    pool.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS + 1.0)
     assert told == [fact]
-    assert [pid for pid in ended if tree.stat(pid) is not None] == []
+    assert [pid for pid in ended if proc.read_stat(pid) is not None] == []
     assert fact.swept == 0, "nothing was alive"
 
 
 SESSIONS = """
 import os, time
-from pgworkers.process import prctl, tree
-from pgworkers.process.sweep import Sweep
+from pgworkers.linux import prctl, proc
+from pgworkers.linux.sweep import ProcessSweep
 
 def leader(ends):
     # The leader of a session, and an orphan of it: (its pid, the orphan's pid).
@@ -232,20 +234,20 @@ def leader(ends):
         time.sleep(999)
     return pid, int(os.read(reader, 20))
 
-def states(*pids): return "".join(tree.stat(pid).state for pid in pids)
+def states(*pids): return "".join(proc.read_stat(pid).state for pid in pids)
 
-prctl.inherit_orphans()
+prctl.become_subreaper()
 first, successor = leader(ends=True)
 spared, orphan = leader(ends=False)
-while states(first) != "Z" or tree.stat(orphan).ppid != os.getpid(): time.sleep(0.001)
-strays = Sweep()
+while states(first) != "Z" or proc.read_stat(orphan).ppid != os.getpid(): time.sleep(0.001)
+strays = ProcessSweep()
 strays._children = lambda: [first, orphan]  # as if the successor was forked after the look
 strays._catch({spared})  # a whole step may kill the orphan as well
 while states(successor, orphan) != "TT": time.sleep(0.001)
 print(states(spared))
 del strays._children
 while strays.step({spared})[1]: pass
-print(states(spared), tree.children(os.getpid()) == [spared])
+print(states(spared), proc.children(os.getpid()) == [spared])
 os.kill(spared, 9)
 """
 
@@ -257,10 +259,10 @@ def test_the_group_of_a_stray_is_stopped_and_that_of_a_spared_child_is_not() -> 
 
 BELOW_A_SPARED_CHILD = """
 import os, time
-from pgworkers.process import prctl, tree
-from pgworkers.process.sweep import Sweep
+from pgworkers.linux import prctl, proc
+from pgworkers.linux.sweep import ProcessSweep
 
-prctl.inherit_orphans()
+prctl.become_subreaper()
 reader, writer = os.pipe()
 spared = os.fork()
 if spared == 0:
@@ -278,10 +280,10 @@ if spared == 0:
         time.sleep(999)
     time.sleep(999)
 leader, orphan = map(int, os.read(reader, 99).split())
-while tree.stat(orphan).ppid != os.getpid(): time.sleep(0.001)
-strays = Sweep()
+while proc.read_stat(orphan).ppid != os.getpid(): time.sleep(0.001)
+strays = ProcessSweep()
 while strays.step({spared})[1]: pass
-print(tree.stat(leader).state == "T", tree.stat(orphan))
+print(proc.read_stat(leader).state == "T", proc.read_stat(orphan))
 os.kill(leader, 9)
 os.kill(spared, 9)
 """
@@ -295,8 +297,8 @@ def test_the_group_of_a_stray_is_not_stopped_if_it_has_members_below_a_spared_ch
 
 MOVED_TO_ITS_OWN_SESSION = """
 import os, signal, time
-from pgworkers.process import prctl, tree
-from pgworkers.process.sweep import Sweep
+from pgworkers.linux import prctl, proc
+from pgworkers.linux.sweep import ProcessSweep
 
 reader, writer = os.pipe()
 supervisor = os.fork()
@@ -304,19 +306,19 @@ if supervisor == 0:
     os.setsid()
     if os.fork() == 0:
         os.setpgid(0, 0)
-        prctl.inherit_orphans()
+        prctl.become_subreaper()
         os.setpgid(0, os.getsid(0))
         left = os.fork()
         if left == 0:
             time.sleep(999)
         os.setsid()
-        strays = Sweep()
+        strays = ProcessSweep()
         while strays.step(())[1]: pass
         os.write(writer, str(left).encode())
         os._exit(0)
     while True: signal.pause()
 left = int(os.read(reader, 20))
-print(tree.stat(supervisor).state == "T", tree.stat(left))
+print(proc.read_stat(supervisor).state == "T", proc.read_stat(left))
 os.kill(supervisor, 9)
 """
 
@@ -332,20 +334,20 @@ def test_a_group_of_another_pid_namespace_is_not_signalled(
 ) -> None:
     """The kernel shows it as 0. To signal group 0 is to signal our own, and 1 means every process."""
     signalled: list[int] = []
-    spared = set(tree.children(os.getpid()))
+    spared = set(proc.children(os.getpid()))
     with subprocess.Popen(["sleep", "999"], start_new_session=True):
         monkeypatch.setattr(os, "getpgid", lambda _pid: group)
         monkeypatch.setattr(os, "killpg", lambda number, _signal: signalled.append(number))
-        strays = Sweep()
+        strays = ProcessSweep()
         until("it is gone", lambda: not strays.step(spared)[1])
     assert signalled == []
 
 
 def test_zombies_hide_no_younger_child_from_the_memory_limit() -> None:
-    limit = len(tree.family(os.getpid())) + 2
+    limit = len(proc.process_with_descendants(os.getpid())) + 2
     ended = zombies(5)
     with sleeper() as alive:
-        assert alive in tree.family(os.getpid(), limit)
+        assert alive in proc.process_with_descendants(os.getpid(), limit)
     for pid in ended:
         os.waitpid(pid, 0)
 
@@ -368,48 +370,50 @@ def test_the_children_of_a_process_whose_main_thread_has_ended_are_found() -> No
         try:
             until(
                 "its main thread ended",
-                lambda: (one := tree.stat(parent.pid)) is not None and one.state == "Z",
+                lambda: (one := proc.read_stat(parent.pid)) is not None and one.state == "Z",
             )
-            until("its child", lambda: len(tree.children(parent.pid)) == 1)
-            [child] = tree.children(parent.pid)
-            assert {parent.pid, child} <= set(tree.family(os.getpid()))
+            until("its child", lambda: len(proc.children(parent.pid)) == 1)
+            [child] = proc.children(parent.pid)
+            assert {parent.pid, child} <= set(proc.process_with_descendants(os.getpid()))
             os.kill(child, signal.SIGKILL)
         finally:
             parent.kill()
 
 
-def dying(crew: Crew, since: float) -> Died:
-    """A worker of this crew that is dead; nothing but its orphans is left."""
+def dying(pool: WorkerPool, since: float) -> Died:
+    """A worker of this pool that is dead; nothing but its orphans is left."""
     fact = Died(0, 1 << 22, 1, 7, 1, "SIGKILL", 9, True)
-    crew._dying[0] = reap.Death(fact, since)
+    pool._dying[0] = reaper.Death(fact, since)
     return fact
 
 
-def idle_crew(told: list[Any]) -> Crew:
-    nursery: Any = SimpleNamespace(settings=Settings(max_workers=1))
-    return Crew(nursery, 0, told.append)
+def idle_pool(told: list[Any]) -> WorkerPool:
+    template: Any = SimpleNamespace(settings=Settings(max_workers=1))
+    return WorkerPool(template, 0, told.append)
 
 
 def test_children_that_are_only_frozen_when_the_sweep_gives_up_are_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[Any] = []
-    crew = idle_crew(told)
-    fact = dying(crew, 0.0)
+    pool = idle_pool(told)
+    fact = dying(pool, 0.0)
     with sleeper() as child:
         with monkeypatch.context() as patch:
-            freeze = Sweep._freeze
-            patch.setattr(Sweep, "_freeze", lambda self, found: freeze(self, found) or True)  # it never ends
-            crew.bury(reap.SWEEP_GIVE_UP_SECONDS - 1.0)
+            freeze = ProcessSweep._freeze
+            patch.setattr(
+                ProcessSweep, "_freeze", lambda self, found: freeze(self, found) or True
+            )  # it never ends
+            pool.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS - 1.0)
             until("it is frozen", lambda: stands(child))
             assert told == []
-            crew.bury(reap.SWEEP_GIVE_UP_SECONDS + 1.0)
+            pool.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS + 1.0)
         assert told == [fact]
         assert fact.stuck == [], "it was not sent SIGKILL before"
 
         def freed() -> bool:
-            crew.bury(reap.SWEEP_GIVE_UP_SECONDS + 2.0)
-            return not crew._dying
+            pool.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS + 2.0)
+            return not pool._dying
 
         until("its slot is free", freed)
         assert not is_alive(child)
@@ -417,62 +421,64 @@ def test_children_that_are_only_frozen_when_the_sweep_gives_up_are_killed(
 
 def test_the_death_of_a_worker_with_thousands_of_stuck_children_fits_in_a_packet(immortal: set[int]) -> None:
     told: list[Any] = []
-    crew = idle_crew(told)
-    fact = dying(crew, 0.0)
+    pool = idle_pool(told)
+    fact = dying(pool, 0.0)
     with contextlib.ExitStack() as stack:
         children = [stack.enter_context(sleeper()) for _ in range(25)]
         immortal.update(children)
-        crew.bury(0.5)
-        until("all are sent SIGKILL", lambda: crew.bury(1.0) is None and crew._sweep.is_waiting)
-        crew.bury(reap.KERNEL_HANG_SECONDS + 1.0)
+        pool.reap_dead(0.5)
+        until(
+            "all are sent SIGKILL", lambda: pool.reap_dead(1.0) is None and pool._sweep.is_waiting_for_kernel
+        )
+        pool.reap_dead(reaper.KERNEL_HANG_SECONDS + 1.0)
         assert told == [fact]
         assert len(fact.stuck) == 21
         assert fact.stuck[-1] == "5 more"
-        assert crew._dying[0].stuck == set(children), "the slot is kept for all of them"
+        assert pool._dying[0].stuck == set(children), "the slot is kept for all of them"
 
 
 def test_a_child_of_another_user_is_named_and_does_not_keep_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `sudo` does under a host that is not root."""
     told: list[Any] = []
-    crew = idle_crew(told)
-    fact = dying(crew, 0.0)
+    pool = idle_pool(told)
+    fact = dying(pool, 0.0)
     with sleeper() as child:
         monkeypatch.setattr(sweep, "_send", lambda pid, number: False)
-        fact.left = [f"sleep (pid {child})", "other (pid 1)"]
-        crew.bury(0.5)
+        fact.killed_children = [f"sleep (pid {child})", "other (pid 1)"]
+        pool.reap_dead(0.5)
         assert told == []
-        crew.bury(reap.KERNEL_HANG_SECONDS + 1.0)
+        pool.reap_dead(reaper.KERNEL_HANG_SECONDS + 1.0)
         assert told == [fact]
         assert fact.stuck == []
         assert [text.split()[0] for text in fact.foreign] == [str(child)]
-        assert fact.left == ["other (pid 1)"], "it was not killed"
-        crew.bury(reap.KERNEL_HANG_SECONDS + 1.1)
-        assert crew._dying == {}
+        assert fact.killed_children == ["other (pid 1)"], "it was not killed"
+        pool.reap_dead(reaper.KERNEL_HANG_SECONDS + 1.1)
+        assert pool._dying == {}
         assert is_alive(child)
 
 
-@pytest.mark.parametrize("look", [tree.children, tree.family, tree.stat])
+@pytest.mark.parametrize("look", [proc.children, proc.process_with_descendants, proc.read_stat])
 def test_a_process_that_proc_hides_has_no_children(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """`hidepid` refuses looks at processes of other users."""
 
     def refuse(*_args: object) -> Any:
         raise PermissionError("hidden")
 
-    monkeypatch.setattr(tree.os, "listdir", refuse)
-    monkeypatch.setattr(tree, "read", refuse)
+    monkeypatch.setattr(proc.os, "listdir", refuse)
+    monkeypatch.setattr(proc, "read_file", refuse)
     assert look(4711) in ([], [4711], None)
 
 
 UNPRIVILEGED = """
 import os, subprocess
-from pgworkers.process.sweep import Sweep
+from pgworkers.linux.sweep import ProcessSweep
 
 child = subprocess.Popen(["sleep", "999"])
 os.setresuid(12345, 12345, 0)
-strays = Sweep()
+strays = ProcessSweep()
 found = [strays.step(()) for _ in range(3)]
-print([killed for killed, _ in found], found[-1][1] == [child.pid], strays.is_waiting)
-print(strays.refused([child.pid]) == {child.pid}, strays.killed([child.pid]), child.poll())
+print([killed for killed, _ in found], found[-1][1] == [child.pid], strays.is_waiting_for_kernel)
+print(strays.not_permitted([child.pid]) == {child.pid}, strays.unkillable([child.pid]), child.poll())
 os.setresuid(0, 0, 0)
 child.kill()
 """

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from play import Died, Play, until
 
-from pgworkers.process import frames, tickets
-from pgworkers.process.scoreboard import now
-from pgworkers.worker.messages import Kind, Order, head
+from pgworkers.clock import boottime_ns
+from pgworkers.ipc import frames, tickets
+from pgworkers.worker.messages import FrameKind, Order, encode_order_header
 
 APP = """
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -58,14 +58,16 @@ def test_what_the_master_takes_back_is_never_begun(tmp_path: Path) -> None:
         begun(tmp_path)
         for job in range(2, 6):
             worker.order(job, "quick", n=job)
-        assert tickets.left(worker.reads) == 4
-        assert tickets.take_all(worker.reads) == [(job, 1) for job in range(2, 6)]
-        tickets.write(worker.writes, [(3, 1), (5, 1)])  # two of them again: their orders are in the socket
+        assert tickets.count_remaining(worker.reads) == 4
+        assert tickets.take_remaining(worker.reads) == [(job, 1) for job in range(2, 6)]
+        tickets.write_tickets(
+            worker.writes, [(3, 1), (5, 1)]
+        )  # two of them again: their orders are in the socket
         worker.order(6, "quick", n=6)
         (tmp_path / "open").touch()
         assert worker.report(1).outcome == "done"
         assert [bytes(worker.report(job).result) for job in (3, 5, 6)] == [b"3", b"5", b"6"]
-        assert worker.take(Kind.REPORT) is None
+        assert worker.take(FrameKind.REPORT) is None
 
 
 @pytest.mark.parametrize("how", ["holds_the_gil", "stopped", "dead"])
@@ -81,7 +83,7 @@ def test_taking_back_needs_nothing_of_the_worker(tmp_path: Path, how: str) -> No
         if how == "dead":
             os.kill(worker.pid, signal.SIGKILL)
             assert play.fact(Died).job == 1
-        assert tickets.take_all(worker.reads) == [(2, 1), (3, 1)]
+        assert tickets.take_remaining(worker.reads) == [(2, 1), (3, 1)]
         os.kill(worker.pid, signal.SIGCONT) if how == "stopped" else None
         (tmp_path / "open").touch()
         if how == "stopped":
@@ -102,13 +104,13 @@ def test_every_ticket_has_one_reader(tmp_path: Path) -> None:
             first, end = end, end + 50
             for job in range(first, end):
                 worker.order(job, "quick", n=job)
-            while tickets.left(worker.reads) > 20:
+            while tickets.count_remaining(worker.reads) > 20:
                 pass
-            back |= {job for job, _ in tickets.take_all(worker.reads)}
+            back |= {job for job, _ in tickets.take_remaining(worker.reads)}
             wanted = set(range(1, end)) - back
 
             def all_ran(wanted: set[int] = wanted) -> bool:
-                while (frame := worker.take(Kind.REPORT)) is not None:
+                while (frame := worker.take(FrameKind.REPORT)) is not None:
                     assert frame.job not in ran
                     ran.add(frame.job)
                 return ran >= wanted
@@ -124,10 +126,10 @@ def test_a_worker_says_ready_when_it_is_called(tmp_path: Path) -> None:
     with Play(tmp_path, APP) as play:
         worker = play.worker()
         os.kill(worker.pid, signal.SIGSTOP)
-        tickets.write(worker.writes, [tickets.CALL])
-        assert worker.take(Kind.READY) is None
+        tickets.write_tickets(worker.writes, [tickets.READY_REQUEST])
+        assert worker.take(FrameKind.READY) is None
         os.kill(worker.pid, signal.SIGCONT)
-        until("READY", lambda: worker.take(Kind.READY))
+        until("READY", lambda: worker.take(FrameKind.READY))
         assert worker.run(1, "quick", n=1).outcome == "done"
 
 
@@ -144,25 +146,25 @@ def test_the_deadline_of_a_job_counts_while_it_waits_and_that_of_an_attempt_does
         worker.order(1, "gated")
         begun(tmp_path)
         null = msgspec.Raw(b"null")
-        soon = now() + int(0.05 * 1e9)
+        soon = boottime_ns() + int(0.05 * 1e9)
         late = Order("quick", "q", 1, 0, None, None, null, null, [], deadline=soon)
-        worker.sock.send(frames.encode(Kind.ORDER, 2, 1, head(late) + b'{"n": 2}'))
-        tickets.write(worker.writes, [(2, 1)])
+        worker.sock.send(frames.encode(FrameKind.ORDER, 2, 1, encode_order_header(late) + b'{"n": 2}'))
+        tickets.write_tickets(worker.writes, [(2, 1)])
         worker.order(3, "quick", n=3, timeout=30.0)
-        while now() <= soon:
+        while boottime_ns() <= soon:
             time.sleep(0.01)
         (tmp_path / "open").touch()
         report = worker.report(2)
-        assert (report.outcome, report.reason, report.started) == ("stopped", "deadline", False)
+        assert (report.outcome, report.reason, report.has_started) == ("stopped", "deadline", False)
         assert worker.report(3).outcome == "done"
 
 
 def test_nothing_begins_beyond_the_term_of_its_lease(tmp_path: Path) -> None:
-    with Play(tmp_path, APP, term=-1.0) as play:
+    with Play(tmp_path, APP, lease_seconds=-1.0) as play:
         worker = play.worker()
         worker.order(1, "gated")
         report = worker.report(1)
-        assert (report.outcome, report.started, report.reason) == ("stopped", False, None)
+        assert (report.outcome, report.has_started, report.reason) == ("stopped", False, None)
         assert not (tmp_path / "begun").exists()
-        play.term.move(time.clock_gettime(time.CLOCK_BOOTTIME) + 3600.0)  # a renewal held
+        play.lease.extend_to(time.clock_gettime(time.CLOCK_BOOTTIME) + 3600.0)  # a renewal held
         assert msgspec.json.decode(worker.run(2, "quick", n=7).result) == 7

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from play import Crewman, Died, Exit, Forked, Play, Scale, is_alive, until
+from play import Died, Exit, Forked, Play, PlayedWorker, Scale, is_alive, until
 
-from pgworkers.process import tree
-from pgworkers.worker.messages import Kind
+from pgworkers.linux import proc
+from pgworkers.worker.messages import FrameKind
 
 APP = """
 def child_of(how: str) -> int:
@@ -114,13 +114,13 @@ def test_the_cause_of_death(play: Play, how: str, status: str, number: int, has_
     worker.order(7, "crash", lease=2, how=how)
     died = play.fact(Died)
     assert (died.slot, died.pid, died.job, died.lease) == (0, worker.pid, 7, 2)
-    assert (died.status, died.signal, died.ready, died.oom) == (status, number, True, False)
+    assert (died.status, died.signal, died.was_ready, died.is_oom) == (status, number, True, False)
     assert (died.reason, died.rungs) == (None, [])
     assert ("guilty_crash" in (died.stack or "")) == has_stack
     assert died.output == "about to crash\n"
     assert died.peak_rss > 1 << 20
     assert died.cpu < 5
-    assert worker.take(Kind.REPORT) is None
+    assert worker.take(FrameKind.REPORT) is None
     assert play.worker(other_than=worker.pid).run(8, "pid").outcome == "done"
 
 
@@ -130,11 +130,11 @@ def test_a_handler_that_closes_every_descriptor_is_named(play: Play, then: str) 
     worker = play.worker()
     worker.order(7, "closes", lease=2, then=then)
     died = play.fact(Died)
-    assert (died.job, died.lease, died.closed) == (7, 2, True)
+    assert (died.job, died.lease, died.has_closed_channel) == (7, 2, True)
     other = play.worker(other_than=worker.pid)
     assert other.run(8, "pid").outcome == "done"
     other.order(9, "crash", how="exit")
-    assert not play.fact(Died).closed
+    assert not play.fact(Died).has_closed_channel
 
 
 def test_kill_9_of_an_idle_worker_has_no_job(play: Play) -> None:
@@ -142,7 +142,7 @@ def test_kill_9_of_an_idle_worker_has_no_job(play: Play) -> None:
     worker.run(1, "pid")
     os.kill(worker.pid, signal.SIGKILL)
     died = play.fact(Died)
-    assert (died.job, died.lease, died.status, died.ready) == (0, 0, "SIGKILL", True)
+    assert (died.job, died.lease, died.status, died.was_ready) == (0, 0, "SIGKILL", True)
     play.worker(other_than=worker.pid)
 
 
@@ -156,7 +156,9 @@ def test_deaths_at_once_are_all_told(tmp_path: Path) -> None:
         assert gone == {worker.pid for worker in first}
         for worker in first:
             play.worker(worker.slot, other_than=worker.pid)
-        zombies = [s for pid in tree.children(play.process.pid) if (s := tree.stat(pid)) and s.state == "Z"]
+        zombies = [
+            s for pid in proc.children(play.process.pid) if (s := proc.read_stat(pid)) and s.state == "Z"
+        ]
         assert not zombies
 
 
@@ -201,7 +203,7 @@ def test_the_children_of_a_neighbour_are_never_touched(tmp_path: Path) -> None:
             play.fact(Died)
             assert is_alive(child)
             victim = play.worker(1, other_than=victim.pid)
-        parent = tree.stat(child)
+        parent = proc.read_stat(child)
         assert parent is not None
         assert parent.ppid == neighbour.pid, "orphans of a living worker are its own"
         play.stop(neighbour, 1, ask=0, rais=0)
@@ -216,14 +218,14 @@ def test_a_forked_child_that_returns_from_the_handler_reports_nothing(play: Play
     assert child > 0
     assert not is_alive(child)
     assert int(bytes(worker.run(2, "pid").result)) == worker.pid
-    assert worker.take(Kind.REPORT) is None
+    assert worker.take(FrameKind.REPORT) is None
 
 
 def test_zombies_are_reaped(play: Play) -> None:
     worker = play.worker()
     zombie = int(bytes(worker.run(1, "leaves_a_zombie").result))
-    assert tree.stat(zombie) is None
-    assert tree.children(worker.pid) == []
+    assert proc.read_stat(zombie) is None
+    assert proc.children(worker.pid) == []
 
 
 def test_multiprocessing_works_in_a_handler(play: Play) -> None:
@@ -232,32 +234,32 @@ def test_multiprocessing_works_in_a_handler(play: Play) -> None:
         assert bytes(worker.run(job, "multiprocess", n=10).result) == b"45"
 
 
-def all_gone(play: Play, crew: list[Crewman], *others: int) -> bool:
-    return not any(is_alive(pid) for pid in (play.process.pid, *(w.pid for w in crew), *others))
+def all_gone(play: Play, workers: list[PlayedWorker], *others: int) -> bool:
+    return not any(is_alive(pid) for pid in (play.process.pid, *(w.pid for w in workers), *others))
 
 
 @pytest.mark.parametrize("how", ["daemon", "plain"])
 def test_a_closed_control_socket_is_the_end_of_everything(tmp_path: Path, how: str) -> None:
     with Play(tmp_path, APP, workers=3) as play:
-        crew = [play.worker(slot) for slot in range(3)]
-        crew[0].order(1, "leaves_and_hangs", how=how)
-        crew[1].order(2, "hang", label="x")
+        workers = [play.worker(slot) for slot in range(3)]
+        workers[0].order(1, "leaves_and_hangs", how=how)
+        workers[1].order(2, "hang", label="x")
         child = read_child(tmp_path)
         play.control.sock.close()
         play.gone = True
         until(
             "an empty tree",
-            lambda: all_gone(play, crew, child) or (play.process.poll(), False)[1],
+            lambda: all_gone(play, workers, child) or (play.process.poll(), False)[1],
         )
 
 
 def test_the_death_of_the_supervisor_takes_its_workers(tmp_path: Path) -> None:
     with Play(tmp_path, APP, workers=3) as play:
-        crew = [play.worker(slot) for slot in range(3)]
-        crew[1].order(2, "hang", label="x")
+        workers = [play.worker(slot) for slot in range(3)]
+        workers[1].order(2, "hang", label="x")
         until("the start", (tmp_path / "started").exists)
         os.kill(play.process.pid, signal.SIGKILL)
-        until("an empty tree", lambda: all_gone(play, crew) or (play.process.poll(), False)[1])
+        until("an empty tree", lambda: all_gone(play, workers) or (play.process.poll(), False)[1])
 
 
 def test_a_worker_whose_master_is_gone_ends_itself(tmp_path: Path) -> None:
@@ -304,15 +306,15 @@ def test_scaling_up_forks_and_scaling_down_forks_no_replacements(tmp_path: Path)
     with Play(tmp_path, APP, workers=1) as play:
         play.worker(0)
         play.send(Scale(3))
-        crew = [play.worker(slot) for slot in range(3)]
+        workers = [play.worker(slot) for slot in range(3)]
         play.send(Scale(1))
         play.obeyed()  # a death that it sees before the order would be replaced
-        for worker in crew[1:]:
+        for worker in workers[1:]:
             worker.close()
         assert {play.fact(Died).slot, play.fact(Died).slot} == {1, 2}
-        os.kill(crew[0].pid, signal.SIGKILL)
+        os.kill(workers[0].pid, signal.SIGKILL)
         play.fact(Died)
-        play.worker(0, other_than=crew[0].pid)
+        play.worker(0, other_than=workers[0].pid)
         assert len([fact for fact in play.facts if isinstance(fact, Forked)]) == 4
 
 
@@ -326,7 +328,7 @@ def test_fault_points(tmp_path: Path, point: str, job_told: int, report: bool) -
         worker.order(1, "pid")
         died = play.fact(Died)
         assert (died.job, died.status) == (job_told, "SIGKILL")
-        assert (worker.take(Kind.REPORT) is not None) == report
+        assert (worker.take(FrameKind.REPORT) is not None) == report
 
 
 def test_the_master_dies_between_fork_and_prctl(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import Crewman, Play, until
+from play import Play, PlayedWorker, until
 
 APP = """
 @app.task
@@ -30,7 +30,7 @@ def modules() -> list[str]: return sorted(sys.modules)
 SLACK = 24 << 20
 
 
-def resident(worker: Crewman) -> int:
+def resident(worker: PlayedWorker) -> int:
     return int(Path(f"/proc/{worker.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 

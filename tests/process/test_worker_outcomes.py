@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from play import Booted, Play, until
 
-from pgworkers.worker.messages import Kind, Progress
+from pgworkers.worker.messages import FrameKind, Progress
 
 APP = """
 from dataclasses import dataclass
@@ -100,7 +100,12 @@ def test_a_result(play: Play) -> None:
     booted = play.fact(Booted)
     assert booted.modules > 50
     report = play.worker().run(1, "add", a=2, b=3)
-    assert (report.outcome, bytes(report.result), report.started, report.last) == ("done", b"5", True, False)
+    assert (report.outcome, bytes(report.result), report.has_started, report.is_last) == (
+        "done",
+        b"5",
+        True,
+        False,
+    )
     assert report.peak_rss > 1 << 20
     assert report.output is None
 
@@ -166,18 +171,18 @@ def test_control_by_exception(play: Play) -> None:
     }
     for job, (kind, told) in enumerate(expected.items(), 1):
         report = worker.run(job, "steer", kind=kind)
-        assert (report.outcome, report.after, report.error) == told
+        assert (report.outcome, report.retry_after, report.error) == told
 
 
 def test_a_backoff_function_runs_in_the_worker(play: Play) -> None:
-    assert play.worker().run(1, "own_curve", attempt=3).after == 21.0
+    assert play.worker().run(1, "own_curve", attempt=3).retry_after == 21.0
 
 
 def test_unknown_tasks_and_wrong_arguments_are_errors(play: Play) -> None:
     worker = play.worker()
     assert "no task 'ghost'" in (worker.run(1, "ghost").error or "")
     unfit = worker.run(2, "add", a=1, b="x")
-    assert (unfit.outcome, (unfit.error or "")[:19]) == ("unfit", "UnfitArguments: add")
+    assert (unfit.outcome, (unfit.error or "")[:25]) == ("unfit", "StoredArgumentsError: add")
     assert worker.run(3, "add", a=1, b=1).outcome == "done"
 
 
@@ -225,7 +230,7 @@ def test_progress_and_checkpoint_are_flushed_while_the_handler_runs(play: Play, 
     (tmp_path / "go").touch()
     report = worker.report(1)
     assert bytes(report.result) == b"3"
-    late = worker.take(Kind.PROGRESS, 1)  # a beat may have come after the change as well
+    late = worker.take(FrameKind.PROGRESS, 1)  # a beat may have come after the change as well
     last = report.checkpoint if late is None else msgspec.json.decode(late.body, type=Progress).checkpoint
     assert bytes(last) == b'{"old":3,"page":13}'
     assert bytes(report.progress) == b"null"
@@ -253,10 +258,10 @@ def test_a_worker_has_exactly_the_descriptors_it_needs(tmp_path: Path) -> None:
             dump = f"/memfd:pgworkers-dump-q-{slot} (deleted)"
             assert [names.pop(fd) for fd in (0, 1, 2)] == ["/dev/null", output, output]
             left = sorted(name.partition(":[")[0] for name in names.values())
-            shelf = "/memfd:pgworkers-shelf (deleted)"
-            term = "/memfd:pgworkers-term (deleted)"
+            page = "/memfd:pgworkers-report-page (deleted)"
+            lease = "/memfd:pgworkers-lease-deadline (deleted)"
             refs = f"/proc/{worker.pid}/clear_refs"
-            assert left == sorted([output, dump, shelf, term, "socket", "pipe", refs])
+            assert left == sorted([output, dump, page, lease, "socket", "pipe", refs])
             pipe = next(int(fd) for fd, name in names.items() if name.startswith("pipe:"))
             flags = Path(f"/proc/{worker.pid}/fdinfo/{pipe}").read_text().split("flags:")[1].split()[0]
             assert int(flags, 8) & os.O_ACCMODE == os.O_RDONLY, "only the master can write a ticket"

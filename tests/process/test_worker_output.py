@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from play import Died, Play, until
 
-from pgworkers.supervisor.capture import Capture
-from pgworkers.supervisor.messages import Dropped
-from pgworkers.supervisor.screen import WAITING, Screen
+from pgworkers.supervisor.messages import BytesDropped
+from pgworkers.supervisor.output import MAX_WAITING_BYTES, OutputCapture, OutputScreen
 
 APP = """
 @app.task
@@ -86,7 +85,7 @@ def test_nobody_reads_the_screen(tmp_path: Path) -> None:
             worker.order(2, "crash", text="x")
             assert play.fact(Died).job == 2
             assert play.worker(other_than=worker.pid).run(3, "say", text="fine").outcome == "done"
-            dropped = play.fact(Dropped).count
+            dropped = play.fact(BytesDropped).count
             os.set_blocking(reader, False)
             shown = bytearray()
 
@@ -103,7 +102,7 @@ def test_nobody_reads_the_screen(tmp_path: Path) -> None:
         if writer >= 0:
             os.close(writer)
     lines = bytes(shown).splitlines()
-    confession = b"[pgworkers: %d bytes of output were not shown: nobody read them in time]" % dropped
+    confession = b"[pgworkers: dropped %d bytes of output: stderr was not read in time]" % dropped
     assert lines.count(confession) == 1, "on a line of its own"
     assert set(lines) - {confession} <= {b"x" * 99, b"the last line", b"no newline: x", b"fine"}, (
         "whole lines"
@@ -166,21 +165,21 @@ def test_however_many_workers_print_more_than_the_screen_takes_the_memory_has_on
     """The screen takes a little at every look, so it is not stuck: they share what may wait, and the rest is counted."""
     line = b"y" * 99 + b"\n"
     reader, writer = os.pipe()
-    screen = Screen(writer)
-    captures = [Capture(f"test-{n}", 16 << 10) for n in range(6)]
+    screen = OutputScreen(writer)
+    captures = [OutputCapture(f"test-{n}", 16 << 10) for n in range(6)]
     try:
         os.write(captures[0].output, line * 600_000)
-        assert screen.pass_on(captures, False), "60 MB of one alone wait"
-        assert screen.take_dropped() == 0
+        assert screen.relay(captures, False), "60 MB of one alone wait"
+        assert screen.take_dropped_count() == 0
         for capture in captures[1:]:
             os.write(capture.output, line * 300_000)
-        printed = sum(capture.behind for capture in captures)
+        printed = sum(capture.unrelayed_bytes for capture in captures)
         shown = len(os.read(reader, 1 << 16))
-        assert screen.pass_on(captures, False)
+        assert screen.relay(captures, False)
         held = sum(os.stat(capture.output).st_blocks * 512 for capture in captures)
-        assert held <= WAITING, f"{held >> 20} MB"
-        left = sum(capture.behind for capture in captures)
-        assert shown >= printed - left - screen.take_dropped() > 0, "what is not shown is counted"
+        assert held <= MAX_WAITING_BYTES, f"{held >> 20} MB"
+        left = sum(capture.unrelayed_bytes for capture in captures)
+        assert shown >= printed - left - screen.take_dropped_count() > 0, "what is not shown is counted"
     finally:
         for fd in (reader, writer, *screen.descriptors):
             os.close(fd)

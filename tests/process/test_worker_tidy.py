@@ -98,7 +98,7 @@ def test_everything_is_put_back(play: Play) -> None:
     before = msgspec.json.decode(bytes(worker.run(1, "state").result))
     for job, kind in enumerate(KINDS, 2):
         report = worker.run(job, "mess", kind=kind)
-        assert (report.outcome, report.last) == ("done", False), (kind, report.error)
+        assert (report.outcome, report.is_last) == ("done", False), (kind, report.error)
         after = msgspec.json.decode(bytes(worker.run(100 + job, "state").result))
         assert after == before, kind
     assert bytes(worker.run(199, "noted").result) == b"[true,true]", "what is noted is still what it was"
@@ -165,7 +165,7 @@ def test_a_process_that_cannot_be_repaired_has_done_its_last_job(tmp_path: Path)
     """
     with Play(tmp_path, source) as play:
         worker = play.worker()
-        assert worker.run(1, "drop_rights").last is True
+        assert worker.run(1, "drop_rights").is_last is True
         assert play.fact(Died).status == "exit 0"
         assert bytes(play.worker(other_than=worker.pid).run(2, "user").result) == b"0"
 
@@ -182,7 +182,7 @@ def test_a_lowered_hard_limit_does_not_reach_the_next_job(tmp_path: Path) -> Non
     with Play(tmp_path, source) as play:
         worker = play.worker()
         before = bytes(worker.run(1, "limit").result)
-        last = worker.run(2, "lower").last
+        last = worker.run(2, "lower").is_last
         if last:
             assert play.fact(Died).status == "exit 0"
             worker = play.worker(other_than=worker.pid)
@@ -204,16 +204,18 @@ def test_a_handler_that_takes_every_descriptor_is_still_reported(tmp_path: Path)
     with Play(tmp_path, source) as play:
         worker = play.worker()
         report = worker.run(1, "take_all")
-        assert (bytes(report.result), report.last) == (b'"Too many open files"', True)
+        assert (bytes(report.result), report.is_last) == (b'"Too many open files"', True)
         assert play.fact(Died).status == "exit 0"
         assert bytes(play.worker(other_than=worker.pid).run(2, "fine").result) == b"1"
 
 
 def test_tasks_left_on_the_event_loop_are_cancelled(play: Play) -> None:
     worker = play.worker()
-    assert worker.run(1, "leaves_a_task", stubborn=False).last is False
+    assert worker.run(1, "leaves_a_task", stubborn=False).is_last is False
     assert bytes(worker.run(2, "tasks").result) == b"1"
-    assert worker.run(3, "leaves_a_task", stubborn=True).last is True, "one that swallows it ends the worker"
+    assert worker.run(3, "leaves_a_task", stubborn=True).is_last is True, (
+        "one that swallows it ends the worker"
+    )
     assert play.fact(Died).status == "exit 0"
 
 

@@ -23,8 +23,8 @@ from support.ledger import audit, read
 from support.server import migrated
 from support.tree import FAST, Forest, wait_for
 
-from pgworkers.postgres import embedded_account as accounts
-from pgworkers.postgres import embedded_binaries as binaries
+from pgworkers.embedded import account as accounts
+from pgworkers.embedded import binaries
 from proof.stage import PACKAGE, Finding, boottime
 
 PORT = 5432
@@ -51,8 +51,8 @@ class Node:
 
     def __init__(self, home: Path) -> None:
         home.mkdir(mode=0o755)
-        self._account = accounts.choose(home, None)
-        self._programs = binaries.find(self._account, None, (home / "store",), None)
+        self._account = accounts.choose_account(home, None)
+        self._programs = binaries.find_binaries(self._account, None, (home / "store",), None)
         self.data, self.socket = home / "data", home / "s"
         accounts.make_private(self.socket, self._account)
         accounts.make_private(self.data, self._account)
@@ -94,7 +94,9 @@ class Node:
         self._do("pg_ctl", "promote", "-w", "-t", "60", "-D", self.data)
 
     def stop(self) -> None:
-        accounts.run(self._account, [self._programs.program("pg_ctl"), "stop", "-m", "fast", "-D", self.data])
+        accounts.run_as(
+            self._account, [self._programs.program("pg_ctl"), "stop", "-m", "fast", "-D", self.data]
+        )
 
     def dsn(self, database: str = "postgres") -> str:
         return make_conninfo(host=str(self.socket), port=PORT, user="postgres", dbname=database)
@@ -109,7 +111,7 @@ class Node:
         )
 
     def _do(self, program: str, *words: str | Path) -> None:
-        said = accounts.run(self._account, [self._programs.program(program), *words])
+        said = accounts.run_as(self._account, [self._programs.program(program), *words])
         assert said is not None, (
             f"{program} {' '.join(map(str, words))[:200]} failed; see {self.data / 'log'}"
         )

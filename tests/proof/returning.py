@@ -8,8 +8,8 @@ import uuid
 import psycopg
 from support.tree import wait_for
 
-from pgworkers.job import host
-from pgworkers.job.claim import Wants, claim
+from pgworkers.job import hosts
+from pgworkers.job.claim import QueueCapacity, claim
 from pgworkers.postgres.statements import run
 from pgworkers.settings import Settings
 from proof.stage import Finding, Site, Stage, beginning, within
@@ -32,10 +32,15 @@ def rescue(stage: Stage, *, quick: bool) -> list[Finding]:
         wait_for(lambda: not site.living()[0].worker_pids(), what="no worker here")
         site.command("queues", "resume", "default")
         lost = str(uuid.uuid4())
-        run(site.db, "pgworkers", host.register(lost, "lost", 1, "", "app.py", "", ["default"], [], lease))
+        run(
+            site.db,
+            "pgworkers",
+            hosts.register_host(lost, "lost", 1, "", "app.py", "", ["default"], [], lease),
+        )
         began = time.monotonic()
         held = sum(
-            len(run(site.db, "pgworkers", claim(lost, [Wants("default", 100)], ["work"]))) for _ in range(10)
+            len(run(site.db, "pgworkers", claim(lost, [QueueCapacity("default", 100)], ["work"])))
+            for _ in range(10)
         )
         assert held == COUNT, held
         again, refused = _duplicates(site)
@@ -79,7 +84,7 @@ def _held(site: Site, lost: str) -> int:
 
 def _sweeps(site: Site) -> int:
     """How many performances of the duty took jobs: statements less than a second apart are one."""
-    mark = beginning("job/backend")  # sent after each statement that took jobs
+    mark = beginning("job/handler_session_end")  # sent after each statement that took jobs
     times = site.logged(mark)
     return sum(1 for n, at in enumerate(times) if n == 0 or (at - times[n - 1]).total_seconds() > 1.0)
 

@@ -22,20 +22,20 @@ from support.server import Server, migrated
 from support.tree import Forest, Master, wait_for
 
 import pgworkers
-from pgworkers.postgres.embedded import EmbeddedServer
+from pgworkers.embedded.server import EmbeddedServer
 from pgworkers.postgres.statements import Statement
 
 PACKAGE = Path(pgworkers.__file__).parent
 #: Statements that only a leader sends, by the file that holds them.
 DUTIES = (
-    "job/look",
-    "job/depth",
+    "job/due_duties",
+    "job/gauge_depth",
     "job/promote",
     "job/expire",
     "job/rescue",
-    "job/host_sweep",
-    "schedule/due",
-    "flow/batch_sweep",
+    "job/host_prune",
+    "schedule/fire_due",
+    "job/batch_settle_open",
 )
 LOCK = (
     "SELECT l.pid FROM pg_locks l WHERE locktype = 'advisory' AND granted AND classid = 1885828967"
@@ -61,7 +61,7 @@ def boottime() -> int:
 def beginning(statement: str) -> str:
     """What the server sees of a statement before its first parameter."""
     room, name = statement.split("/")
-    rendered = Statement.beside(str(PACKAGE / room / "__init__.py"), name).render("pgworkers")
+    rendered = Statement.from_file(str(PACKAGE / room / "__init__.py"), name).render("pgworkers")
     return rendered.decode().split("%(")[0]
 
 

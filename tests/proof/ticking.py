@@ -51,8 +51,8 @@ def mutant(directory: Path, *, guards: bool) -> Path:
     """A copy of the package without the leader's lock; without `guards` also without the guard of each tick."""
     package = directory / "mutant" / "pgworkers"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "job" / "lead_try.sql").write_text(EVERYBODY)
-    due = package / "schedule" / "due.sql"
+    (package / "job" / "leader_try.sql").write_text(EVERYBODY)
+    due = package / "schedule" / "fire_due.sql"
     assert LATE[0] in due.read_text(), due
     due.write_text(due.read_text().replace(*LATE))
     if not guards:

@@ -10,8 +10,8 @@ from support.desk import Desk
 from support.logins import NEWEST_ONLY, LoginDatabase
 from support.tree import Forest, Master
 
-from pgworkers.job import link
-from pgworkers.job.state import State
+from pgworkers.job import maintenance
+from pgworkers.job.model import JobState
 
 Session = psycopg.Connection[Any]
 
@@ -56,7 +56,7 @@ def test_an_open_transaction_of_an_enqueuer_keeps_no_end_unwritten(
             assert impatient(host).end(job) == "written"
         assert state(admin, parent) == "succeeded"
     assert state(admin, child) == "scheduled", "nobody has looked yet"
-    assert host.ask(link.link(100)) == 1
+    assert host.execute(maintenance.link_dependencies(100)) == 1
     assert state(admin, child) == "ready"
 
 
@@ -66,14 +66,14 @@ def test_an_enqueuer_that_holds_the_child_keeps_no_end_of_the_parent_unwritten(
     parent = enqueue(web)
     (job,) = host.take()
     child = enqueue(web, "child", after=[parent], unique_key="k")
-    host.ask(link.link(100))
+    host.execute(maintenance.link_dependencies(100))
     with web.transaction():
         enqueue(web, "child", unique_key="k", on_conflict="replace")
         with host.conn.transaction():
             assert impatient(host).end(job) == "written"
-        host.ask(link.link(100))
+        host.execute(maintenance.link_dependencies(100))
         assert state(admin, child) == "scheduled", "its row is held"
-    assert host.ask(link.link(100)) == 1
+    assert host.execute(maintenance.link_dependencies(100)) == 1
     assert state(admin, child) == "ready"
     assert admin.execute("SELECT count(*) FROM pgworkers.dependency").fetchone() == (0,)
 
@@ -86,13 +86,13 @@ def test_an_enqueuer_that_holds_one_child_of_a_failed_parent_keeps_no_other_from
     held = enqueue(web, "child", after=[parent], unique_key="k")
     behind = enqueue(web, "child", after=[held])
     free = enqueue(web, "child", after=[parent])
-    host.ask(link.link(100))
+    host.execute(maintenance.link_dependencies(100))
     with web.transaction():
         enqueue(web, "child", unique_key="k", on_conflict="replace")
         with host.conn.transaction():
-            assert impatient(host).end(job, State.DEAD) == "written"
+            assert impatient(host).end(job, JobState.DEAD) == "written"
         assert [state(admin, one) for one in (held, behind, free)] == ["scheduled", "scheduled", "cancelled"]
-    host.ask(link.link(100))
+    host.execute(maintenance.link_dependencies(100))
     assert [state(admin, one) for one in (held, behind)] == ["cancelled", "cancelled"]
 
 
@@ -121,7 +121,7 @@ def test_the_leader_settles_as_many_links_at_once_as_it_asks_for(web: Session, h
     parents = [enqueue(web) for _ in range(30)]
     for _ in range(3):
         enqueue(web, "child", after=parents)
-    assert [host.ask(link.link(40)) for _ in range(4)] == [40, 40, 10, 0]
+    assert [host.execute(maintenance.link_dependencies(40)) for _ in range(4)] == [40, 40, 10, 0]
 
 
 def test_a_job_has_a_bounded_number_of_followers_of_web(
@@ -151,7 +151,7 @@ def test_a_parent_that_is_gone_when_it_is_linked_is_called_unknown(
     parent = enqueue(web)
     child = enqueue(web, "child", after=[parent], on_failed=policy)
     admin.execute("DELETE FROM pgworkers.job WHERE id = %s", [parent])
-    assert host.ask(link.link(100)) == 1
+    assert host.execute(maintenance.link_dependencies(100)) == 1
     assert state(admin, child) == ("ready" if policy == "run" else "cancelled")
     said = admin.execute("SELECT error FROM pgworkers.jobs WHERE id = %s", [child]).fetchone()
     unknown = f"cancelled: job #{parent}, which it waited for, is unknown"

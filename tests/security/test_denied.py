@@ -15,7 +15,7 @@ from support.logins import DIRECT_ONLY, NEWEST_ONLY, LoginDatabase
 
 from pgworkers import App, PermissionDenied, QuotaExceeded
 from pgworkers.errors import DatabaseRefused
-from pgworkers.job import grant
+from pgworkers.job import enqueue_grants
 from pgworkers.postgres import migrate
 from pgworkers.postgres.statements import run
 
@@ -59,7 +59,9 @@ CALLS: dict[str, Callable[[App], Any]] = {
 def test_a_stranger_gets_an_error_of_ours(app_of: Callable[[str], App]) -> None:
     app = app_of("stranger")
     for call in CALLS.values():
-        with pytest.raises(PermissionDenied, match=r"permission denied .*GRANT .*docs/security.md"):
+        with pytest.raises(
+            PermissionDenied, match=r"permission denied .*GRANT .*docs/how-to/separate-logins.md"
+        ):
             call(app)
 
 
@@ -75,7 +77,7 @@ def test_an_enqueuer_is_told_which_role_may_do_it(app_of: Callable[[str], App]) 
 
 
 def test_a_quota_and_a_grant_are_errors_of_ours(app_of: Callable[[str], App], operator: Session) -> None:
-    run(operator, "pgworkers", grant.add("web", queue="a", max_waiting=1))
+    run(operator, "pgworkers", enqueue_grants.add_grant("web", queue="a", max_waiting=1))
     app = app_of("web")
     app.tasks["t"].enqueue()
     with pytest.raises(QuotaExceeded, match="nothing was enqueued"):
@@ -140,7 +142,7 @@ def test_a_refused_migration_says_what_was_tried_and_the_missing_grant(
         psycopg.connect(login_dsn("viewer"), autocommit=True) as conn,
         pytest.raises(PermissionDenied) as caught,
     ):
-        migrate.up(conn, "pgworkers", (*migrate.known(), more))
+        migrate.up(conn, "pgworkers", (*migrate.known_migrations(), more))
     assert "may not create tables in the schema pgworkers" in str(caught.value)
     assert "GRANT pgworkers_owner TO viewer" in str(caught.value)
 

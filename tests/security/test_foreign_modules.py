@@ -15,7 +15,7 @@ from support.logins import LoginDatabase
 from support.pooler import require_bouncer
 from support.tree import Forest
 
-from pgworkers.declare import dependencies
+from pgworkers import app_import
 
 ROOT = Path(__file__).parents[2]
 #: What a stranger would write: it says that it ran, and does not work.
@@ -38,7 +38,7 @@ def look(ctx: Ctx) -> list:
 
 def foreign(directory: Path, proof: Path) -> None:
     """A file with the name of each of our dependencies."""
-    for name in sorted(dependencies.NAMES):
+    for name in sorted(app_import.PROTECTED_MODULES):
         (directory / f"{name}.py").write_text(FOREIGN.format(proof=str(proof)))
 
 
@@ -98,7 +98,7 @@ def test_an_installed_app_does_not_bring_the_current_directory_along(tmp_path: P
     proof = tmp_path / "proof"
     (tmp_path / "statistics.py").write_text(FOREIGN.format(proof=str(proof)))
     code = (
-        "import sys\nfrom pgworkers.loading import load\nload('pgworkers.cli.benched:app')\n"
+        "import sys\nfrom pgworkers.app_import import import_app\nimport_app('pgworkers.cli.bench.app:app')\n"
         "import statistics\nprint(sys.path[:1])"
     )
     done = subprocess.run(
@@ -112,7 +112,7 @@ def test_an_installed_app_does_not_bring_the_current_directory_along(tmp_path: P
 def test_a_module_of_the_current_directory_that_is_named_is_found_there(tmp_path: Path) -> None:
     (tmp_path / "named.py").write_text("import other_of_it\nfrom pgworkers import App\napp = App()\n")
     (tmp_path / "other_of_it.py").write_text("")
-    code = "from pgworkers.loading import load\nload('named:app')"
+    code = "from pgworkers.app_import import import_app\nimport_app('named:app')"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code],
         cwd=tmp_path, env=clean_environ(), capture_output=True, text=True, check=False,
@@ -138,4 +138,4 @@ def test_every_dependency_is_guarded(group: str) -> None:
     wanted = project["optional-dependencies"][group] if group else project["dependencies"]
     names = {re.split(r"[\[<>=!]", one)[0].replace("-", "_") for one in wanted}
     known = {"opentelemetry_api": "opentelemetry"}
-    assert {known.get(name, name) for name in names} <= dependencies.NAMES
+    assert {known.get(name, name) for name in names} <= app_import.PROTECTED_MODULES

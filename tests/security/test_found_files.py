@@ -83,7 +83,7 @@ def test_a_foreign_directory_is_not_used_as_the_embedded_servers(
         assert f".pgworkers {why}" in said
         assert f"PGWORKERS_HOME={home}" in said
     assert list(home.iterdir()) == [], "nothing was made in it"
-    script = "import app\napp.app.client.address.dsn()\n"
+    script = "import app\napp.app.client.database.dsn()\n"
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=cli.cwd,

@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from psycopg.errors import ConfigurationLimitExceeded, InsufficientPrivilege
 
-from pgworkers.job import enqueue, queue
-from pgworkers.job.copying import copy_in
-from pgworkers.job.new import NewJob
+from pgworkers.job import enqueue, queues
+from pgworkers.job.copy import copy_jobs
+from pgworkers.job.model import NewJob
 from pgworkers.postgres.statements import run
 from pgworkers.specs import TaskSpec
 
@@ -26,7 +26,7 @@ def deployed(admin: Session) -> None:
         TaskSpec(name, "a", max_attempts=2, max_crashes=1, timeout=30.0, memory=64 << 20)
         for name in ("t", "u")
     ]
-    run(admin, "pgworkers", queue.declare_tasks(tasks))
+    run(admin, "pgworkers", queues.declare_tasks(tasks))
 
 
 def put(conn: Session, task: str = "t", **more: Any) -> int:
@@ -80,14 +80,14 @@ def test_the_concurrency_keys_of_schedules_are_refused(web: Session, worker: Ses
 
 
 def test_a_task_without_limits_gives_no_memory_away(web: Session, admin: Session) -> None:
-    run(admin, "pgworkers", queue.declare_tasks([TaskSpec("free", "a")]))
+    run(admin, "pgworkers", queues.declare_tasks([TaskSpec("free", "a")]))
     job = put(web, "free", timeout=3600.0, memory=1 << 40)
     assert row(admin, job, "timeout", "memory") == (timedelta(hours=1), None), "a timeout only restricts"
 
 
 @pytest.mark.parametrize("more", [{}, {"meta_json": '{"a": 1}'}], ids=["enqueue_now", "enqueue"])
 def test_the_priority_of_the_task_is_the_highest(web: Session, admin: Session, more: dict[str, str]) -> None:
-    run(admin, "pgworkers", queue.declare_tasks([TaskSpec("low", "a", priority=-5)]))
+    run(admin, "pgworkers", queues.declare_tasks([TaskSpec("low", "a", priority=-5)]))
     found = [
         row(admin, put(web, task, priority=asked, **more), "priority")[0]
         for task, asked in (("low", 2_000_000_000), ("low", -7), ("t", 1), ("unheard", 1), ("unheard", -1))
@@ -97,9 +97,9 @@ def test_the_priority_of_the_task_is_the_highest(web: Session, admin: Session, m
 
 def test_a_job_is_not_held_by_an_enqueuer(web: Session, worker: Session, admin: Session) -> None:
     with pytest.raises(InsufficientPrivilege, match="may not enqueue a held job"):
-        put(web, unique="k", held=True)
+        put(web, unique_key="k", is_held=True)
     assert admin.execute("SELECT count(*) FROM pgworkers.job").fetchone() == (0,)
-    assert put(worker, unique="k", held=True) > 0
+    assert put(worker, unique_key="k", is_held=True) > 0
 
 
 def test_operators_may_exceed_it(operator: Session, admin: Session) -> None:
@@ -110,8 +110,8 @@ def test_operators_may_exceed_it(operator: Session, admin: Session) -> None:
 def test_each_job_keeps_the_login_that_enqueued_it(
     web: Session, operator: Session, worker: Session, admin: Session
 ) -> None:
-    made = {put(web): "web", put(web, unique="k"): "web", put(operator): "operator"}
-    copy_in(worker, "pgworkers", [NewJob("t", queue="copied")])
+    made = {put(web): "web", put(web, unique_key="k"): "web", put(operator): "operator"}
+    copy_jobs(worker, "pgworkers", [NewJob("t", queue="copied")])
     found = dict(
         admin.execute("SELECT id, enqueued_by FROM pgworkers.job WHERE queue <> 'copied'").fetchall()
     )
@@ -125,18 +125,18 @@ def test_each_job_keeps_the_login_that_enqueued_it(
 
 
 def test_the_arguments_of_others_are_not_replaced(web: Session, operator: Session, admin: Session) -> None:
-    job = put(operator, args_json='{"a": 1}', unique="guessed")
+    job = put(operator, args_json='{"a": 1}', unique_key="guessed")
     with pytest.raises(InsufficientPrivilege, match="may not replace its arguments"):
-        put(web, args_json='{"a": 2}', unique="guessed", on_conflict="replace")
+        put(web, args_json='{"a": 2}', unique_key="guessed", on_conflict="replace")
     assert row(admin, job, "args") == ({"a": 1},)
     grant(operator, "web", may_replace=True)
-    assert put(web, args_json='{"a": 2}', unique="guessed", on_conflict="replace") == job
+    assert put(web, args_json='{"a": 2}', unique_key="guessed", on_conflict="replace") == job
     assert row(admin, job, "args") == ({"a": 2},)
 
 
 def test_ones_own_are_replaced(web: Session, admin: Session) -> None:
-    job = put(web, args_json='{"a": 1}', unique="k")
-    assert put(web, args_json='{"a": 2}', unique="k", on_conflict="replace") == job
+    job = put(web, args_json='{"a": 1}', unique_key="k")
+    assert put(web, args_json='{"a": 2}', unique_key="k", on_conflict="replace") == job
     assert row(admin, job, "args") == ({"a": 2},)
 
 
@@ -196,7 +196,7 @@ def test_operators_move_deadlines_and_others_do_not(
 
 def test_copy_is_no_side_door(web: Session, operator: Session) -> None:
     with pytest.raises(InsufficientPrivilege):
-        copy_in(web, "pgworkers", [NewJob("t", queue="a")])
+        copy_jobs(web, "pgworkers", [NewJob("t", queue="a")])
     for statement in (
         "INSERT INTO pgworkers.job (queue, task) VALUES ('a', 't')",
         "COPY pgworkers.job (queue, task) FROM STDIN",

@@ -19,7 +19,7 @@ from support.server import OwnServer
 from support.tree import Forest, Master, wait_for
 
 from pgworkers.doctor import server
-from pgworkers.doctor.server import Link
+from pgworkers.doctor.server import ConnectionSecurity
 
 #: A loopback address that no other server of the tests listens on, and that initdb's pg_hba.conf does not mention.
 ADDRESS = "127.3.9.11"
@@ -97,21 +97,21 @@ def tls_dsn(tmp_path: Path) -> Iterator[str]:
 def test_the_way_to_the_server_is_read_from_the_session(tls_dsn: str, tmp_path: Path) -> None:
     root = str(tmp_path / "server.crt")
     for options, link in (
-        ({"sslmode": "disable"}, Link(ADDRESS, False, "disable")),
-        ({"sslmode": "require"}, Link(ADDRESS, True, "require")),
-        ({"sslmode": "verify-full", "sslrootcert": root}, Link(ADDRESS, True, "verify-full")),
+        ({"sslmode": "disable"}, ConnectionSecurity(ADDRESS, False, "disable")),
+        ({"sslmode": "require"}, ConnectionSecurity(ADDRESS, True, "require")),
+        ({"sslmode": "verify-full", "sslrootcert": root}, ConnectionSecurity(ADDRESS, True, "verify-full")),
     ):
         with psycopg.connect(make_conninfo(tls_dsn, **options)) as conn:
-            found = server.link(conn)
+            found = server.connection_security(conn)
         assert found == link
-        far = Link("10.0.0.5", found.encrypted, found.sslmode)
-        assert server.encryption([far])[0].level == ("ok" if link.sslmode == "verify-full" else "warn")
-        assert server.encryption([found])[0].level == "ok", "a loopback address needs none"
+        far = ConnectionSecurity("10.0.0.5", found.is_encrypted, found.sslmode)
+        assert server.check_encryption([far])[0].level == ("ok" if link.sslmode == "verify-full" else "warn")
+        assert server.check_encryption([found])[0].level == "ok", "a loopback address needs none"
     with pytest.raises(psycopg.OperationalError):  # the broken twin: another name is not verified
         psycopg.connect(make_conninfo(tls_dsn, host="other.test", sslmode="verify-full", sslrootcert=root))
 
 
 def test_a_socket_needs_no_tls(dsn: str) -> None:
     with psycopg.connect(dsn) as conn:
-        assert server.link(conn).is_local
-        assert not server.link(conn).encrypted
+        assert server.connection_security(conn).is_local
+        assert not server.connection_security(conn).is_encrypted

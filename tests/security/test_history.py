@@ -10,18 +10,17 @@ from psycopg.errors import InsufficientPrivilege
 from support.desk import Desk
 from support.siege import not_refused
 
-from pgworkers.flow import batch
-from pgworkers.job import cancel, deadline, discard, enqueue, operation, purge, queue, request, requeue
-from pgworkers.job.copying import copy_in
-from pgworkers.job.new import NewJob
-from pgworkers.job.operation import Note
-from pgworkers.job.set_aside import set_loud_aside
-from pgworkers.job.state import State
+from pgworkers.job import batches, cancel, enqueue, operations, queues, requests, requeue
+from pgworkers.job.claim import end_oversized_jobs
+from pgworkers.job.copy import copy_jobs
+from pgworkers.job.model import JobState, NewJob
+from pgworkers.job.operations import OperationNote
+from pgworkers.limits import concurrency
 from pgworkers.postgres.statements import run
-from pgworkers.schedule import operate, show
+from pgworkers.schedule import definitions
 
 Session = psycopg.Connection[Any]
-NOTE = Note("wrong input", "anna@laptop")
+NOTE = OperationNote("wrong input", "anna@laptop")
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def dead(admin: Session) -> int:
     desk = Desk(admin, "pgworkers")
     desk.register()
     job = desk.run_one()
-    desk.end(job, State.DEAD, error="no")
+    desk.end(job, JobState.DEAD, error="no")
     return job.id
 
 
@@ -67,7 +66,7 @@ def test_an_operator_writes_neither_history_nor_its_trace(operator: Session, dea
 def traces(conn: Session, job: int) -> list[tuple[Any, ...]]:
     return [
         (one.verb, one.login, one.os_user, one.reason, one.state)
-        for one in run(conn, "pgworkers", operation.operations(job))
+        for one in run(conn, "pgworkers", operations.operations_of_job(job))
     ]
 
 
@@ -83,7 +82,7 @@ def test_a_retry_leaves_a_trace_of_the_end_that_it_took_away(
 def test_a_purge_leaves_a_trace_of_the_job_that_it_forgot(
     operator: Session, admin: Session, dead: int
 ) -> None:
-    assert run(operator, "pgworkers", purge.purge([dead], NOTE)) == [dead]
+    assert run(operator, "pgworkers", cancel.purge_dead([dead], NOTE)) == [dead]
     assert traces(operator, dead) == [("forget", "operator", "anna@laptop", "wrong input", "dead")]
     assert admin.execute("SELECT count(*) FROM pgworkers.attempt").fetchone() == (0,)
 
@@ -94,8 +93,8 @@ def test_cancel_and_discard_leave_a_trace(operator: Session, admin: Session) -> 
     running = desk.run_one().id
     first, second, third = desk.put(), desk.put(), desk.put()
     run(operator, "pgworkers", cancel.cancel_many([running, first], NOTE))
-    run(operator, "pgworkers", discard.discard(second, NOTE))
-    run(operator, "pgworkers", purge.purge_waiting([running, third], NOTE))
+    run(operator, "pgworkers", cancel.discard(second, NOTE))
+    run(operator, "pgworkers", cancel.purge_waiting([running, third], NOTE))
     said = ("operator", "anna@laptop", "wrong input", None)
     assert traces(admin, running) == [("cancel", *said)], "it runs: a purge does nothing to it"
     assert traces(admin, first) == [("cancel", *said)]
@@ -121,7 +120,7 @@ def test_a_change_of_the_retention_leaves_a_trace(operator: Session, admin: Sess
     admin.execute("INSERT INTO pgworkers.queue (name) VALUES ('q')")
     operator.execute("UPDATE pgworkers.queue SET retention = '0'")
     operator.execute("UPDATE pgworkers.queue SET paused = true")
-    run(operator, "pgworkers", queue.retain("q", None))
+    run(operator, "pgworkers", queues.set_retention("q", None))
     found = admin.execute("SELECT verb, queue, login, reason FROM pgworkers.operation ORDER BY id").fetchall()
     assert found == [
         ("retention", "q", "operator", "from the default to 00:00:00"),
@@ -136,7 +135,7 @@ def test_what_a_host_sets_aside_is_no_operation(worker: Session, admin: Session)
         "UPDATE pgworkers.job SET queue = 'q', task = 't', args = jsonb_build_object('value',"
         " (SELECT jsonb_agg(1e131071::numeric) FROM generate_series(1, 100)))"
     )
-    assert [one.id for one in run(worker, "pgworkers", set_loud_aside(["q"], ["t"]))] == [job]
+    assert [one.id for one in run(worker, "pgworkers", end_oversized_jobs(["q"], ["t"]))] == [job]
     assert traces(admin, job) == []
 
 
@@ -146,7 +145,7 @@ def test_an_operator_moves_no_deadline_without_a_trace(operator: Session, admin:
     job = desk.put()
     with pytest.raises(InsufficientPrivilege):
         operator.execute("UPDATE pgworkers.job SET deadline_at = now() WHERE id = %s", [job])
-    assert run(operator, "pgworkers", deadline.set_deadline(job, 60.0)) == "ready"
+    assert run(operator, "pgworkers", cancel.set_deadline(job, 60.0)) == "ready"
     assert [trace[0] for trace in traces(admin, job)] == ["deadline"]
 
 
@@ -161,21 +160,21 @@ def test_every_verb_of_an_operator_still_works(operator: Session, admin: Session
     admin.execute("UPDATE pgworkers.job SET batch_id = 1, linked = true WHERE id = %s", [member])
     task = admin.execute("SELECT task FROM pgworkers.job WHERE id = %s", [running]).fetchone()
     assert task is not None
-    assert run(operator, "pgworkers", deadline.set_deadline(waiting, 60.0)) == "ready"
-    assert run(operator, "pgworkers", queue.limit("task", task[0], 1))
-    assert run(operator, "pgworkers", queue.scale("q", cluster=2))
-    assert run(operator, "pgworkers", queue.pause("q"))
-    assert run(operator, "pgworkers", queue.retain("q", 60.0))
-    (schedule,) = run(operator, "pgworkers", show.schedules("s"))
-    assert len(run(operator, "pgworkers", operate.run_now(schedule)).ticks) == 1
+    assert run(operator, "pgworkers", cancel.set_deadline(waiting, 60.0)) == "ready"
+    assert run(operator, "pgworkers", concurrency.set_limit("task", task[0], 1))
+    assert run(operator, "pgworkers", queues.scale_queue("q", cluster=2))
+    assert run(operator, "pgworkers", queues.pause_queue("q"))
+    assert run(operator, "pgworkers", queues.set_retention("q", 60.0))
+    (schedule,) = run(operator, "pgworkers", definitions.list_schedules("s"))
+    assert len(run(operator, "pgworkers", definitions.run_now(schedule)).ticks) == 1
     operator.execute("SELECT pgworkers.cancel(%s)", [running])
-    assert run(operator, "pgworkers", request.ask_job("suspend", running)) is not None
-    run(operator, "pgworkers", batch.cancel(1))
-    run(operator, "pgworkers", batch.cancel_jobs(1, 10))
+    assert run(operator, "pgworkers", requests.request_for_job("suspend", running)) is not None
+    run(operator, "pgworkers", batches.cancel_batch(1))
+    run(operator, "pgworkers", batches.cancel_batch_jobs(1, 10))
     assert [trace[0] for trace in traces(admin, member)] == ["cancel"]
     assert admin.execute("SELECT finished_at IS NOT NULL FROM pgworkers.batch").fetchone() == (True,)
-    run(operator, "pgworkers", enqueue.enqueue(NewJob("t", queue="q", unique="u", args_json="{}")))
-    assert copy_in(operator, "pgworkers", [NewJob("t", queue="q", delay=60.0, meta_json="{}")]) == 1
+    run(operator, "pgworkers", enqueue.enqueue(NewJob("t", queue="q", unique_key="u", args_json="{}")))
+    assert copy_jobs(operator, "pgworkers", [NewJob("t", queue="q", delay=60.0, meta_json="{}")]) == 1
     assert admin.execute("SELECT count(*) FROM pgworkers.job WHERE enqueued_by = 'operator'").fetchone() == (
         3,
     )

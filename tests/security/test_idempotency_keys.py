@@ -9,7 +9,7 @@ import pytest
 from psycopg.errors import ConfigurationLimitExceeded, InsufficientPrivilege
 
 from pgworkers.job.enqueue import Enqueued, enqueue
-from pgworkers.job.new import NewJob
+from pgworkers.job.model import NewJob
 from pgworkers.postgres.statements import run
 
 Session = psycopg.Connection[Any]
@@ -25,14 +25,14 @@ def test_enqueuers_do_not_meet_the_keys_of_other_logins(
     admin.execute("GRANT pgworkers_enqueue TO stranger")
     try:
         of_host, own, others = put(worker), put(web), put(stranger)
-        assert (own.created, others.created) == (True, True)
+        assert (own.is_new, others.is_new) == (True, True)
         assert len({of_host.id, own.id, others.id}) == 3
         for conn, first in ((web, own), (stranger, others), (worker, of_host), (operator, of_host)):
             assert put(conn) == Enqueued(first.id, False)
         with worker.transaction(), web.transaction():
             put(worker, "open")
             web.execute("SET LOCAL lock_timeout = '10s'")
-            assert put(web, "open").created, "it waits for no transaction of another login"
+            assert put(web, "open").is_new, "it waits for no transaction of another login"
     finally:
         admin.execute("REVOKE pgworkers_enqueue FROM stranger")
 

@@ -16,11 +16,11 @@ from support.logins import NEWEST_ONLY, LoginDatabase
 from support.siege import not_refused
 from support.tree import Forest
 
-from pgworkers.job import show, standing, watch
-from pgworkers.job.reading import HIDDEN
-from pgworkers.job.state import State
+from pgworkers.job import queries
+from pgworkers.job.model import JobState
+from pgworkers.job.queries import HIDDEN_PAYLOAD
 from pgworkers.postgres.statements import run
-from pgworkers.schedule import show as schedules
+from pgworkers.schedule import definitions as schedules
 
 Session = psycopg.Connection[Any]
 SECRET = "canary-of-payload"
@@ -35,7 +35,7 @@ def jobs(admin: Session) -> dict[str, int]:
     done = desk.run_one(args=payload, meta_json=payload)
     desk.end(done, result=payload, checkpoint=payload)
     dead = desk.run_one(args=payload, meta_json=payload)
-    desk.end(dead, State.DEAD, error="no", output=SECRET)
+    desk.end(dead, JobState.DEAD, error="no", output=SECRET)
     waits = desk.put(args=payload, meta_json=payload)
     admin.execute("UPDATE pgworkers.job SET checkpoint = args")
     admin.execute(
@@ -49,18 +49,18 @@ def jobs(admin: Session) -> dict[str, int]:
 
 
 def test_a_viewer_sees_jobs_and_no_payload(viewer: Session, jobs: dict[str, int]) -> None:
-    found = show.find(lambda query: run(viewer, "pgworkers", query), show.Filter()).jobs
+    found = queries.find_jobs(lambda query: run(viewer, "pgworkers", query), queries.JobFilter()).jobs
     assert {job.id for job in found} == set(jobs.values())
-    assert all(job.args == HIDDEN and job.checkpoint is None and job.meta is None for job in found)
-    done = run(viewer, "pgworkers", show.get(jobs["done"]))
+    assert all(job.args == HIDDEN_PAYLOAD and job.checkpoint is None and job.meta is None for job in found)
+    done = run(viewer, "pgworkers", queries.get_job(jobs["done"]))
     assert done is not None
-    assert done.result == HIDDEN
-    dead = run(viewer, "pgworkers", show.attempts(jobs["dead"]))
+    assert done.result == HIDDEN_PAYLOAD
+    dead = run(viewer, "pgworkers", queries.job_attempts(jobs["dead"]))
     assert [(one.error, one.output) for one in dead] == [("no", None)]
-    assert run(viewer, "pgworkers", standing.standing(jobs["waits"])).known is False
-    assert run(viewer, "pgworkers", schedules.schedules(limit=9))[0].args is None
-    run(viewer, "pgworkers", show.queues())
-    run(viewer, "pgworkers", watch.watch(10, tell=True))
+    assert run(viewer, "pgworkers", queries.job_situation(jobs["waits"])).is_task_known is False
+    assert run(viewer, "pgworkers", schedules.list_schedules(limit=9))[0].args is None
+    run(viewer, "pgworkers", queries.list_queues())
+    run(viewer, "pgworkers", queries.overview(10, should_notify_hosts=True))
 
 
 SIDE_DOORS = [
@@ -98,10 +98,10 @@ def test_no_view_shows_it_to_a_viewer(viewer: Session, auditor: Session, jobs: d
 def test_the_role_payload_reads_everything_and_changes_nothing(
     auditor: Session, jobs: dict[str, int]
 ) -> None:
-    done = run(auditor, "pgworkers", show.get(jobs["done"]))
+    done = run(auditor, "pgworkers", queries.get_job(jobs["done"]))
     assert done is not None
     assert done.args == done.result == done.meta == {"token": SECRET}
-    assert [one.output for one in run(auditor, "pgworkers", show.attempts(jobs["dead"]))] == [SECRET]
+    assert [one.output for one in run(auditor, "pgworkers", queries.job_attempts(jobs["dead"]))] == [SECRET]
     for statement in ("UPDATE pgworkers.queue SET name = name", "SELECT pgworkers.cancel(1)"):
         with pytest.raises(InsufficientPrivilege):
             auditor.execute(statement.encode())

@@ -9,12 +9,11 @@ import psycopg
 import pytest
 from psycopg.errors import InsufficientPrivilege
 
-from pgworkers.job import cancel, depth, show
-from pgworkers.job import queue as queues
+from pgworkers.job import cancel, gauges, queries, queues
 from pgworkers.job.enqueue import enqueue
-from pgworkers.job.new import NewJob
+from pgworkers.job.model import NewJob
 from pgworkers.postgres import connect
-from pgworkers.postgres.blocking import Blocking
+from pgworkers.postgres.session import BlockingSession
 from pgworkers.postgres.statements import run
 from pgworkers.settings import Settings
 
@@ -69,15 +68,15 @@ def test_what_we_say_reaches_nothing_in_public(
 ) -> None:
     admin.execute("INSERT INTO pgworkers.queue (name) VALUES ('q')")
     with connect.connect(Settings(), login_dsn(login), "cli") as conn:
-        seat = Blocking(conn, "pgworkers")
-        made = seat.ask(enqueue(NewJob("t", "{}", "q", delay=60.0)))
+        seat = BlockingSession(conn, "pgworkers")
+        made = seat.run(enqueue(NewJob("t", "{}", "q", delay=60.0)))
         other = run(conn, "pgworkers", enqueue(NewJob("t", "{}", "q")))
-        show.find(lambda query: run(conn, "pgworkers", query), show.Filter())
-        run(conn, "pgworkers", show.queues())
-        run(conn, "pgworkers", depth.depth(10))
-        run(conn, "pgworkers", queues.pause("q"))
+        queries.find_jobs(lambda query: run(conn, "pgworkers", query), queries.JobFilter())
+        run(conn, "pgworkers", queries.list_queues())
+        run(conn, "pgworkers", gauges.count_depth(10))
+        run(conn, "pgworkers", queues.pause_queue("q"))
         with conn.transaction():
-            show.count(lambda query: run(conn, "pgworkers", query), show.Filter())
-        assert seat.ask(cancel.cancel(made.id)) == "cancelled"
-        assert seat.ask(cancel.cancel(other.id)) == "cancelled"
+            queries.count_jobs(lambda query: run(conn, "pgworkers", query), queries.JobFilter())
+        assert seat.run(cancel.cancel(made.id)) == "cancelled"
+        assert seat.run(cancel.cancel(other.id)) == "cancelled"
     assert admin.execute("SELECT what, by FROM public.reached").fetchall() == []

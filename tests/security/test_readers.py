@@ -10,7 +10,7 @@ import pytest
 from support.command import Forked
 from support.logins import DIRECT_ONLY, LoginDatabase
 
-from pgworkers.job import depth, look, promote, show
+from pgworkers.job import gauges, maintenance, queries
 from pgworkers.postgres import connect
 from pgworkers.postgres.statements import run
 from pgworkers.settings import Settings
@@ -42,16 +42,18 @@ def strange(admin: psycopg.Connection[Any]) -> None:
 @DIRECT_ONLY
 def test_lists_counts_and_duties(way: str, database: LoginDatabase) -> None:
     with connect.connect(Settings(), database.dsn("worker", way), "test") as conn:
-        listed = show.find(lambda query: run(conn, "pgworkers", query), show.Filter(limit=50)).jobs
+        listed = queries.find_jobs(
+            lambda query: run(conn, "pgworkers", query), queries.JobFilter(limit=50)
+        ).jobs
         assert len(listed) == 3 * len(TIMES)
-        assert all(run(conn, "pgworkers", show.get(one.id)) is not None for one in listed)
-        found = {one.name: one for one in run(conn, "pgworkers", show.queues())}
+        assert all(run(conn, "pgworkers", queries.get_job(one.id)) is not None for one in listed)
+        found = {one.name: one for one in run(conn, "pgworkers", queries.list_queues())}
         assert found["q"].ready == len(TIMES)
-        (counted,) = run(conn, "pgworkers", depth.depth(1000))
+        (counted,) = run(conn, "pgworkers", gauges.count_depth(1000))
         assert counted.ready == len(TIMES)
         assert 0 <= counted.oldest < 1e12, "a metric of it is finite"
-        assert run(conn, "pgworkers", look.look()) is not None
-        assert run(conn, "pgworkers", promote.promote(10)) is not None
+        assert run(conn, "pgworkers", maintenance.due_duties()) is not None
+        assert run(conn, "pgworkers", maintenance.promote_due(10)) is not None
 
 
 @pytest.mark.usefixtures("strange")

@@ -10,7 +10,7 @@ from psycopg.errors import CheckViolation, InsufficientPrivilege
 from support.siege import not_refused
 
 from pgworkers.errors import UsageError
-from pgworkers.schedule import fields
+from pgworkers.schedule import cron
 
 Session = psycopg.Connection[Any]
 TIMES = ("infinity", "-infinity", "12345-01-01", "0044-03-15 BC")
@@ -44,5 +44,5 @@ def test_a_cron_expression_of_a_million_items(worker: Session) -> None:
     with pytest.raises(CheckViolation):
         worker.execute("INSERT INTO pgworkers.schedule (name, task, cron) VALUES ('tidy', 't', %s)", [long])
     with pytest.raises(UsageError, match=r"1000 bytes are allowed"):
-        fields.parse(long)
-    assert fields.parse(",".join(map(str, range(60))) + " * * * *").minutes == tuple(range(60))
+        cron.parse_cron(long)
+    assert cron.parse_cron(",".join(map(str, range(60))) + " * * * *").minutes == tuple(range(60))

@@ -15,7 +15,7 @@ from support.logins import LoginServers
 
 from pgworkers.errors import UsageError
 from pgworkers.postgres import migrate
-from pgworkers.settings import load
+from pgworkers.settings import load_settings
 
 SCHEMA = "own_jobs"
 ROLES = [f"{SCHEMA}_{role}" for role in ("owner", "worker", "operator", "viewer", "payload", "enqueue")]
@@ -127,9 +127,9 @@ def test_s13_schemas_of_others_are_refused_wherever_one_can_be_named(name: str, 
     """Before any database is asked."""
     for given in ({"flags": {"schema": name}}, {"app": {"schema": name}}):
         with pytest.raises(UsageError, match="belongs to others"):
-            load(**given, environ={})
+            load_settings(**given, environ={})
     with pytest.raises(UsageError, match="belongs to others"):
-        load(environ={"PGWORKERS_SCHEMA": name})
+        load_settings(environ={"PGWORKERS_SCHEMA": name})
     for render in (migrate.render_roles, migrate.render_sql):
         with pytest.raises(UsageError, match="belongs to others"):
             render(name)

@@ -10,7 +10,7 @@ import pytest
 from support.logins import NEWEST_ONLY, LoginDatabase
 from support.tree import UNHURRIED, Forest, Master, wait_for
 
-from pgworkers.job.set_aside import may_be_data, set_aside, set_loud_aside
+from pgworkers.job.claim import end_oversized_jobs, end_unclaimable_jobs, is_data_error
 from pgworkers.postgres import migrate
 from pgworkers.postgres.statements import run
 
@@ -90,7 +90,7 @@ def test_every_bad_row_is_found_and_no_other_is_touched(
     bad = {waiting[0], waiting[1], waiting[500], waiting[999]}
     admin.execute("UPDATE pgworkers.job SET lease = 2147483647 WHERE id = ANY (%s)", [list(bad)])
     admin.execute("UPDATE pgworkers.job SET concurrency_key = 'k' WHERE id = ANY (%s)", [waiting[400:600]])
-    found = run(admin, "pgworkers", set_aside(["q"], ["work"]))
+    found = run(admin, "pgworkers", end_unclaimable_jobs(["q"], ["work"]))
     assert {one.id for one in found} == bad
     assert all("integer out of range" in one.reason for one in found)
     states = admin.execute(
@@ -98,14 +98,14 @@ def test_every_bad_row_is_found_and_no_other_is_touched(
     ).fetchall()
     assert states == [("dead", 4), ("ready", 996)]
     assert admin.execute("SELECT max(lease), max(attempt) FROM pgworkers.job").fetchone() == (0, 0)
-    assert run(admin, "pgworkers", set_aside(["q"], ["work"])) == []
+    assert run(admin, "pgworkers", end_unclaimable_jobs(["q"], ["work"])) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_bad_rows_without_a_good_one_are_found(admin: psycopg.Connection[Any], count: int) -> None:
     bad = set(_enqueue(admin, count, queue="q"))
     admin.execute("UPDATE pgworkers.job SET lease = 2147483647")
-    found = run(admin, "pgworkers", set_aside(["q"], ["work"]))
+    found = run(admin, "pgworkers", end_unclaimable_jobs(["q"], ["work"]))
     assert {one.id for one in found} == bad
     states = admin.execute("SELECT state::text, count(*) FROM pgworkers.jobs GROUP BY 1").fetchall()
     assert states == [("dead", count)], "the job that was made for the trial is gone"
@@ -116,7 +116,7 @@ def test_a_job_is_not_ended_for_a_constraint_on_its_queue(admin: psycopg.Connect
     frozen = _enqueue(admin, 2, queue="frozen")
     admin.execute("UPDATE pgworkers.job SET lease = 2147483647 WHERE id = %s", [bad])
     admin.execute("ALTER TABLE pgworkers.job ADD CHECK (queue <> 'frozen' OR state <> 'running')")
-    found = run(admin, "pgworkers", set_aside(["q", "frozen"], ["work"]))
+    found = run(admin, "pgworkers", end_unclaimable_jobs(["q", "frozen"], ["work"]))
     assert [one.id for one in found] == [bad]
     assert admin.execute("SELECT array_agg(id ORDER BY id) FROM pgworkers.job").fetchone() == (frozen,)
 
@@ -128,7 +128,7 @@ def test_bad_rows_are_found_by_a_constraint_that_others_satisfy(
     bad = set(_enqueue(admin, count, queue="q"))
     statement = f"ALTER TABLE pgworkers.job ADD CHECK (state <> 'running' OR id > {max(bad)})"
     admin.execute(statement.encode())
-    assert {one.id for one in run(admin, "pgworkers", set_aside(["q"], ["work"]))} == bad
+    assert {one.id for one in run(admin, "pgworkers", end_unclaimable_jobs(["q"], ["work"]))} == bad
 
 
 def test_what_takes_too_long_to_print_is_found_without_printing_it(
@@ -140,7 +140,7 @@ def test_what_takes_too_long_to_print_is_found_without_printing_it(
         admin.execute(f"UPDATE pgworkers.job SET {change} WHERE id = {waiting[nth]}".encode())
     admin.execute(f"UPDATE pgworkers.job SET args = {LOUD.format(20)} WHERE id = {waiting[8]}".encode())
     admin.execute("SET statement_timeout = '20s'")
-    found = run(admin, "pgworkers", set_loud_aside(["q"], ["work"]))
+    found = run(admin, "pgworkers", end_oversized_jobs(["q"], ["work"]))
     assert {one.id for one in found} == {waiting[3], waiting[7]}, "what has 2.6 MB is let through"
     kept = admin.execute(
         "SELECT args::text, errors FROM pgworkers.history WHERE id = %s", [waiting[3]]
@@ -159,7 +159,7 @@ def test_a_trigger_of_the_users_that_fails_costs_no_job(
         "CREATE TRIGGER broken BEFORE UPDATE ON pgworkers.job FOR EACH ROW EXECUTE FUNCTION public.broken()"
     )
     with pytest.raises(psycopg.errors.DivisionByZero):
-        run(admin, "pgworkers", set_aside(["q"], ["work"]))
+        run(admin, "pgworkers", end_unclaimable_jobs(["q"], ["work"]))
     assert admin.execute("SELECT count(*) FROM pgworkers.job").fetchone() == (1000,)
 
 
@@ -171,7 +171,7 @@ def test_a_bad_row_in_a_batch_completes_it(admin: psycopg.Connection[Any]) -> No
     ).fetchone()
     admin.execute("SELECT pgworkers.link_parents(10)")
     admin.execute("UPDATE pgworkers.job SET lease = 2147483647 WHERE id = %s", [parent])
-    run(admin, "pgworkers", set_aside(["q"], ["work"]))
+    run(admin, "pgworkers", end_unclaimable_jobs(["q"], ["work"]))
     assert child is not None
     assert admin.execute("SELECT state::text FROM pgworkers.jobs WHERE id = %s", child).fetchone() == (
         "cancelled",
@@ -203,7 +203,7 @@ def test_no_job_is_ended_when_every_claim_fails(
     statement, error = EVERY_CLAIM[cause]
     admin.execute(statement.encode())
     with pytest.raises(error):
-        run(admin, "pgworkers", set_aside(["q"], ["work"]))
+        run(admin, "pgworkers", end_unclaimable_jobs(["q"], ["work"]))
     assert admin.execute("SELECT count(*) FROM pgworkers.job").fetchone() == (len(waiting),)
 
 
@@ -215,7 +215,7 @@ def test_a_job_that_is_alone_is_not_ended_for_a_constraint(
     statement, error = EVERY_CLAIM[cause]
     admin.execute(statement.encode())
     with pytest.raises(error):
-        run(admin, "pgworkers", set_aside(["q"], ["work"]))
+        run(admin, "pgworkers", end_unclaimable_jobs(["q"], ["work"]))
     assert admin.execute("SELECT count(*) FROM pgworkers.job").fetchone() == (1,)
 
 
@@ -227,9 +227,9 @@ def test_damage_in_the_server_costs_no_job(admin: psycopg.Connection[Any], waiti
         "SET allow_system_table_mods = on; DELETE FROM pg_proc WHERE proname = 'fine'".encode()
     )
     with pytest.raises(psycopg.errors.InternalError_):
-        run(admin, "pgworkers", set_aside(["q"], ["work"]))
+        run(admin, "pgworkers", end_unclaimable_jobs(["q"], ["work"]))
     assert admin.execute("SELECT count(*) FROM pgworkers.job").fetchone() == (len(waiting),)
-    assert not may_be_data("XX001")
+    assert not is_data_error("XX001")
 
 
 def test_a_trigger_is_known_in_every_language() -> None:

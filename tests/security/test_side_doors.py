@@ -229,7 +229,8 @@ def test_a_transaction_of_web_that_stays_open_delays_no_other_job(
         row = web.execute("SELECT (pgworkers.enqueue('narrow')).id").fetchone()
         assert row is not None
         forest.until(row[0], "succeeded")
-        # A later job with the same key waits for that transaction, for as long as its own timeout (docs/security.md).
+        # A later job with the same key waits for that transaction, for as long as its own timeout
+        # (docs/explanation/security.md).
         with web.transaction(force_rollback=True):
             web.execute("SET LOCAL lock_timeout = '300ms'")
             with pytest.raises(psycopg.errors.LockNotAvailable):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from support.tree import FAST
 
-from pgworkers.clock import seconds
+from pgworkers.units import parse_duration
 
 
 def _of(name: str) -> float:
-    return seconds(FAST[f"PGWORKERS_{name}"], what=name)
+    return parse_duration(FAST[f"PGWORKERS_{name}"], what=name)
 
 
 H = _of("RENEW")

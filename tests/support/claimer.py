@@ -1,19 +1,22 @@
-"""What a claimer needs to be alone: a database in which nothing is ready, and a desk that has always room."""
+"""What a claimer needs to be alone: a database in which nothing is ready, and buffers that always have room."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, cast
 
-from pgworkers.facts import Facts
-from pgworkers.job.claim import Wants
-from pgworkers.master.claims import Claims
+from pgworkers.events import EventBus
+from pgworkers.job.claim import QueueCapacity
+from pgworkers.master.claimer import Claimer
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
+#: Statements that claim. Others whose names begin with the same word park jobs or end them.
+CLAIM_STATEMENTS = frozenset({"claim", "claim_oldest", "claim_ranges"})
+
 
 class Quiet:
-    """The line of a claimer; nothing is ever ready. `asked` are the claims."""
+    """The connection of a claimer; nothing is ever ready. `asked` are the claims."""
 
     def __init__(self) -> None:
         self.asked: list[Query[Any]] = []
@@ -22,41 +25,43 @@ class Quiet:
     def names(self) -> list[str]:
         return [query.statement.name for query in self.asked]
 
-    async def ask(
+    async def execute(
         self,
         query: Query[Any],
         *,
-        refusable: bool = False,
-        timeouts: bool = False,
+        raise_refusals: bool = False,
+        raise_timeouts: bool = False,
         then: Callable[[Any], None] | None = None,
     ) -> Any:
-        if query.statement.name.startswith("claim"):
+        if query.statement.name in CLAIM_STATEMENTS:
             self.asked.append(query)
-        if query.statement.name == "asleep":
+        if query.statement.name == "host_set_idle":
             return frozenset(query.params["queues"])
         if then is not None:
             then([])
         return []
 
-    async def rest(self) -> None:
+    async def wait_for_backoff(self) -> None:
         pass
 
 
 class Roomy:
-    """A desk for each queue, with room for two more jobs."""
+    """A buffer for each queue, with room for two more jobs."""
 
-    claiming = True
-    sharing_hosts = 0
+    is_claiming = True
+    other_hosts_sharing = 0
 
     def __init__(self, queues: str) -> None:
-        self.desks: dict[str, Any] = dict.fromkeys(queues)
+        self.buffers: dict[str, Any] = dict.fromkeys(queues)
         self.tasks: dict[str, Any] = {}
 
-    def wants(self) -> list[Wants]:
-        return [Wants(queue, 2) for queue in self.desks]
+    def capacity(self) -> list[QueueCapacity]:
+        return [QueueCapacity(queue, 2) for queue in self.buffers]
 
 
-def claimer(line: Quiet, settings: Settings, facts: Facts | None = None, *, queues: str = "q") -> Claims:
+def claimer(
+    connection: Quiet, settings: Settings, events: EventBus | None = None, *, queues: str = "q"
+) -> Claimer:
     """Queues are called by one letter."""
-    desk = cast("Any", Roomy(queues))
-    return Claims("host", cast("Any", line), desk, facts or Facts(), settings, lambda: True)
+    dispatcher = cast("Any", Roomy(queues))
+    return Claimer("host", cast("Any", connection), dispatcher, events or EventBus(), settings, lambda: True)

@@ -153,7 +153,7 @@ class Warm(Command):
     def start(
         self, words: Sequence[str], given: bytes, environ: Mapping[str, str]
     ) -> tuple[int, bytes, bytes]:
-        from pgworkers.cli.failure import guarded
+        from pgworkers.cli.error_report import run_command_line
 
         # As the streams of a process are, but that what is no text would be an error of the test.
         files = [io.TextIOWrapper(io.BytesIO(data), "utf-8", newline="\n") for data in (given, b"", b"")]
@@ -163,7 +163,7 @@ class Warm(Command):
             _become(environ)
             sys.stdin = files[0]
             with contextlib.redirect_stdout(files[1]), contextlib.redirect_stderr(files[2]):
-                code = guarded(words)
+                code = run_command_line(words)
         finally:
             sys.stdin = stdin
             sys.path[:] = path

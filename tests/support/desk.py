@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import psycopg
 import pytest
 
-from pgworkers.job import claim, enqueue, finish, host, link, retry, show, unwritten
-from pgworkers.job.state import State, Verdict
-from pgworkers.postgres.connect import is_pooled
+from pgworkers.job import claim, enqueue, finish, hosts, maintenance, model, queries
+from pgworkers.job.finish import JobFinish, JobRetry
+from pgworkers.job.model import JobState, NewJob, Verdict
+from pgworkers.postgres.pooler import is_pooled
 from pgworkers.postgres.statements import Query, run
 
 T = TypeVar("T")
@@ -42,56 +43,58 @@ class Desk:
     schema: str
     host: str = field(default_factory=lambda: str(uuid.uuid4()))
 
-    def ask(self, query: Query[T]) -> T:
+    def execute(self, query: Query[T]) -> T:
         return run(self.conn, self.schema, query)
 
     def register(self, lease: float = 30.0) -> None:
-        self.ask(host.register(self.host, "box", 4711, "", "app.py", "1", ["a"], ["t"], lease))
+        self.execute(hosts.register_host(self.host, "box", 4711, "", "app.py", "1", ["a"], ["t"], lease))
 
     def put(self, task: str = "t", args: str = "{}", **more: Any) -> int:
         """Enqueue a job. With `after`, do what the leader does then: link it to its parents."""
-        made = self.ask(enqueue.enqueue(enqueue.NewJob(task, args, **{"queue": "a", **more}))).id
+        made = self.execute(enqueue.enqueue(NewJob(task, args, **{"queue": "a", **more}))).id
         if more.get("after"):
-            self.ask(link.link(1000))
+            self.execute(maintenance.link_dependencies(1000))
         return made
 
-    def take(self, count: int = 1, queue: str = "a", tasks: tuple[str, ...] = ("t",)) -> list[claim.Claimed]:
-        return self.ask(claim.claim(self.host, [claim.Wants(queue, count)], list(tasks)))
+    def take(
+        self, count: int = 1, queue: str = "a", tasks: tuple[str, ...] = ("t",)
+    ) -> list[model.ClaimedJob]:
+        return self.execute(claim.claim(self.host, [claim.QueueCapacity(queue, count)], list(tasks)))
 
-    def run_one(self, **more: Any) -> claim.Claimed:
+    def run_one(self, **more: Any) -> model.ClaimedJob:
         """Enqueue a job and claim it."""
         self.put(**more)
         (claimed,) = self.take()
         return claimed
 
-    def end(self, job: claim.Claimed, state: State = State.SUCCEEDED, **more: Any) -> str:
-        verdict = more.pop("verdict", Verdict.SUCCEEDED if state is State.SUCCEEDED else Verdict.ERROR)
-        one = finish.End(**job.fence._asdict(), state=state, verdict=verdict, **more)
+    def end(self, job: model.ClaimedJob, state: JobState = JobState.SUCCEEDED, **more: Any) -> str:
+        verdict = more.pop("verdict", Verdict.SUCCEEDED if state is JobState.SUCCEEDED else Verdict.ERROR)
+        one = JobFinish(**job.fence._asdict(), state=state, verdict=verdict, **more)
         return self.finish([one])[job.fence]
 
-    def finish(self, ends: list[finish.End], host: str | None = None) -> dict[claim.Fence, str]:
+    def finish(self, ends: list[JobFinish], host: str | None = None) -> dict[model.Fence, str]:
         """Write these ends as the master does: "written", "already", "lost" or "again" for each."""
         host = host or self.host
-        answers = self.ask(finish.finish(host, ends))
+        answers = self.execute(finish.finish(host, ends))
         missing = [end for end in ends if answers.get(end.fence) == "missing"]
-        answers |= self.ask(unwritten.unwritten_ends(host, missing)) if missing else {}
+        answers |= self.execute(finish.check_unwritten_finishes(host, missing)) if missing else {}
         return {end.fence: answers.get(end.fence, "written") for end in ends}
 
-    def again(self, job: claim.Claimed, after: float = 60.0, **more: Any) -> str:
+    def again(self, job: model.ClaimedJob, delay_seconds: float = 60.0, **more: Any) -> str:
         verdict = more.pop("verdict", Verdict.ERROR)
-        one = retry.Again(**job.fence._asdict(), verdict=verdict, after=after, **more)
+        one = JobRetry(**job.fence._asdict(), verdict=verdict, delay_seconds=delay_seconds, **more)
         return self.retry([one])[job.fence]
 
-    def retry(self, agains: list[retry.Again], host: str | None = None) -> dict[claim.Fence, str]:
+    def retry(self, agains: list[JobRetry], host: str | None = None) -> dict[model.Fence, str]:
         """Write these attempts as the master does: "written", "already" or "lost" for each."""
         host = host or self.host
-        answers = self.ask(retry.retry(host, agains))
+        answers = self.execute(finish.retry(host, agains))
         missing = [again for again in agains if again.fence in answers]
-        answers |= self.ask(unwritten.unwritten_attempts(host, missing)) if missing else {}
+        answers |= self.execute(finish.check_unwritten_retries(host, missing)) if missing else {}
         return {again.fence: answers.get(again.fence, "written") for again in agains}
 
-    def see(self, job_id: int) -> show.JobView:
-        found = self.ask(show.get(job_id))
+    def see(self, job_id: int) -> queries.JobView:
+        found = self.execute(queries.get_job(job_id))
         assert found is not None
         return found
 
@@ -119,7 +122,7 @@ class Desk:
 
         def work() -> None:
             try:
-                future.set_result(self.ask(query))
+                future.set_result(self.execute(query))
             except BaseException as exc:
                 future.set_exception(exc)
 

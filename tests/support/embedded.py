@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support import embedded_user
 
-from pgworkers.postgres.embedded import EmbeddedServer
+from pgworkers.embedded.server import EmbeddedServer
 
 FAST = {"fsync": "off", "shared_buffers": "16MB", "dynamic_shared_memory_type": "mmap"}
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -37,7 +37,7 @@ class Homes:
             home or self.home,
             options=FAST,
             bindir=bindir or self.bindir,
-            say=self.said.append,
+            on_message=self.said.append,
             stores=self.stores,
         )
         self._made.append(server)

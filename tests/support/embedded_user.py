@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pgworkers.postgres.embedded import EmbeddedServer
+from pgworkers.embedded.server import EmbeddedServer
 
 
 def main(home: str, store: str, bindir: str = "") -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from support.desk import Desk
 
-from pgworkers.job import cancel, discard, promote, release, rescue
-from pgworkers.job.state import State
+from pgworkers.job import cancel, finish, maintenance
+from pgworkers.job.model import JobState
 
 
 def waits(desk: Desk, job: int) -> bool:
@@ -21,19 +21,19 @@ def waits(desk: Desk, job: int) -> bool:
 def _finished(desk: Desk, job: int) -> None:
     (claimed,) = desk.take()
     assert claimed.id == job
-    desk.end(claimed, State.DEAD)
+    desk.end(claimed, JobState.DEAD)
 
 
 def _wished_then_retried(desk: Desk, job: int) -> None:
     (claimed,) = desk.take()
-    desk.ask(cancel.cancel(job))
+    desk.execute(cancel.cancel(job))
     desk.again(claimed)
 
 
 def _wished_then_released(desk: Desk, job: int) -> None:
     (claimed,) = desk.take()
-    desk.ask(cancel.cancel(job))
-    desk.ask(release.release(desk.host, [claimed.fence]))
+    desk.execute(cancel.cancel(job))
+    desk.execute(finish.release(desk.host, [claimed.fence]))
 
 
 def _rescued_dead(desk: Desk, job: int) -> None:
@@ -41,12 +41,12 @@ def _rescued_dead(desk: Desk, job: int) -> None:
     desk.conn.execute(
         "UPDATE pgworkers.job SET attempt = max_attempts, host = gen_random_uuid() WHERE id = %s", [job]
     )
-    desk.ask(rescue.rescue(desk.host, 10))
+    desk.execute(maintenance.rescue_jobs(desk.host, 10))
 
 
 def _expired(desk: Desk, job: int) -> None:
     desk.conn.execute("UPDATE pgworkers.job SET expires_at = now() WHERE id = %s", [job])
-    desk.ask(promote.expire(10))
+    desk.execute(maintenance.expire_jobs(10))
 
 
 #: As functions of the desk and the id of a job that is ready.
@@ -56,8 +56,8 @@ BAD_ENDS: dict[str, Callable[[Desk, int], Any]] = {
     "release of a cancelled one": _wished_then_released,
     "rescue": _rescued_dead,
     "expire": _expired,
-    "cancel": lambda desk, job: desk.ask(cancel.cancel(job)),
-    "cancel many": lambda desk, job: desk.ask(cancel.cancel_many([job])),
-    "discard": lambda desk, job: desk.ask(discard.discard(job)),
-    "discard many": lambda desk, job: desk.ask(discard.discard_many([job])),
+    "cancel": lambda desk, job: desk.execute(cancel.cancel(job)),
+    "cancel many": lambda desk, job: desk.execute(cancel.cancel_many([job])),
+    "discard": lambda desk, job: desk.execute(cancel.discard(job)),
+    "discard many": lambda desk, job: desk.execute(cancel.discard_many([job])),
 }

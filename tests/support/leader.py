@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from pgworkers.events import Fact
-from pgworkers.facts import Facts
-from pgworkers.master import ticks
-from pgworkers.master.line import Line
+from pgworkers.events import Event, EventBus
+from pgworkers.master import scheduler
+from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.schedule import fire
 from pgworkers.settings import Settings
 from pgworkers.specs import ScheduleSpec
@@ -19,35 +18,35 @@ PATIENT = Settings(statement_timeout=60.0)
 
 
 class Leader:
-    """One line and what it told."""
+    """One connection and what it told."""
 
     def __init__(self, dsn: str, settings: Settings | None = None) -> None:
-        self.told: list[Fact] = []
-        facts = Facts()
-        facts.listen(self.told.append)
+        self.told: list[Event] = []
+        facts = EventBus()
+        facts.subscribe(self.told.append)
         self._facts = facts
         self._runner = asyncio.Runner()
-        self.line = Line("duty", dsn, settings or PATIENT, facts)
+        self.connection = ReconnectingConnection("duty", dsn, settings or PATIENT, facts)
 
     def sync(self, *specs: ScheduleSpec) -> list[str]:
-        return self._runner.run(ticks.sync(self.line, specs))
+        return self._runner.run(scheduler.sync(self.connection, specs))
 
     def fire(self) -> int:
-        return self._runner.run(ticks.fire(self.line, self._facts))
+        return self._runner.run(scheduler.fire_due_schedules(self.connection, self._facts))
 
     def prune(self, retention: float) -> int:
-        total, step = 0, self.ask(fire.prune(retention, 1000))
-        while step.next is not None:
-            total += step.count
-            step = self.ask(fire.prune(retention, 1000, step.next))
-        return int(total + step.count)
+        total, portion = 0, self.execute(fire.prune_ticks(retention, 1000))
+        while portion.next_key is not None:
+            total += portion.changed_rows
+            portion = self.execute(fire.prune_ticks(retention, 1000, portion.next_key))
+        return int(total + portion.changed_rows)
 
-    def ask(self, query: Any) -> Any:
-        return self._runner.run(self.line.ask(query))
+    def execute(self, query: Any) -> Any:
+        return self._runner.run(self.connection.execute(query))
 
     def facts(self, kind: type[Any]) -> Sequence[Any]:
         return [fact for fact in self.told if isinstance(fact, kind)]
 
     def close(self) -> None:
-        self._runner.run(self.line.close())
+        self._runner.run(self.connection.close())
         self._runner.close()

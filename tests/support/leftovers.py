@@ -10,8 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from pgworkers.embedded.server import EmbeddedServer
 from pgworkers.errors import DatabaseUnreachable
-from pgworkers.postgres.embedded import EmbeddedServer
 
 MARK = "PGWORKERS_TEST_RUN"
 TREE_MARK = "TREE_MARK"  # of the processes of one master

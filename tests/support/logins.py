@@ -20,7 +20,7 @@ from support import leftovers
 from support.pooler import BOUNCER, Pooler
 from support.server import Server, migrated, run_server
 
-from pgworkers.postgres import embedded_binaries as binaries
+from pgworkers.embedded import binaries
 from pgworkers.postgres import migrate
 
 SCHEMA = "pgworkers"
@@ -46,10 +46,10 @@ POOL_SIZE = 4
 def installed() -> dict[str, Path]:
     """The oldest and the newest Postgres programs of this machine."""
     found: dict[int, Path] = {}
-    for directory in binaries.candidates(None):
+    for directory in binaries.candidate_directories(None):
         if (directory / "initdb").is_file():
             said = subprocess.run([directory / "postgres", "--version"], capture_output=True, check=True)
-            found.setdefault(binaries.major(said.stdout.decode().split()[2]), directory)
+            found.setdefault(binaries.major_version(said.stdout.decode().split()[2]), directory)
     assert found, "no Postgres programs were found; scripts/setup dev installs them"
     return {"oldest": found[min(found)], "newest": found[max(found)]}
 

@@ -140,7 +140,7 @@ def strike(forest: Forest, master: Master, drawn: Drawn, number: int) -> Moment:
 def said(master: Master, state: str) -> tuple[int, str] | None:
     """When the host became that (to the millisecond, rounded up) and why."""
     for line in master.log().splitlines():
-        record = json.loads(line) if '"HostChanged"' in line else None
+        record = json.loads(line) if '"HostStateChanged"' in line else None
         if record is not None and record["data"]["state"] == state:
             at = datetime.strptime(record["at"], "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
             return int(at.timestamp() * 1000 + 1) * 1_000_000, record["data"]["why"]

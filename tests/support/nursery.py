@@ -80,7 +80,7 @@ def _begun(message: bytes, fds: list[int]) -> Callable[[], None]:
     sys.path[0] = cwd
 
     def begin() -> None:
-        from pgworkers.cli import main
+        from pgworkers.cli.main import main
 
         main()
 
@@ -91,7 +91,7 @@ def _main() -> None:
     orders = socket.socket(fileno=int(sys.argv[1]))
     import pgworkers.cli as commands
 
-    for module in pkgutil.iter_modules(commands.__path__, "pgworkers.cli."):
+    for module in pkgutil.walk_packages(commands.__path__, "pgworkers.cli."):
         importlib.import_module(module.name)
     for name in ("pgworkers.app", "psycopg", "rich.table", "rich.console"):
         importlib.import_module(name)

@@ -41,7 +41,7 @@ CHUNK = 1 << 16
 def mark(statement: str) -> str:
     """What is unmistakable in a statement as it is sent, by its file: the longest piece between two parameters."""
     room, name = statement.split("/")
-    rendered = Statement.beside(str(PACKAGE / room / "__init__.py"), name).render("pgworkers").decode()
+    rendered = Statement.from_file(str(PACKAGE / room / "__init__.py"), name).render("pgworkers").decode()
     return max(re.split(r"%\(\w+\)s", rendered), key=len)
 
 

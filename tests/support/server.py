@@ -13,8 +13,8 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from pgworkers.postgres import embedded_process as process
-from pgworkers.postgres.embedded import EmbeddedServer
+from pgworkers.embedded import process
+from pgworkers.embedded.server import EmbeddedServer
 from pgworkers.postgres.migrate import up
 
 FAST = {
@@ -127,12 +127,12 @@ class OwnServer:
 
     def crash(self) -> None:
         """Like `pg_ctl stop -m immediate`: no goodbye, recovery at the next start."""
-        assert process.end(self.embedded.status().data, fast=False), (
+        assert process.stop(self.embedded.status().data, is_fast=False), (
             "the server did not run: nothing was crashed"
         )
 
     def stop(self) -> None:
-        assert process.end(self.embedded.status().data), "the server did not run: nothing was stopped"
+        assert process.stop(self.embedded.status().data), "the server did not run: nothing was stopped"
 
     def start(self) -> None:
         assert self.embedded.acquire() == self.dsn

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
 
-from pgworkers.postgres import embedded_account as accounts
-from pgworkers.postgres import embedded_binaries as binaries
-from pgworkers.postgres.embedded_place import STORES
+from pgworkers.embedded import account as accounts
+from pgworkers.embedded import binaries
+from pgworkers.embedded.location import SHARED_DIRECTORIES
 
 SOURCE = Path(__file__).with_name("shifted.c")
 STEP = 0.05
@@ -90,7 +90,9 @@ class Shifted:
         """Postgres programs whose server has this clock: of our environment a server gets nothing."""
         made = directory / "bin"
         made.mkdir(mode=0o755)
-        real = binaries.find(accounts.choose(directory, None), bindir, STORES, None).bindir
+        real = binaries.find_binaries(
+            accounts.choose_account(directory, None), bindir, SHARED_DIRECTORIES, None
+        ).bindir
         words = " ".join(f"{name}={shlex.quote(value)}" for name, value in self.environ.items())
         for name in ("postgres", "initdb"):
             program = made / name

@@ -15,14 +15,14 @@ from support.pooler import BOUNCER, Pooler
 from support.server import OwnServer
 from support.tree import Forest, wait_for
 
-from pgworkers.postgres import embedded_process
+from pgworkers.embedded import process
 
 
 def test_hangs(forest: Forest, own_server: OwnServer, run_root: Path, tmp_path: Path) -> None:
     master = forest.start(queues="default:2")
     forest.enqueue("hang")
     wait_for(forest.ledger.exists)
-    servers = [embedded_process.recorded_pid(file.parent) for file in run_root.rglob("postmaster.pid")]
+    servers = [process.recorded_pid(file.parent) for file in run_root.rglob("postmaster.pid")]
     pids = {
         "pytest": [os.getpid()],
         "master": [process.pid for process in master.processes()],

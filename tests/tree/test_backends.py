@@ -10,7 +10,7 @@ import pytest
 from support.ledger import audit, read
 from support.tree import Forest, wait_for
 
-from pgworkers.job.backend import end_backends, name_of
+from pgworkers.job.handler_sessions import end_handler_sessions, session_name
 from pgworkers.postgres.statements import run
 
 TASKS = """
@@ -150,13 +150,13 @@ def test_the_sessions_of_a_lost_host_end_when_its_jobs_are_rescued(sql: Forest) 
 
 def test_only_sessions_of_that_very_execution_are_ended(dsn: str, db: psycopg.Connection[object]) -> None:
     with (
-        psycopg.connect(dsn, application_name=name_of("pgworkers", 7, 1)) as old,
-        psycopg.connect(dsn, application_name=name_of("pgworkers", 7, 11)) as younger,
-        psycopg.connect(dsn, application_name=name_of("pgworkers", 71, 1)) as neighbour,
-        psycopg.connect(dsn, application_name=name_of("second", 7, 1)) as install,
+        psycopg.connect(dsn, application_name=session_name("pgworkers", 7, 1)) as old,
+        psycopg.connect(dsn, application_name=session_name("pgworkers", 7, 11)) as younger,
+        psycopg.connect(dsn, application_name=session_name("pgworkers", 71, 1)) as neighbour,
+        psycopg.connect(dsn, application_name=session_name("second", 7, 1)) as install,
         psycopg.connect(dsn, application_name="psql") as stranger,
     ):
-        assert run(db, "pgworkers", end_backends([(7, 1), (8, 1)])) == 1
+        assert run(db, "pgworkers", end_handler_sessions([(7, 1), (8, 1)])) == 1
         for living in (younger, neighbour, install, stranger):
             living.execute("SELECT 1")
         with pytest.raises(psycopg.OperationalError):

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from support.command import Command
 
-from pgworkers.cli import place
+from pgworkers.cli import database
 from pgworkers.cli.invocation import Invocation
 from pgworkers.cli.root import COMMANDS
 
@@ -240,7 +240,7 @@ def test_a_ctrl_c_between_a_query_and_its_answer_is_quiet(
 ) -> None:
     """psycopg would warn of a rollback that it cannot do; without a handler that is a line on stderr."""
     said = Invocation(dsn=dsn, schema="pgworkers")
-    opened = place.database(said)
+    opened = database.open_database(said)
     conn = opened.__enter__().conn
     conn.pgconn.send_query(b"SELECT pg_sleep(30)")
     assert not opened.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)

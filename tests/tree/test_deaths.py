@@ -16,7 +16,7 @@ from support.bounds import BUSY
 from support.ledger import audit, read
 from support.tree import TURNS, UNHURRIED, Forest, wait_for
 
-from pgworkers.job.state import MAX_LOSSES
+from pgworkers.job.model import MAX_CONSECUTIVE_LOSSES
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_job_that_kills_its_supervisors_is_found(forest: Forest) -> None:
     forest.start(queues="default:1")
     [job] = forest.enqueue("parricide", max_attempts=100, max_crashes=100)
     row = forest.until(job, "dead", timeout=120)
-    assert (row["verdict"], row["lease"]) == ("crash", MAX_LOSSES)
+    assert (row["verdict"], row["lease"]) == ("crash", MAX_CONSECUTIVE_LOSSES)
     last = forest.attempts(job)[-1]["error"]
     assert last == (
         "its supervisor died (SIGKILL); not tried again: it was running in 10 deaths of its supervisor or host in a row"

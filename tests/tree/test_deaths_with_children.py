@@ -16,7 +16,7 @@ import pytest
 from support import leftovers
 from support.tree import Forest, Master, wait_for
 
-from pgworkers.process import tree
+from pgworkers.linux import proc
 
 HANGS = Path(__file__).parents[1] / "support" / "hangs.py"
 #: The application drops the first report of a death: as if the packet were lost on its way to the master.
@@ -24,16 +24,16 @@ LOSES_A_DEATH = """
 from pgworkers.supervisor import main as _main
 from pgworkers.supervisor.messages import Died as _Died
 
-_tell = _main.Supervisor._tell
+_emit = _main.Supervisor._emit
 _lost = []
 
 def _forgetful(self, fact, *fds):
     if isinstance(fact, _Died) and not _lost:
         _lost.append(fact)
         return
-    _tell(self, fact, *fds)
+    _emit(self, fact, *fds)
 
-_main.Supervisor._tell = _forgetful
+_main.Supervisor._emit = _forgetful
 """
 
 
@@ -102,7 +102,7 @@ def test_orphans_that_end_while_a_job_runs_do_not_fill_the_table_of_processes(fo
     [worker] = master.worker_pids()
 
     def ended() -> set[int]:
-        found = (tree.stat(pid) for pid in tree.children(worker))
+        found = (proc.read_stat(pid) for pid in proc.children(worker))
         return {one.pid for one in found if one is not None and one.state == "Z"}
 
     before = wait_for(ended, what="some have ended")

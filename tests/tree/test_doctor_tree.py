@@ -8,7 +8,7 @@ from support.command import Command
 from support.examined import examined
 from support.tree import FAST, Forest, wait_for
 
-from pgworkers.doctor.finding import Tolerance
+from pgworkers.doctor.findings import Thresholds
 
 
 def test_a_life_as_the_doctor_sees_it(forest: Forest) -> None:
@@ -32,7 +32,7 @@ def test_a_life_as_the_doctor_sees_it(forest: Forest) -> None:
     assert healthy["hosts"] == "1 running"
 
     def told(check: str, patience: float) -> str:
-        found = examined(forest.dsn, Tolerance(patience=patience))[check]
+        found = examined(forest.dsn, Thresholds(warn_after_seconds=patience))[check]
         return "\n".join(f"{finding.level}: {finding.what}: {finding.why}" for finding in found)
 
     job, _ = forest.enqueue("hang", 2)

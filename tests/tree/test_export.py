@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 from support.command import Command
 
-from pgworkers.deploy.around import MARGIN, around
-from pgworkers.deploy.containers import label, manifests
-from pgworkers.deploy.systemd import unit
+from pgworkers.deploy.render import (
+    STOP_MARGIN_SECONDS,
+    deployment_of,
+    dns_label,
+    render_kubernetes,
+    render_systemd_unit,
+)
 from pgworkers.master import http
-from pgworkers.master.drain import longest
-from pgworkers.settings import load
+from pgworkers.master.drain import max_stop_seconds
+from pgworkers.settings import load_settings
 from pgworkers.specs import AppSpec, QueueSpec
 
 APP = """
@@ -53,7 +57,9 @@ def module(name: str) -> Any:
 
 
 def stop_of(drain: float) -> int:
-    return int(longest(load(environ={}, app={"drain": drain}).settings)) + MARGIN
+    return (
+        int(max_stop_seconds(load_settings(environ={}, app={"drain": drain}).settings)) + STOP_MARGIN_SECONDS
+    )
 
 
 def test_a_unit_that_systemd_understands(cli: Command, tmp_path: Path) -> None:
@@ -100,8 +106,10 @@ def test_what_the_environment_says_of_a_stop_is_in_the_unit(cli: Command) -> Non
 
 
 def test_percent_signs_and_quotes_stay_what_they_are() -> None:
-    app = around("a", '/srv/100%/"a b"/app.py', load(environ={"PGWORKERS_DRAIN": "5s"}), None)
-    text = unit(app, program="/opt/x y/pgworkers", user="u", directory="/srv/100%", environment="/etc/a.env")
+    app = deployment_of("a", '/srv/100%/"a b"/app.py', load_settings(environ={"PGWORKERS_DRAIN": "5s"}), None)
+    text = render_systemd_unit(
+        app, program="/opt/x y/pgworkers", user="u", directory="/srv/100%", environment_file="/etc/a.env"
+    )
     assert 'ExecStart="/opt/x y/pgworkers" --config "/srv/100%%/\\"a b\\"/app.py" run' in text
     assert "WorkingDirectory=/srv/100%%\n" in text
 
@@ -147,7 +155,7 @@ def test_s15_only_prometheus_reaches_the_port_of_a_pod(cli: Command) -> None:
     values = {one["name"]: one.get("value") for one in container["env"]}
     assert values["PGWORKERS_METRICS"] == f"$(POD_IP):{port['containerPort']}"
     for address in ("10.0.0.7", "fd00::7"):  # what Kubernetes writes there
-        assert http.parse(f"{address}:9911") == (address, 9911)
+        assert http.parse_address(f"{address}:9911") == (address, 9911)
 
 
 def test_s15_a_container_answers_only_inside_of_it(cli: Command) -> None:
@@ -165,21 +173,24 @@ def test_a_manifest_with_a_mistake_is_noticed(cli: Command) -> None:
 
 def test_a_pod_has_room_for_all_workers_that_are_counted_over_all_hosts() -> None:
     spec = AppSpec("a", "1", (QueueSpec("api", cluster_workers=6, memory=100 << 20), QueueSpec("b")), ())
-    app = around("a", "app.py", load(environ={}), spec)
-    assert (app.workers, app.memory) == ({"api": 6, "b": 1}, 600 << 20)
+    app = deployment_of("a", "app.py", load_settings(environ={}), spec)
+    assert (app.workers_per_queue, app.memory_bytes) == ({"api": 6, "b": 1}, 600 << 20)
 
 
 def test_hostile_names_stay_strings() -> None:
     spec = AppSpec("a", "1", (QueueSpec('x": {}\n- evil: "'),), ())
-    text = manifests(
-        around("a", "app.py", load(environ={}), spec), image='i"\nkind: Evil', secret="s", most=3
+    text = render_kubernetes(
+        deployment_of("a", "app.py", load_settings(environ={}), spec),
+        image='i"\nkind: Evil',
+        secret="s",
+        max_pods=3,
     )
     deployment, _, scaled = parsed(text)
     assert deployment["kind"] == "Deployment"
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == 'i"\nkind: Evil'
     assert len(scaled["spec"]["triggers"]) == 1
-    assert label("Ünïcode -- name!") == "n-code-name"
-    assert label("---") == "pgworkers"
+    assert dns_label("Ünïcode -- name!") == "n-code-name"
+    assert dns_label("---") == "pgworkers"
 
 
 def test_a_dockerfile_without_a_complaint(cli: Command) -> None:

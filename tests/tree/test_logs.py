@@ -10,9 +10,9 @@ from typing import Any
 
 from support.tree import Forest, wait_for
 
-from pgworkers.observe.log import KEYS
+from pgworkers.observe.log import JSON_KEYS
 
-HOSTILE = '\x1b[2J\u202e\r\n{"fact": "JobEnded", "job": 1}\n12:00:00 #1 forged'
+HOSTILE = '\x1b[2J\u202e\r\n{"fact": "AttemptEnded", "job": 1}\n12:00:00 #1 forged'
 
 
 def test_json_lines_of_a_host_and_of_its_handlers(forest: Forest) -> None:
@@ -29,10 +29,10 @@ def test_json_lines_of_a_host_and_of_its_handlers(forest: Forest) -> None:
         for line in stream:
             assert line.rstrip("\n").isprintable(), line
             lines.append(json.loads(line))
-    assert {tuple(line) for line in lines} == {KEYS}
+    assert {tuple(line) for line in lines} == {JSON_KEYS}
     host = socket.gethostname()
     assert {(line["host"], line["pid"]) for line in lines} == {(host, master.pid)}
-    ends = {line["job"]: line for line in lines if line["fact"] == "JobEnded"}
+    ends = {line["job"]: line for line in lines if line["fact"] == "AttemptEnded"}
     assert {job: (line["level"], line["data"]["state"]) for job, line in ends.items()} == {
         talk: ("info", "succeeded"),
         fail: ("error", "dead"),
@@ -49,7 +49,7 @@ def test_json_lines_of_a_host_and_of_its_handlers(forest: Forest) -> None:
         ("shop.pdf", f"caught {HOSTILE}"),
     ]
     for one in own:
-        assert tuple(one) == KEYS
+        assert tuple(one) == JSON_KEYS
         told = one["job"], one["task"], one["queue"], one["attempt"], one["host"]
         assert told == (talk, "talk", "default", 1, host)
     assert own[0]["data"]["page"] == 7
@@ -80,7 +80,7 @@ def test_an_output_that_nobody_reads_stops_nothing(forest: Forest) -> None:
         except BlockingIOError:
             pass
         lines = seen[: seen.rfind(b"\n") + 1].splitlines()
-        return [json.loads(line)["data"] for line in lines if b'"LinesDropped"' in line]
+        return [json.loads(line)["data"] for line in lines if b'"LogLinesDropped"' in line]
 
     def counted() -> bool:
         return sum(data["count"] for data in told()) > len(jobs) / 2

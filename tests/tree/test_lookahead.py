@@ -109,7 +109,7 @@ def test_kills_at_full_depth_charge_only_what_had_begun(forest: Forest) -> None:
 
 
 def test_batch_false_commits_each_end_before_the_next_start(forest: Forest) -> None:
-    forest.app.write_text(forest.app.read_text() + "\napp.queue('careful', workers=1, batch=False)\n")
+    forest.app.write_text(forest.app.read_text() + "\napp.queue('careful', workers=1, lookahead=False)\n")
     forest.start(queues="default:1")
     wait_for(lambda: "queue careful" in str(forest.masters[0].titles("pgworkers: queue careful")))
     jobs = forest.enqueue("work", 30, queue="careful")

@@ -71,12 +71,12 @@ def test_a_check_refuses_what_a_start_would(forest: Forest) -> None:
 def test_the_message_names_the_library(tmp_path: Path) -> None:
     pytest.importorskip("numpy")
     (tmp_path / "app.py").write_text(
-        "import numpy\nfrom pgworkers import App\nfrom pgworkers.process import pools\n"
-        "pools.stop = lambda: None\napp = App()\napp.queue('default', workers=1)\n"
+        "import numpy\nfrom pgworkers import App\nfrom pgworkers.supervisor import fork_safety\n"
+        "fork_safety.stop_library_threads = lambda: None\napp = App()\napp.queue('default', workers=1)\n"
     )
     code = (
-        "from pgworkers.supervisor.ask import describe, starts_threads\n"
-        "print(starts_threads('app.py', describe('app.py', 60, threads=4).threads))"
+        "from pgworkers.supervisor.describe import describe, threads_error\n"
+        "print(threads_error('app.py', describe('app.py', 60, threads=4).threads))"
     )
     found = subprocess.run(
         [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False

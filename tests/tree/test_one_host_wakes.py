@@ -53,7 +53,7 @@ def claims(master: Master) -> float:
     """How many claims it has sent."""
     [address] = [line.split()[1] for line in master.log().splitlines() if line.startswith("metrics ")]
     samples = tallies.scrape(address)
-    ways = ("claim", "claim_placed", "claim_aged")
+    ways = ("claim", "claim_ranges", "claim_oldest")
     return sum(tallies.total(samples, "db_operation_seconds_count", op=way) for way in ways)
 
 

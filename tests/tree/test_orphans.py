@@ -15,8 +15,9 @@ import pytest
 from support.cgroups import NoCgroup, cgroup
 from support.tree import Forest, Master, wait_for
 
-from pgworkers.process import origin, tree
-from pgworkers.process.origin import Origin
+from pgworkers.linux import proc
+from pgworkers.master import orphans
+from pgworkers.master.orphans import ProcessOrigin
 
 #: In its first lease it clears its death signal and stays in C code that holds the GIL: no beat looks for its parents.
 STUBBORN = """
@@ -41,7 +42,7 @@ def sees(ctx: Ctx, pid: int) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    found = tree.stat(pid)
+    found = proc.read_stat(pid)
     return found is not None and found.state not in "ZX"
 
 
@@ -52,8 +53,10 @@ def pid_namespace() -> Iterator[tuple[str, ...]]:
         ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sleep", "9999"]
     ) as outside:
         try:
-            inside = wait_for(lambda: tree.children(outside.pid), what="the first process of the namespace")
-            wait_for(lambda: tree.read(f"/proc/{inside[0]}/cmdline").startswith(b"sleep"), what="its /proc")
+            inside = wait_for(lambda: proc.children(outside.pid), what="the first process of the namespace")
+            wait_for(
+                lambda: proc.read_file(f"/proc/{inside[0]}/cmdline").startswith(b"sleep"), what="its /proc"
+            )
             yield "nsenter", "--target", str(inside[0]), "--pid", "--mount"
         finally:
             outside.kill()
@@ -169,43 +172,45 @@ def gone() -> int:
 @contextlib.contextmanager
 def marked(value: str) -> Iterator[int]:
     with subprocess.Popen(
-        ["sleep", "999"], env={"PATH": os.environ["PATH"], origin.VARIABLE: value}
+        ["sleep", "999"], env={"PATH": os.environ["PATH"], orphans.ORIGIN_VARIABLE: value}
     ) as process:
         try:
-            wait_for(lambda: origin.VARIABLE.encode() in tree.read(f"/proc/{process.pid}/environ"))
+            wait_for(
+                lambda: orphans.ORIGIN_VARIABLE.encode() in proc.read_file(f"/proc/{process.pid}/environ")
+            )
             yield process.pid
         finally:
             process.kill()
 
 
 def test_whose_master_lives_is_no_orphan() -> None:
-    with marked(origin.mark("other")) as pid:  # this very process is its master
-        assert pid not in origin.orphans("mine")
+    with marked(orphans.origin_value("other")) as pid:  # this very process is its master
+        assert pid not in orphans.find_orphans("mine")
 
 
 def test_whose_master_is_gone_is_an_orphan_and_so_are_its_children(gone: int) -> None:
-    own = Origin.parse(origin.mark("other"))
+    own = ProcessOrigin.parse(orphans.origin_value("other"))
     assert own is not None
     dead = own._replace(pid=gone)
     with marked(str(dead)) as pid:
-        assert pid in origin.orphans("mine")
-        assert pid not in origin.orphans("other"), "our own host's are not left by a former one"
-    later = own._replace(started=own.started - 1)  # the number was given again
+        assert pid in orphans.find_orphans("mine")
+        assert pid not in orphans.find_orphans("other"), "our own host's are not left by a former one"
+    later = own._replace(start_ticks=own.start_ticks - 1)  # the number was given again
     with marked(str(later)) as pid:
-        assert pid in origin.orphans("mine")
+        assert pid in orphans.find_orphans("mine")
 
 
 def test_a_host_of_another_pid_namespace_cannot_be_judged(gone: int) -> None:
-    own = Origin.parse(origin.mark("other"))
+    own = ProcessOrigin.parse(orphans.origin_value("other"))
     assert own is not None
     with marked(str(own._replace(pid=gone, namespace=own.namespace + 1))) as pid:
-        assert pid not in origin.orphans("mine")
+        assert pid not in orphans.find_orphans("mine")
 
 
 def test_a_process_whose_environment_came_from_another_machine_is_left_alone(gone: int) -> None:
     """Slurm, mpirun and `ssh -o SendEnv` take the environment of a handler along."""
-    mark = origin.mark("other")
-    own = Origin.parse(mark)
+    mark = orphans.origin_value("other")
+    own = ProcessOrigin.parse(mark)
     assert own is not None
     here = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert here in mark
@@ -213,7 +218,7 @@ def test_a_process_whose_environment_came_from_another_machine_is_left_alone(gon
         f"/{own.pid}/", f"/{gone}/"
     )  # a master of that number is not here
     with marked(there) as pid, marked(there.replace("11111111-2222-3333-4444-555555555555", here)) as ours:
-        found = origin.orphans("mine")
+        found = orphans.find_orphans("mine")
         assert ours in found
         assert pid not in found
 
@@ -221,16 +226,16 @@ def test_a_process_whose_environment_came_from_another_machine_is_left_alone(gon
 @pytest.mark.parametrize("refused", [False, True], ids=["ours to signal", "of another user"])
 def test_a_master_that_proc_hides_is_not_gone(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
     """`hidepid` hides the processes of other users; the kernel still says that there is one."""
-    own = Origin.parse(origin.mark("other"))
+    own = ProcessOrigin.parse(orphans.origin_value("other"))
     assert own is not None
-    monkeypatch.setattr(tree, "stat", lambda pid: None)
+    monkeypatch.setattr(proc, "read_stat", lambda pid: None)
     if refused:
 
         def refuse(pid: int, number: int) -> None:
             raise PermissionError("another user's")
 
         monkeypatch.setattr(os, "kill", refuse)
-    assert not own.is_gone()
+    assert not own.is_master_gone()
 
 
 @pytest.mark.parametrize(
@@ -238,7 +243,7 @@ def test_a_master_that_proc_hides_is_not_gone(monkeypatch: pytest.MonkeyPatch, r
     ["", "x", "a/b/c/d", "uuid/1/2/boot", "uuid/1/2/3", "uuid/-1/2/3/boot", "uuid/1/2/3/4/5", "u/²/1/1/boot"],
 )
 def test_a_marker_that_is_none_says_nothing(value: str) -> None:
-    assert Origin.parse(value) is None
+    assert ProcessOrigin.parse(value) is None
     with marked(value) as pid:
         assert psutil.pid_exists(pid)
-        assert pid not in origin.orphans("mine")
+        assert pid not in orphans.find_orphans("mine")

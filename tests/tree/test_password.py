@@ -39,7 +39,7 @@ def quiet() -> None:
 @app.task(retries=0)
 def fail(ctx: Ctx) -> None:
     address = "the address"
-    print(ctx, app, app.client, app.client.address, ctx.connect)
+    print(ctx, app, app.client, app.client.database, ctx.connect)
     raise RuntimeError(f"{app!r} {ctx!r} {app.client.settings!r}")
 
 @app.task(retries=0)

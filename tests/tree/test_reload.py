@@ -9,7 +9,7 @@ import time
 from support.ledger import audit, most_at_once, read
 from support.tree import Forest, wait_for
 
-from pgworkers.job.strangers import strangers
+from pgworkers.job.gauges import unknown_tasks
 from pgworkers.postgres.statements import run
 
 ADDED = """
@@ -151,7 +151,7 @@ def test_a_version_without_a_task_leaves_its_jobs_to_others_and_goes_on(forest: 
     [job] = forest.enqueue("work")
     forest.until(job, "succeeded")
     doomed += forest.enqueue("newcomer")
-    left = run(forest.db, "pgworkers", strangers(["default"]))
+    left = run(forest.db, "pgworkers", unknown_tasks(["default"]))
     assert [one.task for one in left] == ["newcomer"], "a task that was declared once is not known for ever"
     change(forest, old + ADDED)
     master.signal(signal.SIGHUP)

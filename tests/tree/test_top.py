@@ -170,7 +170,8 @@ def test_the_terminal_is_given_back_however_it_ends(dsn: str, end: Any, code: in
 
 def test_the_terminal_is_given_back_when_it_fails_and_while_it_stands_still(dsn: str) -> None:
     broken = (
-        "import pgworkers.cli.top_loop as t; t.settle = None; from pgworkers.cli import main; main(['top'])"
+        "import pgworkers.cli.top.loop as loop; loop.keep_selection_visible = None\n"
+        "from pgworkers.cli.main import main; main(['top'])"
     )
     with Screen([sys.executable, "-c", broken], environ(dsn)) as screen:
         assert screen.wait() != 0

@@ -17,7 +17,7 @@ from support.tree import Forest, wait_for
 from pgworkers.postgres import migrate
 
 PACKAGE = Path(migrate.__file__).parents[1]
-NEWEST = migrate.known()[-1].version
+NEWEST = migrate.known_migrations()[-1].version
 
 #: Columns in every table that hosts write, an index and a trigger: what a later version may add.
 ADDITIVE = f"""\

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pgworkers import App, Ctx, Exponential, UsageError
+from pgworkers import App, Ctx, ExponentialBackoff, UsageError
 from pgworkers.settings import Settings
 from pgworkers.specs import AppSpec, BackoffSpec
 
@@ -39,7 +39,7 @@ def test_importing_and_declaring_opens_nothing() -> None:
     code = (
         "import sys\nfrom pgworkers import App, Ctx\napp = App()\napp.queue('q')\n"
         "@app.task\ndef f(ctx: Ctx, x: int) -> int: return x\n"
-        "app.describe(); f(None, 1); f.call(None, b'{\"x\": 1}'); f.encode_result(1, 9)\n"
+        "app.describe(); f(None, 1); f.run_handler(None, b'{\"x\": 1}'); f.encode_result(1, 9)\n"
         "import threading\n"
         "heavy = {'psycopg', 'rich', 'click', 'psutil', 'croniter', 'prometheus_client'}\n"
         "print(heavy & set(sys.modules), threading.active_count())"
@@ -97,7 +97,7 @@ def test_defaults_of_a_task() -> None:
         (5, BackoffSpec(kind="fixed", base=5, jitter=0)),
         (["1s", 10], BackoffSpec(kind="list", delays=(1, 10), jitter=0)),
         (
-            Exponential(base="1s", factor=3, cap="1m", jitter=0.5),
+            ExponentialBackoff(base="1s", factor=3, cap="1m", jitter=0.5),
             BackoffSpec(base=1, factor=3, cap=60, jitter=0.5),
         ),
         (lambda attempt: attempt, BackoffSpec(kind="function")),
@@ -118,9 +118,9 @@ def test_a_backoff_function_is_asked_and_its_failures_are_not_the_jobs() -> None
     @app.task(backoff=lambda attempt: {1: "1m", 2: 5.5, 3: -1, 4: float("nan")}[attempt])
     def job() -> None: ...
 
-    said = [job.backoff_after(attempt, ValueError()) for attempt in range(1, 6)]
+    said = [job.backoff_delay(attempt, ValueError()) for attempt in range(1, 6)]
     assert said == [60.0, 5.5, None, None, None]
-    assert module_level.backoff_after(1, None) is None
+    assert module_level.backoff_delay(1, None) is None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_backoff_function_is_asked_and_its_failures_are_not_the_jobs() -> None
         ({"priority": 1 << 40}, "priority: 1099511627776 is out of range"),
         ({"backoff": []}, "backoff: an empty list"),
         ({"backoff": object()}, "backoff: object is no back-off"),
-        ({"backoff": Exponential(factor=0.5)}, "backoff: factor must be at least 1"),
+        ({"backoff": ExponentialBackoff(factor=0.5)}, "backoff: factor must be at least 1"),
         ({"backoff": ["1s", "x"]}, "backoff: 'x' is not a duration"),
         ({"queue": ""}, "queue: '' is empty"),
         ({"name": "a\nb"}, "task name: 'a\\nb' holds control"),
@@ -328,7 +328,7 @@ def test_async_handlers_give_a_coroutine() -> None:
 
     assert job.is_async
     assert not module_level.is_async
-    for coroutine in (job(3), job.call(None, b'{"n": 3}')):
+    for coroutine in (job(3), job.run_handler(None, b'{"n": 3}')):
         with pytest.raises(StopIteration) as caught:
             coroutine.send(None)
         assert caught.value.value == 3
@@ -364,10 +364,10 @@ def test_the_environment_comes_before_the_app(monkeypatch: pytest.MonkeyPatch) -
 
 def test_bind_takes_the_masters_settings() -> None:
     app = made("q")
-    app.bind("postgresql://there.invalid/y", Settings(schema="other"))
+    app.use_database("postgresql://there.invalid/y", Settings(schema="other"))
     assert app.client.settings.schema == "other"
-    assert app.client.address.dsn() == "postgresql://there.invalid/y"
-    app.bind("z", {"schema": "third"})
+    assert app.client.database.dsn() == "postgresql://there.invalid/y"
+    app.use_database("z", {"schema": "third"})
     assert app.client.settings.schema == "third"
 
 
@@ -405,7 +405,7 @@ def test_prepare_uses_the_options_and_the_tasks_own() -> None:
     @app.task(queue="a", priority=3, retries=2, expires="1h", deadline="2h")
     def job(n: int) -> None: ...
 
-    plain = job.prepare(1).new
+    plain = job.prepare(1).job
     assert (plain.queue, plain.priority, plain.max_attempts, plain.expires, plain.deadline) == (
         "a",
         3,
@@ -417,7 +417,7 @@ def test_prepare_uses_the_options_and_the_tasks_own() -> None:
     other = (
         job.using(queue="b", priority=0, retries=0, expires="1m", timeout="5s", delay="1m", meta={"why": "x"})
         .prepare(2)
-        .new
+        .job
     )
     assert (other.queue, other.priority, other.max_attempts, other.expires) == ("b", 0, 1, 60)
     assert (other.timeout, other.delay, other.meta_json) == (5, 60, '{"why":"x"}')

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from pgworkers import AppNotLoaded
-from pgworkers.declare.loading import release_of
-from pgworkers.loading import load
-from pgworkers.postgres.connect import beside
+from pgworkers.app import detect_version
+from pgworkers.app_import import import_app
+from pgworkers.postgres.database_choice import app_directory
 
 APP = "from pgworkers import App\n{name} = App()\n{name}.queue('q')\n"
 
@@ -36,17 +36,17 @@ def write(path: Path, text: str) -> str:
 
 def test_a_file_with_one_app(tmp_path: Path) -> None:
     config = write(tmp_path / "one_app.py", APP.format(name="anything"))
-    app = load(config)
-    assert (app.name, app.origin) == ("one_app.py", tmp_path / "one_app.py")
-    assert load(config) is app
-    assert load(f"{config}:anything") is app
+    app = import_app(config)
+    assert (app.name, app.source_file) == ("one_app.py", tmp_path / "one_app.py")
+    assert import_app(config) is app
+    assert import_app(f"{config}:anything") is app
 
 
 def test_a_relative_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "sub" / "rel_app.py", "import beside\n" + APP.format(name="app"))
     write(tmp_path / "sub" / "beside.py", "")
     monkeypatch.chdir(tmp_path)
-    assert load("sub/rel_app.py").origin == tmp_path / "sub" / "rel_app.py"
+    assert import_app("sub/rel_app.py").source_file == tmp_path / "sub" / "rel_app.py"
     assert sys.path[0] == str(tmp_path / "sub")
 
 
@@ -55,7 +55,7 @@ def test_functions_of_a_loaded_file_can_be_pickled(tmp_path: Path) -> None:
         tmp_path / "pickled_app.py",
         APP.format(name="app") + "@app.task\ndef f() -> None: ...\ndef g(): ...\n",
     )
-    task = load(config).tasks["f"]
+    task = import_app(config).tasks["f"]
     assert pickle.loads(pickle.dumps(task)) is task
     function = sys.modules["pickled_app"].g
     assert pickle.loads(pickle.dumps(function)) is function
@@ -68,7 +68,7 @@ def test_a_file_inside_a_package_may_import_relatively(tmp_path: Path) -> None:
         tmp_path / "shop_pkg" / "jobs.py",
         "from pgworkers import App\nfrom .names import QUEUE\napp = App()\napp.queue(QUEUE)\n",
     )
-    app = load(config)
+    app = import_app(config)
     assert list(app.queues) == ["orders"]
     assert sys.modules["shop_pkg.jobs"].app is app
 
@@ -77,7 +77,7 @@ def test_a_dotted_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "dotted_pkg" / "__init__.py", "")
     write(tmp_path / "dotted_pkg" / "mod.py", APP.format(name="app"))
     monkeypatch.chdir(tmp_path)
-    assert load("dotted_pkg.mod") is load("dotted_pkg.mod:app")
+    assert import_app("dotted_pkg.mod") is import_app("dotted_pkg.mod:app")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_why_a_file_cannot_be_loaded(tmp_path: Path, text: str, suffix: str, sai
     config = write(tmp_path / "broken_app.py", text) + suffix
     for _ in range(2):  # a failed import leaves nothing behind that hides the failure
         with pytest.raises(AppNotLoaded) as caught:
-            load(config)
+            import_app(config)
         assert said in str(caught.value)
         assert "\n" not in str(caught.value)
 
@@ -112,7 +112,7 @@ def test_why_a_file_cannot_be_loaded(tmp_path: Path, text: str, suffix: str, sai
 def test_the_traceback_begins_in_the_users_code(tmp_path: Path) -> None:
     config = write(tmp_path / "deep_broken_app.py", "def f():\n    return 1 / 0\nf()\n")
     with pytest.raises(AppNotLoaded) as caught:
-        load(config)
+        import_app(config)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert "return 1 / 0" in caught.value.traceback
     assert "importlib" not in caught.value.traceback
@@ -133,7 +133,7 @@ def test_the_traceback_begins_in_the_users_code(tmp_path: Path) -> None:
 )
 def test_what_is_not_there(config: str, said: str) -> None:
     with pytest.raises(AppNotLoaded) as caught:
-        load(config)
+        import_app(config)
     assert said in str(caught.value)
 
 
@@ -142,7 +142,7 @@ def test_a_module_whose_parent_fails_says_so(tmp_path: Path, monkeypatch: pytest
     write(tmp_path / "failing_pkg" / "mod.py", APP.format(name="app"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(AppNotLoaded, match="ValueError: parent"):
-        load("failing_pkg.mod")
+        import_app("failing_pkg.mod")
 
 
 def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
@@ -150,30 +150,30 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         AppNotLoaded, match=r"a module called json is already loaded from .*; give the file another name"
     ):
-        load(config)
+        import_app(config)
 
 
 def test_release_is_the_commit_or_a_hash_of_the_files(tmp_path: Path) -> None:
     config = Path(write(tmp_path / "repo" / "sub" / "app.py", ""))
-    before = release_of(config)
+    before = detect_version(config)
     assert before.startswith("files-")
     os.utime(config, (1, 1))
-    assert release_of(config) != before
+    assert detect_version(config) != before
     git = ["git", "-c", "user.name=x", "-c", "user.email=x@x", "-C", str(tmp_path / "repo")]
     subprocess.run([*git, "init", "-q"], check=True, timeout=30)
-    assert release_of(config).startswith("files-")  # no commit yet
+    assert detect_version(config).startswith("files-")  # no commit yet
     subprocess.run([*git, "add", "."], check=True, timeout=30)
     subprocess.run([*git, "commit", "-q", "-m", "x"], check=True, timeout=30)
     head = subprocess.run(
         [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True, timeout=30
     ).stdout
-    assert release_of(config) == head[:10]
+    assert detect_version(config) == head[:10]
     subprocess.run([*git, "pack-refs", "--all"], check=True, timeout=30)
-    assert release_of(config) == head[:10]
+    assert detect_version(config) == head[:10]
     subprocess.run([*git, "worktree", "add", "-q", str(tmp_path / "tree")], check=True, timeout=30)
-    assert release_of(tmp_path / "tree" / "sub" / "app.py") == head[:10]
+    assert detect_version(tmp_path / "tree" / "sub" / "app.py") == head[:10]
     subprocess.run([*git, "checkout", "-q", "--detach"], check=True, timeout=30)
-    assert release_of(config) == head[:10]
+    assert detect_version(config) == head[:10]
 
 
 @pytest.mark.parametrize(
@@ -193,12 +193,12 @@ def test_the_embedded_server_of_a_command_is_that_of_python(
     write(tmp_path / "beside_pkg" / "__init__.py", "1 / 0")
     write(tmp_path / file, APP.format(name="app"))
     monkeypatch.chdir(tmp_path)
-    assert beside(config) == (tmp_path / file).resolve().parent, "known although nothing was imported"
+    assert app_directory(config) == (tmp_path / file).resolve().parent, "known although nothing was imported"
     write(tmp_path / "beside_pkg" / "__init__.py", "")
-    assert load(config).origin.parent == beside(config)
+    assert import_app(config).source_file.parent == app_directory(config)
 
 
 def test_an_app_that_is_not_there_is_looked_for_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for config in (None, "", "nosuch.mod:app", "no such", ":app"):
-        assert beside(config) == tmp_path.resolve(), config
+        assert app_directory(config) == tmp_path.resolve(), config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg import sql
 
-from pgworkers.postgres.arrays import Bigints, Doubles, Integers, Moments, Texts
+from pgworkers.postgres.arrays import Bigints, Doubles, Integers, Texts, Timestamps
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from pgworkers.postgres.arrays import Bigints, Doubles, Integers, Moments, Texts
         (Integers([1]), "'{1}'::int2[]"),
         (Doubles([0.5]), "'{0.5}'::float8[]"),
         (Texts(["a", None]), "'{a,NULL}'"),
-        (Moments([946_684_800_000_001]), "'{\"2000-01-01T00:00:00.000001+00:00\"}'::timestamptz[]"),
+        (Timestamps([946_684_800_000_001]), "'{\"2000-01-01T00:00:00.000001+00:00\"}'::timestamptz[]"),
     ],
 )
 def test_a_literal_has_a_type_that_can_be_cast_to_the_array_of_the_statement(

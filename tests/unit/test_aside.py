@@ -6,9 +6,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from pgworkers.job.claim import Fence
-from pgworkers.master import aside
-from pgworkers.master.aside import FIRST, LOCKED_FIRST, LOCKED_MOST, MOST, Aside
+from pgworkers.job.model import Fence
+from pgworkers.master import finisher
+from pgworkers.master.finisher import (
+    MAX_LOCKED_RETRY_SECONDS,
+    MAX_REFUSED_RETRY_SECONDS,
+    MIN_LOCKED_RETRY_SECONDS,
+    MIN_REFUSED_RETRY_SECONDS,
+    DeferredResults,
+)
 
 
 @dataclass(frozen=True)
@@ -20,25 +26,37 @@ def test_what_is_locked_comes_back_soon_and_what_is_refused_after_ever_longer_pa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0
-    monkeypatch.setattr(aside, "monotonic", lambda: now)
-    waiting: Aside[One, str] = Aside()
+    monkeypatch.setattr(finisher, "monotonic", lambda: now)
+    waiting: DeferredResults[One, str] = DeferredResults()
     locked, refused = One(Fence(1, 1, 7)), One(Fence(1, 1, 8))
-    assert waiting.due_in() is None
-    assert waiting.put_locked(locked, "end") == LOCKED_FIRST
-    assert waiting.due_in() == pytest.approx(LOCKED_FIRST)
-    assert waiting.put_refused(refused, "end") == FIRST
+    assert waiting.seconds_until_due() is None
+    assert waiting.defer_locked(locked, "end") == MIN_LOCKED_RETRY_SECONDS
+    assert waiting.seconds_until_due() == pytest.approx(MIN_LOCKED_RETRY_SECONDS)
+    assert waiting.defer_refused(refused, "end") == MIN_REFUSED_RETRY_SECONDS
     assert (waiting.fences(), len(waiting)) == ([locked.fence, refused.fence], 2), "they are still ours"
-    assert waiting.back() == []
-    now += LOCKED_FIRST
-    assert waiting.back() == [(locked, "end")]
-    assert [waiting.put_locked(locked, "end") for _ in range(7)][-2:] == [LOCKED_MOST, LOCKED_MOST]
+    assert waiting.pop_due() == []
+    now += MIN_LOCKED_RETRY_SECONDS
+    assert waiting.pop_due() == [(locked, "end")]
+    assert [waiting.defer_locked(locked, "end") for _ in range(7)][-2:] == [
+        MAX_LOCKED_RETRY_SECONDS,
+        MAX_LOCKED_RETRY_SECONDS,
+    ]
     waiting.forget(locked.fence)
-    now += LOCKED_MOST
-    assert waiting.back() == [(locked, "end")]
-    now += FIRST
-    assert waiting.back() == [(refused, "end")]
-    pauses = [waiting.put_refused(refused, "end") for _ in range(8)]
-    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, MOST, MOST, MOST]
-    assert waiting.knows
+    now += MAX_LOCKED_RETRY_SECONDS
+    assert waiting.pop_due() == [(locked, "end")]
+    now += MIN_REFUSED_RETRY_SECONDS
+    assert waiting.pop_due() == [(refused, "end")]
+    pauses = [waiting.defer_refused(refused, "end") for _ in range(8)]
+    assert pauses == [
+        2.0,
+        4.0,
+        8.0,
+        16.0,
+        32.0,
+        MAX_REFUSED_RETRY_SECONDS,
+        MAX_REFUSED_RETRY_SECONDS,
+        MAX_REFUSED_RETRY_SECONDS,
+    ]
+    assert waiting.has_retries
     waiting.forget(refused.fence)
-    assert not waiting.knows
+    assert not waiting.has_retries

@@ -16,24 +16,20 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from pgworkers.events import Fact, JobStarted
-from pgworkers.facts import Facts
-from pgworkers.job.claim import Claimed
-from pgworkers.job.finish import End
-from pgworkers.job.retry import Again
-from pgworkers.job.state import State, Verdict
-from pgworkers.lives import WorkerDied, WorkerReady
-from pgworkers.master import handing, orphans
-from pgworkers.master.crew import Worker
-from pgworkers.master.dispatch import Dispatch
-from pgworkers.master.ends import Ends
-from pgworkers.master.line import Line
-from pgworkers.master.supervisors import Supervisors
-from pgworkers.process import frames, tickets
+from pgworkers.events import AttemptStarted, Event, EventBus, WorkerDied, WorkerReady
+from pgworkers.ipc import frames, tickets
+from pgworkers.job.finish import JobFinish, JobRetry
+from pgworkers.job.model import ClaimedJob, JobState, Verdict
+from pgworkers.master import assignment, orphans
+from pgworkers.master.connection import ReconnectingConnection
+from pgworkers.master.dispatcher import Dispatcher
+from pgworkers.master.finisher import Finisher
+from pgworkers.master.supervisors import SupervisorPool
+from pgworkers.master.worker_channel import WorkerChannel
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec, TaskSpec
 from pgworkers.supervisor.messages import Alive, Boot, Died, Forked
-from pgworkers.worker.messages import Kind, Report
+from pgworkers.worker.messages import FrameKind, Report
 
 ONE = QueueSpec("default", max_jobs=1)
 
@@ -41,7 +37,7 @@ ONE = QueueSpec("default", max_jobs=1)
 class Born:
     """One worker: as the master sees it, and the ends of its channel that are its own."""
 
-    def __init__(self, worker: Worker, theirs: socket.socket, takes: int) -> None:
+    def __init__(self, worker: WorkerChannel, theirs: socket.socket, takes: int) -> None:
         self.seen = worker
         self.theirs = theirs
         self._takes = takes
@@ -49,24 +45,24 @@ class Born:
     def order(self) -> int | None:
         """The job whose order waits in its socket; it reads it."""
         try:
-            (order,) = frames.Reader().feed(self.theirs.recv(1 << 16, socket.MSG_DONTWAIT))
+            (order,) = frames.FrameReader().feed(self.theirs.recv(1 << 16, socket.MSG_DONTWAIT))
         except BlockingIOError:
             return None
-        assert order.kind == Kind.ORDER
+        assert order.kind == FrameKind.ORDER
         return order.job
 
     def ticket(self) -> int | None:
         """The job that it may begin; it takes the ticket, if there is one."""
         try:
-            data = os.read(self._takes, tickets.SIZE)
+            data = os.read(self._takes, tickets.TICKET_BYTES)
         except BlockingIOError:
             return None
         return int.from_bytes(data[:8], "little") if data else None
 
     def reports(self, job: int, *, cut: int = 0, **more: Any) -> None:
         """Its last word. `cut`: it is killed so many bytes before the end of it."""
-        said = Report("done", 0.1, 0.1, 1, last=True, **more)
-        frame = frames.encode(Kind.REPORT, job, 1, msgspec.json.encode(said))
+        said = Report("done", 0.1, 0.1, 1, is_last=True, **more)
+        frame = frames.encode(FrameKind.REPORT, job, 1, msgspec.json.encode(said))
         self.theirs.sendall(frame[: len(frame) - cut])
 
     def leave(self) -> None:
@@ -78,11 +74,11 @@ class Stage:
     """A master without processes: what the supervisor of a queue with `max_jobs=1` says we say."""
 
     def __init__(self) -> None:
-        settings, facts = Settings(), Facts()
-        self.told: list[Fact] = []
-        facts.listen(self.told.append)
-        self.ends = Ends("host", Line("finish", "", settings, facts), facts, 100)
-        self.dispatch = Dispatch(
+        settings, facts = Settings(), EventBus()
+        self.told: list[Event] = []
+        facts.subscribe(self.told.append)
+        self.ends = Finisher("host", ReconnectingConnection("finish", "", settings, facts), facts, 100)
+        self.dispatch = Dispatcher(
             settings,
             facts,
             {"work": TaskSpec("work", "default")},
@@ -91,43 +87,45 @@ class Stage:
             lambda queue: None,
             lambda worker, held, reason: None,
         )
-        self.desk = self.dispatch.desks["default"]
+        self.desk = self.dispatch.buffers["default"]
         self.looked = 0  # how often somebody looked what a worker has not begun: also when it hangs up
-        recover = self.dispatch.recover
+        on_channel_closed = self.dispatch.on_channel_closed
 
-        def look(worker: Worker) -> None:
+        def look(worker: WorkerChannel) -> None:
             self.looked += 1
-            recover(worker)
+            on_channel_closed(worker)
 
-        cast("Any", self.dispatch).recover = look
+        cast("Any", self.dispatch).on_channel_closed = look
         boot = Boot("app.py", ONE, 1, {}, "host")
-        self.supervisors = Supervisors(
+        self.supervisors = SupervisorPool(
             settings, facts, self.dispatch, {"default": boot}, "v1", -1, asyncio.create_task
         )
         self.supervisor = SimpleNamespace(
             queue="default",
             version="v1",
             workers={},
-            retired=False,
-            booted=True,
+            is_retired=False,
+            is_booted=True,
             send=lambda command: None,
-            hang_up=lambda: None,
+            close=lambda: None,
         )
         self.crew: list[Born] = []
 
     def listed(self, *incarnations: int) -> None:
         """What the supervisor says each second: these are the workers that it has."""
-        self.supervisors._heard(cast("Any", self.supervisor), Alive(list(incarnations)), [])
+        self.supervisors._on_message(cast("Any", self.supervisor), Alive(list(incarnations)), [])
 
     def forked(self, *, ready: bool = True, slot: int | None = None) -> Born:
         """The supervisor has forked one: nothing stands between it and its first order, if it is `ready`."""
         ours, theirs = socket.socketpair()
-        reads, writes = tickets.make()
+        reads, writes = tickets.create_pipe()
         number = len(self.crew)
         slot = number if slot is None else slot
         takes = os.dup(reads)
         fds = [ours.detach(), reads, writes]
-        self.supervisors._heard(cast("Any", self.supervisor), Forked(slot, 4711 + number, number, ready), fds)
+        self.supervisors._on_message(
+            cast("Any", self.supervisor), Forked(slot, 4711 + number, number, ready), fds
+        )
         self.crew.append(Born(self.supervisor.workers[number], theirs, takes))
         return self.crew[-1]
 
@@ -142,44 +140,50 @@ class Stage:
             1 if job else 0,
             status,
             number,
-            ready=True,
+            was_ready=True,
         )
-        self.supervisors._heard(cast("Any", self.supervisor), fact, [])
+        self.supervisors._on_message(cast("Any", self.supervisor), fact, [])
         [told] = [fact for fact in self.told if isinstance(fact, WorkerDied) and fact.pid == born.seen.pid]
-        return str(told.why)
+        return str(told.reason)
 
     def claims(self, *ids: int) -> None:
-        self.dispatch.take(
-            Claimed(i, 1, "default", "work", "{}", 1, 0, 10, 3, None, None, None, None, None, [], 0.0, False)
+        self.dispatch.accept(
+            ClaimedJob(
+                i, 1, "default", "work", "{}", 1, 0, 10, 3, None, None, None, None, None, [], 0.0, False
+            )
             for i in ids
         )
 
     def waiting(self) -> list[int]:
-        return [held.claimed.id for held in self.desk.buffer]
+        return [held.job.id for held in self.desk.waiting]
 
-    def ended(self) -> list[End | Again]:
+    def ended(self) -> list[JobFinish | JobRetry]:
         return [end for _, end in self.ends._pending]
 
     def released(self) -> list[int]:
         return [fence.id for fence in self.ends._releases]
 
     def began(self) -> list[int]:
-        return [fact.job for fact in self.told if isinstance(fact, JobStarted)]
+        return [fact.job for fact in self.told if isinstance(fact, AttemptStarted)]
 
     def at_rest(self) -> bool:
         """Nobody has anything, and nothing is owed."""
-        return (self.desk.running, self.desk.occupied, self.dispatch.held_fences()) == (0, 0, [])
+        return (self.desk.assigned_jobs, self.desk.occupied_workers, self.dispatch.held_fences()) == (
+            0,
+            0,
+            [],
+        )
 
     def close(self) -> None:
         for born in self.crew:
-            born.seen.bury()
+            born.seen.dispose()
             born.leave()
 
 
 @pytest.fixture(autouse=True)
 def _nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is: nothing is taken back, or given to other hosts, because of the time."""
-    monkeypatch.setattr(handing, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(assignment, "monotonic", lambda: 0.0)
 
 
 def play(scene: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
@@ -206,7 +210,7 @@ def test_who_is_born_ready_has_its_order_before_it_says_a_word(waits: bool) -> N
             stage.claims(1)
         born = stage.forked()
         if not waits:
-            assert (born.seen.state, stage.desk.idle) == ("idle", [born.seen])
+            assert (born.seen.state, stage.desk.idle_workers) == ("idle", [born.seen])
             stage.claims(1)
         assert (born.order(), born.ticket()) == (1, 1), "it has said nothing, and will not"
         assert born.seen.state == "busy"
@@ -222,8 +226,8 @@ def test_who_is_not_born_ready_has_none_until_it_says_so() -> None:
         assert (born.order(), born.seen.state, stage.waiting()) == (None, "booting", [1]), (
             "its hooks may fail"
         )
-        born.theirs.sendall(frames.encode(Kind.READY, 0, 0, b""))
-        while not stage.desk.running:
+        born.theirs.sendall(frames.encode(FrameKind.READY, 0, 0, b""))
+        while not stage.desk.assigned_jobs:
             await asyncio.sleep(0)
         assert (born.order(), born.ticket()) == (1, 1)
 
@@ -233,7 +237,7 @@ def test_who_is_not_born_ready_has_none_until_it_says_so() -> None:
 def test_who_is_born_ready_to_a_supervisor_that_was_replaced_meanwhile_gets_nothing_and_leaves() -> None:
     async def scene(stage: Stage) -> None:
         stage.claims(1)
-        stage.supervisor.retired = True
+        stage.supervisor.is_retired = True
         born = stage.forked()
         assert (born.seen.state, stage.waiting()) == ("leaving", [1]), "its code is the old one"
         assert born.theirs.recv(1) == b"", "it is let go"
@@ -271,7 +275,7 @@ def test_the_job_of_one_that_died_before_it_took_the_ticket_costs_nothing_and_go
             await asyncio.sleep(0)
         assert stage.died(heir, 0, "exit 0") == "left"
         [end] = stage.ended()
-        assert (end.verdict, end.crash) == (Verdict.SUCCEEDED, False)
+        assert (end.verdict, end.is_crash) == (Verdict.SUCCEEDED, False)
         assert stage.at_rest()
 
     play(scene)
@@ -282,7 +286,7 @@ def test_an_order_for_one_that_is_dead_already_is_not_sent_and_waits_for_the_nex
         born = stage.forked()
         born.theirs.close()  # and the loop has had no turn to tell
         stage.claims(1)
-        assert (stage.waiting(), stage.desk.running, stage.desk.idle) == ([1], 0, [])
+        assert (stage.waiting(), stage.desk.assigned_jobs, stage.desk.idle_workers) == ([1], 0, [])
         assert stage.died(born, 0) == "while idle"
         assert stage.forked().order() == 1
 
@@ -333,10 +337,10 @@ def test_one_that_did_its_job_and_died_without_a_word_has_not_done_it(
             born.reports(1, cut=3)
         assert stage.died(born, 1, status) == str(ended)
         [end] = stage.ended()
-        assert isinstance(end, Again), "it has attempts left"
-        assert (end.id, end.verdict, end.crash) == (1, ended, True)
+        assert isinstance(end, JobRetry), "it has attempts left"
+        assert (end.id, end.verdict, end.is_crash) == (1, ended, True)
         assert (stage.began(), stage.released(), stage.waiting()) == ([1], [], [])
-        assert stage.ends._silences == [(1, 1)], "what it left in the database is ended first"
+        assert stage.ends._sessions_to_end == [(1, 1)], "what it left in the database is ended first"
         assert stage.at_rest()
 
     play(scene)
@@ -355,11 +359,11 @@ def test_the_death_of_one_that_has_said_its_last_word_is_nobodys_end(status: str
             await asyncio.sleep(0)
         assert (born.seen.state, stage.at_rest()) == ("leaving", True)
         stage.claims(2)
-        assert (stage.waiting(), stage.desk.idle) == ([2], []), "it gets nothing more"
+        assert (stage.waiting(), stage.desk.idle_workers) == ([2], []), "it gets nothing more"
         assert stage.died(born, 0, status) == "left"
         [end] = stage.ended()
-        assert isinstance(end, End)
-        assert (end.state, end.result, end.crash) == (State.SUCCEEDED, '"r"', False)
+        assert isinstance(end, JobFinish)
+        assert (end.state, end.result, end.is_crash) == (JobState.SUCCEEDED, '"r"', False)
         assert stage.forked().order() == 2
 
     play(scene)
@@ -396,10 +400,10 @@ def test_a_last_word_that_is_still_in_the_socket_beats_the_news_of_the_death(sta
         born.theirs.shutdown(socket.SHUT_RDWR)
         stage.died(born, 0, status)  # the loop has had no turn to read it
         [end] = stage.ended()
-        assert isinstance(end, End)
-        assert (end.state, end.result, end.crash) == (State.SUCCEEDED, '"r"', False)
+        assert isinstance(end, JobFinish)
+        assert (end.state, end.result, end.is_crash) == (JobState.SUCCEEDED, '"r"', False)
         assert (stage.began(), stage.waiting(), stage.released()) == ([1], [], [])
-        assert stage.ends._silences == []
+        assert stage.ends._sessions_to_end == []
         assert stage.at_rest()
 
     play(scene)
@@ -419,7 +423,7 @@ def test_a_worker_that_its_supervisor_no_longer_lists_is_gone_and_its_job_crashe
         [end] = stage.ended()
         assert end.verdict is Verdict.CRASH
         assert "a death that its supervisor did not report" in str(end.error)
-        assert (born.seen.state, stage.supervisor.workers, stage.dispatch.held) == ("gone", {}, {})
+        assert (born.seen.state, stage.supervisor.workers, stage.dispatch.held_jobs) == ("gone", {}, {})
 
     play(scene)
 
@@ -441,13 +445,13 @@ def test_a_busy_worker_that_no_supervisor_has_is_gone_and_its_job_crashed() -> N
         stage.claims(1)
         born = stage.forked()
         assert (born.order(), born.ticket()) == (1, 1)
-        stage.supervisors.hearing.reconcile([cast("Any", stage.supervisor)])
+        stage.supervisors.workers.finish_jobs_of_unknown_workers([cast("Any", stage.supervisor)])
         assert stage.ended() == [], "it is known"
         stage.supervisor.workers.clear()
-        stage.supervisors.hearing.reconcile([cast("Any", stage.supervisor)])
+        stage.supervisors.workers.finish_jobs_of_unknown_workers([cast("Any", stage.supervisor)])
         [end] = stage.ended()
         assert end.verdict is Verdict.CRASH
-        assert stage.dispatch.held == {}
+        assert stage.dispatch.held_jobs == {}
 
     play(scene)
 
@@ -460,7 +464,7 @@ def test_the_death_of_an_earlier_occupant_is_not_that_of_the_next() -> None:
         second = stage.forked(slot=first.seen.slot)
         assert stage.died(first, 1) == "crash"
         assert [end.verdict for end in stage.ended()] == [Verdict.CRASH]
-        assert (first.seen.state, second.seen.state, second.seen.open) == ("gone", "idle", True)
+        assert (first.seen.state, second.seen.state, second.seen.is_open) == ("gone", "idle", True)
 
     play(scene)
 
@@ -471,7 +475,7 @@ def test_a_burial_that_fails_is_an_errand_of_the_host_that_fails(monkeypatch: py
     async def hidden(*_: object) -> int:
         raise PermissionError("/proc")
 
-    monkeypatch.setattr(orphans, "sweep", hidden)
+    monkeypatch.setattr(orphans, "kill_strays", hidden)
 
     async def run() -> None:
         stage = Stage()
@@ -481,11 +485,11 @@ def test_a_burial_that_fails_is_an_errand_of_the_host_that_fails(monkeypatch: py
             errands.append(asyncio.create_task(errand))
             return errands[-1]
 
-        stage.supervisors._beside = beside
-        stage.supervisors._died(cast("Any", stage.supervisor))
-        assert stage.supervisors.alive
+        stage.supervisors._start_background = beside
+        stage.supervisors._on_exit(cast("Any", stage.supervisor))
+        assert stage.supervisors.is_alive
         await asyncio.wait(errands)
         assert isinstance(errands[0].exception(), PermissionError)
-        assert not stage.supervisors.alive, "a drain does not wait for it"
+        assert not stage.supervisors.is_alive, "a drain does not wait for it"
 
     asyncio.run(run())

@@ -8,251 +8,281 @@ from math import inf
 from typing import Any, cast
 
 import pytest
-from support.claimer import Quiet, Roomy, claimer
+from support.claimer import CLAIM_STATEMENTS, Quiet, Roomy, claimer
 
-from pgworkers.facts import Facts
-from pgworkers.job.claim import EVERYWHERE, HIGHEST, LOWEST, Claimed, Range, Wants
-from pgworkers.master.before import HASTE, LEAST, SHARE
-from pgworkers.master.claims import MISSED_AFTER_SECONDS, PIECE, TURN, Claims
-from pgworkers.master.positions import LEVELS, Positions
-from pgworkers.master.wakes import BUSY, LOOKS, MAX_SHARE, QUIET, STEP, Wakes
+from pgworkers.events import EventBus
+from pgworkers.job.claim import HIGHEST_PRIORITY, LOWEST_PRIORITY, WHOLE_QUEUE, QueueCapacity, ScanRange
+from pgworkers.job.model import ClaimedJob
+from pgworkers.master.claim_policy import (
+    AWAKE_CLAIM_SECONDS,
+    AWAKE_QUIET_SECONDS,
+    MAX_HOSTS_SHARING_CLAIMS,
+    MAX_NOTIFICATIONS_PER_WINDOW,
+    RECHECK_DELAYS_SECONDS,
+    SleepPolicy,
+)
+from pgworkers.master.claim_positions import (
+    MAX_PRIORITIES_REMEMBERED,
+    MIN_STEP_IDS,
+    PAUSE_PER_LATE_SCAN_FACTOR,
+    PAUSE_PER_SCAN_FACTOR,
+    ClaimPositions,
+)
+from pgworkers.master.claimer import (
+    DISPATCH_CHUNK_JOBS,
+    DISPATCH_SLICE_SECONDS,
+    MISSED_NOTIFICATION_SECONDS,
+    Claimer,
+)
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
-LAST = EVERYWHERE[0].last
+LAST = WHOLE_QUEUE[0].last_id
 
 
-def job(job_id: int, priority: int = 0, queue: str = "q") -> Claimed:
-    return Claimed(
+def job(job_id: int, priority: int = 0, queue: str = "q") -> ClaimedJob:
+    return ClaimedJob(
         job_id, 1, queue, "t", "{}", 1, 0, 3, 3, None, None, None, None, None, [], 0.0, False, priority
     )
 
 
 def test_a_host_sleeps_until_much_comes_in_and_again_after_a_while_without() -> None:
-    wakes = Wakes()
-    assert wakes.to_tell(["q", "r"]) == {"q", "r"}
-    wakes.told(frozenset({"q", "r"}), 0.0)
-    wakes.looked({"q": 1, "r": 1}, {}, 0.5, 0.5)
-    assert wakes.to_tell(["q", "r"]) is None
-    for n in range(BUSY + 1):
-        assert wakes.to_tell(["q", "r"]) is None, "a few notifications change nothing"
-        wakes.heard("q", 1.0 + n / 1000)
-    assert wakes.to_tell(["q", "r"]) == {"r"}, "nobody is notified of a busy queue"
-    wakes.told(frozenset({"r"}), 1.1)
-    assert wakes.pause(1.2, 1.0, True) == STEP, "it looks by itself, if it has room"
-    assert wakes.pause(1.2, 1.0, False) == 1.0
-    wakes.looked({"q": 1, "r": 1}, {"q": 1}, 2.0, 10.0)
-    wakes.looked({"q": 1, "r": 1}, {}, 2.0 + QUIET / 2, 10.0)
-    wakes.looked({"r": 1}, {}, 9.0, 10.0)  # no room for q: who would be notified?
-    assert wakes.to_tell(["q", "r"]) is None
-    wakes.looked({"q": 1, "r": 1}, {}, 9.0 + 2 * QUIET, 10.5)
-    assert wakes.to_tell(["q", "r"]) == {"q", "r"}
-    assert wakes.pause(9.3, 1.0, True) == 1.0
+    policy = SleepPolicy()
+    assert policy.announcement_due(["q", "r"]) == {"q", "r"}
+    policy.record_announcement(frozenset({"q", "r"}), 0.0)
+    policy.record_claim({"q": 1, "r": 1}, {}, 0.5, 0.5)
+    assert policy.announcement_due(["q", "r"]) is None
+    for n in range(MAX_NOTIFICATIONS_PER_WINDOW + 1):
+        assert policy.announcement_due(["q", "r"]) is None, "a few notifications change nothing"
+        policy.record_notification("q", 1.0 + n / 1000)
+    assert policy.announcement_due(["q", "r"]) == {"r"}, "nobody is notified of a busy queue"
+    policy.record_announcement(frozenset({"r"}), 1.1)
+    assert policy.seconds_until_claim(1.2, 1.0, True) == AWAKE_CLAIM_SECONDS, (
+        "it looks by itself, if it has room"
+    )
+    assert policy.seconds_until_claim(1.2, 1.0, False) == 1.0
+    policy.record_claim({"q": 1, "r": 1}, {"q": 1}, 2.0, 10.0)
+    policy.record_claim({"q": 1, "r": 1}, {}, 2.0 + AWAKE_QUIET_SECONDS / 2, 10.0)
+    policy.record_claim({"r": 1}, {}, 9.0, 10.0)  # no room for q: who would be notified?
+    assert policy.announcement_due(["q", "r"]) is None
+    policy.record_claim({"q": 1, "r": 1}, {}, 9.0 + 2 * AWAKE_QUIET_SECONDS, 10.5)
+    assert policy.announcement_due(["q", "r"]) == {"q", "r"}
+    assert policy.seconds_until_claim(9.3, 1.0, True) == 1.0
 
 
 def test_notifications_that_come_slowly_keep_it_asleep() -> None:
-    wakes = Wakes()
-    wakes.told(frozenset({"q"}), 0.0)
-    for n in range(10 * BUSY):
-        wakes.heard("q", n * 0.01)
-    assert wakes.to_tell(["q"]) is None
+    policy = SleepPolicy()
+    policy.record_announcement(frozenset({"q"}), 0.0)
+    for n in range(10 * MAX_NOTIFICATIONS_PER_WINDOW):
+        policy.record_notification("q", n * 0.01)
+    assert policy.announcement_due(["q"]) is None
 
 
 def test_who_falls_asleep_looks_again_at_growing_distances() -> None:
-    wakes = Wakes()
-    wakes.told(frozenset({"q"}), 10.0)
+    policy = SleepPolicy()
+    policy.record_announcement(frozenset({"q"}), 10.0)
     now = 10.0
-    for look in LOOKS:
-        assert abs(wakes.pause(now, 1.0, True) - (10.0 + look - now)) < 1e-9
+    for look in RECHECK_DELAYS_SECONDS:
+        assert abs(policy.seconds_until_claim(now, 1.0, True) - (10.0 + look - now)) < 1e-9
         now = 10.0 + look
-        wakes.looked({"q": 1}, {}, now, now + 1.0)
-    assert wakes.pause(now, 1.0, True) == 1.0, "then the poll is enough"
-    wakes.told(frozenset(), 11.0)
-    assert wakes.pause(11.0, 1.0, True) == 1.0, "nothing fell asleep"
+        policy.record_claim({"q": 1}, {}, now, now + 1.0)
+    assert policy.seconds_until_claim(now, 1.0, True) == 1.0, "then the poll is enough"
+    policy.record_announcement(frozenset(), 11.0)
+    assert policy.seconds_until_claim(11.0, 1.0, True) == 1.0, "nothing fell asleep"
 
 
 def test_a_database_that_forgot_is_told_again() -> None:
-    wakes = Wakes()
-    wakes.told(frozenset({"q"}), 0.0)
-    wakes.sent()
-    wakes.looked({"q": 1}, {}, 5.0, 9.0)
-    wakes.forget()
-    assert not wakes.dry("q", 5.0)
-    assert wakes.to_tell(["q"]) == {"q"}
-    wakes.told(frozenset({"q"}), 6.0)
-    assert 0 < wakes.pause(6.0, 1.0, True) <= LOOKS[0] + 1e-9
-    assert [wakes.pause(7.0, 1.0, False) for _ in range(4)] == [0.0, 0.0, 0.0, 1.0], (
+    policy = SleepPolicy()
+    policy.record_announcement(frozenset({"q"}), 0.0)
+    policy.record_claim_sent()
+    policy.record_claim({"q": 1}, {}, 5.0, 9.0)
+    policy.forget_announcement()
+    assert not policy.is_known_empty("q", 5.0)
+    assert policy.announcement_due(["q"]) == {"q"}
+    policy.record_announcement(frozenset({"q"}), 6.0)
+    assert 0 < policy.seconds_until_claim(6.0, 1.0, True) <= RECHECK_DELAYS_SECONDS[0] + 1e-9
+    assert [policy.seconds_until_claim(7.0, 1.0, False) for _ in range(4)] == [0.0, 0.0, 0.0, 1.0], (
         "each look once, room or not"
     )
 
 
-def asleep(*queues: str) -> Wakes:
+def asleep(*queues: str) -> SleepPolicy:
     """Of a host that has slept for long, and has just sent a claim."""
-    wakes = Wakes()
-    wakes.told(frozenset(queues), 0.0)
-    wakes.looked({}, {}, 1.0, 1.0)
-    wakes.sent()
-    return wakes
+    policy = SleepPolicy()
+    policy.record_announcement(frozenset(queues), 0.0)
+    policy.record_claim({}, {}, 1.0, 1.0)
+    policy.record_claim_sent()
+    return policy
 
 
 def test_a_queue_that_gave_less_than_there_was_room_for_is_dry_until_it_is_heard_of() -> None:
-    wakes = asleep("q", "r", "s")
-    wakes.looked({"q": 2, "r": 2}, {"q": 1, "r": 2}, 10.0, 12.0)
-    assert [wakes.dry(queue, 10.1) for queue in "qrs"] == [True, False, False], "the others may have more"
-    assert wakes.pause(10.5, 5.0, True) == 1.5, "and for no longer than this"
-    assert not wakes.dry("q", 12.0)
-    assert [wakes.pause(12.0, 5.0, True), wakes.pause(12.0, 5.0, True)] == [0.0, 5.0], "it is looked at once"
-    wakes.sent()
-    wakes.looked({"q": 1}, {}, 20.0, 22.0)
-    wakes.heard("r", 20.1)
-    assert wakes.dry("q", 20.1)
-    wakes.heard("q", 20.2)
-    assert not wakes.dry("q", 20.2)
+    policy = asleep("q", "r", "s")
+    policy.record_claim({"q": 2, "r": 2}, {"q": 1, "r": 2}, 10.0, 12.0)
+    assert [policy.is_known_empty(queue, 10.1) for queue in "qrs"] == [True, False, False], (
+        "the others may have more"
+    )
+    assert policy.seconds_until_claim(10.5, 5.0, True) == 1.5, "and for no longer than this"
+    assert not policy.is_known_empty("q", 12.0)
+    assert [policy.seconds_until_claim(12.0, 5.0, True), policy.seconds_until_claim(12.0, 5.0, True)] == [
+        0.0,
+        5.0,
+    ], "it is looked at once"
+    policy.record_claim_sent()
+    policy.record_claim({"q": 1}, {}, 20.0, 22.0)
+    policy.record_notification("r", 20.1)
+    assert policy.is_known_empty("q", 20.1)
+    policy.record_notification("q", 20.2)
+    assert not policy.is_known_empty("q", 20.2)
 
 
 def test_what_is_heard_while_a_claim_is_on_its_way_it_may_have_missed() -> None:
-    wakes = asleep("q", "r")
-    wakes.heard("q", 1.5)
-    wakes.looked({"q": 1, "r": 1}, {}, 2.0, 4.0)
-    assert (wakes.dry("q", 2.0), wakes.dry("r", 2.0)) == (False, True)
-    wakes.sent()
-    wakes.stir()
-    wakes.looked({"q": 1, "r": 1}, {}, 3.0, 5.0)
-    assert (wakes.dry("q", 3.0), wakes.dry("r", 3.0)) == (False, False), "anything may have changed"
-    wakes.sent()
-    wakes.looked({"q": 1, "r": 1}, {}, 4.0, 6.0)
-    assert wakes.dry("q", 4.0)
-    wakes.stir()
-    assert not wakes.dry("q", 4.0)
+    policy = asleep("q", "r")
+    policy.record_notification("q", 1.5)
+    policy.record_claim({"q": 1, "r": 1}, {}, 2.0, 4.0)
+    assert (policy.is_known_empty("q", 2.0), policy.is_known_empty("r", 2.0)) == (False, True)
+    policy.record_claim_sent()
+    policy.assume_any_ready()
+    policy.record_claim({"q": 1, "r": 1}, {}, 3.0, 5.0)
+    assert (policy.is_known_empty("q", 3.0), policy.is_known_empty("r", 3.0)) == (False, False), (
+        "anything may have changed"
+    )
+    policy.record_claim_sent()
+    policy.record_claim({"q": 1, "r": 1}, {}, 4.0, 6.0)
+    assert policy.is_known_empty("q", 4.0)
+    policy.assume_any_ready()
+    assert not policy.is_known_empty("q", 4.0)
 
 
 def test_a_queue_of_which_nobody_is_notified_is_never_dry() -> None:
-    wakes = asleep("r")
-    wakes.looked({"q": 1}, {}, 2.0, 4.0)
-    assert not wakes.dry("q", 2.0)
+    policy = asleep("r")
+    policy.record_claim({"q": 1}, {}, 2.0, 4.0)
+    assert not policy.is_known_empty("q", 2.0)
 
 
 def test_while_it_falls_asleep_nothing_stays_dry() -> None:
-    wakes = asleep("q")
-    wakes.looked({"q": 1}, {}, 2.0, 4.0)
-    wakes.told(frozenset({"q", "r"}), 2.1)
-    assert not wakes.dry("q", 2.1)
-    for look in LOOKS:
-        wakes.sent()
-        wakes.looked({"q": 1}, {}, 2.1, 4.1)
-        assert wakes.dry("q", 2.1)
-        assert wakes.pause(2.1 + look, 1.0, True) == 0.0
-        assert not wakes.dry("q", 2.1 + look)
+    policy = asleep("q")
+    policy.record_claim({"q": 1}, {}, 2.0, 4.0)
+    policy.record_announcement(frozenset({"q", "r"}), 2.1)
+    assert not policy.is_known_empty("q", 2.1)
+    for look in RECHECK_DELAYS_SECONDS:
+        policy.record_claim_sent()
+        policy.record_claim({"q": 1}, {}, 2.1, 4.1)
+        assert policy.is_known_empty("q", 2.1)
+        assert policy.seconds_until_claim(2.1 + look, 1.0, True) == 0.0
+        assert not policy.is_known_empty("q", 2.1 + look)
 
 
 def test_hosts_that_share_a_queue_share_the_looks() -> None:
-    for hosts, share in ((1, 1), (4, 4), (1000, MAX_SHARE)):
-        wakes = asleep("q")
-        wakes.hosts = hosts
-        for _ in range(BUSY + 1):
-            wakes.heard("q", 10.0)
-        assert wakes.pause(10.0, 5.0, True) == STEP * share
-        wakes.looked({"q": 1}, {}, 10.0 + 0.9 * QUIET * share, 20.0)
-        assert wakes.awake("q")
-        wakes.looked({"q": 1}, {}, 10.0 + 1.1 * QUIET * share, 20.0)
-        assert not wakes.awake("q")
+    for hosts, share in ((1, 1), (4, 4), (1000, MAX_HOSTS_SHARING_CLAIMS)):
+        policy = asleep("q")
+        policy.host_count = hosts
+        for _ in range(MAX_NOTIFICATIONS_PER_WINDOW + 1):
+            policy.record_notification("q", 10.0)
+        assert policy.seconds_until_claim(10.0, 5.0, True) == AWAKE_CLAIM_SECONDS * share
+        policy.record_claim({"q": 1}, {}, 10.0 + 0.9 * AWAKE_QUIET_SECONDS * share, 20.0)
+        assert policy.is_awake("q")
+        policy.record_claim({"q": 1}, {}, 10.0 + 1.1 * AWAKE_QUIET_SECONDS * share, 20.0)
+        assert not policy.is_awake("q")
 
 
 def test_a_full_queue_is_not_asked_about_until_a_claim_finds_less_than_there_was_room_for() -> None:
-    wakes = asleep("q", "r")
-    wakes.full({"q"})
-    assert wakes.to_tell(["q", "r"]) is None, "the database knows"
-    wakes.sent()
-    wakes.looked({"q": 2}, {"q": 2}, 2.0, 4.0)
-    assert wakes.to_tell(["q", "r"]) is None
-    assert not wakes.dry("q", 2.0)
-    wakes.sent()
-    wakes.looked({"q": 2}, {"q": 1}, 3.0, 5.0)
-    assert wakes.to_tell(["q", "r"]) == {"q", "r"}
-    assert not wakes.dry("q", 3.0), "no host is notified of it yet"
+    policy = asleep("q", "r")
+    policy.record_full({"q"})
+    assert policy.announcement_due(["q", "r"]) is None, "the database knows"
+    policy.record_claim_sent()
+    policy.record_claim({"q": 2}, {"q": 2}, 2.0, 4.0)
+    assert policy.announcement_due(["q", "r"]) is None
+    assert not policy.is_known_empty("q", 2.0)
+    policy.record_claim_sent()
+    policy.record_claim({"q": 2}, {"q": 1}, 3.0, 5.0)
+    assert policy.announcement_due(["q", "r"]) == {"q", "r"}
+    assert not policy.is_known_empty("q", 3.0), "no host is notified of it yet"
 
 
 def test_a_host_that_falls_asleep_beside_others_does_not_look_again() -> None:
-    wakes = Wakes()
-    wakes.told(frozenset({"q"}), 1.0, frozenset())
-    assert wakes.pause(1.0, 5.0, True) == 5.0
-    wakes.told(frozenset({"q", "r"}), 1.0, frozenset({"r"}))
-    assert 0 < wakes.pause(1.0, 5.0, True) <= LOOKS[0]
+    policy = SleepPolicy()
+    policy.record_announcement(frozenset({"q"}), 1.0, frozenset())
+    assert policy.seconds_until_claim(1.0, 5.0, True) == 5.0
+    policy.record_announcement(frozenset({"q", "r"}), 1.0, frozenset({"r"}))
+    assert 0 < policy.seconds_until_claim(1.0, 5.0, True) <= RECHECK_DELAYS_SECONDS[0]
 
 
 def test_a_queue_is_polled_when_nothing_was_heard_of_it() -> None:
-    wakes = asleep("q", "r")
+    policy = asleep("q", "r")
     for noticed in (True, False):  # that the time is over, before it looks
-        wakes.looked({"q": 1, "r": 1}, {}, 2.0, 4.0)
+        policy.record_claim({"q": 1, "r": 1}, {}, 2.0, 4.0)
         if noticed:
-            assert wakes.pause(4.0, 9.0, True) == 0.0
-        wakes.heard("r", 4.0)
-        wakes.sent()
-        wakes.looked({"q": 1, "r": 1}, {"q": 1, "r": 1}, 4.0, 6.0)
-        assert (wakes.polled("q"), wakes.polled("r")) == (True, False)
-        wakes.looked({"q": 1}, {}, 4.0, 6.0)
-        assert not wakes.polled("q"), "that was the claim before"
-        wakes.stir()
-        wakes.sent()
+            assert policy.seconds_until_claim(4.0, 9.0, True) == 0.0
+        policy.record_notification("r", 4.0)
+        policy.record_claim_sent()
+        policy.record_claim({"q": 1, "r": 1}, {"q": 1, "r": 1}, 4.0, 6.0)
+        assert (policy.was_polled("q"), policy.was_polled("r")) == (True, False)
+        policy.record_claim({"q": 1}, {}, 4.0, 6.0)
+        assert not policy.was_polled("q"), "that was the claim before"
+        policy.assume_any_ready()
+        policy.record_claim_sent()
 
 
 class Sharing(Quiet):
-    """A database in which other hosts sleep. `sent` are the statements, `claims` what the next claims find."""
+    """A database in which other hosts policy. `sent` are the statements, `claims` what the next claims find."""
 
     def __init__(self) -> None:
         super().__init__()
         self.sent: list[str] = []
-        self.found: list[list[Claimed]] = []
+        self.found: list[list[ClaimedJob]] = []
 
-    async def ask(self, query: Query[Any], **how: Any) -> Any:
-        self.sent.append(query.statement.name.partition("_aged")[0].partition("_placed")[0])
-        if query.statement.name.startswith("claim") and self.found:
+    async def execute(self, query: Query[Any], **how: Any) -> Any:
+        is_claim = query.statement.name in CLAIM_STATEMENTS
+        self.sent.append("claim" if is_claim else query.statement.name)
+        if is_claim and self.found:
             found = self.found.pop(0)
             how["then"](found)
             return found
-        return await super().ask(query, **how)
+        return await super().execute(query, **how)
 
 
 class Crowded(Roomy):
-    """Desks with room for as many jobs as `room` says, on a host that shares its queues with others."""
+    """Buffers with room for as many jobs as `room` says, on a host that shares its queues with others."""
 
-    sharing_hosts = 3
+    other_hosts_sharing = 3
 
     def __init__(self, queues: str, room: int) -> None:
         super().__init__(queues)
         self.room = room
 
-    def wants(self) -> list[Wants]:
-        return [Wants(queue, self.room) for queue in self.desks] if self.room else []
+    def capacity(self) -> list[QueueCapacity]:
+        return [QueueCapacity(queue, self.room) for queue in self.buffers] if self.room else []
 
-    def take(self, claimed: list[Claimed]) -> None:
+    def accept(self, claimed: list[ClaimedJob]) -> None:
         self.room -= len(claimed)
 
 
 def chosen_host(
-    room: int, hints: list[bool], found: list[list[Claimed]], *, sharing: int = 3, rounds: int = 1
+    room: int, hints: list[bool], found: list[list[ClaimedJob]], *, sharing: int = 3, rounds: int = 1
 ) -> list[str]:
     """The statements of a sleeping host that is chosen for jobs: True stands for one job, False for any number."""
 
     async def story() -> list[str]:
-        line, desk = Sharing(), Crowded("q", 1)
-        desk.sharing_hosts = sharing
+        connection, dispatcher = Sharing(), Crowded("q", 1)
+        dispatcher.other_hosts_sharing = sharing
         settings = Settings(poll=3600.0, ageing=0)
-        claims = Claims("host", cast("Any", line), cast("Any", desk), Facts(), settings, lambda: True)
+        claims = Claimer(
+            "host", cast("Any", connection), cast("Any", dispatcher), EventBus(), settings, lambda: True
+        )
         running = asyncio.ensure_future(claims.run())
-        claims.forgotten()
-        await asyncio.sleep(2 * LOOKS[-1])  # it has fallen asleep
-        line.sent.clear()
-        line.found, desk.room = found, room
+        claims.on_reconnect()
+        await asyncio.sleep(2 * RECHECK_DELAYS_SECONDS[-1])  # it has fallen asleep
+        connection.sent.clear()
+        connection.found, dispatcher.room = found, room
         for _ in range(rounds):
             for is_one_job in hints:
-                claims.chosen("q", is_one_job=is_one_job)
-            claims.all_heard()
+                claims.on_notification_for_this_host("q", is_one_job=is_one_job)
+            claims.on_notifications_read()
             for _ in range(10):
                 await asyncio.sleep(0)
         assert not running.done()
         running.cancel()
-        return line.sent
+        return connection.sent
 
     return asyncio.run(asyncio.wait_for(story(), 60))
 
@@ -260,10 +290,10 @@ def chosen_host(
 @pytest.mark.parametrize(
     ("room", "hints", "found", "sent"),
     [
-        (0, [True], [], ["pass_on"]),
+        (0, [True], [], ["host_pass_on"]),
         (1, [True], [[job(1)]], ["claim"]),
-        (1, [True, True], [[job(1)]], ["claim", "pass_on"]),
-        (1, [False], [[job(1)]], ["claim", "pass_on"]),
+        (1, [True, True], [[job(1)]], ["claim", "host_pass_on"]),
+        (1, [False], [[job(1)]], ["claim", "host_pass_on"]),
         (2, [True, True, True], [[job(1)]], ["claim"]),
         (2, [False], [[job(1)]], ["claim"]),
         (1, [True], [], ["claim"]),
@@ -279,7 +309,7 @@ def chosen_host(
     ],
 )
 def test_a_chosen_host_passes_on_what_it_has_no_room_for(
-    room: int, hints: list[bool], found: list[list[Claimed]], sent: list[str]
+    room: int, hints: list[bool], found: list[list[ClaimedJob]], sent: list[str]
 ) -> None:
     assert chosen_host(room, hints, found) == sent
 
@@ -290,54 +320,56 @@ def test_a_full_host_without_others_passes_nothing_on() -> None:
 
 def test_however_many_hints_come_a_full_host_sends_few_statements() -> None:
     """Any login can send them."""
-    assert chosen_host(0, [True, False] * 50, [], rounds=20).count("pass_on") <= 2
+    assert chosen_host(0, [True, False] * 50, [], rounds=20).count("host_pass_on") <= 2
 
 
 def missed(waited: float, sharing: int) -> list[str]:
     """The statements after the poll of a sleeping host has found a job that had waited for so long."""
 
     async def story() -> list[str]:
-        line, desk = Sharing(), Crowded("q", 2)
-        desk.sharing_hosts = sharing
-        settings = Settings(poll=3 * LOOKS[-1], ageing=0)
-        claims = Claims("host", cast("Any", line), cast("Any", desk), Facts(), settings, lambda: True)
+        connection, dispatcher = Sharing(), Crowded("q", 2)
+        dispatcher.other_hosts_sharing = sharing
+        settings = Settings(poll=3 * RECHECK_DELAYS_SECONDS[-1], ageing=0)
+        claims = Claimer(
+            "host", cast("Any", connection), cast("Any", dispatcher), EventBus(), settings, lambda: True
+        )
         running = asyncio.ensure_future(claims.run())
-        claims.forgotten()
-        await asyncio.sleep(2 * LOOKS[-1])  # it has fallen asleep
-        line.sent.clear()
-        line.found = [[job(1)._replace(waited=waited)], [job(2)._replace(waited=waited)]]
-        while line.found:
+        claims.on_reconnect()
+        await asyncio.sleep(2 * RECHECK_DELAYS_SECONDS[-1])  # it has fallen asleep
+        connection.sent.clear()
+        connection.found = [[job(1)._replace(ready_seconds=waited)], [job(2)._replace(ready_seconds=waited)]]
+        while connection.found:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
         running.cancel()
-        return line.sent
+        return connection.sent
 
     return asyncio.run(asyncio.wait_for(story(), 60))
 
 
 def test_a_host_that_finds_a_missed_job_says_so_once() -> None:
-    assert missed(5.0, 3).count("notify_all") == 1
-    assert "notify_all" not in missed(MISSED_AFTER_SECONDS / 2, 3), "its host is on its way"
-    assert "notify_all" not in missed(5.0, 0), "there is no other host"
+    assert missed(5.0, 3).count("host_notify_all") == 1
+    assert "host_notify_all" not in missed(MISSED_NOTIFICATION_SECONDS / 2, 3), "its host is on its way"
+    assert "host_notify_all" not in missed(5.0, 0), "there is no other host"
 
 
 def test_room_in_a_dry_queue_is_no_reason_to_look() -> None:
     async def story() -> list[int]:
-        line = Quiet()
-        claims = claimer(line, Settings(poll=60.0, ageing=0))  # every look is a whole one
+        connection = Quiet()
+        claims = claimer(connection, Settings(poll=60.0, ageing=0))  # every look is a whole one
         running = asyncio.ensure_future(claims.run())
-        claims.forgotten()
-        await asyncio.sleep(2 * LOOKS[-1])  # it has fallen asleep
-        seen = [len(line.asked)]
-        for happens in (claims.room, claims.heard, claims.room):
+        claims.on_reconnect()
+        await asyncio.sleep(2 * RECHECK_DELAYS_SECONDS[-1])  # it has fallen asleep
+        seen = [len(connection.asked)]
+        for happens in (claims.on_capacity, claims.on_notification, claims.on_capacity):
             happens("q")
-            claims.all_heard()
+            claims.on_notifications_read()
             await asyncio.sleep(0.01)
-            seen.append(len(line.asked))
-        claims.poke()
+            seen.append(len(connection.asked))
+        claims.wake_for_all_queues()
         await asyncio.sleep(0.01)
         running.cancel()
-        return [*seen, len(line.asked)]
+        return [*seen, len(connection.asked)]
 
     before, room, heard, room_again, poked = asyncio.run(story())
     assert room == before
@@ -350,270 +382,291 @@ def test_a_look_for_the_oldest_is_followed_by_an_ordinary_one() -> None:
     """It leaves jobs whose task is limited by now to the ordinary look, which must not wait for the poll."""
 
     async def story() -> list[str]:
-        line = Quiet()
-        claims = claimer(line, Settings(poll=3600.0, ageing=60.0))
+        connection = Quiet()
+        claims = claimer(connection, Settings(poll=3600.0, ageing=60.0))
         running = asyncio.ensure_future(claims.run())
-        claims.forgotten()
-        await asyncio.sleep(2 * LOOKS[-1])  # it has fallen asleep
-        line.asked.clear()
+        claims.on_reconnect()
+        await asyncio.sleep(2 * RECHECK_DELAYS_SECONDS[-1])  # it has fallen asleep
+        connection.asked.clear()
         loop = asyncio.get_running_loop()
         until = loop.time() + 60
-        while "claim_aged" not in line.names and loop.time() < until:
-            claims.heard("q")
-            claims.all_heard()
+        while "claim_oldest" not in connection.names and loop.time() < until:
+            claims.on_notification("q")
+            claims.on_notifications_read()
             await asyncio.sleep(0.02)  # not so often that it stops asking to be told
-        while line.names[-1] != "claim" and loop.time() < until:
+        while connection.names[-1] != "claim" and loop.time() < until:
             await asyncio.sleep(0.01)  # nobody is heard of any more
         running.cancel()
-        return line.names
+        return connection.names
 
     names = asyncio.run(story())
-    assert "claim_aged" in names
+    assert "claim_oldest" in names
     assert names[-1] == "claim"
 
 
 def test_a_look_begins_where_work_was_found_and_leaves_no_priority_out() -> None:
-    positions = Positions(60.0)
-    assert positions.places(["q"]) == {}, "nothing is known: everywhere"
-    positions.found([job(5, 0), job(7, 0), job(3, 9), job(1, 0, "r")])
-    places = positions.places(["q", "r", "s"])
+    positions = ClaimPositions(60.0)
+    assert positions.ranges(["q"]) == {}, "nothing is known: everywhere"
+    positions.record_jobs([job(5, 0), job(7, 0), job(3, 9), job(1, 0, "r")])
+    places = positions.ranges(["q", "r", "s"])
     assert places == {
         "q": [
-            Range(10, HIGHEST, EVERYWHERE[0].first),
-            Range(9, 9, 4),
-            Range(1, 8, EVERYWHERE[0].first),
-            Range(0, 0, 8),
-            Range(LOWEST, -1, EVERYWHERE[0].first),
+            ScanRange(10, HIGHEST_PRIORITY, WHOLE_QUEUE[0].first_id),
+            ScanRange(9, 9, 4),
+            ScanRange(1, 8, WHOLE_QUEUE[0].first_id),
+            ScanRange(0, 0, 8),
+            ScanRange(LOWEST_PRIORITY, -1, WHOLE_QUEUE[0].first_id),
         ],
         "r": [
-            Range(1, HIGHEST, EVERYWHERE[0].first),
-            Range(0, 0, 2),
-            Range(LOWEST, -1, EVERYWHERE[0].first),
+            ScanRange(1, HIGHEST_PRIORITY, WHOLE_QUEUE[0].first_id),
+            ScanRange(0, 0, 2),
+            ScanRange(LOWEST_PRIORITY, -1, WHOLE_QUEUE[0].first_id),
         ],
     }
-    positions.found([job(2, 0)])
-    assert Range(0, 0, 3) in positions.places(["q"])["q"], "work was found further in front: it goes on there"
+    positions.record_jobs([job(2, 0)])
+    assert ScanRange(0, 0, 3) in positions.ranges(["q"])["q"], (
+        "work was found further in front: it goes on there"
+    )
 
 
 def test_the_ends_of_what_a_priority_can_be() -> None:
-    positions = Positions(60.0)
-    positions.found([job(1, HIGHEST), job(2, LOWEST)])
-    assert positions.places(["q"])["q"] == [
-        Range(HIGHEST, HIGHEST, 2),
-        Range(LOWEST + 1, HIGHEST - 1, EVERYWHERE[0].first),
-        Range(LOWEST, LOWEST, 3),
+    positions = ClaimPositions(60.0)
+    positions.record_jobs([job(1, HIGHEST_PRIORITY), job(2, LOWEST_PRIORITY)])
+    assert positions.ranges(["q"])["q"] == [
+        ScanRange(HIGHEST_PRIORITY, HIGHEST_PRIORITY, 2),
+        ScanRange(LOWEST_PRIORITY + 1, HIGHEST_PRIORITY - 1, WHOLE_QUEUE[0].first_id),
+        ScanRange(LOWEST_PRIORITY, LOWEST_PRIORITY, 3),
     ]
 
 
 def test_of_many_priorities_the_ones_last_used_are_remembered() -> None:
-    positions = Positions(60.0)
-    for priority in range(3 * LEVELS):
-        positions.found([job(priority + 1, priority), job(500, 1000)])
-    ranges = positions.places(["q"])["q"]
-    assert Range(1000, 1000, 501) in ranges
-    assert sum(place.low == place.high for place in ranges) == LEVELS
+    positions = ClaimPositions(60.0)
+    for priority in range(3 * MAX_PRIORITIES_REMEMBERED):
+        positions.record_jobs([job(priority + 1, priority), job(500, 1000)])
+    ranges = positions.ranges(["q"])["q"]
+    assert ScanRange(1000, 1000, 501) in ranges
+    assert sum(place.low_priority == place.high_priority for place in ranges) == MAX_PRIORITIES_REMEMBERED
 
 
 def test_heads_take_a_twentieth_of_the_time() -> None:
-    positions = Positions(60.0)
-    assert positions.head_is_due(0.0)
-    positions.took(0.5, 10.0, head=True, gates=True, jobs=1)
-    assert not positions.head_is_due(10.0 + SHARE * 0.5 - 0.01)
-    assert positions.head_is_due(10.0 + SHARE * 0.5)
-    assert positions.gates_are_due(10.0), "what a head took says nothing about limits"
-    positions.took(0.004, 11.0, head=False, gates=True, jobs=1)
-    assert positions.gates_are_due(11.0)
-    positions.took(0.1, 12.0, head=False, gates=True, jobs=1)
-    assert not positions.gates_are_due(12.9)
-    assert positions.gates_are_due(13.0)
+    positions = ClaimPositions(60.0)
+    assert positions.is_head_scan_due(0.0)
+    positions.record_duration(0.5, 10.0, head=True, gates=True, jobs=1)
+    assert not positions.is_head_scan_due(10.0 + PAUSE_PER_SCAN_FACTOR * 0.5 - 0.01)
+    assert positions.is_head_scan_due(10.0 + PAUSE_PER_SCAN_FACTOR * 0.5)
+    assert positions.is_limited_scan_due(10.0), "what a head took says nothing about limits"
+    positions.record_duration(0.004, 11.0, head=False, gates=True, jobs=1)
+    assert positions.is_limited_scan_due(11.0)
+    positions.record_duration(0.1, 12.0, head=False, gates=True, jobs=1)
+    assert not positions.is_limited_scan_due(12.9)
+    assert positions.is_limited_scan_due(13.0)
 
 
 def test_a_slow_head_is_noticed_however_many_limited_jobs_it_brings() -> None:
-    positions = Positions(5.0)
+    positions = ClaimPositions(5.0)
     for _ in range(20):
-        positions.took(0.025, 1.0, head=False, gates=True, jobs=500, limited=500)
-    positions.took(0.025, 2.0, head=True, gates=True, jobs=500, limited=500)
-    assert positions.head_is_due(2.0), "it took no longer than a look at the places only"
-    positions.took(0.065, 3.0, head=True, gates=True, jobs=500, limited=500)
-    assert [positions.head_is_due(3.0 + after) for after in (0.7, 0.9)] == [False, True]
+        positions.record_duration(0.025, 1.0, head=False, gates=True, jobs=500, limited=500)
+    positions.record_duration(0.025, 2.0, head=True, gates=True, jobs=500, limited=500)
+    assert positions.is_head_scan_due(2.0), "it took no longer than a look at the places only"
+    positions.record_duration(0.065, 3.0, head=True, gates=True, jobs=500, limited=500)
+    assert [positions.is_head_scan_due(3.0 + after) for after in (0.7, 0.9)] == [False, True]
 
 
 def test_a_host_looks_again_as_soon_as_it_may_look_where_it_did_not() -> None:
-    positions = Positions(5.0)
-    positions.took(1.0, 10.0, head=True, gates=True, jobs=0)
-    positions.took(0.15, 10.0, head=False, gates=True, jobs=1, limited=1)
+    positions = ClaimPositions(5.0)
+    positions.record_duration(1.0, 10.0, head=True, gates=True, jobs=0)
+    positions.record_duration(0.15, 10.0, head=False, gates=True, jobs=1, limited=1)
     head_at, gates_at = 15.0, pytest.approx(10.15, abs=0.01)
-    assert positions.again_at(whole=False, gates=False) == gates_at, (
+    assert positions.next_scan_at(whole=False, gates=False) == gates_at, (
         "jobs behind limits do not wait for the head"
     )
-    assert positions.again_at(whole=True, gates=False) == gates_at
-    assert positions.again_at(whole=False, gates=True) == head_at
-    assert positions.again_at(whole=True, gates=True) == inf
+    assert positions.next_scan_at(whole=True, gates=False) == gates_at
+    assert positions.next_scan_at(whole=False, gates=True) == head_at
+    assert positions.next_scan_at(whole=True, gates=True) == inf
 
 
-def steps(positions: Positions, queue: str = "q") -> list[tuple[int, int]]:
+def steps(positions: ClaimPositions, queue: str = "q") -> list[tuple[int, int]]:
     """The ids that the next look goes through before the places, by priority."""
     return [
-        (place.first, place.last)
-        for place in positions.places([queue], head=True)[queue]
-        if place.last < LAST
+        (place.first_id, place.last_id)
+        for place in positions.ranges([queue], head=True)[queue]
+        if place.last_id < LAST
     ]
 
 
 def test_a_look_behind_limits_that_brings_many_jobs_is_not_slow() -> None:
-    positions = Positions(5.0)
-    positions.took(0.03, 10.0, head=False, gates=True, jobs=100, limited=100)
-    assert positions.gates_are_due(10.0)
-    positions.took(0.1303, 10.0, head=False, gates=True, jobs=0, limited=1)
-    assert [positions.gates_are_due(10.0 + after) for after in (0.12, 0.14)] == [False, True], (
+    positions = ClaimPositions(5.0)
+    positions.record_duration(0.03, 10.0, head=False, gates=True, jobs=100, limited=100)
+    assert positions.is_limited_scan_due(10.0)
+    positions.record_duration(0.1303, 10.0, head=False, gates=True, jobs=0, limited=1)
+    assert [positions.is_limited_scan_due(10.0 + after) for after in (0.12, 0.14)] == [False, True], (
         "half of the time"
     )
-    positions.took(0.13, 10.0, head=False, gates=True, jobs=0)
-    assert [positions.gates_are_due(10.0 + after) for after in (0.9, 1.1)] == [False, True], "a look in vain"
-    positions.took(1.0, 20.0, head=False, gates=True, jobs=0)
-    assert [positions.gates_are_due(20.0 + after) for after in (2.9, 3.1)] == [False, True], "a very slow one"
+    positions.record_duration(0.13, 10.0, head=False, gates=True, jobs=0)
+    assert [positions.is_limited_scan_due(10.0 + after) for after in (0.9, 1.1)] == [False, True], (
+        "a look in vain"
+    )
+    positions.record_duration(1.0, 20.0, head=False, gates=True, jobs=0)
+    assert [positions.is_limited_scan_due(20.0 + after) for after in (2.9, 3.1)] == [False, True], (
+        "a very slow one"
+    )
 
 
 def test_a_look_from_the_head_that_became_slow_is_made_in_steps() -> None:
-    positions = Positions(60.0)
-    place = 10 * LEAST
-    positions.found([job(place - 1)])
-    assert positions.places(["q"], head=True) == {}, "everywhere"
-    positions.took(1.0, 0.0, head=True, gates=True, jobs=1)
-    assert steps(positions) == [(place - LEAST, place - 1)]
-    assert [r for r in positions.places(["q"])["q"] if r.last < LAST] == [], (
+    positions = ClaimPositions(60.0)
+    place = 10 * MIN_STEP_IDS
+    positions.record_jobs([job(place - 1)])
+    assert positions.ranges(["q"], head=True) == {}, "everywhere"
+    positions.record_duration(1.0, 0.0, head=True, gates=True, jobs=1)
+    assert steps(positions) == [(place - MIN_STEP_IDS, place - 1)]
+    assert [r for r in positions.ranges(["q"])["q"] if r.last_id < LAST] == [], (
         "and the claims between them have none"
     )
     below, now = place, 1.0
     for _ in range(3):
-        assert steps(positions) == [(below - LEAST, below - 1)]
-        assert not positions.stepped([], {"q": 5}, now)
-        positions.took(1.0, now, head=True, gates=True, jobs=0)
-        below -= LEAST
-    positions.found([job(place + 7)])
-    assert steps(positions) == [(below - LEAST, below - 1)], (
+        assert steps(positions) == [(below - MIN_STEP_IDS, below - 1)]
+        assert not positions.record_scan([], {"q": 5}, now)
+        positions.record_duration(1.0, now, head=True, gates=True, jobs=0)
+        below -= MIN_STEP_IDS
+    positions.record_jobs([job(place + 7)])
+    assert steps(positions) == [(below - MIN_STEP_IDS, below - 1)], (
         "what is found at the place does not move the step"
     )
-    depth = LEAST
-    while not positions.stepped([], {"q": 5}, now):
-        positions.took(0.001, now, head=True, gates=True, jobs=0)
+    depth = MIN_STEP_IDS
+    while not positions.record_scan([], {"q": 5}, now):
+        positions.record_duration(0.001, now, head=True, gates=True, jobs=0)
         below, depth = below - depth, 2 * depth
-        assert steps(positions) == [(below - depth if below > depth else EVERYWHERE[0].first, below - 1)]
-    assert not positions._heads._rounds, "the round is over"
+        assert steps(positions) == [(below - depth if below > depth else WHOLE_QUEUE[0].first_id, below - 1)]
+    assert not positions._head_scan._rounds, "the round is over"
     for _ in range(4):
-        positions.took(0.001, now, head=True, gates=True, jobs=0)
-    assert positions.places(["q"], head=True) == {}, "quick steps have become a look from the head again"
+        positions.record_duration(0.001, now, head=True, gates=True, jobs=0)
+    assert positions.ranges(["q"], head=True) == {}, "quick steps have become a look from the head again"
 
 
 def test_a_step_with_more_jobs_than_room_is_made_again_and_moves_no_place() -> None:
-    positions = Positions(60.0)
-    positions.found([job(5 * LEAST), job(3 * LEAST, 4)])
-    positions.took(1.0, 0.0, head=True, gates=True, jobs=1)
+    positions = ClaimPositions(60.0)
+    positions.record_jobs([job(5 * MIN_STEP_IDS), job(3 * MIN_STEP_IDS, 4)])
+    positions.record_duration(1.0, 0.0, head=True, gates=True, jobs=1)
     here = steps(positions)
-    assert here == [(4 * LEAST + 1, 5 * LEAST)], "nothing of the other priority is there"
-    late = [job(4 * LEAST + n) for n in range(2, 4)]
-    assert not positions.stepped(late, {"q": 2}, 1.0)
-    positions.found(late)
+    assert here == [(4 * MIN_STEP_IDS + 1, 5 * MIN_STEP_IDS)], "nothing of the other priority is there"
+    late = [job(4 * MIN_STEP_IDS + n) for n in range(2, 4)]
+    assert not positions.record_scan(late, {"q": 2}, 1.0)
+    positions.record_jobs(late)
     assert steps(positions) == here
-    assert Range(0, 0, 5 * LEAST + 1) in positions.places(["q"])["q"]
-    assert not positions.stepped(late[:1], {"q": 2}, 1.0)
-    assert steps(positions) == [(3 * LEAST + 1, 3 * LEAST), (3 * LEAST + 1, 4 * LEAST)][1:]
-    assert not positions.stepped([job(6 * LEAST), job(7 * LEAST)], {"q": 2}, 1.0)
-    assert steps(positions) == [(2 * LEAST + 1, 3 * LEAST), (2 * LEAST + 1, 3 * LEAST)], (
-        "all that there was room for came from the place: it goes on"
+    assert ScanRange(0, 0, 5 * MIN_STEP_IDS + 1) in positions.ranges(["q"])["q"]
+    assert not positions.record_scan(late[:1], {"q": 2}, 1.0)
+    assert (
+        steps(positions)
+        == [(3 * MIN_STEP_IDS + 1, 3 * MIN_STEP_IDS), (3 * MIN_STEP_IDS + 1, 4 * MIN_STEP_IDS)][1:]
     )
+    assert not positions.record_scan([job(6 * MIN_STEP_IDS), job(7 * MIN_STEP_IDS)], {"q": 2}, 1.0)
+    assert steps(positions) == [
+        (2 * MIN_STEP_IDS + 1, 3 * MIN_STEP_IDS),
+        (2 * MIN_STEP_IDS + 1, 3 * MIN_STEP_IDS),
+    ], "all that there was room for came from the place: it goes on"
 
 
 def test_a_round_that_takes_long_gets_more_of_the_time_in_steps_as_short_as_before() -> None:
-    positions = Positions(5.0)
-    positions.found([job(40 * LEAST)])
-    positions.took(1.0, 0.0, head=True, gates=True, jobs=1)
-    assert not positions.stepped([], {"q": 1}, 1.0)
-    positions.took(0.1, 1.0, head=True, gates=True, jobs=0)
-    assert not positions.head_is_due(2.9)
+    positions = ClaimPositions(5.0)
+    positions.record_jobs([job(40 * MIN_STEP_IDS)])
+    positions.record_duration(1.0, 0.0, head=True, gates=True, jobs=1)
+    assert not positions.record_scan([], {"q": 1}, 1.0)
+    positions.record_duration(0.1, 1.0, head=True, gates=True, jobs=0)
+    assert not positions.is_head_scan_due(2.9)
     now, asked = 6.1, 1
-    while not positions.stepped([], {"q": 1}, now):
-        positions.took(0.1, now, head=True, gates=True, jobs=0)
-        assert [last - first for first, last in steps(positions) if first > 0] in ([LEAST - 1], [])
-        assert not positions.head_is_due(now + HASTE * 0.1 - 0.01)
-        assert positions.head_is_due(now + HASTE * 0.1)
-        now, asked = now + HASTE * 0.1, asked + 1
+    while not positions.record_scan([], {"q": 1}, now):
+        positions.record_duration(0.1, now, head=True, gates=True, jobs=0)
+        assert [last - first for first, last in steps(positions) if first > 0] in ([MIN_STEP_IDS - 1], [])
+        assert not positions.is_head_scan_due(now + PAUSE_PER_LATE_SCAN_FACTOR * 0.1 - 0.01)
+        assert positions.is_head_scan_due(now + PAUSE_PER_LATE_SCAN_FACTOR * 0.1)
+        now, asked = now + PAUSE_PER_LATE_SCAN_FACTOR * 0.1, asked + 1
     assert asked == 40, "each of them was slow, and none was left out"
-    positions.took(0.1, now, head=True, gates=True, jobs=0)
-    assert not positions.head_is_due(now + SHARE * 0.1 - 0.01), "the next round is in no haste"
+    positions.record_duration(0.1, now, head=True, gates=True, jobs=0)
+    assert not positions.is_head_scan_due(now + PAUSE_PER_SCAN_FACTOR * 0.1 - 0.01), (
+        "the next round is in no haste"
+    )
 
 
 def test_a_look_from_the_head_that_takes_no_longer_than_another_is_made_every_time() -> None:
-    positions = Positions(60.0)
-    positions.took(0.002, 1.0, head=True, gates=True, jobs=0)
-    assert not positions.head_is_due(1.03), "nobody knows how long another takes"
-    positions.took(0.002, 1.03, head=False, gates=True, jobs=0)
-    positions.took(0.002 + 0.0003, 2.0, head=True, gates=True, jobs=10)
-    assert positions.head_is_due(2.0)
-    positions.took(0.003, 3.0, head=True, gates=True, jobs=0)
-    assert not positions.head_is_due(3.019)
-    assert positions.head_is_due(3.0201), "as often as what it takes in addition is a twentieth of the time"
+    positions = ClaimPositions(60.0)
+    positions.record_duration(0.002, 1.0, head=True, gates=True, jobs=0)
+    assert not positions.is_head_scan_due(1.03), "nobody knows how long another takes"
+    positions.record_duration(0.002, 1.03, head=False, gates=True, jobs=0)
+    positions.record_duration(0.002 + 0.0003, 2.0, head=True, gates=True, jobs=10)
+    assert positions.is_head_scan_due(2.0)
+    positions.record_duration(0.003, 3.0, head=True, gates=True, jobs=0)
+    assert not positions.is_head_scan_due(3.019)
+    assert positions.is_head_scan_due(3.0201), (
+        "as often as what it takes in addition is a twentieth of the time"
+    )
 
 
 def test_a_database_that_is_far_away_is_not_slow() -> None:
-    positions = Positions(5.0)
-    positions.found([job(1 << 30)])
-    positions.took(0.05, 1.0, head=False, gates=True, jobs=0)
-    positions.took(0.05, 1.0, head=True, gates=True, jobs=0)
-    assert positions.places(["q"], head=True) == {}
+    positions = ClaimPositions(5.0)
+    positions.record_jobs([job(1 << 30)])
+    positions.record_duration(0.05, 1.0, head=False, gates=True, jobs=0)
+    positions.record_duration(0.05, 1.0, head=True, gates=True, jobs=0)
+    assert positions.ranges(["q"], head=True) == {}
 
 
 def test_the_oldest_first_is_sought_at_the_places_and_in_steps_of_its_own_when_it_is_slow() -> None:
-    positions = Positions(60.0)
-    positions.found([job(10 * LEAST), job(8 * LEAST, 7)])
-    assert positions.places(["q"], aged=True) == {}, "everywhere"
-    positions.took(0.1, 2.0, head=False, gates=True, jobs=0, aged=True)
-    assert positions.head_is_due(2.0)
-    assert positions.places(["q"], head=True) == {}, "what it took says nothing about the others"
-    assert not positions.aged_is_due(3.9)
-    assert positions.aged_is_due(4.0)
+    positions = ClaimPositions(60.0)
+    positions.record_jobs([job(10 * MIN_STEP_IDS), job(8 * MIN_STEP_IDS, 7)])
+    assert positions.ranges(["q"], aged=True) == {}, "everywhere"
+    positions.record_duration(0.1, 2.0, head=False, gates=True, jobs=0, aged=True)
+    assert positions.is_head_scan_due(2.0)
+    assert positions.ranges(["q"], head=True) == {}, "what it took says nothing about the others"
+    assert not positions.is_oldest_first_due(3.9)
+    assert positions.is_oldest_first_due(4.0)
     for step in (9, 8):
-        oldest = positions.places(["q"], aged=True)["q"]
-        assert Range(0, 0, step * LEAST + 1, (step + 1) * LEAST) in oldest
-        assert {Range(0, 0, 10 * LEAST + 1), Range(7, 7, 8 * LEAST + 1)} <= set(oldest)
-        assert not positions.stepped([], {"q": 5}, 4.0, aged=True)
+        oldest = positions.ranges(["q"], aged=True)["q"]
+        assert ScanRange(0, 0, step * MIN_STEP_IDS + 1, (step + 1) * MIN_STEP_IDS) in oldest
+        assert {ScanRange(0, 0, 10 * MIN_STEP_IDS + 1), ScanRange(7, 7, 8 * MIN_STEP_IDS + 1)} <= set(oldest)
+        assert not positions.record_scan([], {"q": 5}, 4.0, aged=True)
 
 
 def test_a_slow_answer_does_not_keep_the_head_from_being_looked_at() -> None:
     """Three seconds of a slow network would be a minute, and a job that was given back waits in front of idle workers."""
-    positions = Positions(5.0)
-    positions.took(3.0, 10.0, head=True, gates=True, jobs=0)
-    assert positions.head_is_due(15.0)
-    positions.took(3.0, 20.0, head=False, gates=True, jobs=0)
-    assert positions.gates_are_due(25.0)
+    positions = ClaimPositions(5.0)
+    positions.record_duration(3.0, 10.0, head=True, gates=True, jobs=0)
+    assert positions.is_head_scan_due(15.0)
+    positions.record_duration(3.0, 20.0, head=False, gates=True, jobs=0)
+    assert positions.is_limited_scan_due(25.0)
 
 
 def test_a_large_claim_is_handed_over_in_pieces_and_others_have_their_turn_in_between() -> None:
-    class Desk:
+    class Dispatcher:
         def __init__(self) -> None:
             self.taken: list[int] = []
 
-        def take(self, claimed: list[int]) -> None:
-            assert len(claimed) <= PIECE
+        def accept(self, claimed: list[int]) -> None:
+            assert len(claimed) <= DISPATCH_CHUNK_JOBS
             self.taken += claimed
-            time.sleep(2 * TURN)  # those who were woken have the core
+            time.sleep(2 * DISPATCH_SLICE_SECONDS)  # those who were woken have the core
 
     async def story() -> tuple[list[int], list[int]]:
-        desk, seen = Desk(), list[int]()
-        claims = Claims("host", cast("Any", None), cast("Any", desk), Facts(), Settings(), lambda: True)
+        dispatcher, seen = Dispatcher(), list[int]()
+        claims = Claimer(
+            "host", cast("Any", None), cast("Any", dispatcher), EventBus(), Settings(), lambda: True
+        )
 
         async def other() -> None:
-            while len(desk.taken) < 5 * PIECE:
-                seen.append(len(desk.taken))
+            while len(dispatcher.taken) < 5 * DISPATCH_CHUNK_JOBS:
+                seen.append(len(dispatcher.taken))
                 await asyncio.sleep(0)
 
         waiting = asyncio.ensure_future(other())
-        claimed = cast("Any", list(range(5 * PIECE)))
-        claims._hand_first(claimed)
-        await claims._hand_over(claimed)
+        claimed = cast("Any", list(range(5 * DISPATCH_CHUNK_JOBS)))
+        claims._dispatch_first_chunk(claimed)
+        await claims._dispatch_in_chunks(claimed)
         await waiting
-        return desk.taken, seen
+        return dispatcher.taken, seen
 
     taken, seen = asyncio.run(story())
-    assert taken == list(range(5 * PIECE)), "all of it, in its order"
-    assert {PIECE, 2 * PIECE, 3 * PIECE, 4 * PIECE} <= set(seen)
+    assert taken == list(range(5 * DISPATCH_CHUNK_JOBS)), "all of it, in its order"
+    assert {
+        DISPATCH_CHUNK_JOBS,
+        2 * DISPATCH_CHUNK_JOBS,
+        3 * DISPATCH_CHUNK_JOBS,
+        4 * DISPATCH_CHUNK_JOBS,
+    } <= set(seen)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from pgworkers.job import clean
+from pgworkers.job import sanitize
 
 R = "\N{REPLACEMENT CHARACTER}"
 
@@ -26,7 +26,7 @@ R = "\N{REPLACEMENT CHARACTER}"
     ],
 )
 def test_text(value: str, limit: int, expected: str) -> None:
-    assert clean.text(value, limit) == expected
+    assert sanitize.clean_text(value, limit) == expected
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_text(value: str, limit: int, expected: str) -> None:
     ],
 )
 def test_a_line_is_one_line(value: str, expected: str) -> None:
-    assert clean.line(value) == expected
+    assert sanitize.one_line(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_a_line_is_one_line(value: str, expected: str) -> None:
     ],
 )
 def test_what_jsonb_takes_is_left_as_it_is(raw: str) -> None:
-    assert clean.json_text(raw) == raw
-    assert clean.json_text(raw.encode()) == raw
+    assert sanitize.clean_json(raw) == raw
+    assert sanitize.clean_json(raw.encode()) == raw
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_jsonb_takes_is_left_as_it_is(raw: str) -> None:
     ],
 )
 def test_what_jsonb_refuses_is_repaired(raw: str | bytes, value: object) -> None:
-    cleaned = clean.json_text(raw)
+    cleaned = sanitize.clean_json(raw)
     assert cleaned is not None
     assert json.loads(cleaned) == value
 
@@ -114,20 +114,20 @@ def test_what_jsonb_refuses_is_repaired(raw: str | bytes, value: object) -> None
     ],
 )
 def test_what_is_no_json_is_none_and_as_a_value_a_string(raw: str) -> None:
-    assert clean.json_text(raw) is None
-    value = clean.json_value(raw, 1000)
+    assert sanitize.clean_json(raw) is None
+    value = sanitize.clean_json_or_string(raw, 1000)
     assert value is not None
-    assert json.loads(value) == clean.text(raw, 1000)
+    assert json.loads(value) == sanitize.clean_text(raw, 1000)
 
 
 def test_none_stays_none() -> None:
-    assert clean.json_text(None) is None
-    assert clean.json_value(None) is None
+    assert sanitize.clean_json(None) is None
+    assert sanitize.clean_json_or_string(None) is None
 
 
 def test_a_long_text_that_needs_cleaning_is_cleaned_whole() -> None:
     raw = '{"a": "' + "x\\u0000" * 200_000 + '"}'
-    cleaned = clean.json_text(raw)
+    cleaned = sanitize.clean_json(raw)
     assert cleaned is not None
     assert json.loads(cleaned)["a"] == f"x{R}" * 200_000
 
@@ -153,12 +153,12 @@ def test_random_texts_come_out_as_json_or_none_and_cleaning_twice_changes_nothin
     understood = 0
     for _ in range(30_000):
         raw = "".join(rand.choice(pieces) for _ in range(rand.randint(1, 9)))
-        cleaned = clean.json_text(raw if rand.random() < 0.5 else f"[{raw}]")
+        cleaned = sanitize.clean_json(raw if rand.random() < 0.5 else f"[{raw}]")
         if cleaned is None:
             continue
         understood += 1
         json.loads(cleaned)
-        assert clean.json_text(cleaned) == cleaned
+        assert sanitize.clean_json(cleaned) == cleaned
         cleaned.encode("utf-8")
         assert "\\u0000" not in cleaned.replace("\\\\", "")
     assert understood > 500, "the table of pieces no longer makes any JSON"
@@ -191,6 +191,6 @@ def test_random_values_survive_unchanged() -> None:
     for _ in range(3000):
         meant = value(4)
         for ascii_only in (True, False):
-            cleaned = clean.json_text(json.dumps(meant, ensure_ascii=ascii_only))
+            cleaned = sanitize.clean_json(json.dumps(meant, ensure_ascii=ascii_only))
             assert cleaned is not None
             assert json.loads(cleaned) == meant

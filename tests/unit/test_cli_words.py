@@ -14,16 +14,37 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis.strategies import text
 
 from pgworkers.cli import output
-from pgworkers.cli.failure import explain, guarded, one_line, report, scrub
+from pgworkers.cli.enqueue_job import read_typed_argument, split_arguments
+from pgworkers.cli.error_report import (
+    explain_error,
+    one_line,
+    redact_passwords,
+    report_error,
+    run_command_line,
+)
+from pgworkers.cli.formatting import (
+    plural,
+    relative_time,
+    shorten,
+    show_arguments,
+    show_progress_value,
+    terminal_safe,
+)
 from pgworkers.cli.invocation import Invocation
-from pgworkers.cli.output import aligned, fitted
-from pgworkers.cli.preparing import as_call, typed
+from pgworkers.cli.output import align_columns, fit_columns
+from pgworkers.cli.parameters import (
+    expand_bare_wait,
+    parse_job_id,
+    parse_json_object,
+    parse_moment,
+    parse_named_arguments,
+    parse_scalar,
+    parse_wait_duration,
+)
 from pgworkers.cli.run import parse_queues, parse_workers
-from pgworkers.cli.values import duration_or_forever, job_id, json_object, moment, pairs, plain_wait, scalar
-from pgworkers.cli.wording import ago, arguments, plain, plural, progress, short
-from pgworkers.clock import seconds, show_seconds, size
-from pgworkers.declare.options import read_listed_name
 from pgworkers.errors import UsageError
+from pgworkers.options.values import read_cli_name
+from pgworkers.units import format_duration, parse_duration, parse_size
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -33,25 +54,25 @@ NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
     [(0, "now"), (-42, "42s ago"), (-125, "2m ago"), (-7300, "2h ago"), (-200000, "2d ago"), (90, "in 1m")],
 )
 def test_times_are_relative(away: int, told: str) -> None:
-    assert ago(NOW + timedelta(seconds=away), NOW) == told
+    assert relative_time(NOW + timedelta(seconds=away), NOW) == told
 
 
 def test_arguments_read_like_a_call() -> None:
     assert (
-        arguments({"report_id": 7, "fmt": "png", "tags": ["ä", None]})
+        show_arguments({"report_id": 7, "fmt": "png", "tags": ["ä", None]})
         == 'report_id=7, fmt="png", tags=["ä",null]'
     )
 
 
 def test_text_from_a_job_cannot_steer_a_terminal() -> None:
-    assert plain("a\x1b[2Jb\r\n") == "a\\x1b[2Jb\\r\\n"
-    assert plain("one\n\ttwo\x07", lines=True) == "one\n\ttwo\\x07"
-    assert plain("\u202eevil") == "\\u202eevil"
+    assert terminal_safe("a\x1b[2Jb\r\n") == "a\\x1b[2Jb\\r\\n"
+    assert terminal_safe("one\n\ttwo\x07", should_keep_lines=True) == "one\n\ttwo\\x07"
+    assert terminal_safe("\u202eevil") == "\\u202eevil"
 
 
 def test_long_text_is_cut_visibly() -> None:
-    assert short("x" * 300, 10) == "x" * 9 + "…"
-    assert short("first\nsecond") == "first …"
+    assert shorten("x" * 300, 10) == "x" * 9 + "…"
+    assert shorten("first\nsecond") == "first …"
     assert (plural(1, "job"), plural(12000, "job")) == ("1 job", "12,000 jobs")
 
 
@@ -67,30 +88,30 @@ def test_long_text_is_cut_visibly() -> None:
     ],
 )
 def test_passwords_are_scrubbed(text: str) -> None:
-    assert "s3cret" not in scrub(text)
+    assert "s3cret" not in redact_passwords(text)
 
 
 def test_an_error_is_one_line() -> None:
     assert one_line("first\n  second\x1b[0m\n") == "first second\\x1b[0m"
-    assert explain(UsageError("no")) == ("no", 2)
+    assert explain_error(UsageError("no")) == ("no", 2)
 
 
 def test_plain_tables_are_aligned_and_never_cut() -> None:
     wide = "x" * 300
-    table = aligned(["id", "task"], [["7", "日本"], ["1042", wide]])
+    table = align_columns(["id", "task"], [["7", "日本"], ["1042", wide]])
     assert table == ["  ID  TASK", "   7  日本", f"1042  {wide}"]
 
 
 def test_only_free_text_is_shortened_on_a_narrow_terminal() -> None:
-    (row,) = fitted(["id", "task", "arguments", "error"], [["1042", "t" * 30, "a" * 300, "日" * 40]], 80)
+    (row,) = fit_columns(["id", "task", "arguments", "error"], [["1042", "t" * 30, "a" * 300, "日" * 40]], 80)
     assert row[:2] == ["1042", "t" * 30]
     assert row[2].endswith("a…")
     assert row[3].endswith("日…")
-    assert fitted(["id", "error"], [["1042", "e" * 20]], 80) == [["1042", "e" * 20]]
+    assert fit_columns(["id", "error"], [["1042", "e" * 20]], 80) == [["1042", "e" * 20]]
 
 
 def test_values_are_json_where_they_are() -> None:
-    assert [scalar(text) for text in ("7", "true", "[1]", "null", "png", "NaN", "")] == [
+    assert [parse_scalar(text) for text in ("7", "true", "[1]", "null", "png", "NaN", "")] == [
         7,
         True,
         [1],
@@ -106,8 +127,9 @@ def _task(a: str, b: int, c: str | None = None, d: Literal["1", "2"] = "1", e: A
 
 def test_values_follow_the_annotation() -> None:
     declared = signature(_task, eval_str=True)
-    read = pairs(
-        ["a=7", "b=7", "c=null", "d=2", "e=[1]", "f=8"], lambda name, text: typed(declared, name, text)
+    read = parse_named_arguments(
+        ["a=7", "b=7", "c=null", "d=2", "e=[1]", "f=8"],
+        lambda name, text: read_typed_argument(declared, name, text),
     )
     assert read == {"a": "7", "b": 7, "c": "null", "d": "2", "e": [1], "f": 8}
 
@@ -115,46 +137,49 @@ def test_values_follow_the_annotation() -> None:
 @pytest.mark.parametrize("word", ["seven", "=7", "a b=7", "--x=1"])
 def test_a_word_that_is_no_argument_is_refused(word: str) -> None:
     with pytest.raises(UsageError, match="name=value"):
-        pairs([word], lambda name, text: text)
+        parse_named_arguments([word], lambda name, text: text)
 
 
 def test_an_argument_twice_is_refused() -> None:
     with pytest.raises(UsageError, match="twice"):
-        pairs(["a=1", "a=2"], lambda name, text: text)
+        parse_named_arguments(["a=1", "a=2"], lambda name, text: text)
 
 
 def test_parameters_by_position_can_be_named() -> None:
     def fn(a: int, /, b: int, *rest: int, c: int = 0) -> None: ...
 
-    assert as_call(signature(fn), {"a": 1, "b": 2, "rest": [3, 4], "c": 5}) == ([1, 2, 3, 4], {"c": 5})
+    assert split_arguments(signature(fn), {"a": 1, "b": 2, "rest": [3, 4], "c": 5}) == (
+        [1, 2, 3, 4],
+        {"c": 5},
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "NaN", '{"a": NaN}', "[" * 100_000])
 def test_what_is_no_object_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="nothing was enqueued"):
-        json_object(text, "--json")
+        parse_json_object(text, "--json")
 
 
 def test_job_ids() -> None:
-    assert job_id("#1042") == job_id("1042") == 1042
+    assert parse_job_id("#1042") == parse_job_id("1042") == 1042
     for wrong in ("x", "-1", "0", "9" * 30, "1.5", "٣"):
         with pytest.raises(click.UsageError, match="not a job's number"):
-            job_id(wrong)
+            parse_job_id(wrong)
 
 
 def test_moments_without_an_offset_are_local() -> None:
-    assert moment("2026-03-01T08:00+01:00") == datetime(2026, 3, 1, 7, 0, tzinfo=UTC)
-    assert moment("2026-03-01 08:00").tzinfo is not None
+    assert parse_moment("2026-03-01T08:00+01:00") == datetime(2026, 3, 1, 7, 0, tzinfo=UTC)
+    assert parse_moment("2026-03-01 08:00").tzinfo is not None
     with pytest.raises(click.UsageError, match="write 2026"):
-        moment("tomorrow")
+        parse_moment("tomorrow")
 
 
 def test_wait_takes_a_time_only_if_one_follows() -> None:
-    assert plain_wait(["--wait", "render", "a=1"]) == ["--wait=", "render", "a=1"]
-    assert plain_wait(["render", "--wait", "30s"]) == ["render", "--wait=30s"]
-    assert plain_wait(["--wait=1m", "render"]) == ["--wait=1m", "render"]
-    assert math.isinf(duration_or_forever(""))
-    assert duration_or_forever("1m30s") == 90
+    assert expand_bare_wait(["--wait", "render", "a=1"]) == ["--wait=", "render", "a=1"]
+    assert expand_bare_wait(["render", "--wait", "30s"]) == ["render", "--wait=30s"]
+    assert expand_bare_wait(["--wait=1m", "render"]) == ["--wait=1m", "render"]
+    assert math.isinf(parse_wait_duration(""))
+    assert parse_wait_duration("1m30s") == 90
 
 
 def test_workers_and_queues() -> None:
@@ -168,7 +193,7 @@ def test_workers_and_queues() -> None:
 @given(text(min_size=1, max_size=20), text(min_size=1, max_size=20))
 def test_every_queue_that_may_be_declared_can_be_named(a: str, b: str) -> None:
     try:
-        names = [read_listed_name(name, what="queue", limit=200) for name in (a, b)]
+        names = [read_cli_name(name, what="queue", limit=200) for name in (a, b)]
     except UsageError:
         assume(False)
     assume(a != b)
@@ -200,7 +225,7 @@ def test_queues_that_cannot_be_meant() -> None:
     ],
 )
 def test_durations_without_zeros_nobody_says(seconds: float, told: str) -> None:
-    assert show_seconds(seconds) == told
+    assert format_duration(seconds) == told
 
 
 @pytest.mark.parametrize(
@@ -215,7 +240,7 @@ def test_durations_without_zeros_nobody_says(seconds: float, told: str) -> None:
     ],
 )
 def test_progress_reads_like_a_sentence(said: Any, told: str) -> None:
-    assert progress(said) == told
+    assert show_progress_value(said) == told
 
 
 NASTY = "a\x1b[2J\x9b31m\u202e\u2028\r\npgworkers: error: forged"
@@ -240,7 +265,7 @@ def _forges(text: str) -> bool:
 def test_a_word_that_cannot_stand_in_a_line_is_refused(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert guarded(words) == 2
+    assert run_command_line(words) == 2
     out, err = capsys.readouterr()
     assert not out
     assert not _forges(err), "the traceback of -v cannot be painted on either"
@@ -252,15 +277,15 @@ def test_a_word_that_cannot_stand_in_a_line_is_refused(
 def test_bytes_that_are_no_text_are_a_usage_error(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert guarded(words) == 2
+    assert run_command_line(words) == 2
     assert "traceback" not in capsys.readouterr().err
 
 
 def test_notes_and_json_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> None:
     """What an app is called, what a job returned: on a terminal too JSON is only text, and says the same."""
-    output.warn(Invocation(), f"{NASTY} cannot be loaded")
-    output.document({"value": NASTY})
-    output.line({"value": NASTY})
+    output.print_warning(Invocation(), f"{NASTY} cannot be loaded")
+    output.print_json({"value": NASTY})
+    output.print_json_line({"value": NASTY})
     out, err = capsys.readouterr()
     assert not _forges(out)
     assert not _forges(err)
@@ -269,10 +294,10 @@ def test_notes_and_json_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_what_is_said_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> None:
-    output.say(NASTY)
-    output.say(f" one\n\ttwo{NASTY[:6]}", lines=True, head=NASTY)
-    output.value(NASTY)
-    output.script(f"a: {NASTY[:6]}\n")
+    output.print_text(NASTY)
+    output.print_text(f" one\n\ttwo{NASTY[:6]}", should_keep_lines=True, head=NASTY)
+    output.print_json_value(NASTY)
+    output.print_script(f"a: {NASTY[:6]}\n")
     said = capsys.readouterr().out
     assert not _forges(said.replace("\t", ""))
     assert [line[:5] for line in said.splitlines()] == ["a\\x1b", "a\\x1b", "\ttwoa", '"a\\u0', "a: a\\"]
@@ -280,7 +305,7 @@ def test_what_is_said_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_name_that_is_half_a_character_is_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     """A file's name in Latin-1, say: the directory is there, and telling so must not fail."""
-    output.document([{"file": "caf\udce9", "at": NOW}])
+    output.print_json([{"file": "caf\udce9", "at": NOW}])
     assert json.loads(capsys.readouterr().out) == [{"file": "caf\ufffd", "at": "2026-03-01T12:00:00Z"}]
 
 
@@ -289,15 +314,15 @@ LONG = 100_000  # less than an argv may hold; what is tried twice for each of th
 
 @pytest.mark.parametrize("word", ["1" * LONG + "x", "1s" * LONG + "!", "1." * LONG, "9" * LONG, "x" * LONG])
 def test_a_word_is_read_in_a_time_that_grows_with_it(word: str) -> None:
-    assert plain_wait(["--wait", word]) in (["--wait=", word], [f"--wait={word}"])
+    assert expand_bare_wait(["--wait", word]) in (["--wait=", word], [f"--wait={word}"])
     with pytest.raises(UsageError):
-        seconds(word)
+        parse_duration(word)
     with pytest.raises(UsageError):
-        size(word)
+        parse_size(word)
 
 
 def test_an_error_about_a_long_word_begins_and_ends_as_others_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded(["jobs", "show", "x" * LONG]) == 2
+    assert run_command_line(["jobs", "show", "x" * LONG]) == 2
     said = capsys.readouterr().err
     assert len(said) < 2100
     assert said.startswith("pgworkers: error: Invalid value for 'ID': 'xxx")
@@ -306,11 +331,11 @@ def test_an_error_about_a_long_word_begins_and_ends_as_others_do(capsys: pytest.
 
 @pytest.mark.parametrize("slot", ["²", "٣", "-1", "1e3", "", "9" * 10, "9" * 5000])
 def test_a_slot_is_a_number_that_a_worker_may_have(slot: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded(["workers", "stop", f"render/{slot}"]) == 2
+    assert run_command_line(["workers", "stop", f"render/{slot}"]) == 2
     assert "is not a worker; write QUEUE or QUEUE/SLOT" in capsys.readouterr().err
 
 
 def test_a_traceback_cannot_be_forged(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report(ValueError(NASTY), traces=True) == 1
+    assert report_error(ValueError(NASTY), should_show_traceback=True) == 1
     said = capsys.readouterr().err
     assert not any(not c.isprintable() and c != "\n" for c in said)

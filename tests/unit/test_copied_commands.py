@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from support.hostile import HOSTILE_NAMES
 
-from pgworkers.doctor import cluster, work
-from pgworkers.doctor.finding import Finding, Tolerance, identifier, sql
-from pgworkers.job.show import Left
-from pgworkers.job.strangers import Stranger
+from pgworkers.doctor import cluster, jobs
+from pgworkers.doctor.findings import Finding, Thresholds, psql_command, quote_identifier
+from pgworkers.events import QueueDepth
+from pgworkers.job.burst import LeftBehind
+from pgworkers.job.gauges import UnknownTask
 from pgworkers.master import burst
-from pgworkers.observe.escape import command
-from pgworkers.sightings import QueueDepth
+from pgworkers.observe.escape import shell_command
 
 
 def depth(queue: str, **more: bool) -> QueueDepth:
@@ -35,24 +35,24 @@ def depth(queue: str, **more: bool) -> QueueDepth:
 def fixes(name: str) -> Iterator[str]:
     """Every command with the name of a queue or a task that the doctor and a burst print."""
     found: list[Finding] = []
-    found += cluster.unserved([depth(name)], [], Tolerance())
-    found += cluster.unknown([Stranger("default", name, 1, 5.0)])
-    found += cluster.paused([cluster.Pause(name, True, 99.0)], [], Tolerance())
-    found += cluster.paused([cluster.Pause(name, False, 99.0)], [], Tolerance())
-    busy = work.Crew(name, "busy", "render", 1, 5.0)
-    idle = work.Crew(name, "idle", None, 1, 0.0)
+    found += cluster.check_unserved_queues([depth(name)], [], Thresholds())
+    found += cluster.check_unknown_tasks([UnknownTask("default", name, 1, 5.0)])
+    found += cluster.check_paused_queues([cluster.PausedQueue(name, True, 99.0)], [], Thresholds())
+    found += cluster.check_paused_queues([cluster.PausedQueue(name, False, 99.0)], [], Thresholds())
+    busy = jobs.WorkerGroup(name, "busy", "render", 1, 5.0)
+    idle = jobs.WorkerGroup(name, "idle", None, 1, 0.0)
     for queue, members in (
         (depth(name, paused=True), []),
         (depth(name), []),
         (depth(name), [busy]),
         (depth(name), [idle]),
     ):
-        found += work.backlog([queue], members, [], Tolerance())
+        found += jobs.check_backlog([queue], members, [], Thresholds())
     for finding in found:
         yield from finding.fix
     for reason in ("paused", "no workers"):
         yield (
-            burst.told([Left(name, "render", reason, 1, None)])[1]
+            burst.burst_end_lines([LeftBehind(name, "render", reason, 1, None)])[1]
             .split("; ", 1)[1]
             .rsplit(" lets", 1)[0]
             .rsplit(" undoes", 1)[0]
@@ -73,14 +73,15 @@ def test_a_pasted_command_runs_nothing_but_pgworkers(tmp_path: Path, name: str) 
 
 
 def test_operands_that_look_like_options_stay_operands() -> None:
-    assert command("queues resume", "--all") == "pgworkers queues resume -- --all"
-    assert command("queues scale", "-x", default=True) == "pgworkers queues scale --default -- -x"
+    assert shell_command("queues resume", "--all") == "pgworkers queues resume -- --all"
+    assert shell_command("queues scale", "-x", default=True) == "pgworkers queues scale --default -- -x"
     assert (
-        command("jobs list", queue="a b", state="ready") == "pgworkers jobs list --queue 'a b' --state ready"
+        shell_command("jobs list", queue="a b", state="ready")
+        == "pgworkers jobs list --queue 'a b' --state ready"
     )
 
 
 def test_names_in_statements_are_quoted() -> None:
-    assert identifier("job_ready") == "job_ready"
-    assert identifier('a"; drop table x; --') == '"a""; drop table x; --"'
-    assert sql("SELECT 'x'").startswith("psql -c ")
+    assert quote_identifier("job_ready") == "job_ready"
+    assert quote_identifier('a"; drop table x; --') == '"a""; drop table x; --"'
+    assert psql_command("SELECT 'x'").startswith("psql -c ")

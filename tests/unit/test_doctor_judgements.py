@@ -10,11 +10,19 @@ import pytest
 
 import pgworkers.doctor
 from pgworkers.cli.root import root
-from pgworkers.doctor import local, machine, server
-from pgworkers.doctor.finding import MOST, Level, Tolerance, ok, wait, warn, worst
-from pgworkers.doctor.machine import Machine
-from pgworkers.doctor.storage import masked, shipped
-from pgworkers.master.drain import longest
+from pgworkers.doctor import machine, server
+from pgworkers.doctor.findings import (
+    MAX_COUNTED_JOBS,
+    Level,
+    Thresholds,
+    jobs_wait_sentence,
+    ok,
+    warn,
+    worst_level,
+)
+from pgworkers.doctor.machine import MachineFacts
+from pgworkers.doctor.storage import mask_literals, shipped_indexes
+from pgworkers.master.drain import max_stop_seconds
 from pgworkers.settings import Settings
 
 
@@ -47,14 +55,14 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def look(tree: Path, **environ: str) -> Machine:
-    return machine.look(
+def look(tree: Path, **environ: str) -> MachineFacts:
+    return machine.read_machine(
         70, environ, proc=tree / "proc", cgroups=tree / "cg", systemctl=str(tree / "systemctl")
     )
 
 
 def test_a_count_that_ended_early_says_so() -> None:
-    assert [wait(1), wait(9_999), wait(MOST)] == [
+    assert [jobs_wait_sentence(1), jobs_wait_sentence(9_999), jobs_wait_sentence(MAX_COUNTED_JOBS)] == [
         "1 job waits",
         "9,999 jobs wait",
         "at least 10,000 jobs wait",
@@ -62,59 +70,67 @@ def test_a_count_that_ended_early_says_so() -> None:
 
 
 def test_a_machine_is_read(tree: Path) -> None:
-    assert look(tree) == Machine(
-        pid=70, master=True, files=1024, processes=1000, pids_left=12, oom_known=True, unit="pgworkers.service",
-        stop=90.0, kill_mode="control-group", oom_policy="stop",
+    assert look(tree) == MachineFacts(
+        pid=70, is_master=True, max_open_files=1024, max_processes=1000, pids_left=12, is_oom_group_readable=True,
+        systemd_unit="pgworkers.service", stop_timeout_seconds=90.0, kill_mode="control-group", oom_policy="stop",
     )  # fmt: skip
     assert machine.is_master(70, proc=tree / "proc")
     assert not machine.is_master(71, proc=tree / "proc")
     (tree / "systemctl").write_text("#!/bin/sh\nexit 1\n")
-    assert look(tree, KUBERNETES_SERVICE_HOST="10.0.0.1").kubernetes
-    assert look(tree).stop is None
+    assert look(tree, KUBERNETES_SERVICE_HOST="10.0.0.1").is_kubernetes
+    assert look(tree).stop_timeout_seconds is None
 
 
 def test_a_group_that_dies_together_is_found_also_above_ours(tree: Path) -> None:
     group = tree / "cg" / "system.slice" / "memory.oom.group"
     group.write_text("1\n")
-    (finding,) = local.oom_group(look(tree))
+    (finding,) = machine.check_oom_group(look(tree))
     assert (finding.level, finding.what) == (Level.FAIL, f"{group} is 1")
     assert any("OOMPolicy=continue" in fix for fix in finding.fix)
     group.write_text("0\n")
-    assert "OOMPolicy=stop" in local.oom_group(look(tree))[0].what
-    assert levels(local.oom_group(Machine(1, False, oom_known=True))) == ["ok"]
-    assert levels(local.oom_group(Machine(1, False))) == ["skip"]
+    assert "OOMPolicy=stop" in machine.check_oom_group(look(tree))[0].what
+    assert levels(machine.check_oom_group(MachineFacts(1, False, is_oom_group_readable=True))) == ["ok"]
+    assert levels(machine.check_oom_group(MachineFacts(1, False))) == ["skip"]
 
 
 def test_in_a_container_the_path_is_hidden(tree: Path) -> None:
     (tree / "proc" / "70" / "cgroup").write_text("0::/../../kubepods/pod1\n")
     (tree / "cg" / "memory.oom.group").write_text("1\n")
-    assert look(tree).oom_group == str(tree / "cg" / "memory.oom.group")
+    assert look(tree).oom_group_file == str(tree / "cg" / "memory.oom.group")
 
 
 def test_our_own_machine_can_be_read() -> None:
-    seen = machine.look(None)
-    assert seen.files is None or seen.files > 0
-    assert levels(local.limits(seen, 1)) <= ["ok", "warn"]
+    seen = machine.read_machine(None)
+    assert seen.max_open_files is None or seen.max_open_files > 0
+    assert levels(machine.check_limits(seen, 1)) <= ["ok", "warn"]
 
 
 def test_limits_are_judged_by_the_workers() -> None:
-    assert levels(local.limits(Machine(1, True, files=1024, processes=1000), 8)) == ["ok"]
-    tight = local.limits(Machine(1, True, files=256, processes=30, pids_left=5), 40)
+    assert levels(
+        machine.check_limits(MachineFacts(1, True, max_open_files=1024, max_processes=1000), 8)
+    ) == ["ok"]
+    tight = machine.check_limits(MachineFacts(1, True, max_open_files=256, max_processes=30, pids_left=5), 40)
     assert levels(tight) == ["warn", "warn", "warn"]
     assert tight[0].fix[0] == "ulimit -n 1024"
 
 
 def test_the_drain_must_fit_into_what_the_service_manager_waits() -> None:
-    needed = longest(Settings())
+    needed = max_stop_seconds(Settings())
     assert needed == 25 + 5 + 5 + 4 + 12 + 11 + 3 + 5
-    of_systemd = Machine(1, True, unit="w.service", stop=30.0, kill_mode="mixed")
-    (short,) = local.stopping(of_systemd, 0, needed)
+    of_systemd = MachineFacts(1, True, systemd_unit="w.service", stop_timeout_seconds=30.0, kill_mode="mixed")
+    (short,) = machine.check_stop_timeout(of_systemd, 0, needed)
     assert (short.level, short.fix[0][:18]) == (Level.WARN, "TimeoutStopSec=70 ")
-    assert levels(local.stopping(of_systemd, 75.0, needed)) == ["ok"]  # what was told wins
-    assert levels(local.stopping(Machine(1, True, stop=float("inf")), 0, needed)) == ["ok"]
-    assert levels(local.stopping(Machine(1, True, kubernetes=True), 0, needed)) == ["skip"]
-    assert levels(local.stopping(Machine(1, True), 0, needed)) == ["skip"]
-    wild = local.stopping(Machine(1, True, stop=90.0, kill_mode="control-group"), 0, needed)
+    assert levels(machine.check_stop_timeout(of_systemd, 75.0, needed)) == ["ok"]  # what was told wins
+    assert levels(
+        machine.check_stop_timeout(MachineFacts(1, True, stop_timeout_seconds=float("inf")), 0, needed)
+    ) == ["ok"]
+    assert levels(machine.check_stop_timeout(MachineFacts(1, True, is_kubernetes=True), 0, needed)) == [
+        "skip"
+    ]
+    assert levels(machine.check_stop_timeout(MachineFacts(1, True), 0, needed)) == ["skip"]
+    wild = machine.check_stop_timeout(
+        MachineFacts(1, True, stop_timeout_seconds=90.0, kill_mode="control-group"), 0, needed
+    )
     assert levels(wild) == ["warn"]
     assert "SIGTERM to every worker" in wild[0].why
 
@@ -131,7 +147,7 @@ def test_the_drain_must_fit_into_what_the_service_manager_waits() -> None:
     ],
 )
 def test_spans_of_systemd(text: str, seconds: float | None) -> None:
-    assert machine.span(text) == seconds
+    assert machine.parse_systemd_time(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -147,41 +163,41 @@ def test_spans_of_systemd(text: str, seconds: float | None) -> None:
     ],
 )
 def test_units(cgroup: str, unit: str) -> None:
-    assert machine.unit_of(cgroup) == unit
+    assert machine.systemd_unit_of(cgroup) == unit
 
 
 def test_the_database_far_away_and_a_clock_that_is_off() -> None:
-    tolerance = Tolerance()
-    assert levels(server.version(170002, server.Clocks(0.2, 0.0, 0.1), tolerance)) == ["warn"]
+    tolerance = Thresholds()
+    assert levels(server.check_version(170002, server.ClockOffset(0.2, 0.0, 0.1), tolerance)) == ["warn"]
     assert (
-        server.version(170002, server.Clocks(0.001, 0.0, 0.0), tolerance)[0].what
+        server.check_version(170002, server.ClockOffset(0.001, 0.0, 0.0), tolerance)[0].what
         == "Postgres 17.2, round trip 1.0ms"
     )
-    assert "30s behind" in server.clock(server.Clocks(0.001, 30.0, 0.001), tolerance)[0].what
-    assert "30s ahead of" in server.clock(server.Clocks(0.001, -30.0, 0.001), tolerance)[0].what
-    assert levels(server.clock(server.Clocks(8.0, 3.0, 4.0), tolerance)) == [
+    assert "30s behind" in server.check_clock(server.ClockOffset(0.001, 30.0, 0.001), tolerance)[0].what
+    assert "30s ahead of" in server.check_clock(server.ClockOffset(0.001, -30.0, 0.001), tolerance)[0].what
+    assert levels(server.check_clock(server.ClockOffset(8.0, 3.0, 4.0), tolerance)) == [
         "ok"
     ]  # a slow answer proves nothing
 
 
 def test_poolers() -> None:
-    assert levels(server.pooler(False, False, False)) == ["ok"]
-    assert levels(server.pooler(True, False, False)) == ["fail"]
-    assert levels(server.pooler(True, True, False)) == ["ok"]
-    assert levels(server.pooler(True, True, True)) == ["fail"]
+    assert levels(server.check_pooler(False, False, False)) == ["ok"]
+    assert levels(server.check_pooler(True, False, False)) == ["fail"]
+    assert levels(server.check_pooler(True, True, False)) == ["ok"]
+    assert levels(server.check_pooler(True, True, True)) == ["fail"]
 
 
 def test_transaction_ids() -> None:
-    assert levels(server.ids(("shop", 200_000_000))) == ["ok"]
-    assert levels(server.ids(("shop", 1_100_000_000))) == ["warn"]
-    assert levels(server.ids(("shop", server.MOST_IDS - 1))) == ["fail"]
+    assert levels(server.check_transaction_ids(("shop", 200_000_000))) == ["ok"]
+    assert levels(server.check_transaction_ids(("shop", 1_100_000_000))) == ["warn"]
+    assert levels(server.check_transaction_ids(("shop", server.MAX_TRANSACTION_IDS - 1))) == ["fail"]
 
 
 def test_notifications() -> None:
-    assert levels(server.notified(None, 0.0, 5.0)) == ["fail"]
-    assert levels(server.notified(0.001, 0.5, 5.0)) == ["warn"]
-    assert "full" in server.notified(None, 1.0, 5.0)[0].what
-    assert levels(server.notified(0.001, 0.0, 5.0)) == ["ok"]
+    assert levels(server.judge_notification(None, 0.0, 5.0)) == ["fail"]
+    assert levels(server.judge_notification(0.001, 0.5, 5.0)) == ["warn"]
+    assert "full" in server.judge_notification(None, 1.0, 5.0)[0].what
+    assert levels(server.judge_notification(0.001, 0.0, 5.0)) == ["ok"]
 
 
 @pytest.mark.parametrize(
@@ -195,16 +211,16 @@ def test_notifications() -> None:
     ],
 )
 def test_queries_are_shown_without_their_texts(query: str, shown: str) -> None:
-    assert masked(query) == shown
+    assert mask_literals(query) == shown
 
 
 def test_the_indexes_we_ship_are_known() -> None:
-    assert {"job_ready", "job_running", "job_unique", "schedule_due", "job_lane"} <= shipped()
+    assert {"job_ready", "job_running", "job_unique", "schedule_due", "job_lane"} <= shipped_indexes()
 
 
 def test_the_worst_finding_decides() -> None:
-    assert worst([]) == Level.OK
-    assert worst([ok("a", "b"), warn("a", "b", "c")]) == Level.WARN
+    assert worst_level([]) == Level.OK
+    assert worst_level([ok("a", "b"), warn("a", "b", "c")]) == Level.WARN
 
 
 def test_every_command_that_a_fix_names_exists() -> None:
@@ -231,19 +247,25 @@ _PROSE = {"has", "job", "refuses", "that"}
 
 
 def test_jobs_that_run_as_root_are_a_warning() -> None:
-    assert levels(local.account(Machine(pid=7, master=True, root=True))) == ["warn"]
-    assert levels(local.account(Machine(pid=7, master=True))) == ["ok"]
-    assert levels(local.account(Machine(pid=7, master=False, root=True))) == ["skip"]
-    (finding,) = local.account(Machine(pid=7, master=True, root=True))
+    assert levels(machine.check_account(MachineFacts(pid=7, is_master=True, is_root=True))) == ["warn"]
+    assert levels(machine.check_account(MachineFacts(pid=7, is_master=True))) == ["ok"]
+    assert levels(machine.check_account(MachineFacts(pid=7, is_master=False, is_root=True))) == ["skip"]
+    (finding,) = machine.check_account(MachineFacts(pid=7, is_master=True, is_root=True))
     assert "User=" in finding.fix[0]
 
 
 def test_core_dumps_are_a_warning() -> None:
     for none in (0, 1):  # a host sets a limit of one byte
-        assert levels(local.core_dumps(Machine(pid=7, master=True, cores=none))) == ["ok"]
-    assert levels(local.core_dumps(Machine(pid=7, master=False, cores=None))) == ["skip"]
+        assert levels(machine.check_core_dumps(MachineFacts(pid=7, is_master=True, max_core_bytes=none))) == [
+            "ok"
+        ]
+    assert levels(machine.check_core_dumps(MachineFacts(pid=7, is_master=False, max_core_bytes=None))) == [
+        "skip"
+    ]
     for cores, size in ((None, "of any size"), (1 << 20, "of up to 1MB")):
-        (finding,) = local.core_dumps(Machine(pid=7, master=True, cores=cores, core_pattern="|/x %p"))
+        (finding,) = machine.check_core_dumps(
+            MachineFacts(pid=7, is_master=True, max_core_bytes=cores, core_pattern="|/x %p")
+        )
         assert finding.level == "warn"
         assert finding.fix[0].split()[0] == "LimitCORE=0"
         assert size in finding.what
@@ -259,9 +281,9 @@ def test_root_and_core_limits_are_read(tree: Path, soft: str, cores: int | None)
     (proc / "sys" / "kernel").mkdir(parents=True)
     (proc / "sys" / "kernel" / "core_pattern").write_text("core\n")
     found = look(tree)
-    assert (found.cores, found.core_pattern, found.root) == (cores, "core", True)
+    assert (found.max_core_bytes, found.core_pattern, found.is_root) == (cores, "core", True)
     (proc / "70" / "status").write_text("Name:\tpython\nUid:\t0\t1000\t0\t0\n")
-    assert not look(tree).root
+    assert not look(tree).is_root
 
 
 @pytest.mark.parametrize(
@@ -281,13 +303,16 @@ def test_root_and_core_limits_are_read(tree: Path, soft: str, cores: int | None)
 def test_the_way_to_another_machine_is_encrypted_and_verified(
     address: str, encrypted: bool, sslmode: str, level: str
 ) -> None:
-    (finding,) = server.encryption([server.Link(address, encrypted, sslmode)])
+    (finding,) = server.check_encryption([server.ConnectionSecurity(address, encrypted, sslmode)])
     assert finding.level == level
     if level == "warn":
         assert "verify-full" in finding.fix[0]
 
 
 def test_each_way_to_the_database_is_judged() -> None:
-    pooled, direct = server.Link("10.0.0.5", True, "verify-full"), server.Link("10.0.0.6", False, "prefer")
-    (finding,) = server.encryption([pooled, direct])
+    pooled, direct = (
+        server.ConnectionSecurity("10.0.0.5", True, "verify-full"),
+        server.ConnectionSecurity("10.0.0.6", False, "prefer"),
+    )
+    (finding,) = server.check_encryption([pooled, direct])
     assert "10.0.0.6 is not encrypted" in finding.what

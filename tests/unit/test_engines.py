@@ -85,8 +85,8 @@ def test_an_engine_that_cannot_work_is_refused_before_anything_is_asked(
 ) -> None:
     made, refusal = engine
     with pytest.raises(UsageError, match=refusal) as caught:
-        connect.connect(Settings(), made.dsn, "client", pooled=pooled)
+        connect.connect(Settings(), made.dsn, "client", is_pooled=pooled)
     assert "nothing was done" in str(caught.value)
     with pytest.raises(UsageError, match=refusal):
-        asyncio.run(connect.aconnect(Settings(), made.dsn, "client", pooled=pooled))
+        asyncio.run(connect.aconnect(Settings(), made.dsn, "client", is_pooled=pooled))
     assert set(made.heard) <= {b"", message(b"X", b"")}, "nothing, or that the session ends"

@@ -10,16 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as draw
 from prometheus_client.parser import text_string_to_metric_families
 
-from pgworkers import Ctx, sightings
+from pgworkers import Ctx, events
 from pgworkers.errors import UsageError
-from pgworkers.observe.handlers import BUCKETS, NAMES, SERIES, HandlerMetrics, Measured
+from pgworkers.observe.handler_metrics import (
+    HISTOGRAM_BUCKETS,
+    MAX_METRICS,
+    MAX_SERIES_PER_METRIC,
+    HandlerMetrics,
+    SeriesUpdate,
+)
 from pgworkers.observe.metrics import Metrics
 
 
 def carry(said: HandlerMetrics, metrics: Metrics, task: str = "render") -> None:
-    body = said.take()
+    body = said.take_updates()
     assert body is not None
-    metrics(sightings.HandlerMeasured(task, body))
+    metrics(events.HandlerMetricsReceived(task, body))
 
 
 def read(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -98,21 +104,21 @@ def test_a_counter_never_falls() -> None:
 
 def test_too_many_names_and_labels_are_counted_and_not_kept() -> None:
     metrics, said = Metrics(), HandlerMetrics()
-    for i in range(NAMES + 10):
+    for i in range(MAX_METRICS + 10):
         said.counter(f"name{i}")
     carry(said, metrics)
-    for i in range(SERIES + 50):
+    for i in range(MAX_SERIES_PER_METRIC + 50):
         said.counter("name1", who=str(i))  # other labels than before
         said.counter("name2")
     carry(said, metrics)
     wide = Metrics()
-    for i in range(SERIES + 50):
+    for i in range(MAX_SERIES_PER_METRIC + 50):
         said.counter("wide", who=f"{i}" + "ä" * 500)
     carry(said, wide)
-    assert len({name for name, _ in read(metrics)}) == NAMES
-    assert metrics.families["series_capped_total"].at("user").value == 10 + SERIES + 50
+    assert len({name for name, _ in read(metrics)}) == MAX_METRICS
+    assert metrics.families["series_capped_total"].series_for("user").value == 10 + MAX_SERIES_PER_METRIC + 50
     found = read(wide)
-    assert len(found) == SERIES + 1
+    assert len(found) == MAX_SERIES_PER_METRIC + 1
     assert found["wide_total", (("task", "other"), ("who", "other"))] == 50
     assert max(len(value) for _, labels in found for _, value in labels) <= 64
 
@@ -124,15 +130,15 @@ def test_too_many_names_and_labels_are_counted_and_not_kept() -> None:
         b"nonsense",
         b"[1]",
         b"[" * 5000,
-        msgspec.json.encode([Measured("rumour", "a", [], 1.0)]),
-        msgspec.json.encode([Measured("counter", "a\nb 1", [], 1.0)]),
-        msgspec.json.encode([Measured("histogram", "a", [], 1.0, [1])]),
-        msgspec.json.encode([Measured("histogram", "a", [], 1.0, [-1] * (len(BUCKETS) + 1))]),
-        msgspec.json.encode([Measured("counter", "a", [("le", "1")], 1.0)]),
+        msgspec.json.encode([SeriesUpdate("rumour", "a", [], 1.0)]),
+        msgspec.json.encode([SeriesUpdate("counter", "a\nb 1", [], 1.0)]),
+        msgspec.json.encode([SeriesUpdate("histogram", "a", [], 1.0, [1])]),
+        msgspec.json.encode([SeriesUpdate("histogram", "a", [], 1.0, [-1] * (len(HISTOGRAM_BUCKETS) + 1))]),
+        msgspec.json.encode([SeriesUpdate("counter", "a", [("le", "1")], 1.0)]),
     ],
 )
 def test_a_frame_that_a_handler_forged_is_counted_and_dropped(body: bytes) -> None:
     metrics = Metrics()
-    metrics(sightings.HandlerMeasured("render", body))
+    metrics(events.HandlerMetricsReceived("render", body))
     assert not read(metrics)
-    assert metrics.families["series_capped_total"].at("user").value == 1
+    assert metrics.families["series_capped_total"].series_for("user").value == 1

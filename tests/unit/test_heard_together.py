@@ -8,12 +8,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.claimer import Quiet, claimer
+from support.claimer import CLAIM_STATEMENTS, Quiet, claimer
 
-from pgworkers.events import Fact, Notified
-from pgworkers.facts import Facts
-from pgworkers.job.notifications import HostHint, Ready
-from pgworkers.master.renewal import Renewal
+from pgworkers.events import Event, EventBus, NotificationReceived
+from pgworkers.job.notification_payloads import HostHint, JobsReady
+from pgworkers.master.lease_keeper import LeaseKeeper
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -34,10 +33,12 @@ class Session:
         return self._here.pop(0) if self._here else None
 
 
-def renewal(facts: Facts, on_hint: Callable[[HostHint], None], on_heard: Callable[[], None]) -> Renewal:
+def renewal(
+    events: EventBus, on_hint: Callable[[HostHint], None], on_heard: Callable[[], None]
+) -> LeaseKeeper:
     nobody = cast("Any", SimpleNamespace())
-    return Renewal(
-        *("host", nobody, nobody, facts, Settings()),
+    return LeaseKeeper(
+        *("host", nobody, nobody, events, Settings()),
         *(nobody, nobody, on_hint, on_heard, nobody),
     )
 
@@ -50,15 +51,15 @@ def test_of_notices_that_came_together_the_claimer_is_told_once_when_all_were_he
 ) -> None:
     happened: list[str] = []
 
-    def counted(fact: Fact) -> None:
-        assert isinstance(fact, Notified)
+    def counted(event: Event) -> None:
+        assert isinstance(event, NotificationReceived)
         happened.append("counted")
 
-    facts = Facts()
-    facts.listen(counted)
-    host = renewal(facts, lambda hint: happened.append(str(hint)), lambda: happened.append("all heard"))
-    host._hear(cast("Any", Session(*said)))
-    hints = [str(Ready(text.removeprefix("ready:"))) for text in said if text.startswith("ready:")]
+    events = EventBus()
+    events.subscribe(counted)
+    host = renewal(events, lambda hint: happened.append(str(hint)), lambda: happened.append("all heard"))
+    host.read_pending(cast("Any", Session(*said)))
+    hints = [str(JobsReady(text.removeprefix("ready:"))) for text in said if text.startswith("ready:")]
     assert happened == [*hints, "all heard", *["counted"] * len(said)]
 
 
@@ -67,33 +68,37 @@ def test_one_claim_is_for_all_queues_that_were_heard_of_together_and_is_sent_bef
 ) -> None:
     """The broken twin sends it at the first notice: what came with it waits for another claim."""
     monkeypatch.setattr(
-        "pgworkers.master.claims.monotonic", lambda: 1.0
+        "pgworkers.master.claimer.monotonic", lambda: 1.0
     )  # nothing is due because of the time
-    monkeypatch.setattr("pgworkers.master.wakes.LOOKS", ())
+    monkeypatch.setattr("pgworkers.master.claim_policy.RECHECK_DELAYS_SECONDS", ())
     happened: list[Any] = []
 
     class Told(Quiet):
-        async def ask(self, query: Query[Any], **how: Any) -> Any:
-            if query.statement.name.startswith("claim"):
+        async def execute(self, query: Query[Any], **how: Any) -> Any:
+            if query.statement.name in CLAIM_STATEMENTS:
                 happened.append(sorted(query.params["queues"]))
-            return await super().ask(query, **how)
+            return await super().execute(query, **how)
 
     async def story() -> None:
-        facts = Facts()
-        claims = claimer(Told(), Settings(poll=FOREVER, ageing=0), facts, queues="abc")
+        events = EventBus()
+        claims = claimer(Told(), Settings(poll=FOREVER, ageing=0), events, queues="abc")
         running = asyncio.ensure_future(claims.run())
-        claims.forgotten()
+        claims.on_reconnect()
         while not happened:
             await asyncio.sleep(0)
         await asyncio.sleep(0)
         happened.clear()  # all queues are dry
-        facts.listen(lambda fact: happened.append(fact.payload), Notified)
-        host = renewal(facts, lambda hint: claims.heard(cast("Ready", hint).queue), claims.all_heard)
+        events.subscribe(lambda event: happened.append(event.payload), NotificationReceived)
+        host = renewal(
+            events,
+            lambda hint: claims.on_notification(cast("JobsReady", hint).queue),
+            claims.on_notifications_read,
+        )
         heard = asyncio.get_running_loop().create_future()
 
         def came() -> None:
             """As the loop says that a socket can be read: in no task."""
-            host._hear(cast("Any", Session("ready:a", "ready:c")))
+            host.read_pending(cast("Any", Session("ready:a", "ready:c")))
             heard.set_result(happened[:])
 
         asyncio.get_running_loop().call_soon(came)

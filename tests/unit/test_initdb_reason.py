@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgworkers.postgres.embedded_cluster import MOST, reason
+from pgworkers.embedded.cluster import MAX_ERROR_CHARACTERS, initdb_error
 
 CHATTER = """\
 The files belonging to this database system will be owned by user "nobody".
@@ -38,10 +38,10 @@ initdb: removing contents of data directory "/srv/fs"
     ],
 )
 def test_the_reason_is_told_and_not_the_chatter(said: str, told: str) -> None:
-    assert reason(said) == told
+    assert initdb_error(said) == told
 
 
 def test_however_much_it_says_the_end_is_kept() -> None:
-    told = reason(CHATTER + "".join(f"FATAL:  number {n}\n" for n in range(1000)))
+    told = initdb_error(CHATTER + "".join(f"FATAL:  number {n}\n" for n in range(1000)))
     assert told.endswith("FATAL:  number 999")
-    assert len(told) == MOST
+    assert len(told) == MAX_ERROR_CHARACTERS

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from pgworkers.worker.leftover import BEATS, SHARE, Leftover
+from pgworkers.worker.heartbeat import JUDGED_IDLE_BEATS, MAX_IDLE_CPU_SHARE, IdleCpuMonitor
 
 SECOND = 1_000_000_000
 
 
-def looks(marks: list[int], share: float, step: int = SECOND, leftover: Leftover | None = None) -> list[bool]:
+def looks(
+    marks: list[int], share: float, step: int = SECOND, leftover: IdleCpuMonitor | None = None
+) -> list[bool]:
     """One look each `step`, at a process that uses so much of a core all the time."""
-    leftover = leftover or Leftover(1.0)
-    return [leftover.is_too_much(mark, n * step, int(n * step * share)) for n, mark in enumerate(marks)]
+    leftover = leftover or IdleCpuMonitor(1.0)
+    return [leftover.is_over_limit(mark, n * step, int(n * step * share)) for n, mark in enumerate(marks)]
 
 
 def test_a_worker_that_burns_without_a_job_is_noticed_after_some_beats() -> None:
-    assert looks([7] * (BEATS + 1), 0.9) == [False] * BEATS + [True]
+    assert looks([7] * (JUDGED_IDLE_BEATS + 1), 0.9) == [False] * JUDGED_IDLE_BEATS + [True]
 
 
 def test_rests_count_for_as_many_beats_as_they_take() -> None:
@@ -22,7 +24,7 @@ def test_rests_count_for_as_many_beats_as_they_take() -> None:
 
 
 def test_threads_that_sleep_cost_nothing() -> None:
-    assert not any(looks([7] * 100, SHARE / 10))
+    assert not any(looks([7] * 100, MAX_IDLE_CPU_SHARE / 10))
 
 
 def test_what_a_job_uses_is_its_own() -> None:
@@ -35,13 +37,13 @@ def test_before_its_first_job_nothing_is_left_by_one() -> None:
 
 
 def test_short_waits_between_jobs_are_added_up() -> None:
-    marks = [number // 2 for number in range(2, 6 * BEATS)]  # two looks at each wait
+    marks = [number // 2 for number in range(2, 6 * JUDGED_IDLE_BEATS)]  # two looks at each wait
     assert any(looks(marks, 0.9))
 
 
 def test_each_judgement_begins_anew() -> None:
-    leftover = Leftover(1.0)
+    leftover = IdleCpuMonitor(1.0)
     assert not any(looks([7] * 5, 0.9, leftover=leftover))
     used = int(4 * SECOND * 0.9)
-    found = [leftover.is_too_much(7, n * SECOND, used) for n in range(5, 60)]
+    found = [leftover.is_over_limit(7, n * SECOND, used) for n in range(5, 60)]
     assert sum(found) <= 1, "what burned for a moment and stopped is noticed once at most"

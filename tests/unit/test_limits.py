@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pgworkers import App, UsageError
-from pgworkers.process.limits import allowed_cores, share_of
+from pgworkers.linux.limits import allowed_cores, cores_of_worker
 
 
 def test_cores_that_are_not_there_are_left_out() -> None:
@@ -15,9 +15,9 @@ def test_cores_that_are_not_there_are_left_out() -> None:
 
 
 def test_pinned_workers_take_the_cores_in_turn() -> None:
-    assert [share_of(index, {2, 5, 7}, True) for index in range(4)] == [{2}, {5}, {7}, {2}]
-    assert share_of(3, {2, 5}, False) == {2, 5}
-    assert share_of(0, set(), True) == set()
+    assert [cores_of_worker(index, {2, 5, 7}, True) for index in range(4)] == [{2}, {5}, {7}, {2}]
+    assert cores_of_worker(3, {2, 5}, False) == {2, 5}
+    assert cores_of_worker(0, set(), True) == set()
 
 
 def test_a_queue_declares_them() -> None:

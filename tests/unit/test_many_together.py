@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from pgworkers.observe.series import Histogram
-from pgworkers.observe.statistics import Tally
+from pgworkers.observe.metrics_series import Histogram
+from pgworkers.observe.statistics import MinuteTotals
 from pgworkers.postgres import arrays
 from pgworkers.postgres.arrays import FEW, Bigints, Doubles, Integers
 
@@ -26,7 +26,7 @@ def test_times_observed_together_fall_where_each_would(values: list[float]) -> N
     each, together = Histogram(BOUNDS, []), Histogram(BOUNDS, [])
     for job, value in enumerate(values):
         each.observe(max(value, 0.0), (job, max(value, 0.0), 7.0))
-    together.observe_all(values, list(range(len(values))), 7.0)
+    together.observe_many(values, list(range(len(values))), 7.0)
     assert together.counts == each.counts
     assert together.total == pytest.approx(each.total)
     assert together.exemplars == each.exemplars, "the last of each bucket stands for it"
@@ -34,10 +34,10 @@ def test_times_observed_together_fall_where_each_would(values: list[float]) -> N
 
 @pytest.mark.parametrize("values", TIMES)
 def test_times_counted_together_fall_where_each_would(values: list[float]) -> None:
-    each, together = Tally(), Tally()
+    each, together = MinuteTotals(), MinuteTotals()
     for value in values:
-        each.put([value], [value])
-    together.put(values, values)
+        each.observe([value], [value])
+    together.observe(values, values)
     assert (together.count, together.histogram) == (each.count, each.histogram)
     assert (together.seconds, together.cpu) == pytest.approx((each.seconds, each.cpu))
 
@@ -52,7 +52,7 @@ def test_times_counted_together_fall_where_each_would(values: list[float]) -> No
     ],
 )
 def test_an_array_has_the_same_bytes_however_many_there_are(
-    count: int, kind: type, dumper: type[arrays._Fixed], code: str, least: float, most: float
+    count: int, kind: type, dumper: type[arrays._FixedSizeDumper], code: str, least: float, most: float
 ) -> None:
     values = [(least, most, 0, 1)[nth % 4] for nth in range(count)]
     oid, size, _ = dumper.element

@@ -33,13 +33,13 @@ def test_sigterm_is_heard_after_more_deaths_than_the_loop_has_room_for() -> None
 
     async def main() -> None:
         host: Any = SimpleNamespace(
-            leaving=False,
+            is_leaving=False,
             leave=heard.append,
             supervisors=SimpleNamespace(reap=lambda: None),
-            requests=SimpleNamespace(tell_stacks=lambda: None),
-            reloads=SimpleNamespace(wish=lambda: None),
+            operator_requests=SimpleNamespace(log_all_stacks=lambda: None),
+            reloader=SimpleNamespace(request=lambda: None),
         )
-        signals.hear(host)
+        signals.install_handlers(host)
         for _ in range(5000):  # while the loop stands still
             os.kill(os.getpid(), signal.SIGCHLD)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -54,5 +54,5 @@ def test_sigterm_is_heard_after_more_deaths_than_the_loop_has_room_for() -> None
 @pytest.mark.usefixtures("handlers_restored")
 def test_an_inherited_ignored_sigchld_is_not_kept() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    signals.wait_for_the_loop()
+    signals.ignore_until_loop_runs()
     assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from pgworkers.process import measure
-from pgworkers.process.scoreboard import Scoreboard
+from pgworkers.ipc.scoreboard import Scoreboard
+from pgworkers.linux import proc
 from pgworkers.settings import Settings
-from pgworkers.supervisor import climb
-from pgworkers.supervisor.capture import Capture
-from pgworkers.supervisor.ladder import Climb
-from pgworkers.supervisor.member import Worker
+from pgworkers.supervisor import limits
+from pgworkers.supervisor.ladder import StopRequest
+from pgworkers.supervisor.output import OutputCapture
+from pgworkers.supervisor.worker_record import WorkerRecord
 
 LIMIT = 100
 NEVER = 1e9
@@ -22,7 +22,7 @@ NEVER = 1e9
 class Job:
     """A job that uses `used` bytes. One look at it takes two seconds of CPU time."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: WorkerRecord) -> None:
         self.worker = worker
         self.used = 0
         self.looks = 0
@@ -37,20 +37,22 @@ class Job:
         return self._cpu
 
     def begin(self, job: int) -> None:
-        self.worker.slot.begin(job, 1, started=1, deadline=0, memory=LIMIT, cpu=0, output=0)
+        self.worker.slot.begin_job(
+            job, 1, started_at=1, deadline=0, memory_limit=LIMIT, cpu_at_start=0, output_start=0
+        )
 
     def look(self, now: float) -> int:
         """How often it is looked at in this round."""
         before = self.looks
-        climb.check_limits(self.worker, Settings(), now, NEVER)
+        limits.check_limits(self.worker, Settings(), now, NEVER)
         return self.looks - before
 
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    board, capture = Scoreboard(1), Capture("test", 0)
-    made = Job(Worker(0, 1 << 22, 1, board[0], capture))
-    monkeypatch.setattr(measure, "over", made.over)
+    board, capture = Scoreboard(1), OutputCapture("test", 0)
+    made = Job(WorkerRecord(0, 1 << 22, 1, board[0], capture))
+    monkeypatch.setattr(proc, "memory_over_limit", made.over)
     monkeypatch.setattr(time, "thread_time", made.cpu_time)
     made.begin(1)
     yield made
@@ -69,13 +71,13 @@ def test_the_next_job_is_looked_at_at_once(job: Job) -> None:
 
 def test_a_job_that_is_being_stopped_is_looked_at_in_every_round(job: Job) -> None:
     job.look(10.0)
-    job.worker.climbs[1, 1] = Climb(1, 1, "cancel", 10.0, 5.0, 5.0)
+    job.worker.stop_requests[1, 1] = StopRequest(1, 1, "cancel", 10.0, 5.0, 5.0)
     assert [job.look(now) for now in (10.1, 10.2)] == [1, 1]
 
 
 def test_a_job_far_over_its_limit_is_killed_in_the_round_after_the_one_that_saw_it(job: Job) -> None:
     job.used = 2 * LIMIT
     job.look(10.0)
-    assert job.worker.climbs[1, 1].reason == "memory"
+    assert job.worker.stop_requests[1, 1].reason == "memory"
     job.look(10.1)
-    assert job.worker.climbs[1, 1].raise_grace == 0.0
+    assert job.worker.stop_requests[1, 1].raise_grace == 0.0

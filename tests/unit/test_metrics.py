@@ -9,26 +9,26 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from pgworkers import events, sightings
-from pgworkers.job.state import Verdict
-from pgworkers.observe import catalog
-from pgworkers.observe.exposition import wants_openmetrics
+from pgworkers import events
+from pgworkers.job.model import Verdict
+from pgworkers.observe import metrics_catalog
 from pgworkers.observe.metrics import Metrics
-from pgworkers.observe.series import show
+from pgworkers.observe.metrics_exposition import is_openmetrics_preferred
+from pgworkers.observe.metrics_series import show_number
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 
 
 def fresh(**options: int) -> Metrics:
     metrics = Metrics(**options)
-    metrics.know([("default", "work"), ("mail", "send")], ["default", "mail"], ["nightly"])
+    metrics.declare([("default", "work"), ("mail", "send")], ["default", "mail"], ["nightly"])
     return metrics
 
 
 def started(
     job: int = 1, task: str = "work", queue: str = "default", waited: float = 0.0
-) -> events.JobStarted:
-    return events.JobStarted(job, 1, queue, task, 1, waited)
+) -> events.AttemptStarted:
+    return events.AttemptStarted(job, 1, queue, task, 1, waited)
 
 
 def ended(
@@ -37,8 +37,8 @@ def ended(
     verdict: Verdict = Verdict.SUCCEEDED,
     queue: str = "default",
     duration: float = 0.25,
-) -> events.JobEnded:
-    return events.JobEnded(
+) -> events.AttemptEnded:
+    return events.AttemptEnded(
         job, 1, queue, task, "{}", 1, 3, verdict, "succeeded", duration, 0.5, 1000, None, None
     )
 
@@ -56,7 +56,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
     return read(metrics).get((f"pgworkers_{name}", tuple(sorted(labels.items()))))
 
 
-def tell(metrics: Metrics, facts: Iterable[events.Fact]) -> None:
+def tell(metrics: Metrics, facts: Iterable[events.Event]) -> None:
     for fact in facts:
         metrics(fact)
 
@@ -65,11 +65,11 @@ def test_what_the_app_declares_is_there_at_zero_with_every_verdict_and_reason() 
     metrics = fresh()
     for verdict in Verdict:
         assert value(metrics, "jobs_finished_total", queue="mail", task="send", verdict=verdict.value) == 0
-    for reason in catalog.EXITS:
+    for reason in metrics_catalog.WORKER_EXIT_REASONS:
         assert value(metrics, "worker_exits_total", queue="default", reason=reason) == 0
-    for result in catalog.TICK_RESULTS:
+    for result in metrics_catalog.TICK_RESULTS:
         assert value(metrics, "schedule_ticks_total", schedule="nightly", result=result) == 0
-    for reason in catalog.STOP_REASONS:
+    for reason in metrics_catalog.STOP_REASONS:
         assert value(metrics, "job_stop_seconds_count", reason=reason) == 0
     assert value(metrics, "job_wait_seconds_bucket", queue="mail", le="+Inf") == 0
     assert value(metrics, "db_errors_total", op="claim", **{"class": "OperationalError"}) == 0
@@ -101,7 +101,7 @@ def test_a_bound_belongs_to_its_bucket_and_nonsense_to_the_first() -> None:
 
 def test_the_peak_is_that_of_recent_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("pgworkers.observe.attempts.monotonic", lambda: now[0])
+    monkeypatch.setattr("pgworkers.observe.metrics.monotonic", lambda: now[0])
     metrics = fresh()
     metrics(ended())
     seen = []
@@ -143,11 +143,11 @@ def test_openmetrics_names_a_job_for_each_bucket_and_each_failure() -> None:
     ],
 )
 def test_the_format_is_the_one_the_client_likes_best(accept: str, wanted: bool) -> None:
-    assert wants_openmetrics(accept) is wanted
+    assert is_openmetrics_preferred(accept) is wanted
 
 
 def test_queues_and_tasks_beyond_the_cap_are_other_and_counted() -> None:
-    metrics = Metrics(most=3)
+    metrics = Metrics(max_series=3)
     tell(metrics, (fact for i in range(5) for fact in (started(i, f"task{i}"), ended(i, f"task{i}"))))
     tell(metrics, [started(9, "task4"), ended(9, "task4", Verdict.ERROR)])
     assert value(metrics, "jobs_started_total", queue="default", task="task2") == 1
@@ -162,29 +162,29 @@ def test_queues_and_tasks_beyond_the_cap_are_other_and_counted() -> None:
 
 def test_the_clusters_gauges_go_when_this_host_no_longer_leads() -> None:
     metrics = fresh()
-    depth = sightings.QueueDepth("default", 5, 2, 1, 3.5, True, 8, False)
-    tables = [sightings.TableSize("job", 7, 8192)]
-    metrics(events.LeaderChanged(True, ""))
-    metrics(sightings.QueuesSeen([depth]))
-    metrics(sightings.SchedulesSeen([sightings.ScheduleTimes("nightly", None, 99.0)]))
-    metrics(sightings.StorageSeen(tables, 12.0, "pid 7"))
+    depth = events.QueueDepth("default", 5, 2, 1, 3.5, True, 8, False)
+    tables = [events.TableSize("job", 7, 8192)]
+    metrics(events.LeadershipChanged(True, ""))
+    metrics(events.QueuesMeasured([depth]))
+    metrics(events.SchedulesMeasured([events.ScheduleTimes("nightly", None, 99.0)]))
+    metrics(events.StorageMeasured(tables, 12.0, "pid 7"))
     assert value(metrics, "queue_jobs", queue="default", state="ready") == 5
     assert value(metrics, "queue_limit", queue="default") == 8
     assert value(metrics, "queue_paused", queue="default") == 1
     assert value(metrics, "table_dead_tuples", table="job") == 7
     assert value(metrics, "oldest_transaction_seconds") == 12
     assert value(metrics, "schedule_next_tick_timestamp_seconds", schedule="nightly") == 99
-    metrics(sightings.QueuesSeen([sightings.QueueDepth("mail", 0, 0, 0, 0.0, False, None, False)]))
+    metrics(events.QueuesMeasured([events.QueueDepth("mail", 0, 0, 0, 0.0, False, None, False)]))
     assert value(metrics, "queue_jobs", queue="default", state="ready") is None, "a queue that is gone"
-    metrics(events.LeaderChanged(False, ""))
-    cluster = {metric.full for metric in catalog.METRICS.values() if metric.cluster}
+    metrics(events.LeadershipChanged(False, ""))
+    cluster = {metric.full_name for metric in metrics_catalog.METRICS.values() if metric.is_cluster_wide}
     assert not {name for name, _ in read(metrics)} & cluster
 
 
 def test_errors_are_counted_by_their_db_api_class() -> None:
     metrics = fresh()
     for error in ("QueryCanceled", "AdminShutdown", "UniqueViolation", "TimeoutError", "DatabaseUnreachable"):
-        metrics(events.StatementRun("finish", 0.1, error))
+        metrics(events.StatementExecuted("finish", 0.1, error))
     assert value(metrics, "db_errors_total", op="finish", **{"class": "OperationalError"}) == 4
     assert value(metrics, "db_errors_total", op="finish", **{"class": "IntegrityError"}) == 1
     assert value(metrics, "db_operation_seconds_count", op="finish") == 5
@@ -193,7 +193,7 @@ def test_errors_are_counted_by_their_db_api_class() -> None:
 def test_hostile_names_stay_inside_their_quotes() -> None:
     metrics = Metrics()
     name = 'a"} 1\n# HELP x\\ ü\ud800'
-    metrics.know([("default", name)], [])
+    metrics.declare([("default", name)], [])
     for accept in ("", OPENMETRICS):
         metrics.scrape(accept)[0].decode()
     labels = {dict(labels).get("task") for _, labels in read(metrics)}
@@ -204,11 +204,11 @@ def test_everything_declared_is_exported_and_nothing_else() -> None:
     metrics = fresh()
     text = metrics.scrape("")[0].decode()
     exported = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
-    assert exported == {metric.full for metric in catalog.METRICS.values()}
+    assert exported == {metric.full_name for metric in metrics_catalog.METRICS.values()}
 
 
 @pytest.mark.parametrize(
     ("number", "text"), [(1.0, "1.0"), (math.inf, "+Inf"), (-math.inf, "-Inf"), (math.nan, "NaN")]
 )
 def test_numbers_are_written_as_prometheus_reads_them(number: float, text: str) -> None:
-    assert show(number) == text
+    assert show_number(number) == text

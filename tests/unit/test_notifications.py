@@ -8,18 +8,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pgworkers.client.waiting import heard
-from pgworkers.job.notifications import (
+from pgworkers.client.waiting import hinted_jobs
+from pgworkers.job.notification_payloads import (
     BatchChanged,
     BatchEnded,
     DueSoon,
     JobChanged,
     JobsEnded,
+    JobsReady,
     QueueChanged,
-    Ready,
     RequestAnswered,
-    RequestMade,
-    Watched,
+    RequestCreated,
+    ViewWatched,
     parse_done_hint,
     parse_host_hint,
 )
@@ -50,9 +50,9 @@ PAYLOADS = st.one_of(
 def test_any_payload_becomes_a_bounded_hint_or_none(payload: str | bytes) -> None:
     for hint in (parse_host_hint(payload), parse_done_hint(payload)):
         match hint:
-            case Ready(queue, "", False) | QueueChanged(queue):
+            case JobsReady(queue, "", False) | QueueChanged(queue):
                 assert len(queue) <= 200
-            case Ready(queue, host, _):
+            case JobsReady(queue, host, _):
                 assert 0 < len(queue) <= 200
                 assert ":" not in queue
                 assert str(uuid.UUID(host)) == host
@@ -60,27 +60,27 @@ def test_any_payload_becomes_a_bounded_hint_or_none(payload: str | bytes) -> Non
                 assert 0 < number < 2**63
             case JobsEnded(frozenset() as jobs):
                 assert all(0 < job < 2**63 for job in jobs)
-            case None | JobsEnded(None) | RequestMade() | Watched() | DueSoon():
+            case None | JobsEnded(None) | RequestCreated() | ViewWatched() | DueSoon():
                 pass
             case _:
                 pytest.fail(f"{hint} is only made by the host itself")
     if isinstance(payload, str):
-        assert heard(payload, {1, 2, 3}) <= {1, 2, 3}
+        assert hinted_jobs(payload, {1, 2, 3}) <= {1, 2, 3}
 
 
 @pytest.mark.parametrize(
     ("payload", "hint"),
     [
-        ("ready:", Ready("")),
-        ("ready:mail", Ready("mail")),
-        (f"ready:mail:{HOST}", Ready("mail", HOST)),
-        (f"one:mail:{HOST}", Ready("mail", HOST, is_one_job=True)),
+        ("ready:", JobsReady("")),
+        ("ready:mail", JobsReady("mail")),
+        (f"ready:mail:{HOST}", JobsReady("mail", HOST)),
+        (f"one:mail:{HOST}", JobsReady("mail", HOST, is_one_job=True)),
         ("queue:mail", QueueChanged("mail")),
         ("cancel:17", JobChanged(17)),
         ("deadline:17", JobChanged(17)),
         ("batch:9223372036854775807", BatchChanged(2**63 - 1)),
-        ("request:", RequestMade()),
-        ("watch:", Watched()),
+        ("request:", RequestCreated()),
+        ("watch:", ViewWatched()),
         ("due:", DueSoon()),
     ],
 )

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pgworkers.process.oom import Witness, counters_of
+from pgworkers.linux.oom import OomKillCounter, counters_of
 
 
 def test_the_closest_counter_comes_first() -> None:
@@ -20,26 +20,26 @@ def test_the_closest_counter_comes_first() -> None:
 def test_a_kill_is_seen_once_it_is_counted(tmp_path: Path) -> None:
     missing, events = tmp_path / "missing", tmp_path / "memory.events"
     events.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 9\n")
-    witness = Witness([str(missing), str(events)])
-    assert not witness.saw_kill()
+    witness = OomKillCounter([str(missing), str(events)])
+    assert not witness.has_grown()
     events.write_text("low 0\noom 4\noom_kill 3\noom_group_kill 9\n")
-    assert witness.saw_kill()
+    assert witness.has_grown()
 
 
 def test_a_reading_between_the_kill_and_its_discovery_does_not_hide_it(tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
     events.write_text("oom_kill 0\n")
-    witness = Witness([str(events)])
+    witness = OomKillCounter([str(events)])
     events.write_text("oom_kill 1\n")
     witness.refresh()
-    assert witness.saw_kill()
+    assert witness.has_grown()
     witness.refresh()
-    assert not witness.saw_kill(), "but it is not blamed for later deaths"
+    assert not witness.has_grown(), "but it is not blamed for later deaths"
 
 
 def test_without_evidence_nothing_is_claimed(tmp_path: Path) -> None:
     garbled = tmp_path / "garbled"
     garbled.write_text("oom_kill many\n")
-    witness = Witness([str(garbled), str(tmp_path / "missing")])
+    witness = OomKillCounter([str(garbled), str(tmp_path / "missing")])
     witness.refresh()
-    assert not witness.saw_kill()
+    assert not witness.has_grown()

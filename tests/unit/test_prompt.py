@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pgworkers.master.bell import Bell
+from pgworkers.master.claimer import Wakeup
 from pgworkers.prompt import Prompt
 
 FOREVER = 3600.0
@@ -138,31 +138,31 @@ def test_the_waiter_keeps_its_own_context() -> None:
 
 def test_a_bell_wakes_whoever_waits_and_is_not_forgotten_by_whoever_comes_later() -> None:
     async def story() -> None:
-        bell, times = Bell(), 0
+        bell, times = Wakeup(), 0
 
         async def wait() -> None:
             nonlocal times
             while True:
-                await bell.rung(lambda: FOREVER)
+                await bell.wait(lambda: FOREVER)
                 times += 1
 
         task = asyncio.create_task(wait())
-        bell.ring()
+        bell.set()
         await asyncio.sleep(0)
         assert times == 1, "rung before it waited"
 
-        bell.touch()
+        bell.mark()
         for _ in range(3):
             await asyncio.sleep(0)
         assert times == 1, "touched only"
 
         def now() -> None:
-            bell.ring_now()
+            bell.set_now()
             assert times == 2
-            bell.ring_now()
+            bell.set_now()
             assert times == 2, "nobody rang again"
-            bell.ring()
-            bell.ring()
+            bell.set()
+            bell.set()
             assert times == 2, "whoever rings is in the middle of something"
 
         await called_back(now)
@@ -176,20 +176,20 @@ def test_a_bell_wakes_whoever_waits_and_is_not_forgotten_by_whoever_comes_later(
 
 def test_a_bell_rings_by_itself_when_the_time_is_over_and_not_before() -> None:
     async def story() -> None:
-        bell, loop = Bell(), asyncio.get_running_loop()
-        await bell.rung(lambda: 0.0)
-        bell.ring()
-        await bell.rung(lambda: FOREVER)
+        bell, loop = Wakeup(), asyncio.get_running_loop()
+        await bell.wait(lambda: 0.0)
+        bell.set()
+        await bell.wait(lambda: FOREVER)
         for before, pause in (
             (0.005, 0.03),
             (FOREVER, 0.01),
         ):  # the timer of the one before is too early, or too late
-            waits = asyncio.ensure_future(bell.rung(lambda before=before: before))  # type: ignore[misc]
+            waits = asyncio.ensure_future(bell.wait(lambda before=before: before))  # type: ignore[misc]
             await asyncio.sleep(0)
-            bell.ring()
+            bell.set()
             await waits
             began = loop.time()
-            await bell.rung(lambda pause=pause: pause)  # type: ignore[misc]
+            await bell.wait(lambda pause=pause: pause)  # type: ignore[misc]
             assert loop.time() - began >= pause - 0.001
 
     run(story)

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from pgworkers.master.pulse import QUICK, SLOW, pause
-from pgworkers.process.resting import TRUSTED, Resting
+from pgworkers.master.housekeeping import (
+    BUSY_INTERVAL_SECONDS,
+    QUIET_INTERVAL_SECONDS,
+    housekeeping_pause_seconds,
+)
+from pgworkers.master.process_usage import IDLE_REMEASURE_SECONDS, RemeasurePolicy
 
 
 def test_the_pulse_is_slow_only_while_nothing_happens() -> None:
-    assert pause(True, None) == SLOW
-    assert pause(False, None) == QUICK < SLOW
+    assert housekeeping_pause_seconds(True, None) == QUIET_INTERVAL_SECONDS
+    assert housekeeping_pause_seconds(False, None) == BUSY_INTERVAL_SECONDS < QUIET_INTERVAL_SECONDS
 
 
 def test_a_watchdog_is_fed_three_times_within_its_patience_however_calm_it_is() -> None:
-    assert pause(True, 1.5) == 0.5
-    assert pause(True, 30.0) == SLOW
-    assert pause(False, 0.3) == 0.3 / 3
+    assert housekeeping_pause_seconds(True, 1.5) == 0.5
+    assert housekeeping_pause_seconds(True, 30.0) == QUIET_INTERVAL_SECONDS
+    assert housekeeping_pause_seconds(False, 0.3) == 0.3 / 3
 
 
 def test_who_rests_is_looked_at_twice_and_then_trusted_for_a_while() -> None:
-    resting = Resting()
+    resting = RemeasurePolicy()
     assert resting.due({7: 3}, 0.0) == [7]
     assert resting.due({7: 3}, 5.0) == [7], "the first look may still speak of the work before"
     assert resting.due({7: 3}, 10.0) == []
-    assert resting.due({7: 3}, 5.0 + TRUSTED) == [7], "a thread of its own may have grown"
-    assert resting.due({7: 3}, 10.0 + TRUSTED) == [], "and it is trusted again"
+    assert resting.due({7: 3}, 5.0 + IDLE_REMEASURE_SECONDS) == [7], "a thread of its own may have grown"
+    assert resting.due({7: 3}, 10.0 + IDLE_REMEASURE_SECONDS) == [], "and it is trusted again"
 
 
 def test_who_worked_between_two_looks_is_looked_at_again() -> None:
-    resting = Resting()
+    resting = RemeasurePolicy()
     for now in (0.0, 5.0, 10.0):
         resting.due({7: 3}, now)
     assert resting.due({7: 4}, 15.0) == [7], "it rests again, after another job"
@@ -38,7 +42,7 @@ def test_who_worked_between_two_looks_is_looked_at_again() -> None:
 
 
 def test_who_is_new_or_came_back_is_looked_at() -> None:
-    resting = Resting()
+    resting = RemeasurePolicy()
     for now in (0.0, 5.0):
         resting.due({7: 3}, now)
     assert resting.due({7: 3, 8: 0}, 10.0) == [8]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pgworkers import App, Ctx, JobStopped, UsageError
-from pgworkers.builtin import TAIL, CommandFailed
+from pgworkers.builtin_tasks import OUTPUT_TAIL_BYTES, CommandFailed
 
 APP = "postgresql://nowhere.invalid/x"
 
@@ -54,8 +54,8 @@ def test_a_route_may_be_said_before_or_after_its_tasks_and_reaches_what_the_mast
 
     app.route("img.*", "images")
     assert app.describe().tasks[0].queue == "images"
-    assert thumb.prepare().new.queue == "images"
-    assert thumb.using(queue="default").prepare().new.queue == "default"
+    assert thumb.prepare().job.queue == "images"
+    assert thumb.using(queue="default").prepare().job.queue == "default"
 
 
 @pytest.mark.parametrize("pattern", ["", "*.img", "a*b", "a\nb"])
@@ -125,7 +125,7 @@ def test_a_flood_of_hostile_output_is_cut_and_stays_a_small_result(app: App) -> 
     code = r"import sys; sys.stdout.buffer.write(b'\x01\x00\xff\x1b' * 100_000 + b'end')"
     result = execute(app, sys.executable, "-c", code)
     assert result["output"].endswith("end")
-    assert len(result["output"]) <= TAIL
+    assert len(result["output"]) <= OUTPUT_TAIL_BYTES
     assert len(app.tasks["exec"].encode_result(result, 16 << 10)) <= 16 << 10
 
 

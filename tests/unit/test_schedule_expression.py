@@ -12,8 +12,8 @@ import pytest
 from croniter import croniter
 
 from pgworkers.errors import UsageError
-from pgworkers.schedule.expression import EPOCH, cron, every
-from pgworkers.schedule.zones import zone_of
+from pgworkers.schedule.cron import UNIX_EPOCH, cron_calendar, interval_calendar
+from pgworkers.schedule.zones import load_zone
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -45,7 +45,7 @@ def at(text: str) -> datetime:
     ],
 )
 def test_next(text: str, expected: str) -> None:
-    assert cron(text).next_after(NOON) == at(expected)
+    assert cron_calendar(text).next_after(NOON) == at(expected)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_next(text: str, expected: str) -> None:
 )
 def test_refused_where_it_is_written(text: str, why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        cron(text)
+        cron_calendar(text)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,12 @@ def test_refused_where_it_is_written(text: str, why: str) -> None:
 )
 def test_zones_that_are_none(name: str) -> None:
     with pytest.raises(UsageError, match="no time zone"):
-        zone_of(name)
+        load_zone(name)
 
 
 @pytest.mark.parametrize("name", ["Europe/Kiev", "US/Eastern", "Asia/Calcutta", "UTC"])
 def test_old_names_of_zones_still_work(name: str) -> None:
-    assert cron("0 3 * * *", name).next_after(NOON) is not None
+    assert cron_calendar("0 3 * * *", name).next_after(NOON) is not None
 
 
 def test_agrees_with_croniter_where_no_clock_is_changed() -> None:
@@ -106,7 +106,7 @@ def test_agrees_with_croniter_where_no_clock_is_changed() -> None:
         )
         start = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=dice.randrange(2_000_000))
         theirs = croniter(text, start)
-        mine = cron(text)
+        mine = cron_calendar(text)
         here = start
         for _ in range(5):
             expected = theirs.get_next(datetime)
@@ -119,46 +119,46 @@ def test_agrees_with_croniter_where_no_clock_is_changed() -> None:
 
 def test_a_second_schedule_over_years_is_counted_not_walked() -> None:
     """Three years of seconds are 94 million steps; the questions are asked so often that walking could not end."""
-    calendar = cron("* * * * * *", "Europe/Berlin")
+    calendar = cron_calendar("* * * * * *", "Europe/Berlin")
     then, now = datetime(2023, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
     for n in range(1000):
         moment = now + timedelta(days=n)
         assert calendar.latest_at(moment) == moment
         assert calendar.next_after(moment - timedelta(days=1000)) is not None
     assert calendar.count(then, now) == (now - then) // timedelta(seconds=1)
-    assert cron("* * 3 * * *", "Europe/Berlin").count(then, now) == 1096 * 3600
+    assert cron_calendar("* * 3 * * *", "Europe/Berlin").count(then, now) == 1096 * 3600
 
 
 def test_rare_ones_do_not_walk_either() -> None:
-    leap = cron("0 0 29 2 *")
+    leap = cron_calendar("0 0 29 2 *")
     assert leap.latest_at(NOON) == at("2024-02-29")
     assert leap.next_after(at("2096-02-29")) == at("2104-02-29")
     assert leap.count(at("2000-01-01"), at("2104-03-01")) == 26
 
 
 def test_intervals_are_a_function_of_anchor_and_period() -> None:
-    five = every(300.0)
+    five = interval_calendar(300.0)
     assert five.next_after(at("2026-03-01 12:03:20")) == at("2026-03-01 12:05")
     assert five.next_after(at("2026-03-01 12:05")) == at("2026-03-01 12:10")
     assert five.latest_at(at("2026-03-01 12:05")) == at("2026-03-01 12:05")
-    assert five.count(EPOCH, NOON) == (NOON - EPOCH) // timedelta(minutes=5)
-    odd = every(7.5, NOON)
+    assert five.count(UNIX_EPOCH, NOON) == (NOON - UNIX_EPOCH) // timedelta(minutes=5)
+    odd = interval_calendar(7.5, NOON)
     assert odd.next_after(NOON) == NOON + timedelta(seconds=7.5)
     assert odd.latest_at(NOON + timedelta(seconds=29)) == NOON + timedelta(seconds=22.5)
     with pytest.raises(UsageError, match="at least 1s"):
-        every(0.5)
+        interval_calendar(0.5)
 
 
 def test_the_end_of_time_is_an_answer() -> None:
-    assert every(86400.0 * 365 * 90).next_after(datetime(9990, 1, 1, tzinfo=UTC)) is None
-    assert cron("0 0 1 1 *").next_after(datetime(9998, 6, 1, tzinfo=UTC)) is None
+    assert interval_calendar(86400.0 * 365 * 90).next_after(datetime(9990, 1, 1, tzinfo=UTC)) is None
+    assert cron_calendar("0 0 1 1 *").next_after(datetime(9998, 6, 1, tzinfo=UTC)) is None
 
 
 def test_zones_are_found_where_the_system_has_none() -> None:
     """As in a slim image without /usr/share/zoneinfo: the tzdata package that pgworkers depends on has them."""
     code = (
         "import zoneinfo; assert zoneinfo.TZPATH == ();"
-        "from pgworkers.schedule.expression import cron; print(cron('0 3 * * *', 'Australia/Lord_Howe'))"
+        "from pgworkers.schedule.cron import cron_calendar; print(cron_calendar('0 3 * * *', 'Australia/Lord_Howe'))"
     )
     environ = {**os.environ, "PYTHONTZPATH": ""}
     found = subprocess.run(

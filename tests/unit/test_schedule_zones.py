@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from pgworkers.schedule.expression import Calendar, cron
+from pgworkers.schedule.cron import Calendar, cron_calendar
 
 STEP = timedelta(minutes=1)
 
@@ -122,7 +122,7 @@ def test_both_nights(zone: str, day: str, expression: str) -> None:
     middle = datetime.fromisoformat(day).replace(hour=2, tzinfo=ZoneInfo(zone)).astimezone(UTC)
     start, end = middle - timedelta(hours=40), middle + timedelta(hours=40)
     expected = reference(expression, zone, start, end)
-    calendar = cron(expression, zone)
+    calendar = cron_calendar(expression, zone)
     assert forwards(calendar, start, end) == expected
     assert backwards(calendar, start, end) == expected
     probes = [start + timedelta(minutes=43 * n, seconds=n % 3, microseconds=n % 2) for n in range(111)]
@@ -168,7 +168,7 @@ TABLE = [
 @pytest.mark.parametrize(("zone", "expression", "day", "expected"), TABLE)
 def test_the_answers_people_expect(zone: str, expression: str, day: str, expected: list[str]) -> None:
     start = datetime.fromisoformat(day).replace(tzinfo=UTC)
-    found = forwards(cron(expression, zone), start, start + timedelta(days=1))
+    found = forwards(cron_calendar(expression, zone), start, start + timedelta(days=1))
     assert [at.strftime("%H:%M") for at in found] == expected
 
 
@@ -179,16 +179,18 @@ def test_croniter_alone_would_fire_twice() -> None:
     minutes = (start + n * STEP for n in range(24 * 60))
     naive = [at for at in minutes if matches(at.astimezone(zone).replace(tzinfo=None))]
     assert len(naive) == 2
-    assert forwards(cron("30 2 * * *", "Europe/Berlin"), start, start + timedelta(days=1)) == naive[:1]
+    assert (
+        forwards(cron_calendar("30 2 * * *", "Europe/Berlin"), start, start + timedelta(days=1)) == naive[:1]
+    )
 
 
 def test_seconds_in_the_night_the_clock_goes_back() -> None:
     """Chosen hours to the second: 3,600 in the hour shown twice, not 7,200; and no long walk to find the next one."""
-    calendar = cron("* * 2 * * *", "Europe/Berlin")
+    calendar = cron_calendar("* * 2 * * *", "Europe/Berlin")
     start = datetime(2025, 10, 26, tzinfo=UTC)
     assert calendar.count(start - timedelta(seconds=1), start + timedelta(hours=3)) == 3600
     last = start + timedelta(seconds=3599)
     assert calendar.latest_at(start + timedelta(hours=1, minutes=30)) == last
     assert calendar.next_after(last) == datetime(2025, 10, 27, 1, tzinfo=UTC)
-    flowing = cron("* * * * * *", "Europe/Berlin")
+    flowing = cron_calendar("* * * * * *", "Europe/Berlin")
     assert flowing.count(start, start + timedelta(hours=3)) == 3 * 3600

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from pgworkers.process.scoreboard import FIELDS, Field, Reason, Scoreboard, Slot, State, now
-from pgworkers.worker.attempt import Feed
+from pgworkers.clock import boottime_ns
+from pgworkers.ipc.scoreboard import FIELDS, Field, Scoreboard, Slot, SlotState, StopReason
+from pgworkers.worker.attempt import SlotFeed
 
 
 def test_fields_do_not_overlap_and_slots_are_apart() -> None:
@@ -19,71 +20,97 @@ def test_fields_do_not_overlap_and_slots_are_apart() -> None:
 def test_numbers_are_64_bit_and_signed() -> None:
     slot = Scoreboard(1)[0]
     slot.job = 2**63 - 1
-    slot.progress = -1
-    assert (slot.job, slot.progress) == (2**63 - 1, -1)
+    slot.progress_permille = -1
+    assert (slot.job, slot.progress_permille) == (2**63 - 1, -1)
 
 
 def test_a_job_is_seen_from_its_lease_to_its_end() -> None:
     slot = Scoreboard(1)[0]
-    assert slot.running().job == 0
-    slot.begin(7, 3, started=10, deadline=20, memory=30, cpu=40, output=50)
-    seen = slot.running()
-    assert (seen.job, seen.lease, seen.state) == (7, 3, State.RUNNING)
-    assert (seen.started, seen.deadline, seen.memory) == (10, 20, 30)
-    assert (seen.cpu_before, seen.output_from) == (40, 50)
+    assert slot.read_job().job == 0
+    slot.begin_job(7, 3, started_at=10, deadline=20, memory_limit=30, cpu_at_start=40, output_start=50)
+    seen = slot.read_job()
+    assert (seen.job, seen.lease, seen.state) == (7, 3, SlotState.RUNNING)
+    assert (seen.started_at, seen.deadline, seen.memory_limit) == (10, 20, 30)
+    assert (seen.cpu_at_start, seen.output_start) == (40, 50)
     slot.lease = 0  # half way through `end`: no lease, no job
-    assert slot.running().job == 0
-    slot.extended, slot.loop = 1, 1
-    slot.end()
-    assert (slot.running().job, slot.state, slot.deadline, slot.memory) == (0, State.IDLE, 0, 0)
-    assert (slot.job, slot.extended, slot.loop) == (0, 0, 0)
+    assert slot.read_job().job == 0
+    slot.deadline_extension, slot.has_event_loop = 1, 1
+    slot.end_job()
+    assert (slot.read_job().job, slot.state, slot.deadline, slot.memory_limit) == (0, SlotState.IDLE, 0, 0)
+    assert (slot.job, slot.deadline_extension, slot.has_event_loop) == (0, 0, 0)
 
 
 def test_a_job_writes_the_fields_that_are_meant_and_no_others() -> None:
     """They are written in a row, by their places."""
     slot = Scoreboard(1)[0]
-    ours = set(range(vars(Slot)["started"].index, vars(Slot)["lease"].index + 1))
+    ours = set(range(vars(Slot)["started_at"].index, vars(Slot)["lease"].index + 1))
     for index in range(FIELDS):
         slot.view[index] = 99
-    slot.begin(7, 3, started=10, deadline=20, memory=30, cpu=40, output=50, exclusive=1, stall=60)
-    assert (slot.exclusive, slot.stall, slot.progress, slot.extended, slot.loop) == (1, 60, -1, 0, 0)
-    slot.end()
+    slot.begin_job(
+        7,
+        3,
+        started_at=10,
+        deadline=20,
+        memory_limit=30,
+        cpu_at_start=40,
+        output_start=50,
+        is_exclusive=1,
+        stall_timeout=60,
+    )
+    assert (
+        slot.is_exclusive,
+        slot.stall_timeout,
+        slot.progress_permille,
+        slot.deadline_extension,
+        slot.has_event_loop,
+    ) == (1, 60, -1, 0, 0)
+    slot.end_job()
     assert {index for index in range(FIELDS) if slot.view[index] == 99} == set(range(FIELDS)) - ours
 
 
 def test_a_wish_hits_only_its_own_job_and_lease() -> None:
     slot = Scoreboard(1)[0]
-    assert slot.wished(7, 3) == 0
-    slot.wish(7, 3, Reason.CANCEL, asked=100)
-    assert slot.wished(7, 3) == Reason.CANCEL
-    assert slot.wished(7, 4) == 0
-    assert slot.wished(8, 3) == 0
-    slot.raised = 5
-    slot.wish(7, 3, Reason.DEADLINE, asked=200)  # latched: the first reason stays
-    assert (slot.wished(7, 3), slot.asked, slot.raised) == (Reason.CANCEL, 100, 5)
-    slot.wish(8, 1, Reason.MEMORY, asked=300)
-    assert (slot.wished(7, 3), slot.wished(8, 1), slot.raised) == (0, Reason.MEMORY, 0)
+    assert slot.stop_requested_for(7, 3) == 0
+    slot.request_stop(7, 3, StopReason.CANCEL, requested_at=100)
+    assert slot.stop_requested_for(7, 3) == StopReason.CANCEL
+    assert slot.stop_requested_for(7, 4) == 0
+    assert slot.stop_requested_for(8, 3) == 0
+    slot.raise_signal_sent_at = 5
+    slot.request_stop(7, 3, StopReason.DEADLINE, requested_at=200)  # latched: the first reason stays
+    assert (slot.stop_requested_for(7, 3), slot.stop_requested_at, slot.raise_signal_sent_at) == (
+        StopReason.CANCEL,
+        100,
+        5,
+    )
+    slot.request_stop(8, 1, StopReason.MEMORY, requested_at=300)
+    assert (slot.stop_requested_for(7, 3), slot.stop_requested_for(8, 1), slot.raise_signal_sent_at) == (
+        0,
+        StopReason.MEMORY,
+        0,
+    )
 
 
 def test_no_job_is_never_wished_for() -> None:
     """An idle slot is all zero, and so is an empty wish: they must not match."""
     slot = Scoreboard(1)[0]
-    assert not slot.wished(0, 0)
+    assert not slot.stop_requested_for(0, 0)
 
 
 def test_a_deadline_moves_as_far_as_the_whole_job_may_take_and_for_this_job_alone() -> None:
     slot = Scoreboard(1)[0]
-    soon = now() + 10_000_000_000
-    slot.begin(7, 3, started=10, deadline=soon, memory=0, cpu=0, output=0)
-    feed = Feed(slot, 7, 3, longest=5_000_000_000)
+    soon = boottime_ns() + 10_000_000_000
+    slot.begin_job(7, 3, started_at=10, deadline=soon, memory_limit=0, cpu_at_start=0, output_start=0)
+    feed = SlotFeed(slot, 7, 3, max_extension=5_000_000_000)
     feed.extend(2.0)
-    assert slot.running().deadline == soon + 2_000_000_000
+    assert slot.read_job().deadline == soon + 2_000_000_000
     slot.deadline += 1  # the supervisor's: it was suspended
     feed.extend(60.0)
-    assert slot.running().deadline == soon + 1 + 5_000_000_000
-    slot.end()
-    slot.begin(8, 1, started=10, deadline=0, memory=0, cpu=0, output=0)
-    feed = Feed(slot, 8, 1, longest=5_000_000_000)
-    assert slot.due() == 0
+    assert slot.read_job().deadline == soon + 1 + 5_000_000_000
+    slot.end_job()
+    slot.begin_job(8, 1, started_at=10, deadline=0, memory_limit=0, cpu_at_start=0, output_start=0)
+    feed = SlotFeed(slot, 8, 1, max_extension=5_000_000_000)
+    assert slot.effective_deadline() == 0
     feed.extend(2.0)
-    assert (slot.due(), feed.remaining()) == (0, None), "there was no limit, and there is none"
+    assert (slot.effective_deadline(), feed.seconds_left()) == (0, None), (
+        "there was no limit, and there is none"
+    )

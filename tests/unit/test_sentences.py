@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from pgworkers.job.claim import Claimed
-from pgworkers.master.held import Held
-from pgworkers.master.sentences import of_stop
+from pgworkers.job.model import ClaimedJob
+from pgworkers.master.held_job import HeldJob
+from pgworkers.master.verdict import stop_sentence
 from pgworkers.specs import TaskSpec
 
 
-def held(*, timeout: float | None = None, memory: int | None = None, remaining: float | None = None) -> Held:
-    told = {"timeout": timeout, "memory": memory, "remaining": remaining, "id": 7, "lease": 1, "attempt": 1}
+def held(
+    *,
+    timeout_seconds: float | None = None,
+    memory_bytes: int | None = None,
+    seconds_to_deadline: float | None = None,
+) -> HeldJob:
+    given = {
+        "timeout_seconds": timeout_seconds,
+        "memory_bytes": memory_bytes,
+        "seconds_to_deadline": seconds_to_deadline,
+        "id": 7,
+        "lease": 1,
+        "attempt": 1,
+    }
     blank = {"int": 0, "str": "", "bool": False, "list[str]": [], "float": 0.0}
-    fields = {name: blank.get(str(kind)) for name, kind in Claimed.__annotations__.items()}
-    return Held(
-        Claimed(**{**fields, **told}),
+    fields = {name: blank.get(str(kind)) for name, kind in ClaimedJob.__annotations__.items()}
+    return HeldJob(
+        ClaimedJob(**{**fields, **given}),
         TaskSpec("work", "default", timeout=600.0, memory=1 << 30, stall_timeout=30.0),
     )
 
@@ -25,38 +37,39 @@ def held(*, timeout: float | None = None, memory: int | None = None, remaining: 
     [
         ("cancel", held(), "cancelled"),
         ("deadline", held(), "stopped at its deadline: 10m for one attempt"),
-        ("deadline", held(timeout=5.0), "stopped at its deadline: 5s for one attempt"),
-        ("deadline", held(remaining=0.0), "stopped at its deadline for the whole job"),
+        ("deadline", held(timeout_seconds=5.0), "stopped at its deadline: 5s for one attempt"),
+        ("deadline", held(seconds_to_deadline=0.0), "stopped at its deadline for the whole job"),
         ("memory", held(), "stopped over its memory limit: peak 2.0GB, 1.0GB allowed"),
-        ("memory", held(memory=512 << 20), "stopped over its memory limit: peak 2.0GB, 512MB allowed"),
+        ("memory", held(memory_bytes=512 << 20), "stopped over its memory limit: peak 2.0GB, 512MB allowed"),
         ("stall", held(), "stopped: it showed no sign of life for 30s (stall_timeout)"),
         ("drain", held(), "interrupted: the host was told to stop"),
         ("deadline", None, "stopped at its deadline"),
     ],
 )
-def test_the_limit_that_was_broken_is_named(reason: str, job: Held | None, sentence: str) -> None:
-    assert of_stop(reason, job, 2 << 30, None) == sentence
+def test_the_limit_that_was_broken_is_named(reason: str, job: HeldJob | None, sentence: str) -> None:
+    assert stop_sentence(reason, job, 2 << 30, None) == sentence
 
 
 def test_what_the_handler_raised_is_added_unless_it_is_the_stop_itself() -> None:
-    assert of_stop("cancel", None, 0, "JobStopped: cancel") == "cancelled"
-    assert of_stop("cancel", None, 0, "CancelledError") == "cancelled"
+    assert stop_sentence("cancel", None, 0, "JobStopped: cancel") == "cancelled"
+    assert stop_sentence("cancel", None, 0, "CancelledError") == "cancelled"
     assert (
-        of_stop("cancel", None, 0, "ValueError: half a file")
+        stop_sentence("cancel", None, 0, "ValueError: half a file")
         == "cancelled; it ended with ValueError: half a file"
     )
 
 
 def test_each_reason_has_a_sentence_of_its_own() -> None:
     reasons = ("cancel", "deadline", "memory", "stall", "lease", "kill", "drain")
-    assert len({of_stop(reason, None, 0, None) for reason in reasons}) == len(reasons)
+    assert len({stop_sentence(reason, None, 0, None) for reason in reasons}) == len(reasons)
 
 
 def test_an_extended_deadline_says_so() -> None:
-    job = held(timeout=5.0)
-    job.extended = 90.0
+    job = held(timeout_seconds=5.0)
+    job.extended_seconds = 90.0
     assert (
-        of_stop("deadline", job, 0, None) == "stopped at its deadline: 5s for one attempt, extended by 1m30s"
+        stop_sentence("deadline", job, 0, None)
+        == "stopped at its deadline: 5s for one attempt, extended by 1m30s"
     )
-    job.began = 100.0
-    assert job.left(100.0) == 95.0
+    job.began_at = 100.0
+    assert job.seconds_left(100.0) == 95.0

@@ -7,21 +7,26 @@ import math
 import pytest
 
 from pgworkers import events
-from pgworkers.observe.statistics import BUCKETS, POCKETS, Statistics, bucket
+from pgworkers.observe.statistics import (
+    HISTOGRAM_BUCKET_COUNT,
+    MAX_UNWRITTEN_MINUTES,
+    Statistics,
+    bucket_index,
+)
 
 
-def started(waited: float, task: str = "t") -> events.JobStarted:
-    return events.JobStarted(1, 1, "q", task, 1, waited)
+def started(waited: float, task: str = "t") -> events.AttemptStarted:
+    return events.AttemptStarted(1, 1, "q", task, 1, waited)
 
 
-def ended(duration: float, verdict: str = "succeeded", cpu: float = 0.0) -> events.JobEnded:
-    return events.JobEnded(
+def ended(duration: float, verdict: str = "succeeded", cpu: float = 0.0) -> events.AttemptEnded:
+    return events.AttemptEnded(
         1, 1, "q", "t", "{}", 1, 1, verdict, "succeeded", duration, cpu, 0, None, None
     )  # fmt: skip
 
 
 def test_buckets_are_a_quarter_of_an_octave_and_never_out_of_bounds() -> None:
-    assert [bucket(value) for value in (0, 0.0009, 0.001, 0.0012, 0.002, 0.004, 1.0)] == [
+    assert [bucket_index(value) for value in (0, 0.0009, 0.001, 0.0012, 0.002, 0.004, 1.0)] == [
         0,
         0,
         1,
@@ -31,16 +36,16 @@ def test_buckets_are_a_quarter_of_an_octave_and_never_out_of_bounds() -> None:
         40,
     ]
     for value in (-1.0, math.nan, math.inf, 1e300):
-        assert 0 <= bucket(value) < BUCKETS
-    places = [bucket(0.001 * 1.1**n) for n in range(250)]
+        assert 0 <= bucket_index(value) < HISTOGRAM_BUCKET_COUNT
+    places = [bucket_index(0.001 * 1.1**n) for n in range(250)]
     assert places == sorted(places)
 
 
 def test_nothing_happened_nothing_is_written() -> None:
     statistics = Statistics()
-    assert statistics.take() is None
-    statistics(events.Notified("x"))
-    assert statistics.take() is None
+    assert statistics.write_query() is None
+    statistics(events.NotificationReceived("x"))
+    assert statistics.write_query() is None
 
 
 def test_facts_are_counted_by_queue_task_and_verdict() -> None:
@@ -53,7 +58,7 @@ def test_facts_are_counted_by_queue_task_and_verdict() -> None:
         ended(math.nan),
     ):
         statistics(fact)
-    query = statistics.take()
+    query = statistics.write_query()
     assert query is not None
     params = query.params
     rows = dict(
@@ -69,26 +74,26 @@ def test_facts_are_counted_by_queue_task_and_verdict() -> None:
 def test_what_was_not_written_is_in_the_next_batch_and_what_was_is_not() -> None:
     statistics = Statistics(now=lambda: 600.0)
     statistics(started(1.0))
-    first = statistics.take()
+    first = statistics.write_query()
     statistics(started(1.0))
-    second = statistics.take()
+    second = statistics.write_query()
     assert first is not None
     assert second is not None
     assert (first.params["counts"], second.params["counts"]) == ([1], [2])
-    statistics.written()
-    assert statistics.take() is None
+    statistics.acknowledge()
+    assert statistics.write_query() is None
 
 
 def test_minutes_are_kept_apart_by_their_age_and_an_outage_is_bounded() -> None:
     clock = [0.0]
     statistics = Statistics(now=lambda: clock[0])
-    for minute in range(POCKETS * 2):
+    for minute in range(MAX_UNWRITTEN_MINUTES * 2):
         clock[0] = minute * 60.0
         statistics(started(1.0))
-    query = statistics.take()
+    query = statistics.write_query()
     assert query is not None
-    assert len(query.params["ages"]) == POCKETS
-    assert sum(query.params["counts"]) == POCKETS * 2
+    assert len(query.params["ages"]) == MAX_UNWRITTEN_MINUTES
+    assert sum(query.params["counts"]) == MAX_UNWRITTEN_MINUTES * 2
     assert query.params["ages"][1] - query.params["ages"][0] == pytest.approx(
         60.0 if query.params["ages"][0] else 30.0
     )

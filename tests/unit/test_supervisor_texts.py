@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 import pgworkers
-from pgworkers.supervisor import stack
-from pgworkers.supervisor.scrub import scrub
+from pgworkers.supervisor import stack_dump
+from pgworkers.supervisor.app_loader import hide_passwords
 
 PACKAGE = pgworkers.__path__[0]
 
@@ -22,7 +22,7 @@ PACKAGE = pgworkers.__path__[0]
     ],
 )
 def test_passwords_are_taken_out(text: str) -> None:
-    told = scrub(f"before {text} after")
+    told = hide_passwords(f"before {text} after")
     assert "hunter2" not in told
     assert told.startswith("before ")
     assert told.endswith(" after")
@@ -30,7 +30,7 @@ def test_passwords_are_taken_out(text: str) -> None:
 
 def test_other_texts_stay() -> None:
     for text in ("postgresql://me@host:5432/db", "see https://example.org/a:b", "a password is missing", ""):
-        assert scrub(text) == text
+        assert hide_passwords(text) == text
 
 
 DUMP = f"""Fatal Python error: Segmentation fault
@@ -50,7 +50,7 @@ Extension modules: numpy.core (total: 1)"""
 
 
 def test_only_the_users_frames_are_told() -> None:
-    assert stack.tell(DUMP) == (
+    assert stack_dump.clean_dump(DUMP) == (
         "Fatal Python error: Segmentation fault\n\n"
         "Current thread 0x00007f6c4e253b80 (most recent call first):\n"
         '  File "/home/me/app.py", line 13 in guilty\n'
@@ -62,5 +62,5 @@ def test_an_idle_worker_keeps_its_stack() -> None:
     idle = (
         f'Current thread 0x1 (most recent call first):\n  File "{PACKAGE}/worker/main.py", line 77 in serve\n'
     )
-    assert stack.tell(idle) == idle.strip()
-    assert stack.tell("") == ""
+    assert stack_dump.clean_dump(idle) == idle.strip()
+    assert stack_dump.clean_dump("") == ""

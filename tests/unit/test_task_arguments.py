@@ -64,7 +64,7 @@ def encode(task: Any, *args: Any, **kwargs: Any) -> bytes:
 def through(app: App, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What the handler gets after the journey."""
     task = app.task(fn)
-    return task.call(None, encode(task, *args, **kwargs))
+    return task.run_handler(None, encode(task, *args, **kwargs))
 
 
 MOMENT = datetime(2024, 2, 29, 12, 0, 1, 5, tzinfo=UTC)
@@ -138,7 +138,15 @@ def test_stored_arguments_are_an_object_of_names_without_defaults(app: App) -> N
 
 
 def test_a_missing_positional_before_a_given_one_takes_its_default(app: App) -> None:
-    assert app.task(every_kind).call(None, b'{"a": 1, "rest": [7], "d": 4}') == (1, 2, 3, (7,), 4, 5, {})
+    assert app.task(every_kind).run_handler(None, b'{"a": 1, "rest": [7], "d": 4}') == (
+        1,
+        2,
+        3,
+        (7,),
+        4,
+        5,
+        {},
+    )
 
 
 def test_a_context_is_injected_and_not_stored(app: App) -> None:
@@ -180,10 +188,10 @@ def test_a_context_imported_for_type_checkers_only_is_recognised(app: App, tmp_p
         "app = App()\napp.queue('q')\n"
         "@app.task\ndef job(ctx: Ctx, n: int) -> int:\n    return ctx.attempt + n\n"
     )
-    from pgworkers.loading import load
+    from pgworkers.app_import import import_app
 
-    task = load(str(file)).tasks["job"]
-    assert task.call(None, b'{"n": 4}') == 5
+    task = import_app(str(file)).tasks["job"]
+    assert task.run_handler(None, b'{"n": 4}') == 5
 
 
 def test_a_class_defined_after_the_task_is_found_at_first_use(app: App, tmp_path: Path) -> None:
@@ -194,9 +202,9 @@ def test_a_class_defined_after_the_task_is_found_at_first_use(app: App, tmp_path
         "@app.task\ndef job(at: Later) -> int:\n    return at.n\n"
         "@dataclass\nclass Later:\n    n: int\n"
     )
-    from pgworkers.loading import load
+    from pgworkers.app_import import import_app
 
-    assert load(str(file)).tasks["job"].call(None, b'{"at": {"n": 4}}') == 4
+    assert import_app(str(file)).tasks["job"].run_handler(None, b'{"at": {"n": 4}}') == 4
 
 
 def test_a_name_that_is_never_defined_is_refused_by_describe(app: App) -> None:
@@ -277,14 +285,14 @@ def test_stored_arguments_that_do_not_fit_do_not_reach_the_handler(
     app: App, stored: bytes, said: str
 ) -> None:
     with pytest.raises(ArgumentError) as caught:
-        app.task(strict).call(None, stored)
+        app.task(strict).run_handler(None, stored)
     assert said in str(caught.value)
     assert "handler was not run" in str(caught.value)
 
 
 def test_stored_arguments_nested_too_deeply_are_an_argument_error(app: App) -> None:
     with pytest.raises(ArgumentError, match="nested too deeply"):
-        app.task(every_kind).call(None, b'{"d": 1, "a":' + b"[" * 100_000)
+        app.task(every_kind).run_handler(None, b'{"d": 1, "a":' + b"[" * 100_000)
 
 
 class Alien:

@@ -8,23 +8,23 @@ import os
 import pytest
 
 from pgworkers.clock import boottime
-from pgworkers.process.term import OwnTerm, Term
+from pgworkers.ipc.lease_deadline import LeaseDeadline, LeaseDeadlineWriter
 
 
 def test_readers_see_what_the_writer_moved_on_and_never_back() -> None:
-    own = OwnTerm()
-    term = Term(os.dup(own.fd))
-    assert (term.until, own.holds()) == (0, False)
-    own.move(boottime() + 60.0)
-    promised = term.until
-    assert own.holds()
-    own.move(boottime() + 10.0)  # an answer that was long on its way
-    assert term.until == promised
+    own = LeaseDeadlineWriter()
+    term = LeaseDeadline(os.dup(own.fd))
+    assert (term.expires_at, own.is_held()) == (0, False)
+    own.extend_to(boottime() + 60.0)
+    promised = term.expires_at
+    assert own.is_held()
+    own.extend_to(boottime() + 10.0)  # an answer that was long on its way
+    assert term.expires_at == promised
     os.close(own.fd)
 
 
 def test_who_has_only_the_descriptor_cannot_write() -> None:
-    own = OwnTerm()
+    own = LeaseDeadlineWriter()
     with pytest.raises(PermissionError):
         os.pwrite(own.fd, b"\xff" * 8, 0)
     with pytest.raises(PermissionError):

@@ -10,17 +10,32 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from pgworkers.cli.top_cells import short, wrapped
-from pgworkers.cli.top_keys import Act, View, decode, press, settle
-from pgworkers.cli.top_model import SORTS, Picture, Wish, document, rows, share, state
-from pgworkers.cli.top_rows import detail
-from pgworkers.cli.top_screen import KEYS, SMALLEST, Scene, body_height, frame, text
-from pgworkers.job.watch import SeenHost, SeenWorker
-from pgworkers.master.renewal import FRESH, WATCHED, period
-from pgworkers.sightings import QueueDepth
+from pgworkers.cli.top.cells import short_duration, wrap_text
+from pgworkers.cli.top.keys import Action, ViewState, decode_keys, handle_key, keep_selection_visible
+from pgworkers.cli.top.model import (
+    SORT_COLUMNS,
+    Snapshot,
+    ViewOptions,
+    as_document,
+    progress_fraction,
+    tree_rows,
+    worker_state,
+)
+from pgworkers.cli.top.rows import row_details
+from pgworkers.cli.top.screen import (
+    KEY_LINE,
+    MIN_TERMINAL_SIZE,
+    ScreenContent,
+    body_height,
+    render_frame,
+    render_text,
+)
+from pgworkers.events import QueueDepth
+from pgworkers.job.queries import HostOverview, WorkerOverview
+from pgworkers.master.lease_keeper import WATCHED_HOST_SECONDS, YOUNG_HOST_SECONDS, renewal_pause_seconds
 
 
-def host(name: str = "web-1", **other: Any) -> SeenHost:
+def host(name: str = "web-1", **other: Any) -> HostOverview:
     told = {
         "id": f"id-{name}",
         "name": name,
@@ -36,10 +51,10 @@ def host(name: str = "web-1", **other: Any) -> SeenHost:
         "age": 0.4,
         "lost": False,
     }
-    return SeenHost(**{**told, **other})
+    return HostOverview(**{**told, **other})
 
 
-def worker(slot: int = 0, job: int | None = None, host: str = "web-1", **other: Any) -> SeenWorker:
+def worker(slot: int = 0, job: int | None = None, host: str = "web-1", **other: Any) -> WorkerOverview:
     told = {
         "host": f"id-{host}",
         "queue": "default",
@@ -61,7 +76,7 @@ def worker(slot: int = 0, job: int | None = None, host: str = "web-1", **other: 
         "version": "v2",
         "progress": {"done": 41, "total": 100, "note": "page 7"} if job is not None else None,
     }
-    return SeenWorker(**{**told, **other})
+    return WorkerOverview(**{**told, **other})
 
 
 def depth(queue: str = "default", **other: Any) -> QueueDepth:
@@ -69,7 +84,7 @@ def depth(queue: str = "default", **other: Any) -> QueueDepth:
     return QueueDepth(**{"queue": queue, **told, "throttled": False, **other})
 
 
-PICTURE = Picture(
+PICTURE = Snapshot(
     [host(leader=True), host("web-2", queues=["default"])],
     [
         worker(0, 1042),
@@ -81,16 +96,16 @@ PICTURE = Picture(
 
 
 def screen(
-    picture: Picture = PICTURE, view: View | None = None, size: tuple[int, int] = (80, 24)
+    picture: Snapshot = PICTURE, view: ViewState | None = None, size: tuple[int, int] = (80, 24)
 ) -> list[str]:
     """The lines of a frame as plain text, after checking that each fills its line exactly."""
-    view = view or View()
-    shown = rows(picture, view.wish)
-    view = settle(view, shown, body_height(size[1]))
-    scene = Scene(
-        view.wish, view.selected, view.offset, "", view.message, view.prompt, view.pane, view.pane_offset
+    view = view or ViewState()
+    shown = tree_rows(picture, view.options)
+    view = keep_selection_visible(view, shown, body_height(size[1]))
+    scene = ScreenContent(
+        view.options, view.selected, view.offset, "", view.message, view.prompt, view.pane, view.pane_offset
     )
-    lines = frame(picture, shown, scene, *size)
+    lines = render_frame(picture, shown, scene, *size)
     assert len(lines) == size[1]
     told = ["".join(piece for piece, _ in line) for line in lines]
     assert [cell_len(line) for line in told] == [size[0]] * size[1]
@@ -110,13 +125,13 @@ class TestFrame:
             "#1043 thumbn…     3  312MB        1.0s        busy",
         ):
             assert part in shown, shown
-        assert len(KEYS) <= 80
+        assert len(KEY_LINE) <= 80
 
     def test_the_selected_row_is_told_in_full(self) -> None:
-        told = detail(rows(PICTURE, Wish())[2])
+        told = row_details(tree_rows(PICTURE, ViewOptions())[2])
         assert told == "default/0, #1042 render, attempt 1 of 6, 41% (41 of 100), page 7, code v2, web-1"
 
-    @pytest.mark.parametrize("size", [(1, 1), SMALLEST, (80, 24), (81, 9), (200, 60)])
+    @pytest.mark.parametrize("size", [(1, 1), MIN_TERMINAL_SIZE, (80, 24), (81, 9), (200, 60)])
     def test_any_size_is_filled_exactly(self, size: tuple[int, int]) -> None:
         screen(size=size)
 
@@ -141,15 +156,18 @@ class TestFrame:
             for slot, name in enumerate(nasty)
         ]
         named = [host(name=name, app=name, label=name, version=name, state=name) for name in nasty]
-        picture = Picture([host(queues=nasty), *named], workers, [depth(name) for name in nasty])
-        for at in range(len(rows(picture, Wish()))):
-            view = replace(View(pane=None), selected=rows(picture, Wish())[at].key)
+        picture = Snapshot([host(queues=nasty), *named], workers, [depth(name) for name in nasty])
+        for at in range(len(tree_rows(picture, ViewOptions()))):
+            view = replace(ViewState(pane=None), selected=tree_rows(picture, ViewOptions())[at].key)
             lines = screen(picture, view, (wide, 40))
             assert all(line.isprintable() for line in lines)
-        lines = screen(picture, View(pane=("stack of \x1b", "\n".join(nasty))), (wide, 40))
+        lines = screen(picture, ViewState(pane=("stack of \x1b", "\n".join(nasty))), (wide, 40))
         assert all(line.isprintable() for line in lines)
-        assert all(line.isprintable() for line in text(picture, rows(picture, Wish()), Scene(), 160))
-        json.dumps(document(picture, Wish()))
+        assert all(
+            line.isprintable()
+            for line in render_text(picture, tree_rows(picture, ViewOptions()), ScreenContent(), 160)
+        )
+        json.dumps(as_document(picture, ViewOptions()))
 
     def test_progress_of_any_shape_is_no_reason_to_fail(self) -> None:
         for said, wanted in [
@@ -163,35 +181,39 @@ class TestFrame:
             ([1, 2], None),
             ("text", None),
         ]:
-            assert share(said) == wanted
+            assert progress_fraction(said) == wanted
             screen(replace(PICTURE, workers=[worker(0, 1, progress=said)]))
 
     def test_nothing_there_says_what_to_do(self) -> None:
-        assert any("no hosts: start one with pgworkers run" in line for line in screen(Picture()))
-        assert any("nothing matches" in line for line in screen(view=View(Wish(filter="xyz"))))
+        assert any("no hosts: start one with pgworkers run" in line for line in screen(Snapshot()))
+        assert any("nothing matches" in line for line in screen(view=ViewState(ViewOptions(filter="xyz"))))
 
 
 def test_the_most_remarkable_thing_is_the_state() -> None:
-    assert state(worker(0, 1, wish="cancel", stalled=True), host()) == "stopping"
-    assert state(worker(0, 1, state="suspended"), host()) == "suspended"
-    assert state(worker(0, 1, stalled=True), host()) == "stalled"
-    assert state(worker(0, 1, version="v1"), host()) == "old code"
-    assert state(worker(), host()) == "idle"
+    assert worker_state(worker(0, 1, wish="cancel", stalled=True), host()) == "stopping"
+    assert worker_state(worker(0, 1, state="suspended"), host()) == "suspended"
+    assert worker_state(worker(0, 1, stalled=True), host()) == "stalled"
+    assert worker_state(worker(0, 1, version="v1"), host()) == "old code"
+    assert worker_state(worker(), host()) == "idle"
 
 
 class TestRows:
-    def crowd(self) -> Picture:
+    def crowd(self) -> Snapshot:
         workers = [
             worker(slot, slot if slot % 3 else None, cpu=float(slot * 7 % 100), rss=(slot * 13 % 50) << 20)
             for slot in range(500)
         ]
         random.Random(1).shuffle(workers)
-        return Picture([host()], workers, [depth()])
+        return Snapshot([host()], workers, [depth()])
 
-    @pytest.mark.parametrize("sort", SORTS)
+    @pytest.mark.parametrize("sort", SORT_COLUMNS)
     @pytest.mark.parametrize("turned", [False, True])
     def test_every_order_keeps_every_worker(self, sort: str, turned: bool) -> None:
-        shown = [row.worker for row in rows(self.crowd(), Wish(sort, turned, tree=False)) if row.worker]
+        shown = [
+            row.worker
+            for row in tree_rows(self.crowd(), ViewOptions(sort, turned, is_tree=False))
+            if row.worker
+        ]
         assert len(shown) == 500
         if sort == "cpu":
             figures = [one.cpu or 0.0 for one in shown]
@@ -215,15 +237,15 @@ class TestRows:
         ],
     )
     def test_a_filter_finds_by_any_word(self, text: str, found: list[int]) -> None:
-        shown = rows(PICTURE, Wish(filter=text, idle=False))
+        shown = tree_rows(PICTURE, ViewOptions(filter=text, should_show_idle=False))
         assert [row.worker.job for row in shown if row.worker is not None] == found
 
     def test_one_queue_alone(self) -> None:
-        shown = rows(PICTURE, Wish(queue="reports"))
+        shown = tree_rows(PICTURE, ViewOptions(queue="reports"))
         assert {row.queue for row in shown if row.queue is not None} == {"reports"}
 
     def test_the_same_tree_for_scripts(self) -> None:
-        told = document(PICTURE, Wish(queue="default"))
+        told = as_document(PICTURE, ViewOptions(queue="default"))
         assert [one["name"] for one in told["hosts"]] == ["web-1", "web-2"]
         first = told["hosts"][0]["queues"][0]["workers"][0]
         assert first == {**asdict(PICTURE.workers[0]), "shown": "busy"}
@@ -232,54 +254,54 @@ class TestRows:
 
 class TestKeys:
     def walk(
-        self, keys: list[str], view: View | None = None, picture: Picture = PICTURE
-    ) -> tuple[View, list[Act]]:
-        view, acts = view or View(), []
+        self, keys: list[str], view: ViewState | None = None, picture: Snapshot = PICTURE
+    ) -> tuple[ViewState, list[Action]]:
+        view, acts = view or ViewState(), []
         for key in keys:
-            shown = rows(picture, view.wish)
-            view = settle(view, shown, 19)
-            view, act = press(view, key, shown, 19)
+            shown = tree_rows(picture, view.options)
+            view = keep_selection_visible(view, shown, 19)
+            view, act = handle_key(view, key, shown, 19)
             acts += [act] if act is not None else []
         return view, acts
 
     def test_what_is_typed_becomes_keys(self) -> None:
-        assert decode(b"\x1b[A\x1bOBq\x03\x1b/\xc3\xa4\x7f\r") == [
+        assert decode_keys(b"\x1b[A\x1bOBq\x03\x1b/\xc3\xa4\x7f\r") == [
             "up", "down", "q", "quit", "escape", "/", "ä", "backspace", "enter",
         ]  # fmt: skip
-        assert decode(b"\x1b[1;5Cx\x1b[<0;1;1M\x00\x01") == ["x"], "unknown ones are no keys"
-        assert decode(b"\xff") == ["\ufffd"]
+        assert decode_keys(b"\x1b[1;5Cx\x1b[<0;1;1M\x00\x01") == ["x"], "unknown ones are no keys"
+        assert decode_keys(b"\xff") == ["\ufffd"]
 
     @pytest.mark.parametrize(
         ("key", "act"),
-        [("s", Act("stack", 1042)), ("z", Act("suspend", 1042)), ("r", Act("resume", 1042))],
+        [("s", Action("stack", 1042)), ("z", Action("suspend", 1042)), ("r", Action("resume", 1042))],
     )
-    def test_a_harmless_key_acts_at_once(self, key: str, act: Act) -> None:
+    def test_a_harmless_key_acts_at_once(self, key: str, act: Action) -> None:
         assert self.walk(["down", "down", key])[1] == [act]
 
     @pytest.mark.parametrize(
         ("key", "act"),
-        [("c", Act("cancel", 1042)), ("k", Act("kill", 1042)), ("p", Act("pause", queue="default"))],
+        [("c", Action("cancel", 1042)), ("k", Action("kill", 1042)), ("p", Action("pause", queue="default"))],
     )
-    def test_a_destructive_key_asks_first(self, key: str, act: Act) -> None:
+    def test_a_destructive_key_asks_first(self, key: str, act: Action) -> None:
         view, acts = self.walk(["down", "down", key])
         assert acts == []
-        assert f"{act.named}? (y/n)" in view.prompt
+        assert f"{act.target}? (y/n)" in view.prompt
         assert self.walk(["down", "down", key, "y"])[1] == [act]
         for other in ("n", "escape", "enter", " ", "c"):
             view, acts = self.walk(["down", "down", key, other])
-            assert (acts, view.asking, view.message) == ([], None, "not done")
-        assert self.walk(["down", "down", key], View(yes=True))[1] == [act]
+            assert (acts, view.unconfirmed_action, view.message) == ([], None, "not done")
+        assert self.walk(["down", "down", key], ViewState(is_confirmed=True))[1] == [act]
 
     def test_the_job_is_the_one_that_was_asked_about(self) -> None:
         """The worker has another job by the time of the answer."""
         view, _ = self.walk(["down", "down", "k"])
         later = replace(PICTURE, workers=[worker(0, 7777), *PICTURE.workers[1:]])
-        assert self.walk(["y"], view, later)[1] == [Act("kill", 1042)]
+        assert self.walk(["y"], view, later)[1] == [Action("kill", 1042)]
 
     def test_a_paused_queue_is_resumed(self) -> None:
         view, _ = self.walk(["down"] * 4 + ["p"])
         assert view.prompt == "resume queue reports? (y/n)"
-        assert self.walk(["y"], view)[1] == [Act("unpause", queue="reports")]
+        assert self.walk(["y"], view)[1] == [Action("unpause", queue="reports")]
 
     def test_a_row_without_a_job_is_left_alone(self) -> None:
         for key in "cszrk":
@@ -287,28 +309,28 @@ class TestKeys:
             assert acts == []
             assert "select a worker that has a job" in view.message
         assert "select a queue" in self.walk(["p"])[0].message
-        assert self.walk(["c", "p", "down", "end"], picture=Picture())[1] == []
+        assert self.walk(["c", "p", "down", "end"], picture=Snapshot())[1] == []
 
     def test_the_filter_is_typed_and_cleared(self) -> None:
         view, _ = self.walk(["/", "t", "h", "x", "backspace", "enter"])
-        assert (view.wish.filter, view.typing) == ("th", None)
-        assert self.walk(["escape"], view)[0].wish.filter == ""
-        assert self.walk(["/", "q", "k", "y"])[0].wish.filter == "qky", "letters, not commands"
-        assert len(self.walk(["/"] + ["x"] * 1000)[0].wish.filter) < 100
+        assert (view.options.filter, view.typed_filter) == ("th", None)
+        assert self.walk(["escape"], view)[0].options.filter == ""
+        assert self.walk(["/", "q", "k", "y"])[0].options.filter == "qky", "letters, not commands"
+        assert len(self.walk(["/"] + ["x"] * 1000)[0].options.filter) < 100
 
     def test_sorting_turning_listing(self) -> None:
         view, _ = self.walk([">", ">", "R", "t", "i"])
-        assert view.wish == Wish("rss", True, tree=False, idle=False)
-        assert self.walk(["<"])[0].wish.sort == SORTS[-1]
+        assert view.options == ViewOptions("rss", True, is_tree=False, should_show_idle=False)
+        assert self.walk(["<"])[0].options.sort == SORT_COLUMNS[-1]
 
     def test_the_selection_stays_with_its_row_and_on_the_screen(self) -> None:
-        many = Picture([host(queues=[])], [worker(slot, slot) for slot in range(500)], [])
+        many = Snapshot([host(queues=[])], [worker(slot, slot) for slot in range(500)], [])
         view, _ = self.walk(["end"], picture=many)
         assert (view.selected, view.offset) == (("id-web-1", "default", "499"), 502 - 19)
-        view = settle(view, rows(many, view.wish), 10)
+        view = keep_selection_visible(view, tree_rows(many, view.options), 10)
         assert view.offset == 502 - 10
         fewer = replace(many, workers=many.workers[:5])
-        view = settle(view, rows(fewer, view.wish), 10)
+        view = keep_selection_visible(view, tree_rows(fewer, view.options), 10)
         assert view.offset == 0
         assert view.selected is not None
         assert self.walk(["home", "page down", "up"], picture=many)[0].selected == (
@@ -319,55 +341,60 @@ class TestKeys:
 
     def test_a_pane_scrolls_and_closes(self) -> None:
         pane = ("stack", "\n".join(map(str, range(100))))
-        view, _ = self.walk(["page down", "down"], View(pane=pane))
+        view, _ = self.walk(["page down", "down"], ViewState(pane=pane))
         assert view.pane_offset == 20
-        assert self.walk(["end"], View(pane=pane))[0].pane_offset == 82
+        assert self.walk(["end"], ViewState(pane=pane))[0].pane_offset == 82
         assert self.walk(["escape"], view)[0].pane is None
         assert self.walk(["k"], view)[1] == [], "a pane hides the tree: no key reaches a job behind it"
         assert self.walk(["?"])[0].pane is not None
 
     def test_quitting(self) -> None:
-        assert self.walk(["q"])[0].leaving
-        assert self.walk(["quit"], View(asking=Act("kill", 1)))[0].leaving
+        assert self.walk(["q"])[0].is_quitting
+        assert self.walk(["quit"], ViewState(unconfirmed_action=Action("kill", 1)))[0].is_quitting
 
 
 def test_a_long_line_of_a_stack_goes_on_in_the_next() -> None:
     long = f'  File "/{"d" * 90}/app.py", line 85 in render'
-    lines = wrapped(f"first\n{long}\n{'日本' * 60}\x1b\n", 80).splitlines()
+    lines = wrap_text(f"first\n{long}\n{'日本' * 60}\x1b\n", 80).splitlines()
     assert all(cell_len(line) <= 80 and line.isprintable() for line in lines)
     assert lines[1] + lines[2].removeprefix(" " * 6) == long
-    assert wrapped("", 80) == ""
+    assert wrap_text("", 80) == ""
 
 
 @pytest.mark.parametrize("blanks", [1, 74, 79, 80, 300])
 @pytest.mark.parametrize("before", ["", "a", "a" * 79, "a" * 80])
 def test_blanks_as_wide_as_the_pane_do_not_hold_it_up(before: str, blanks: int) -> None:
-    lines = wrapped(f"{before}{' ' * blanks}b", 80).splitlines()
+    lines = wrap_text(f"{before}{' ' * blanks}b", 80).splitlines()
     assert all(cell_len(line) <= 80 for line in lines)
     assert "".join("".join(lines).split()) == before + "b"
 
 
 def test_times_are_short() -> None:
-    told = [short(value) for value in (None, -1, 0.41, 9.96, 42.4, 192, 7500, 90061, 86400 * 400)]
+    told = [short_duration(value) for value in (None, -1, 0.41, 9.96, 42.4, 192, 7500, 90061, 86400 * 400)]
     assert told == ["", "0s", "0.4s", "10.0s", "42s", "3m12s", "2h05m", "1d1h", "400d"]
 
 
 def test_a_watched_host_writes_its_view_every_second_for_a_while() -> None:
     born, renew = 0.0, 5.0
-    assert period(FRESH - 0.1, born, 0.0, renew) == 1.0
-    assert period(FRESH - 0.1, born, 0.0, renew, settled=True) == renew, "all of its workers were seen"
-    assert period(100.0, born, 0.0, renew) == renew
-    assert period(100.0, born, 100.0 + WATCHED, renew, settled=True) == 1.0
-    assert period(100.0 + WATCHED, born, 100.0 + WATCHED, renew) == renew
-    assert period(100.0, born, 101.0, 0.5) == 0.5
+    assert renewal_pause_seconds(YOUNG_HOST_SECONDS - 0.1, born, 0.0, renew) == 1.0
+    assert renewal_pause_seconds(YOUNG_HOST_SECONDS - 0.1, born, 0.0, renew, settled=True) == renew, (
+        "all of its workers were seen"
+    )
+    assert renewal_pause_seconds(100.0, born, 0.0, renew) == renew
+    assert renewal_pause_seconds(100.0, born, 100.0 + WATCHED_HOST_SECONDS, renew, settled=True) == 1.0
+    assert (
+        renewal_pause_seconds(100.0 + WATCHED_HOST_SECONDS, born, 100.0 + WATCHED_HOST_SECONDS, renew)
+        == renew
+    )
+    assert renewal_pause_seconds(100.0, born, 101.0, 0.5) == 0.5
 
 
 def test_figures_that_are_only_counted_up_to_somewhere_say_so() -> None:
     deep = QueueDepth("default", 10_000, 10_000, 0, 5.0, False, None, False)
-    lines = text(
-        Picture([host()], [worker()], [deep]),
-        rows(Picture([host()], [worker()], [deep]), Wish()),
-        Scene(),
+    lines = render_text(
+        Snapshot([host()], [worker()], [deep]),
+        tree_rows(Snapshot([host()], [worker()], [deep]), ViewOptions()),
+        ScreenContent(),
         200,
     )
     assert "10,000+ ready" in lines[0]
@@ -375,8 +402,8 @@ def test_figures_that_are_only_counted_up_to_somewhere_say_so() -> None:
 
 
 def test_a_lost_host_is_not_called_running() -> None:
-    picture = Picture([host(lost=True, age=179.0)], [worker()], [])
-    assert detail(rows(picture, Wish())[0]).startswith("web-1: lost, view written 2m59s ago")
+    picture = Snapshot([host(lost=True, age=179.0)], [worker()], [])
+    assert row_details(tree_rows(picture, ViewOptions())[0]).startswith("web-1: lost, view written 2m59s ago")
 
 
 def test_a_lost_host_is_one_line_below_the_living_and_its_workers_count_nowhere() -> None:
@@ -386,17 +413,17 @@ def test_a_lost_host_is_one_line_below_the_living_and_its_workers_count_nowhere(
         worker(0, 99, host="web-2"),
         worker(1, host="web-2"),
     ]
-    picture = Picture([gone, here], workers, [])
-    found = rows(picture, Wish())
+    picture = Snapshot([gone, here], workers, [])
+    found = tree_rows(picture, ViewOptions())
     assert [row.kind for row in found] == ["host", "queue", "worker", "worker", "host"]
     assert [row.host.name for row in found] == ["web-2"] * 4 + ["web-1"]
-    assert [row.host.name for row in rows(picture, Wish(tree=False))] == ["web-2"] * 2
-    assert [row.host.name for row in rows(picture, Wish(filter="lost"))] == ["web-1"]
-    first, *_, last, _ = text(picture, found, Scene(), 80)
+    assert [row.host.name for row in tree_rows(picture, ViewOptions(is_tree=False))] == ["web-2"] * 2
+    assert [row.host.name for row in tree_rows(picture, ViewOptions(filter="lost"))] == ["web-1"]
+    first, *_, last, _ = render_text(picture, found, ScreenContent(), 80)
     assert "1 host, 1/2 busy" in first
     assert "1 lost" in first
     assert last.startswith("web-1 pid ")
     assert "lost: silent for 2m59s" in last
     assert "busy" not in last
-    told = document(picture, Wish())
+    told = as_document(picture, ViewOptions())
     assert (told["totals"]["hosts"], told["totals"]["lost"], told["totals"]["workers"]) == (1, 1, 2)

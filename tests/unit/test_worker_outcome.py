@@ -7,19 +7,19 @@ import pytest
 from pgworkers.errors import (
     ArgumentError,
     Discard,
+    InvalidResult,
     JobStopped,
     ResultError,
     Retry,
     Snooze,
+    StoredArgumentsError,
     Throttled,
-    UnfitArguments,
-    UnfitResult,
 )
 from pgworkers.worker import outcome
 
 
-def of(error: BaseException, wished: bool = False, seen: bool = False) -> outcome.Outcome:
-    return outcome.of(error, stop_wished=wished, stop_seen=seen, limit=1000)
+def of(error: BaseException, wished: bool = False, seen: bool = False) -> outcome.ExceptionReport:
+    return outcome.report_exception(error, is_stop_requested=wished, has_seen_stop=seen, limit=1000)
 
 
 def test_control_exceptions_show_what_was_said() -> None:
@@ -67,17 +67,17 @@ def test_an_error_at_the_same_time_is_an_error_unless_the_handler_had_been_told(
         (Snooze(5), "snooze", 5.0),
         (Throttled(), "throttled", None),
         (Discard(), "discard", None),
-        (UnfitArguments("stored by SQL"), "unfit", None),
+        (StoredArgumentsError("stored by SQL"), "unfit", None),
         (ArgumentError("of another task, that the handler enqueued"), "error", None),
         (ResultError("of another job, that the handler read"), "error", None),
-        (UnfitResult("work: the result is not JSON"), "bad_result", None),
+        (InvalidResult("work: the result is not JSON"), "bad_result", None),
         (SystemExit(), "exit", None),
         (KeyboardInterrupt(), "error", None),
     ],
 )
 def test_what_exceptions_mean(error: BaseException, name: str, after: float | None) -> None:
     found = of(error)
-    assert (found.outcome, found.after) == (name, after)
+    assert (found.outcome, found.retry_after) == (name, after)
     assert "\n" not in (found.error or "")
 
 
@@ -98,7 +98,7 @@ def test_long_tracebacks_keep_both_ends() -> None:
 
     with pytest.raises(ValueError, match="the very end") as caught:
         deep(100)
-    text = outcome.told(caught.value, 2000)
+    text = outcome.traceback_text(caught.value, 2000)
     assert len(text) <= 2000
     assert text.startswith("Traceback")
     assert text.rstrip().endswith("ValueError: the very end")

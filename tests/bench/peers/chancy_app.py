@@ -1,6 +1,7 @@
 import os
-from chancy import Chancy, job
-from harness import handle, dsn
+
+from chancy import job
+from harness import handle
 
 KIND = os.environ.get("BENCH_KIND", "noop")
 

@@ -1,4 +1,6 @@
-import os, dramatiq
+import os
+
+import dramatiq
 from dramatiq.brokers.redis import RedisBroker
 from harness import REDIS_PORT, handle
 

@@ -2,7 +2,19 @@
 to $BENCH_REC with O_APPEND; every measurement is derived from those records, so all
 peers are timed by the same clock at the same place (inside the handler)."""
 
-import argparse, asyncio, inspect, json, os, signal, statistics, struct, subprocess, sys, threading, time, random
+import argparse
+import asyncio
+import inspect
+import json
+import os
+import random
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import threading
+import time
 
 ROOT = os.environ["BENCH_ROOT"]  # a scratch directory; see README.md
 HERE = os.path.dirname(os.path.abspath(__file__))

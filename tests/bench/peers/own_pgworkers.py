@@ -97,7 +97,7 @@ async def enqueuer(a):
     """One of the eight: begins when a line comes, says when it is done."""
     import pgworkers_app as module
 
-    module.app.bind(dsn(DB))
+    module.app.use_database(dsn(DB))
     module.job.enqueue(-1)
     print("ready", flush=True)
     sys.stdin.readline()

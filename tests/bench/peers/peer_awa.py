@@ -1,9 +1,12 @@
 """variants: default (async handler that calls sync fn via asyncio.to_thread, 16 slots/process) | inline (fn called inline in async handler, 16 slots) | w1 (1 slot/process, to_thread) | w100 (inline, 100 slots)"""
 
-import os, sys, logging, importlib.metadata as md
+import importlib.metadata as md
+import os
+import sys
 from dataclasses import dataclass
-from harness import *
+
 import awa
+from harness import *
 
 DB = "bench_awa"
 KIND = os.environ.get("BENCH_KIND", "noop")

@@ -4,9 +4,11 @@ variants: claim1 (2 procs, claim 1/commit, DELETE 1/commit) | claim50 (2 procs, 
           forkjob (1 parent claims 50 and forks one child per job, --procs at a time, deletes in batches)
 drain/latency/cpu/mem/backlog/horizon/enqueue all work. LISTEN/NOTIFY, one NOTIFY per enqueue call."""
 
-import selectors, socket
-from harness import *
+import selectors
+import socket
+
 import psycopg
+from harness import *
 
 DB = "bench_bare"
 KIND = os.environ.get("BENCH_KIND", "noop")

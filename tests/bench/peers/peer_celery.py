@@ -1,10 +1,10 @@
 """variants: default (prefork -c 2, acks_late, prefetch multiplier 4) | p1 (prefetch 1). One parent + N pool children; --procs is -c."""
 
 import importlib.metadata as md
-from harness import *
+
 import redis
-from celery import group
 from celery_app import app, job
+from harness import *
 
 
 class P(Peer):

@@ -1,10 +1,12 @@
 """variants: default (1 worker, ProcessExecutor concurrency=--procs, eager_polling, polling 1 s) | proc20 (2 workers... concurrency 20 process pool is clipped to procs) | thread (--procs workers, ThreadedExecutor concurrency 10, eager)
 default polling without eager_polling is one batch per polling_interval (5 s), so eager is the only sensible throughput config."""
 
-import importlib.metadata as md, logging
-from harness import *
-from chancy import Chancy, Worker, Queue, Job
+import importlib.metadata as md
+import logging
+
+from chancy import Chancy, Queue, Worker
 from chancy_app import bench
+from harness import *
 
 DB = "bench_chancy"
 

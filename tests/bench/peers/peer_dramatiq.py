@@ -1,9 +1,10 @@
 """variants: default (2 processes x 8 threads, dramatiq's default threads) | t1 (1 thread per process)"""
 
 import importlib.metadata as md
-from harness import *
+
 import redis
 from dramatiq_app import job
+from harness import *
 
 
 class P(Peer):

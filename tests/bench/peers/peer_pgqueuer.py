@@ -1,11 +1,16 @@
 """variants: default (batch_size=10, sync fn through asyncio.to_thread as the error text advises; asyncpg+uvloop one connection) | b50 | inline (async handler body, no thread, batch 10) | inline50"""
 
-import os, sys, logging, importlib.metadata as md
+import importlib.metadata as md
+import logging
+import os
+import sys
+
+import asyncpg
+import uvloop
 from harness import *
-import asyncpg, uvloop
 from pgqueuer import PgQueuer
-from pgqueuer.queries import Queries
 from pgqueuer.db import AsyncpgDriver
+from pgqueuer.queries import Queries
 
 DB = "bench_pgqueuer"
 KIND = os.environ.get("BENCH_KIND", "noop")

@@ -10,6 +10,7 @@ import importlib.metadata as md
 import psycopg
 from days import keep_days
 from harness import *
+
 from pgworkers.postgres.migrate import up
 
 DB = "bench_pgworkers"
@@ -42,7 +43,7 @@ class P(Peer):
         import pgworkers_app as module
 
         self.module = module
-        module.app.bind(dsn(DB))
+        module.app.use_database(dsn(DB))
 
     def close(self):
         self.module.app.close()

@@ -1,8 +1,12 @@
 """variants: default (concurrency=1, rows kept) | c10 (concurrency=10) | del (concurrency=1, delete_jobs=always) | c10del | async (async handler inline, c10)"""
 
-import os, sys, logging, importlib.metadata as md
-from harness import *
+import importlib.metadata as md
+import logging
+import os
+import sys
+
 import procrastinate
+from harness import *
 
 DB = "bench_procrastinate"
 KIND = os.environ.get("BENCH_KIND", "noop")

@@ -1,8 +1,11 @@
 """variants: default (rq Worker: one fork 'work-horse' per job) | simple (SimpleWorker: in-process) | spawn (SpawnWorker)"""
 
-import importlib.metadata as md, logging
+import importlib.metadata as md
+
+import redis
+import rq
+import rq_app
 from harness import *
-import redis, rq, rq_app
 from rq.registry import StartedJobRegistry
 
 

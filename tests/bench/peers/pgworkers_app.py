@@ -8,6 +8,7 @@ import importlib
 import os
 
 from harness import handle
+
 from pgworkers import App
 
 KIND = os.environ.get("BENCH_KIND", "noop")

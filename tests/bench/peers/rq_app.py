@@ -1,5 +1,6 @@
 import os
-from harness import handle, rec_fd
+
+from harness import handle
 
 KIND = os.environ.get("BENCH_KIND", "noop")
 

@@ -1,6 +1,7 @@
 """The app of `scripts/bench store`: one task for each kind of job that the table compares. All handlers do nothing."""
 
 from harness import handle
+
 from pgworkers import App
 
 #: More than a host holds at once: with fewer, the number of slots is measured, not the store.

@@ -10,6 +10,7 @@ import importlib.metadata as md
 
 import psycopg
 from harness import *
+
 from pgworkers.postgres.migrate import up
 
 DB = "bench_store"

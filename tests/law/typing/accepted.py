@@ -7,7 +7,7 @@ from typing import Any, assert_type
 
 import psycopg
 
-from pgworkers import App, Ctx, Exponential, Job, Task
+from pgworkers import App, Ctx, ExponentialBackoff, Job, Task
 
 app = App()
 app.queue("reports", workers=4, memory="2GB", nice=5, threads=1, max_jobs=500, preload=["numpy"])
@@ -53,7 +53,7 @@ def loose(value: object, other: int = 0) -> str:
     return str(value)
 
 
-@app.task(backoff=Exponential(base="1s"))
+@app.task(backoff=ExponentialBackoff(base="1s"))
 def keyword_only(*, name: str) -> str:
     return name
 

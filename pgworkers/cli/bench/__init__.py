@@ -1,0 +1,1 @@
+"""`pgworkers bench`: measure this database with a real host."""

@@ -1,0 +1,155 @@
+"""Where a command works: which app, which settings, which database.
+
+A command that needs only the database works without an app. The app is asked (by a `describe` child, never
+imported here) because it may name the dsn or the schema; when both are known from the command line or the
+environment nobody asks it, and when it cannot be loaded but the dsn is known, that is only a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pgworkers import settings
+from pgworkers.cli.invocation import Invocation
+from pgworkers.cli.output import print_note, print_warning
+from pgworkers.errors import AppNotLoaded, DatabaseUnreachable
+from pgworkers.postgres.database_choice import reason_to_distrust
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from pgworkers.postgres.database_choice import DatabaseChoice
+
+DEFAULT_CONFIG = "app.py"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDatabase:
+    """An open connection, and the names that belong to it."""
+
+    conn: psycopg.Connection[Any]
+    schema: str
+    settings: settings.Settings
+    chosen: DatabaseChoice
+    dsn: str
+
+
+def find_config(said: Invocation) -> str | None:
+    """The app that is meant: the one given, else app.py in this directory if there is one.
+
+    What is found and may be another user's doing is refused: AppNotLoaded.
+    """
+    found = _named_or_default_config(said)
+    why = None if said.config or found is None else reason_to_distrust(Path(found).absolute())
+    if why is not None:
+        raise AppNotLoaded(
+            f"{Path.cwd() / DEFAULT_CONFIG} {why}, so it is not loaded by itself; nothing was done. "
+            f"If you trust it, name it: --config {DEFAULT_CONFIG}"
+        )
+    return found
+
+
+def _named_or_default_config(said: Invocation) -> str | None:
+    if said.config:
+        return said.config
+    return DEFAULT_CONFIG if Path(DEFAULT_CONFIG).is_file() else None
+
+
+def require_config(said: Invocation) -> str:
+    found = find_config(said)
+    if found is None:
+        raise AppNotLoaded(
+            f"no app: there is no {DEFAULT_CONFIG} in {Path.cwd()}; "
+            "give one with --config, or write one with pgworkers init"
+        )
+    return found
+
+
+def load_settings(said: Invocation, extra: dict[str, Any] | None = None) -> settings.LoadedSettings:
+    """The settings without asking the app."""
+    return settings.load_settings(flags={**said.flags(), **(extra or {})})
+
+
+def load_settings_with_app(said: Invocation) -> settings.LoadedSettings:
+    """The settings, with those of the app when something about the database is still open."""
+    loaded = load_settings(said)
+    known = {name for name in ("dsn", "schema") if loaded.sources[name] != "default"}
+    if known == {"dsn", "schema"}:
+        return loaded
+    from pgworkers.supervisor.describe import describe
+
+    try:
+        app = find_config(said)
+        if app is None:
+            return loaded
+        spec = describe(app, loaded.settings.boot, on_slow=lambda text: print_note(said, text))
+    except AppNotLoaded as exc:
+        if "dsn" not in known:
+            raise
+        print_warning(said, f"{exc}; going on without what it says about the schema")
+        return loaded
+    return settings.load_settings(flags=said.flags(), app=spec.settings)
+
+
+def choose_database(said: Invocation, loaded: settings.LoadedSettings) -> DatabaseChoice:
+    from pgworkers.postgres import database_choice
+
+    return database_choice.choose_database(
+        loaded.settings, loaded.sources, database_choice.app_directory(_named_or_default_config(said))
+    )
+
+
+@contextmanager
+def open_database(
+    said: Invocation,
+    *,
+    loaded: settings.LoadedSettings | None = None,
+    should_create_embedded: bool = False,
+    should_check_schema: bool = True,
+) -> Iterator[OpenDatabase]:
+    """A connection to the database that is meant; an embedded server is started for as long as it takes.
+
+    `should_create_embedded` allows making an embedded server that does not exist yet; `should_check_schema` refuses a
+    schema that this code does not speak.
+    """
+    from pgworkers.postgres import connect, database_choice, migrate
+
+    loaded = loaded or load_settings_with_app(said)
+    chosen = choose_database(said, loaded)
+    server = None
+    dsn = chosen.dsn
+    if chosen.is_embedded:
+        from pgworkers.embedded.server import EmbeddedServer
+
+        database_choice.refuse_foreign_home(chosen, database_choice.app_owner(said.config))
+        server = EmbeddedServer(chosen.home, on_message=lambda text: print_note(said, text))
+        if not should_create_embedded and not server.status().has_data:
+            raise DatabaseUnreachable(
+                f"no database: none is configured, and there is no embedded server in {chosen.home}; "
+                "give --dsn, set DATABASE_URL, or start one with pgworkers run"
+            )
+        dsn = server.acquire()
+    try:
+        # Closed, not left: leaving would roll back, and after a Ctrl-C between a query and its answer say that it cannot.
+        with closing(connect.connect(loaded.settings, dsn, "cli")) as conn:
+            if should_check_schema:
+                migrate.check_schema(conn, loaded.settings.schema)
+            yield OpenDatabase(conn, loaded.settings.schema, loaded.settings, chosen, dsn)
+    finally:
+        if server is not None:
+            server.release()
+
+
+def embedded_home(said: Invocation, found: settings.Settings) -> Path:
+    """Where the embedded server of this app keeps its data, whether it is the one that is meant or not."""
+    from pgworkers.postgres import database_choice
+
+    chosen = database_choice.choose_database(
+        found, {}, database_choice.app_directory(_named_or_default_config(said))
+    )
+    database_choice.refuse_foreign_home(chosen, database_choice.app_owner(said.config))
+    return chosen.home

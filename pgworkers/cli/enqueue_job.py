@@ -1,0 +1,217 @@
+"""From typed words to a job that may be inserted: checked by the task itself when there is an app.
+
+The app, imported in the command's own process, as enqueueing needs it: its types check the arguments.
+
+Not in a child first, as `run` does: that would import it twice for each enqueue. So an import that takes its time says so
+and is interrupted after the setting `boot`, and one that ends the process by a signal leaves its Python line on stderr.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Any
+
+from pgworkers import app_import, settings
+from pgworkers.app import App
+from pgworkers.bounds import MAX_NAME_BYTES
+from pgworkers.cli import database
+from pgworkers.cli.invocation import Invocation, no_such
+from pgworkers.cli.output import print_note
+from pgworkers.cli.parameters import parse_scalar
+from pgworkers.errors import AppNotLoaded, NotFound, UsageError
+from pgworkers.units import format_duration
+
+if TYPE_CHECKING:
+    from pgworkers.app import App
+    from pgworkers.job.model import NewJob
+
+
+@dataclass(frozen=True, slots=True)
+class JobBuilder:
+    """How this command line makes jobs of one task."""
+
+    task: str
+    loaded_settings: settings.LoadedSettings
+    read_argument: Callable[[str, str], Any]  # parameter, text -> value
+    build: Callable[[dict[str, Any]], NewJob]
+
+
+def job_builder(said: Invocation, task: str, how: dict[str, Any], *, no_app: bool) -> JobBuilder:
+    """With the app if there is one: it knows the task's parameters, queue and budgets."""
+    config = None if no_app else database.find_config(said)
+    return _builder_by_name(said, task, how) if config is None else _builder_from_app(said, config, task, how)
+
+
+def _builder_from_app(said: Invocation, config: str, name: str, how: dict[str, Any]) -> JobBuilder:
+    app: App = import_app(said, config, database.load_settings(said).settings.boot)
+    loaded = settings.load_settings(flags=said.flags(), app=app.settings)
+    task = app.tasks.get(name)
+    if task is None:
+        raise NotFound(no_such("task", name, list(app.tasks)) + f" (in {config}); nothing was enqueued")
+    signature = task.arguments.signature
+    bound = task.using(**how)
+
+    def prepare(args: dict[str, Any]) -> NewJob:
+        positional, named = split_arguments(signature, args)
+        return bound.prepare(*positional, **named).job
+
+    return JobBuilder(
+        name, loaded, lambda parameter, text: read_typed_argument(signature, parameter, text), prepare
+    )
+
+
+def _builder_by_name(said: Invocation, name: str, how: dict[str, Any]) -> JobBuilder:
+    """Without an app: the database's own table of tasks, if it knows this one, fills in queue and budgets."""
+    from pgworkers import payload
+    from pgworkers.job.model import NewJob
+    from pgworkers.options import enqueue, values
+
+    loaded = database.load_settings(said)
+    found = enqueue.read_enqueue_options(**how)
+    values.read_cli_name(name, what="task", limit=MAX_NAME_BYTES)
+
+    def prepare(args: dict[str, Any]) -> NewJob:
+        try:
+            text = payload.encode(args, limit=loaded.settings.payload_limit).decode()
+        except payload.NotJson as exc:
+            raise UsageError(f"{name}: argument {exc}; nothing was enqueued") from None
+        return NewJob(
+            task=name,
+            args_json=text,
+            queue=found.queue,
+            priority=found.priority,
+            run_at=found.at,
+            delay=found.delay,
+            unique_key=found.unique,
+            on_conflict=found.on_conflict,
+            max_attempts=found.max_attempts,
+            max_crashes=None,
+            timeout=found.timeout,
+            memory=found.memory,
+            deadline=found.deadline,
+            expires=found.expires,
+            concurrency_key=found.concurrency_key,
+            meta_json=found.meta_json,
+            idempotency_key=found.idempotency_key,
+            idempotency_window=found.idempotency_window,
+        )
+
+    return JobBuilder(name, loaded, lambda parameter, text: parse_scalar(text), prepare)
+
+
+def read_typed_argument(signature: Signature, parameter: str, text: str) -> Any:
+    """A typed word as its parameter takes it: `7` is text for a `str`, a number for an `int`."""
+    declared = signature.parameters.get(parameter) or _var_keyword(signature)
+    if declared is None or declared.kind is Parameter.VAR_POSITIONAL:
+        return parse_scalar(text)
+    hint = declared.annotation
+    if hint is str or hint == (str | None):
+        return text
+    value = parse_scalar(text)
+    if not isinstance(value, str) and not _is_valid(hint, value) and _is_valid(hint, text):
+        return text
+    return value
+
+
+def _var_keyword(signature: Signature) -> Parameter | None:
+    """`**kw`, which takes every other name."""
+    kinds = (one for one in signature.parameters.values() if one.kind is Parameter.VAR_KEYWORD)
+    return next(kinds, None)
+
+
+def _is_valid(hint: Any, value: Any) -> bool:
+    import msgspec
+
+    from pgworkers.payload import make_decoder
+
+    try:
+        make_decoder(hint).decode(msgspec.json.encode(value))
+    except Exception:  # a dataclass's own __post_init__ may raise anything
+        return False
+    return True
+
+
+def split_arguments(signature: Signature, args: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments by name as a call, for parameters that can only be given by position too."""
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    if Parameter.POSITIONAL_ONLY not in kinds and Parameter.VAR_POSITIONAL not in kinds:
+        return [], args
+    named = dict(args)
+    positional: list[Any] = []
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is Parameter.VAR_POSITIONAL:
+            rest = named.pop(name, [])
+            if not isinstance(rest, list):
+                raise UsageError(f"{name} takes a list, e.g. {name}=[1,2]; nothing was enqueued")
+            positional.extend(rest)
+        elif parameter.kind is Parameter.POSITIONAL_ONLY or (
+            Parameter.VAR_POSITIONAL in kinds and parameter.kind is Parameter.POSITIONAL_OR_KEYWORD
+        ):
+            if name not in named:
+                break
+            positional.append(named.pop(name))
+    return positional, named
+
+
+SLOW_IMPORT_SECONDS = 2.0  # an import that takes longer is announced
+
+
+class _ImportTimedOut(BaseException):
+    """Not an Exception: an app that catches those while it is imported must not go on."""
+
+
+def import_app(said: Invocation, config: str, timeout: float) -> App:
+    try:
+        with redirect_stdout(sys.stderr), _dump_stack_on_crash(), _import_timeout(said, config, timeout):
+            return app_import.import_app(config)  # what an app prints while it is imported is not our data
+    except _ImportTimedOut:
+        raise AppNotLoaded(
+            f"importing {config} took longer than {format_duration(timeout)}; nothing was enqueued. "
+            "Move slow work to @app.on_worker_start, raise the setting `boot`, or enqueue by name with --no-app"
+        ) from None
+
+
+@contextmanager
+def _dump_stack_on_crash() -> Iterator[None]:
+    """Where it was, if a signal ends it."""
+    if faulthandler.is_enabled() or sys.__stderr__ is None:
+        yield
+        return
+    faulthandler.enable(file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.disable()
+
+
+@contextmanager
+def _import_timeout(said: Invocation, config: str, patience: float) -> Iterator[None]:
+    """By the alarm clock and not by a thread: an app may look whether there are any. One that sets it is on its own."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    first = min(SLOW_IMPORT_SECONDS, patience)
+    told = False
+
+    def rings(*_: Any) -> None:
+        nonlocal told
+        if told or patience <= SLOW_IMPORT_SECONDS:
+            raise _ImportTimedOut
+        told = True
+        print_note(said, f"importing {config} …")
+        signal.setitimer(signal.ITIMER_REAL, patience - first)
+
+    before = signal.signal(signal.SIGALRM, rings)
+    signal.setitimer(signal.ITIMER_REAL, first)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,146 @@
+"""The one place where an exception becomes one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from pgworkers.cli.invocation import Invocation
+from pgworkers.errors import PgworkersError
+from pgworkers.observe.escape import printable
+
+EXIT_INTERRUPTED = 130
+DATABASE = 4
+SCHEMA = 5
+MAX_ERROR_CHARACTERS = 2000  #: characters of an error
+
+#: A password in a URL or in a keyword/value dsn, wherever a driver may quote one.
+_PASSWORD_PATTERNS = (
+    (
+        re.compile(r"(//[^\s:/@]*)(?!:password@host:5432/)[:@]\S*@"),
+        r"\1@",
+    ),  # but for our own advice how to write one
+    (re.compile(r"(password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&'\"]+)", re.IGNORECASE), r"\1***"),
+)
+
+
+def run_command_line(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and answer its exit code."""
+    from pgworkers.cli.root import root
+
+    said = Invocation()
+    try:
+        code = root.main(
+            args=None if argv is None else list(argv), prog_name="pgworkers", standalone_mode=False, obj=said
+        )
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_stdout()
+        return 1
+    except SystemExit as exc:  # click: the reader of our pipe has left
+        return exc.code if isinstance(exc.code, int) else 1
+    except (click.Abort, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    except Exception as exc:
+        return report_error(
+            exc, should_show_traceback=said.is_verbose or bool(os.environ.get("PGWORKERS_DEBUG"))
+        )
+    return code if isinstance(code, int) else 0
+
+
+def report_error(exc: Exception, *, should_show_traceback: bool = False) -> int:
+    """Say what went wrong in one line; the traceback only when it is asked for."""
+    text, code = explain_error(exc)
+    if should_show_traceback:
+        print(
+            printable(redact_passwords("".join(traceback.format_exception(exc))), "\n\t"),
+            file=sys.stderr,
+            end="",
+        )
+    elif code == 1 and not isinstance(exc, (PgworkersError, click.ClickException)):
+        text += " (-v shows the traceback)"
+    print("pgworkers: error: " + _shorten_middle(redact_passwords(one_line(text))), file=sys.stderr)
+    return code
+
+
+def explain_error(exc: Exception) -> tuple[str, int]:
+    """The text for a person and the exit code."""
+    if isinstance(exc, PgworkersError):
+        return str(exc), exc.exit_code
+    if isinstance(exc, click.UsageError):
+        path = exc.ctx.command_path if exc.ctx is not None else "pgworkers"
+        text = exc.format_message().rstrip(".")
+        return f"{text}{'' if text.endswith('?') else ';'} try `{path} --help`", 2
+    if isinstance(exc, click.ClickException):
+        return exc.format_message(), exc.exit_code
+    if type(exc).__module__.partition(".")[0] == "psycopg":
+        return _explain_database_error(exc)
+    if isinstance(
+        exc, UnicodeEncodeError
+    ):  # Python shows bytes of an argv that are no UTF-8 as halves of characters
+        half = exc.object[exc.start : exc.end][:20]
+        return f"{half!r} is no text: these bytes are not UTF-8; write the word in UTF-8", 2
+    if isinstance(exc, OSError):
+        return f"{exc.strerror or exc}" + (f": {exc.filename}" if exc.filename else ""), 1
+    return f"{type(exc).__name__}: {exc}", 1
+
+
+def _explain_database_error(exc: Exception) -> tuple[str, int]:
+    import psycopg
+
+    text = one_line(str(exc)) or type(exc).__name__
+    if isinstance(exc, psycopg.errors.QueryCanceled):
+        return f"the database did not answer in time ({text}); is it overloaded, or a row locked?", DATABASE
+    if isinstance(
+        exc,
+        (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedFunction, psycopg.errors.InvalidSchemaName),
+    ):
+        return f"the schema is not the one this version speaks ({text}); run pgworkers migrate up", SCHEMA
+    if isinstance(exc, psycopg.errors.InsufficientPrivilege):
+        return (
+            f"the database refused: {text}; GRANT a role that may do this to the login (docs/how-to/separate-logins.md)",
+            1,
+        )
+    if (
+        isinstance(exc, psycopg.Error)
+        and (exc.sqlstate or "").startswith(("53", "58"))
+        and exc.diag.message_primary
+    ):
+        # It answers, but lacks disk, memory or connections: where in our SQL it noticed says nothing.
+        hint = f" ({one_line(exc.diag.message_hint).rstrip('.')})" if exc.diag.message_hint else ""
+        return f"the database cannot do it now: {one_line(exc.diag.message_primary)}{hint}", DATABASE
+    if isinstance(exc, (psycopg.OperationalError, psycopg.InterfaceError)):
+        return f"the database is not reachable: {text}", DATABASE
+    return f"the database refused: {text}", 1
+
+
+def one_line(text: str) -> str:
+    """A text as one line without control characters."""
+    line = " ".join(part.strip() for part in text.splitlines() if part.strip())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def _shorten_middle(line: str) -> str:
+    """A line of a readable length: what was typed stands in the middle, what is wrong with it around."""
+    return (
+        line
+        if len(line) <= MAX_ERROR_CHARACTERS
+        else f"{line[: MAX_ERROR_CHARACTERS // 2]} … {line[-MAX_ERROR_CHARACTERS // 2 :]}"
+    )
+
+
+def redact_passwords(text: str) -> str:
+    """A text without the passwords of connection strings."""
+    for pattern, instead in _PASSWORD_PATTERNS:
+        text = pattern.sub(instead, text)
+    return text
+
+
+def _discard_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush has nothing to complain about."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

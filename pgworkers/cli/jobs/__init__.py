@@ -1,0 +1,1 @@
+"""`pgworkers jobs`: list, show, change and wait for jobs."""

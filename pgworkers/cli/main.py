@@ -1,0 +1,55 @@
+"""Hide the passwords of this command line from `ps`.
+
+The words of a command line can be read by every user of the machine for as long as the process lives. They are
+overwritten before anything else happens; for the moments before that, `--dsn-file` and variables are the cure.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+
+from pgworkers.linux import process_exit
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The entry point of the `pgworkers` script."""
+    process_exit.raise_gc_threshold()
+    if argv is None:
+        from pgworkers.cli.main import hide_passwords_from_ps
+
+        hide_passwords_from_ps(sys.argv[1:])
+    from pgworkers.linux import environment
+
+    environment.open_missing_streams()
+    from pgworkers.cli.error_report import run_command_line
+
+    process_exit.exit_process(run_command_line(argv))
+
+
+HIDDEN_WORD = "***"
+_PASSWORD = re.compile(r"://[^/\s]*@|password\s*=", re.IGNORECASE)
+
+
+def hide_passwords_from_ps(argv: Sequence[str]) -> None:
+    """Show this process without the addresses that stood on its command line."""
+    shown = redact_arguments(argv)
+    if shown != list(argv):
+        from pgworkers.linux import titles
+
+        titles.set_title(f"pgworkers {' '.join(shown)}")
+
+
+def redact_arguments(argv: Sequence[str]) -> list[str]:
+    """The words, with those hidden that are an address or may contain a password. Pure."""
+    shown: list[str] = []
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        if shown and shown[-1] == "--dsn":
+            shown.append(HIDDEN_WORD)
+        elif name == "--dsn" and equals:
+            shown.append(f"--dsn={HIDDEN_WORD}")
+        else:
+            shown.append(HIDDEN_WORD if _PASSWORD.search(word) else word)
+    return shown

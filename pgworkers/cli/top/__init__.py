@@ -1,0 +1,1 @@
+"""`pgworkers top`: the live tree of all hosts in a terminal."""

@@ -1,0 +1,106 @@
+"""Which database an app enqueues into: settings, PG* variables, or the embedded server beside the app."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pgworkers import settings as declared
+from pgworkers.settings import LoadedSettings, Settings
+
+if TYPE_CHECKING:
+    from pgworkers.embedded.server import EmbeddedServer
+
+_log = logging.getLogger("pgworkers.client")
+
+
+class ClientDatabase:
+    """Chosen by the first use; the worker binds it instead."""
+
+    def __init__(self, given: Mapping[str, Any], directory: Path) -> None:
+        self._app_settings = given
+        self._directory = directory
+        self._loaded: LoadedSettings | None = None
+        self._dsn: str | None = None
+        self._server: EmbeddedServer | None = None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+
+    @property
+    def settings(self) -> Settings:
+        return self._load_settings().settings
+
+    @property
+    def payload_limit(self) -> int:
+        """Read without deciding on the other settings: `prepare()` may come before the environment is complete."""
+        if self._loaded is not None:
+            return self._loaded.settings.payload_limit
+        limit: int = declared.load_one_setting("payload_limit", self._app_settings)
+        return limit
+
+    def use(self, dsn: str, settings: Settings | Mapping[str, Any] | None) -> None:
+        """Use this database and these settings from now on."""
+        if settings is not None:
+            values = asdict(settings) if isinstance(settings, Settings) else dict(settings)
+            self._loaded = LoadedSettings(Settings(**values), dict.fromkeys(values, "master"))
+        self._dsn = dsn
+
+    def dsn(self) -> str:
+        """The address. When it is the embedded server, that is started and its schema brought up to date."""
+        if self._dsn is not None:
+            return self._dsn
+        with self._process_lock():
+            if self._dsn is None:
+                self._dsn = self._choose_dsn()
+            return self._dsn
+
+    def release_embedded(self) -> None:
+        """Let the embedded server go; its last user stops it."""
+        with self._process_lock():
+            server, self._server = self._server, None
+            if server is not None:
+                self._dsn = None
+                server.release()
+
+    def _process_lock(self) -> threading.Lock:
+        if self._pid != os.getpid():  # the parent may have held the lock when it forked
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        return self._lock
+
+    def _load_settings(self) -> LoadedSettings:
+        if self._loaded is None:
+            self._loaded = declared.load_settings(app=self._app_settings)
+        return self._loaded
+
+    def _choose_dsn(self) -> str:
+        from pgworkers.postgres import connect, database_choice
+
+        loaded = self._load_settings()
+        chosen = database_choice.choose_database(loaded.settings, loaded.sources, self._directory)
+        if not chosen.is_embedded:
+            return chosen.dsn
+        from pgworkers.embedded.server import EmbeddedServer
+        from pgworkers.postgres import migrate
+
+        database_choice.refuse_foreign_home(chosen, self._directory.stat().st_uid)
+
+        _log.info("no database is configured: using the embedded server in %s", chosen.home)
+        self._server = EmbeddedServer(chosen.home, on_message=_log.info)
+        dsn = self._server.acquire()
+        atexit.register(_release_at_exit, weakref.ref(self))
+        with connect.connect(loaded.settings, dsn, "migrate") as conn:
+            migrate.up(conn, loaded.settings.schema, on_message=_log.warning)
+        return dsn
+
+
+def _release_at_exit(address: weakref.ref[ClientDatabase]) -> None:
+    found = address()
+    if found is not None:
+        found.release_embedded()

@@ -1,0 +1,114 @@
+"""The database sessions of one execution: what `ctx.connect()` opens, named after job and lease, gone when it has ended.
+
+The connection is an ordinary psycopg one with one difference: when the handler is stopped inside a statement (JobStopped),
+the statement is cancelled on the server first, so the handler's own clean-up can still use the session. (For async
+connections psycopg does that by itself: they see a CancelledError.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from psycopg.abc import RV, PQGen
+from psycopg.pq import ConnStatus, TransactionStatus
+from psycopg.rows import Row
+
+from pgworkers.client.client import Client
+from pgworkers.errors import JobStopped, UsageError
+from pgworkers.job.handler_sessions import session_name
+from pgworkers.postgres import connect
+
+#: How long the server may take to hear that a statement is cancelled.
+CANCEL_TIMEOUT_SECONDS = 2.0
+#: How long a thread has to leave a session whose statement was cancelled.
+THREAD_RELEASE_TIMEOUT_SECONDS = 0.2
+
+
+class JobConnection(psycopg.Connection[Row]):
+    """Leaves no statement behind when the handler is stopped in the middle of one."""
+
+    def wait(self, gen: PQGen[RV], *args: Any, **kwargs: Any) -> RV:
+        try:
+            return super().wait(gen, *args, **kwargs)
+        except JobStopped:
+            if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                try:
+                    self.cancel_safe(timeout=CANCEL_TIMEOUT_SECONDS)
+                    super().wait(gen, *args, **kwargs)  # until the server has said that it stopped
+                except psycopg.Error:
+                    pass  # QueryCanceled, as wished; or the session is lost, and its statement with it
+            raise
+
+
+class HandlerConnections:
+    """All sessions that one execution opened."""
+
+    def __init__(self, client: Client, job: int, lease: int) -> None:
+        self._client = client
+        self._job = job
+        self._lease = lease
+        self._open: list[psycopg.Connection[Any] | psycopg.AsyncConnection[Any]] = []
+        self._pid = os.getpid()
+
+    def connect(self, **options: Any) -> psycopg.Connection[Any]:
+        settings = self._client.settings
+        dsn = self._client.database.dsn()
+        found = connect.connect_for_handler(
+            settings, dsn, self._application_name(options), JobConnection, **options
+        )
+        self._track(found)
+        return found
+
+    async def aconnect(self, **options: Any) -> psycopg.AsyncConnection[Any]:
+        settings = self._client.settings
+        dsn = await asyncio.to_thread(self._client.database.dsn)
+        found = await connect.aconnect_for_handler(settings, dsn, self._application_name(options), **options)
+        self._track(found)
+        return found
+
+    def _application_name(self, options: dict[str, Any]) -> str:
+        if "application_name" in options:
+            raise UsageError(
+                "ctx.connect(application_name=...): the name says whose session it is, so that it ends with the job; "
+                "leave it out. Nothing was opened"
+            )
+        return session_name(self._client.settings.schema, self._job, self._lease)
+
+    def _track(self, conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+        self._open = [known for known in self._open if not known.closed]
+        self._open.append(conn)
+
+    def close(self) -> None:
+        """After the handler: cancel what still runs (in a thread it left), close everything. Waits for no event loop."""
+        if self._pid != os.getpid():
+            return  # a forked copy: the sessions are its parent's
+        for conn in self._open:
+            pgconn = conn.pgconn
+            if pgconn.status != ConnStatus.OK:
+                continue
+            try:
+                if pgconn.transaction_status == TransactionStatus.ACTIVE:
+                    pgconn.get_cancel().cancel()
+            except psycopg.Error:
+                pass  # closing is all that is left
+            _end_session(conn)
+        self._open.clear()
+
+
+def _end_session(conn: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+    """A thread that the handler left may be inside libpq with it: memory in use is not freed, only the session ends."""
+    if not isinstance(conn, psycopg.Connection):
+        conn.pgconn.finish()  # its event loop stands still
+    elif conn.lock.acquire(timeout=THREAD_RELEASE_TIMEOUT_SECONDS):
+        try:
+            conn.pgconn.finish()
+        finally:
+            conn.lock.release()
+    else:  # also held by a `notifies()` that was left in the middle
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(conn.pgconn.socket)) as line:
+            line.shutdown(socket.SHUT_RDWR)

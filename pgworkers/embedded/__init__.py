@@ -1,0 +1,1 @@
+"""The embedded development server: a Postgres that pgworkers starts, locks and stops by itself."""

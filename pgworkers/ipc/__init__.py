@@ -1,0 +1,1 @@
+"""What master, supervisors and workers exchange: scoreboard, tickets, frames, packets and the lease deadline."""

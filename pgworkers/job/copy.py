@@ -1,0 +1,249 @@
+"""Enqueue many: any number of jobs by COPY, all or none, in constant memory.
+
+What jobs have in common is written once: everything but the arguments is one piece of text, looked up by its values, so a
+row costs Python about as much as the server. Rows travel in blocks. On a connection of our own one COPY stays open while
+the caller's iterator goes on, so both sides work at once; on the caller's connection, which the iterator may use itself,
+a block is gathered first and then sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from pgworkers.errors import UsageError
+from pgworkers.job.model import NewJob
+from pgworkers.postgres.statements import Statement
+
+_COPY_DEFAULTS = Statement.from_file(__file__, "copy_defaults")
+_COPY_PLAIN = Statement.from_file(__file__, "copy_plain")
+_COPY_ALL_COLUMNS = Statement.from_file(__file__, "copy_all_columns")
+_COPY_NOTIFY = Statement.from_file(__file__, "copy_notify")
+
+#: A block ends after so many rows or characters: the first of them on the caller's connection, where each is a COPY of its
+#: own that must not come near a statement timeout; the smaller one where a COPY stays open and the two sides overlap.
+BLOCK_ROWS = 5000
+BLOCK_CHARACTERS = 4 << 20
+STREAM_BLOCK_CHARACTERS = 64 << 10
+
+#: As many different jobs are remembered; more means that each is different.
+MAX_REMEMBERED_PREFIXES = 1000
+
+#: Of the database's clock.
+UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+CountCallback = Callable[[int], None] | None
+CopyBlock = tuple[bool, str]  # are all columns in it, and the rows
+
+
+def copy_jobs(
+    conn: psycopg.Connection[Any],
+    schema: str,
+    jobs: Iterable[NewJob],
+    report_count: CountCallback = None,
+    *,
+    is_own_connection: bool = False,
+) -> int:
+    """Enqueue these jobs, all or none; inside the caller's transaction when there is one. Answers how many.
+
+    `is_own_connection`: nobody else uses the connection, so that the COPY may stay open while the iterator goes on.
+    """
+    with _transaction(conn, is_own_connection):
+        with conn.cursor(row_factory=tuple_row) as cursor:
+            rows = CopyRows(cursor.execute(_COPY_DEFAULTS.render(schema)).fetchall())
+        blocks = rows.blocks(jobs, STREAM_BLOCK_CHARACTERS if is_own_connection else BLOCK_CHARACTERS)
+        block = next(blocks, None)
+        while block is not None:
+            whole = block[0]
+            with conn.cursor() as cursor, cursor.copy(_statement(whole).render(schema)) as copy:
+                while block is not None and block[0] is whole:
+                    copy.write(block[1])
+                    if not is_own_connection:
+                        break
+                    _report(report_count, rows)
+                    block = next(blocks, None)
+            if not is_own_connection:
+                _report(report_count, rows)
+                block = next(blocks, None)
+        conn.execute(_COPY_NOTIFY.render(schema), {"queues": sorted(rows.ready_queues)})
+    return rows.count
+
+
+async def acopy_jobs(
+    conn: psycopg.AsyncConnection[Any],
+    schema: str,
+    jobs: Iterable[NewJob],
+    report_count: CountCallback = None,
+    *,
+    is_own_connection: bool = False,
+) -> int:
+    """`copy_jobs` on an async connection."""
+    async with _atransaction(conn, is_own_connection):
+        async with conn.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(_COPY_DEFAULTS.render(schema))
+            rows = CopyRows(await cursor.fetchall())
+        blocks = rows.blocks(jobs, STREAM_BLOCK_CHARACTERS if is_own_connection else BLOCK_CHARACTERS)
+        block = next(blocks, None)
+        while block is not None:
+            whole = block[0]
+            async with conn.cursor() as cursor, cursor.copy(_statement(whole).render(schema)) as copy:
+                while block is not None and block[0] is whole:
+                    await copy.write(block[1])
+                    if not is_own_connection:
+                        break
+                    _report(report_count, rows)
+                    block = next(blocks, None)
+            if not is_own_connection:
+                _report(report_count, rows)
+                block = next(blocks, None)
+        await conn.execute(_COPY_NOTIFY.render(schema), {"queues": sorted(rows.ready_queues)})
+    return rows.count
+
+
+def _statement(whole: bool) -> Statement:
+    return _COPY_ALL_COLUMNS if whole else _COPY_PLAIN
+
+
+def _report(progress: CountCallback, rows: CopyRows) -> None:
+    if progress is not None:
+        progress(rows.count)
+
+
+@contextmanager
+def _transaction(conn: psycopg.Connection[Any], ours: bool) -> Iterator[None]:
+    if not conn.autocommit:
+        conn.execute(_BEGIN_TRANSACTION)
+    with conn.transaction():
+        if conn.autocommit:
+            conn.execute(_NO_TIMEOUTS if ours else _NO_IDLE_TIMEOUT)
+        yield
+
+
+@asynccontextmanager
+async def _atransaction(conn: psycopg.AsyncConnection[Any], ours: bool) -> AsyncIterator[None]:
+    if not conn.autocommit:
+        await conn.execute(_BEGIN_TRANSACTION)
+    async with conn.transaction():
+        if conn.autocommit:
+            await conn.execute(_NO_TIMEOUTS if ours else _NO_IDLE_TIMEOUT)
+        yield
+
+
+#: Begins the caller's transaction, so that ours is a savepoint in it and commits nothing.
+_BEGIN_TRANSACTION = "SELECT"
+#: The transaction is ours, and so is the time that the caller's iterator takes;
+_NO_IDLE_TIMEOUT = "SELECT pg_catalog.set_config('idle_in_transaction_session_timeout', '0', true)"
+#: while a COPY stays open, that time is inside a statement as well.
+_NO_TIMEOUTS = _NO_IDLE_TIMEOUT + ", pg_catalog.set_config('statement_timeout', '0', true)"
+
+
+class CopyRows:
+    """Lines for COPY, from the database's clock and what the deployed apps said about their tasks."""
+
+    def __init__(self, found: list[tuple[Any, ...]]) -> None:
+        self.now = UNIX_EPOCH + timedelta(microseconds=found[0][0])
+        self.ready_queues: set[str] = set()
+        self.count = 0
+        self._tasks = {row[1]: row[2:] for row in found if row[1] is not None}
+        self._has_all_columns = False  # all columns, from the first job on that needs one of them
+        self._prefixes: dict[tuple[Any, ...], str] = {}
+
+    def blocks(self, jobs: Iterable[NewJob], limit: int) -> Iterator[CopyBlock]:
+        """The rows of these jobs, so many characters at a time."""
+        lines: list[str] = []
+        size = 0
+        last, start = None, ""
+        for job in jobs:
+            key = (
+                job.task, job.queue, job.priority, job.max_attempts, job.max_crashes, job.run_at, job.delay, job.expires,
+                job.deadline, job.timeout, job.memory, job.concurrency_key, job.meta_json, job.batch_id, job.unique_key,
+                job.after, job.is_held, job.idempotency_key,
+            )  # fmt: skip
+            if key != last:
+                whole = self._has_all_columns
+                start = self._prefixes.get(key) or self._prefix(job, key)
+                last = key
+                if whole is not self._has_all_columns and lines:
+                    yield whole, "".join(lines)
+                    lines, size = [], 0
+            args = job.args_json
+            if "\\" in args or "\n" in args or "\t" in args or "\r" in args:
+                args = _escaped(args)
+            line = f"{start}{args}\n"
+            lines.append(line)
+            self.count += 1
+            size += len(line)
+            if size >= limit or len(lines) >= BLOCK_ROWS:
+                yield self._has_all_columns, "".join(lines)
+                lines, size = [], 0
+        if lines:
+            yield self._has_all_columns, "".join(lines)
+
+    def _prefix(self, job: NewJob, key: tuple[Any, ...]) -> str:
+        """The line of this job up to its arguments."""
+        if job.unique_key is not None or job.idempotency_key is not None or job.after or job.is_held:
+            what = "after="
+            if job.unique_key is not None or job.idempotency_key is not None:
+                what = "an idempotency key" if job.unique_key is None else "a unique key"
+            raise UsageError(
+                f"{job.task}: a job with {what} cannot be enqueued in bulk; nothing was enqueued; enqueue it by itself"
+            )
+        if not self._has_all_columns and any(value is not None for value in key[5:14]):
+            self._has_all_columns = True
+            self._prefixes.clear()
+        elif len(self._prefixes) >= MAX_REMEMBERED_PREFIXES:
+            self._prefixes.clear()
+        queue, priority, max_attempts, max_crashes = self._tasks.get(job.task, ("default", 0, 10, 3))
+        queue = queue if job.queue is None else job.queue
+        due = self._add_seconds(job, job.run_at or self.now, job.delay or 0.0)
+        later = due > self.now
+        if not later:
+            self.ready_queues.add(queue)
+        values = [
+            priority if job.priority is None else job.priority,
+            queue,
+            job.task,
+            max_attempts if job.max_attempts is None else job.max_attempts,
+            max_crashes if job.max_crashes is None else job.max_crashes,
+        ]
+        if self._has_all_columns:
+            values = [
+                "scheduled" if later else "ready",
+                *values,
+                due,
+                None if job.expires is None else self._add_seconds(job, due, job.expires),
+                None if job.deadline is None else self._add_seconds(job, due, job.deadline),
+                None if job.timeout is None else f"{job.timeout:f} seconds",
+                job.memory,
+                job.concurrency_key,
+                job.meta_json,
+                job.batch_id,
+                job.batch_id is not None,
+            ]
+        start = "".join(f"{_text(value)}\t" for value in values)
+        self._prefixes[key] = start
+        return start
+
+    @staticmethod
+    def _add_seconds(job: NewJob, start: datetime, seconds: float) -> datetime:
+        try:
+            return start + timedelta(seconds=seconds)
+        except OverflowError:
+            raise UsageError(
+                f"{job.task}: its time, or its deadline or expiry, lies beyond the year 9999; nothing was enqueued"
+            ) from None
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return r"\N"
+    return _escaped(value.isoformat() if isinstance(value, datetime) else str(value))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")

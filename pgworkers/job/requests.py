@@ -1,0 +1,87 @@
+"""Requests: what operators ask of a host: the stack of a job now, to suspend, resume or kill it, or that a worker leaves.
+
+A request is a row; its host is notified, takes it, does it and writes the answer, which the asker waits for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pgworkers.job import sanitize
+from pgworkers.postgres.statements import Query, Statement
+
+_REQUEST_FOR_JOB = Statement.from_file(__file__, "request_for_job")
+_REQUEST_FOR_WORKERS = Statement.from_file(__file__, "request_for_workers")
+_REQUEST_TAKE = Statement.from_file(__file__, "request_take")
+_REQUEST_ANSWER = Statement.from_file(__file__, "request_answer")
+_REQUEST_ANSWERS = Statement.from_file(__file__, "request_answers")
+_REQUEST_PRUNE = Statement.from_file(__file__, "request_prune")
+
+MAX_ANSWER_CHARACTERS = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRequest:
+    """One request as its host takes it: of a job, or of the worker in a slot."""
+
+    id: int
+    kind: str
+    job_id: int | None
+    queue: str | None
+    slot: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestAnswer:
+    """`is_done` is None while nobody has answered."""
+
+    id: int
+    job_id: int | None
+    queue: str | None
+    slot: int | None
+    host: str
+    is_done: bool | None
+    text: str | None
+
+
+def request_for_job(kind: str, job_id: int) -> Query[int | None]:
+    """Ask the host of a running job; None: it does not run."""
+    return Query(
+        _REQUEST_FOR_JOB, {"kind": kind, "job_id": job_id}, lambda rows: rows[0][0] if rows else None
+    )
+
+
+def request_for_workers(kind: str, queue: str | None = None, slot: int | None = None) -> Query[list[int]]:
+    """Ask for every worker of all living hosts, or those of a queue, or of one slot of it."""
+    return Query(
+        _REQUEST_FOR_WORKERS,
+        {"kind": kind, "queue": queue, "slot": slot},
+        lambda rows: [row[0] for row in rows],
+    )
+
+
+def take_requests(host: str) -> Query[list[OperatorRequest]]:
+    """The requests that wait for this host; each is taken once."""
+    return Query(_REQUEST_TAKE, {"host": host}, lambda rows: [OperatorRequest(*row) for row in rows])
+
+
+def answer_request(request: int, done: bool, text: str) -> Query[bool]:
+    return Query(
+        _REQUEST_ANSWER,
+        {"id": request, "done": done, "answer": sanitize.clean_text(text, MAX_ANSWER_CHARACTERS)},
+        bool,
+    )
+
+
+def read_answers(requests: list[int]) -> Query[list[RequestAnswer]]:
+    return Query(_REQUEST_ANSWERS, {"ids": requests}, lambda rows: [RequestAnswer(*row) for row in rows])
+
+
+def prune_requests(limit: int) -> Query[int]:
+    """Delete requests older than an hour. Answers how many."""
+    return Query(_REQUEST_PRUNE, {"limit": limit}, _count)
+
+
+def _count(rows: list[tuple[Any, ...]]) -> int:
+    return len(rows)

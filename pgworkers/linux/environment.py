@@ -1,0 +1,57 @@
+"""What a process that imports the user's code inherits: everything but the variables that hold the database's password.
+
+The master keeps them; a worker gets the address over its supervisor's socket, so `ctx.connect()` and `task.enqueue()` work,
+and what a handler prints, logs or hands to the programs it starts holds no password. What that is worth:
+docs/explanation/security.md.
+
+Descriptors 0, 1 and 2 are there, whatever the parent closed: else the next file or socket becomes stdout.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+
+SECRET_VARIABLES = ("PGWORKERS_DSN", "PGWORKERS_DIRECT_DSN", "DATABASE_URL", "PGPASSWORD")
+#: Names, separated by commas, that an operator lets through.
+INHERIT_VARIABLE = "PGWORKERS_INHERIT"
+
+
+def for_children(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that runs the user's code."""
+    kept = {name.strip() for name in environ.get(INHERIT_VARIABLE, "").split(",")}
+    return {name: value for name, value in environ.items() if name not in SECRET_VARIABLES or name in kept}
+
+
+def missing_variable_hint(text: str) -> str:
+    """What to add to the error of an app that stumbled over a variable it is not given; empty: it did not."""
+    named = [name for name in SECRET_VARIABLES if name in text]
+    if not named:
+        return ""
+    return (
+        f"; {named[0]}, set or not, is kept from processes that import the app: it may hold the password of the "
+        f"queue's database. Use ctx.connect(), give your own address another name, or let it through with "
+        f"{INHERIT_VARIABLE}={named[0]}"
+    )
+
+
+def open_missing_streams() -> None:
+    """Open /dev/null where stdin, stdout or stderr is closed; children inherit it."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(_null(fd), True)
+        if getattr(sys, name) is None:
+            mode = "r" if fd == 0 else "w"
+            stream = open(fd, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+
+
+def _null(fd: int) -> int:
+    opened = os.open(os.devnull, os.O_RDWR)
+    if opened != fd:
+        os.dup2(opened, fd)
+        os.close(opened)
+    return fd

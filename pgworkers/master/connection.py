@@ -1,0 +1,231 @@
+"""One database connection of the host, for one role, that comes back by itself.
+
+A statement either answers, or raises `ConnectionDown`: the connection was lost, refused, cut, or did not answer in
+time. Whether a lost statement was committed is unknown; every verb is guarded by lease or idempotent, so callers send it
+again. The time limit is kept on this side too: behind a proxy or a silent partition both kernels go on acknowledging,
+so neither `statement_timeout` nor TCP would ever tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar
+
+import psycopg
+
+from pgworkers import clock
+from pgworkers.errors import DatabaseUnreachable
+from pgworkers.events import (
+    DatabaseConnectionLost,
+    DatabaseConnectionRestored,
+    EventBus,
+    StatementExecuted,
+)
+from pgworkers.postgres.connect import aconnect
+from pgworkers.postgres.session import AsyncSession, _shutdown_socket
+from pgworkers.postgres.statements import Query
+from pgworkers.settings import Settings
+
+ConnectionRole = ("claim", "finish", "listen", "leadership")
+
+T = TypeVar("T")
+
+#: Errors that say something about the server or the way to it, never about the data that was sent.
+_SERVER_ERRORS = (
+    psycopg.OperationalError,
+    psycopg.InterfaceError,
+    psycopg.InternalError,
+    psycopg.ProgrammingError,
+)
+
+#: Lines that serve nothing but statements. (On the others somebody listens, or holds a lock.)
+STATEMENT_ONLY_ROLES = frozenset({"claim", "finish"})
+
+#: SQLSTATEs of what PL/pgSQL raises.
+_PLPGSQL_SQLSTATE_CLASS = "P0"
+
+
+class QueryExecutor(Protocol):
+    """Who runs a duty's statements: the leadership, or an operator's own line."""
+
+    async def execute(self, query: Query[T]) -> T: ...
+
+
+class ConnectionDown(Exception):
+    """The statement got no answer."""
+
+
+class ReconnectingConnection:
+    def __init__(self, role: str, dsn: str, settings: Settings, facts: EventBus) -> None:
+        self.role = role
+        self.is_up = False
+        self.session_number = 0  # counts the connections this line has had
+        self._dsn = dsn
+        self._settings = settings
+        self._facts = facts
+        self._psycopg_connection: psycopg.AsyncConnection[Any] | None = None
+        self._exchange: AsyncSession | None = None
+        self._down_since: float | None = None
+        self._backoff_seconds = 0.0
+        self._retry_at = 0.0
+        self._is_closed = False
+        self._connect_lock = asyncio.Lock()
+        self.on_connect: Callable[[psycopg.AsyncConnection[Any]], Awaitable[None]] | None = None
+
+    @property
+    def statement_timeout(self) -> float:
+        """Seconds that a statement may take."""
+        return self._settings.statement_timeout
+
+    @property
+    def is_lost(self) -> bool:
+        """Was it lost? One that nobody has needed yet is not."""
+        return not self.is_up and (self.session_number > 0 or self._down_since is not None)
+
+    async def execute(
+        self,
+        query: Query[T],
+        *,
+        session_number: int | None = None,
+        raise_refusals: bool = False,
+        raise_timeouts: bool = False,
+        then: Callable[[T], None] | None = None,
+    ) -> T:
+        """Run one statement. Data errors are raised as they are; everything else becomes `ConnectionDown`.
+
+        `then` is called with the answer before this returns. With `session_number`, the statement runs only on that
+        session: a connection that came back is another one. With `raise_refusals`, errors that code in the database
+        raises are raised as they are, too: a user's trigger says nothing about the connection. With `raise_refusals` or
+        `raise_timeouts`, so is a statement timeout: the server answers, so the statement is the cause.
+        """
+        exchange = self._exchange
+        if exchange is None or exchange.is_closed:
+            await self.ensure_connected()
+            exchange = self._exchange
+        if exchange is None or (session_number is not None and session_number != self.session_number):
+            raise ConnectionDown("the session is gone")
+        began = clock.monotonic()
+        name = query.statement.name
+        try:
+            answer = await exchange.run(query, self._settings.statement_timeout + 1.0)
+        except _SERVER_ERRORS as error:
+            self._facts.emit(StatementExecuted(name, clock.monotonic() - began, type(error).__name__))
+            slow = (raise_timeouts or raise_refusals) and is_statement_timeout(error)
+            if (
+                slow
+                or (raise_refusals and is_raised_by_database_code(error))
+                or isinstance(error, psycopg.errors.ProgramLimitExceeded)
+            ):
+                raise
+            self.mark_lost(error)
+            raise ConnectionDown(str(error)) from error
+        except psycopg.Error as error:
+            self._facts.emit(StatementExecuted(name, clock.monotonic() - began, type(error).__name__))
+            raise
+        took = clock.monotonic() - began
+        if then is not None:
+            then(answer)
+        self._facts.emit(StatementExecuted(name, took, None))
+        self._mark_up()
+        return answer
+
+    async def ensure_connected(self) -> psycopg.AsyncConnection[Any]:
+        """The open connection, after waiting out the back-off and connecting if need be."""
+        async with self._connect_lock:  # whoever else asks meanwhile gets the same one
+            return await self._connect_if_needed()
+
+    async def _connect_if_needed(self) -> psycopg.AsyncConnection[Any]:
+        if self._psycopg_connection is not None and not self._psycopg_connection.closed:
+            return self._psycopg_connection
+        wait = self._retry_at - clock.monotonic()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        if self._is_closed:
+            raise ConnectionDown("the host is leaving")
+        limit = self._settings.connect_timeout + self._settings.statement_timeout
+        began = clock.monotonic()
+        try:
+            async with asyncio.timeout(limit):
+                conn = await aconnect(self._settings, self._dsn, self.role)
+                if self.on_connect is not None:
+                    await self.on_connect(conn)
+        except (DatabaseUnreachable, TimeoutError, *_SERVER_ERRORS) as error:
+            self._facts.emit(StatementExecuted("connect", clock.monotonic() - began, type(error).__name__))
+            self.mark_lost(error)
+            raise ConnectionDown(str(error)) from error
+        self._facts.emit(StatementExecuted("connect", clock.monotonic() - began, None))
+        self._psycopg_connection, self._exchange = (
+            conn,
+            AsyncSession(conn, self._settings.schema, sole=self.role in STATEMENT_ONLY_ROLES),
+        )
+        self.session_number += 1
+        self._mark_up()
+        return conn
+
+    def _mark_up(self) -> None:
+        self.is_up = True
+        self._backoff_seconds = 0.0
+        if self._down_since is not None:
+            self._facts.emit(DatabaseConnectionRestored(self.role, clock.monotonic() - self._down_since))
+            self._down_since = None
+
+    def mark_lost(self, error: BaseException) -> None:
+        """Note the loss, drop a connection that cannot be used any more, and let the pause grow."""
+        conn = self._psycopg_connection
+        unusable = (
+            conn is None
+            or conn.closed
+            or conn.broken
+            or isinstance(error, psycopg.errors.ReadOnlySqlTransaction)
+        )
+        if unusable and self._exchange is not None:
+            self._exchange.abort()
+            self._psycopg_connection = self._exchange = None
+        if unusable:
+            self.is_up = False
+        now = clock.monotonic()
+        if self._down_since is None:
+            self._down_since = now
+            self._facts.emit(DatabaseConnectionLost(self.role, first_line(error)))
+        self._backoff_seconds = min(self._settings.reconnect, max(0.1, self._backoff_seconds * 2))
+        self._retry_at = now + self._backoff_seconds * random.uniform(0.5, 1.0)
+
+    async def wait_for_backoff(self) -> None:
+        """Wait until the back-off allows the next try."""
+        wait = self._retry_at - clock.monotonic()
+        if wait > 0:
+            await asyncio.sleep(wait)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        conn, exchange, self._psycopg_connection, self._exchange = (
+            self._psycopg_connection,
+            self._exchange,
+            None,
+            None,
+        )
+        self.is_up = False
+        if conn is not None and exchange is not None:
+            exchange.leave()
+            try:
+                async with asyncio.timeout(1.0):
+                    await conn.close()
+            except (TimeoutError, psycopg.Error):
+                _shutdown_socket(conn.pgconn)
+
+
+def is_raised_by_database_code(error: psycopg.Error) -> bool:
+    """Did code in the database say so, and not the server?"""
+    return (error.sqlstate or "").startswith(_PLPGSQL_SQLSTATE_CLASS)
+
+
+def is_statement_timeout(error: psycopg.Error) -> bool:
+    """Did the server end the statement because it, or a lock that it waited for, took too long?"""
+    return isinstance(error, (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable))
+
+
+def first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

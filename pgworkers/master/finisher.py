@@ -1,0 +1,577 @@
+"""The ends of jobs on their way into the database, in batches, on the finish connection.
+
+Whatever waits here is kept through any outage: it is sent again until the database answers. Sending twice is
+harmless, because each write names its lease. What cannot be written now waits beside (`aside`) and holds up no other;
+`writing` is one batch, `batch_size` how large it is: a batch that took too long, or was refused, is halved.
+
+One batch of ends into the database, and what it answered.
+
+Data that Postgres refuses never stops a job from finishing: `ends` halves the batch until the guilty row stands alone, and
+that row is written without its texts. If it is refused even so, or by code of the user's in the database, or takes longer
+than a statement may, it is told and kept (`aside`), to be sent again later as it was.
+
+Ends that cannot be written now: set aside, so that they hold up no other, and sent again later.
+
+An operator who left a transaction open must not stop the host from writing the ends of its other jobs: a row that another
+session has locked is skipped, and tried again soon. Nor must a trigger of the user's that raises: what it refuses is sent
+again after ever longer pauses, for as long as this host lives. After that the lease runs out, and the job is rescued as one
+of a lost host.
+
+How many ends go into one statement: fewer after one that failed, more again after those that were fast. Pure.
+
+A statement that runs into its time limit would do so again. So it is halved, down to one end, until it is fast enough. A
+batch that is refused because of one bad row is found out the same way: the halves without that row pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+import psycopg
+from msgspec.structs import replace
+
+from pgworkers.clock import monotonic
+from pgworkers.events import AttemptEnded, EventBus, FinishFailed, FinishRejected, FinishTooSlow, JobsReleased
+from pgworkers.job.finish import (
+    JobFinish,
+    JobRetry,
+    ProgressUpdate,
+    check_unwritten_finishes,
+    check_unwritten_retries,
+    finish,
+    release,
+    retry,
+    save_progress,
+)
+from pgworkers.job.handler_sessions import end_handler_sessions
+from pgworkers.job.model import ClaimedJob, Fence, JobState, Verdict
+from pgworkers.job.queues import CoolDown, throttle_queue
+from pgworkers.master.connection import (
+    ConnectionDown,
+    ReconnectingConnection,
+    is_raised_by_database_code,
+    is_statement_timeout,
+)
+from pgworkers.master.held_job import HeldJob
+from pgworkers.postgres.session import StatementTimedOut
+
+#: After a batch of so many ends the next one waits for so many seconds, unless it is full.
+LARGE_BATCH_RESULTS = 16
+GATHER_SECONDS = 0.004
+#: Of jobs that have a process each: a batch begins no sooner than so many seconds after the one before it.
+PROCESS_PER_JOB_BATCH_SECONDS = 0.02
+#: No jobs are claimed while more batches than these wait or are set aside; or while more than one waits, and a write takes
+#: this long.
+MAX_BATCHES_PENDING = 2
+SLOW_WRITE_SECONDS = 0.25
+#: So many characters of jobs that begin with an end go into one batch, and the end that reaches it: thousands of rows.
+MAX_CHILDREN_CHARACTERS = 256 << 10
+
+
+class Finisher:
+    def __init__(
+        self,
+        host: str,
+        line: ReconnectingConnection,
+        facts: EventBus,
+        batch: int,
+        cooling: CoolDown | None = None,
+        *,
+        log_args: bool = True,
+    ) -> None:
+        self._host = host
+        self._line = line
+        self._facts = facts
+        self._batch_size = BatchSize(batch, line.statement_timeout)
+        self._cooldown = cooling
+        self._pending: deque[PendingResult] = deque()
+        self._batch: list[PendingResult] = []
+        self._writer = ResultWriter(host, line, facts, self._pending.appendleft, log_args=log_args)
+        self._releases: list[Fence] = []
+        self._deferred_releases: list[
+            Fence
+        ] = []  # releases that the database did not take, because of a lock or a refusal
+        self._deferred_releases_at = 0.0  # when they are sent again
+        self._progress: dict[Fence, ProgressUpdate] = {}
+        self._throttles: dict[str, float | None] = {}
+        self._sessions_to_end: list[tuple[int, int]] = []
+        self._last_batch_results = 0  # in the last batch
+        self._is_holding_claims = False  # too many ends wait
+        self._batch_started_at = -inf  # when it was sent
+        self._work_added = asyncio.Event()
+        self.all_written = asyncio.Event()
+        self.all_written.set()
+        #: Called when ends of jobs behind a limit were written, so that what waited for their places may begin; and when
+        #: jobs may be claimed again.
+        self.on_written: Callable[[], None] = lambda: None
+
+    def __len__(self) -> int:
+        ends = len(self._pending) + len(self._batch) + len(self._writer.deferred)
+        return ends + len(self._releases) + len(self._deferred_releases)
+
+    @property
+    def is_writing(self) -> bool:
+        """True while ends wait for nothing but their turn, and the database answers."""
+        return self._line.is_up and bool(self._pending or self._batch)
+
+    def has_capacity(self) -> bool:
+        """False while jobs end faster than the database takes their ends; `on_written` says when that has changed.
+
+        What has run and is not written runs again if this host is lost. A database that keeps up is allowed some batches:
+        ends come in bursts. What was set aside counts, too, but by the full size of a batch: a few ends that are refused
+        make batches small, and nothing but other ends makes them large again.
+        """
+        is_slow = self._batch_size.is_slow or (
+            self._batch and monotonic() - self._batch_started_at > SLOW_WRITE_SECONDS
+        )
+        most = self._batch_size.current if is_slow else MAX_BATCHES_PENDING * self._batch_size.current
+        unwritten = len(self._pending) + len(self._writer.deferred)
+        self._is_holding_claims = (
+            len(self._pending) > most or unwritten > MAX_BATCHES_PENDING * self._batch_size.most
+        )
+        return not self._is_holding_claims
+
+    def pending_fences(self) -> list[Fence]:
+        """Whose ends are on their way."""
+        ends = (*self._pending, *self._batch)
+        return (
+            [held.fence for held, _ in ends]
+            + self._writer.deferred.fences()
+            + self._releases
+            + self._deferred_releases
+        )
+
+    def add(self, held: HeldJob, end: JobFinish | JobRetry) -> None:
+        # What the handler last said travels with its end; an older beat must not overwrite it.
+        saved = self._progress.pop(held.fence, None) if self._progress else None
+        if saved is not None:
+            end = replace(
+                end, progress=end.progress or saved.progress, checkpoint=end.checkpoint or saved.checkpoint
+            )
+        self._pending.append((held, end))
+        self._wake()
+
+    def add_all(self, ends: Sequence[PendingResult]) -> None:
+        """Ends that came together, in their order."""
+        if self._progress:
+            for held, end in ends:
+                self.add(held, end)
+        elif ends:
+            self._pending.extend(ends)
+            self._wake()
+
+    def release(self, fences: list[Fence], why: str) -> None:
+        self._releases += fences
+        self._facts.emit(JobsReleased(len(fences), why))
+        self._wake()
+
+    def end_sessions_of(self, keys: list[tuple[int, int]]) -> None:
+        """The workers of these executions are dead: end the sessions that they opened, before anything is written."""
+        self._sessions_to_end += keys
+        self._wake()
+
+    def throttle(self, queue: str, after: float | None) -> None:
+        """The whole queue cools down, on every host; for `after` seconds, if the handler said so."""
+        said = [seconds for seconds in (after, self._throttles.get(queue)) if seconds is not None]
+        self._throttles[queue] = max(said, default=None)
+        self._wake()
+
+    def save_progress(self, saved: ProgressUpdate) -> None:
+        fence = Fence(saved.id, saved.lease, saved.claimed_at_us)
+        old = self._progress.get(fence)
+        if old is not None:
+            saved = ProgressUpdate(*fence, saved.progress or old.progress, saved.checkpoint or old.checkpoint)
+        self._progress[fence] = saved
+        self._wake()
+
+    async def run(self) -> None:
+        """Send for as long as the host lives."""
+        while True:
+            await self._wait_for_work()
+            while self._has_work():
+                await self._wait_for_more()
+                try:
+                    await self._send_once()
+                    # The answer was handled at once: reports of the same turn go with the next batch.
+                    await asyncio.sleep(0)
+                except ConnectionDown:
+                    await self._line.wait_for_backoff()
+                self._requeue_deferred()
+            if not self._writer.deferred and not self._deferred_releases:
+                self.all_written.set()
+
+    async def _wait_for_work(self) -> None:
+        """Wait until there is something to send, or to look at again."""
+        due = self._writer.deferred.seconds_until_due()
+        if self._deferred_releases:
+            locked = max(0.0, self._deferred_releases_at - monotonic())
+            due = min(locked, due) if due is not None else locked
+        try:
+            async with asyncio.timeout(due):
+                await self._work_added.wait()
+        except TimeoutError:
+            pass
+        self._work_added.clear()
+        self._requeue_deferred()
+
+    def _requeue_deferred(self) -> None:
+        """Send what was set aside and is due with the next batch, also while a busy host has always something to send."""
+        if self._writer.deferred:
+            self._pending.extend(self._writer.deferred.pop_due())
+        if self._deferred_releases and monotonic() >= self._deferred_releases_at:
+            self._releases, self._deferred_releases = self._releases + self._deferred_releases, []
+
+    async def _wait_for_more(self) -> None:
+        """When many ends came together, more are on their way: a few milliseconds later half as many statements do."""
+        if (
+            self._last_batch_results >= LARGE_BATCH_RESULTS
+            and not self._batch
+            and len(self._pending) < self._batch_size.current
+        ):
+            self._last_batch_results = 0  # once: whoever is the last waits for nobody
+            await asyncio.sleep(GATHER_SECONDS)
+        elif self._pending and all(held.may_delay_write for held, _ in self._pending):
+            rest = self._batch_started_at + PROCESS_PER_JOB_BATCH_SECONDS - monotonic()
+            if rest > 0:
+                await asyncio.sleep(rest)
+        self._batch_started_at = monotonic()
+
+    def _has_work(self) -> bool:
+        waiting = self._pending or self._batch or self._releases or self._progress
+        return bool(waiting or self._throttles or self._sessions_to_end)
+
+    def _wake(self) -> None:
+        self.all_written.clear()
+        self._work_added.set()
+
+    async def _send_once(self) -> None:
+        if self._sessions_to_end:
+            silences = self._sessions_to_end[:]
+            await self._line.execute(end_handler_sessions(silences))
+            del self._sessions_to_end[: len(silences)]
+        while self._throttles:
+            queue, after = next(iter(self._throttles.items()))
+            await self._line.execute(throttle_queue(queue, after, self._cooldown))
+            del self._throttles[queue]
+        if not self._batch:
+            self._fill_batch()
+        if self._batch:
+            await self._write_batch()
+        if self._releases:
+            await self._release_batch()
+        if self._progress:
+            await self._save_batch()
+
+    def _fill_batch(self) -> None:
+        """The next batch."""
+        room = MAX_CHILDREN_CHARACTERS
+        pending, sending = self._pending, self._batch
+        while pending and len(sending) < self._batch_size.current and room > 0:
+            sending.append(pending.popleft())
+            end = sending[-1][1]
+            if isinstance(end, JobFinish) and end.children is not None:
+                room -= len(end.children)
+        self._last_batch_results = len(sending)
+
+    async def _write_batch(self) -> None:
+        batch, began = self._batch, monotonic()
+        try:
+            await self._writer.write(batch)
+        except ConnectionDown as down:
+            if isinstance(down.__cause__, StatementTimedOut):  # slow, or cut off: a smaller one is not worse
+                self._split_batch(batch, slow=False)
+            raise
+        except psycopg.Error as error:
+            await self._on_batch_refused(batch, error)
+            return
+        self._batch = []
+        self._batch_size.record_written(len(batch), monotonic() - began)
+        self._tell_claimer(batch)
+
+    async def _on_batch_refused(self, batch: list[PendingResult], error: psycopg.Error) -> None:
+        """What is refused or too slow is halved, until one end stands alone."""
+        if len(batch) > 1:
+            self._split_batch(batch, slow=is_statement_timeout(error))
+            return
+        await self._writer.write_single(*batch[0], error)
+        self._batch = []
+        self._tell_claimer(batch)
+
+    def _tell_claimer(self, batch: list[PendingResult]) -> None:
+        limited = any(held.job.is_limited for held, _ in batch)
+        if limited or (self._is_holding_claims and self.has_capacity()):
+            self.on_written()
+
+    def _split_batch(self, batch: list[PendingResult], *, slow: bool) -> None:
+        self._pending.extendleft(reversed(batch))
+        self._batch = []
+        if self._batch_size.record_failed(len(batch), slow=slow):
+            self._facts.emit(FinishTooSlow(len(batch), self._line.statement_timeout))
+
+    async def _release_batch(self) -> None:
+        """Give jobs back. What is refused or too slow is halved, until one stands alone and is sent again later."""
+        releases = self._releases[: self._batch_size.current]
+        try:
+            locked = (
+                await self._line.execute(release(self._host, releases), raise_refusals=True)
+            ).locked_fences
+        except psycopg.Error as error:
+            self._batch_size.record_failed(len(releases), slow=is_statement_timeout(error))
+            if len(releases) > 1:
+                return
+            locked = releases
+        del self._releases[: len(releases)]
+        if locked:
+            self._deferred_releases += locked
+            self._deferred_releases_at = monotonic() + MAX_LOCKED_RETRY_SECONDS
+
+    async def _save_batch(self) -> None:
+        saves = dict(islice(self._progress.items(), self._batch_size.current))
+        for fence in saves:
+            del self._progress[fence]
+        try:
+            await self._line.execute(save_progress(self._host, list(saves.values())), raise_refusals=True)
+        except ConnectionDown:
+            self._progress = saves | self._progress
+            raise
+        except psycopg.Error as error:
+            if is_statement_timeout(error) and len(saves) > 1:
+                self._batch_size.record_failed(len(saves), slow=True)
+                self._progress = saves | self._progress
+
+
+PendingResult = tuple[HeldJob, JobFinish | JobRetry]
+#: Verdicts as plain text: whoever counts by them hashes no enum.
+_WORDS = {verdict: verdict.value for verdict in Verdict}
+_SUCCEEDED = Verdict.SUCCEEDED
+
+
+class ResultWriter:
+    def __init__(
+        self,
+        host: str,
+        line: ReconnectingConnection,
+        facts: EventBus,
+        again: Callable[[PendingResult], None],
+        *,
+        log_args: bool = True,
+    ) -> None:
+        self._host = host
+        self._line = line
+        self._facts = facts
+        self._log_args = log_args
+        self._resend_first = again  # for an end that must be the first of the next batch
+        self.deferred: DeferredResults[HeldJob, JobFinish | JobRetry] = DeferredResults()
+
+    async def write(self, batch: list[PendingResult]) -> None:
+        """Write them all.
+
+        `psycopg.Error`: none is written, because the database refuses one or took too long. `ConnectionDown`: it is not
+        known which are written.
+        """
+        self._on_written(batch, await self._execute([end for _, end in batch]))
+
+    async def write_single(self, held: HeldJob, end: JobFinish | JobRetry, error: psycopg.Error) -> None:
+        """It was not written by itself: without its texts, unless code in the database or the time said no; else later."""
+        try:
+            if not is_raised_by_database_code(error) and not is_statement_timeout(error):
+                await self._write_without_texts(held, end, error)
+                return
+        except psycopg.Error as still:
+            error = still
+        reason = f"{type(error).__name__}: {error.diag.message_primary or error}"
+        self._facts.emit(FinishFailed(*held.event_fields, reason, self.deferred.defer_refused(held, end)))
+
+    async def _write_without_texts(
+        self, held: HeldJob, end: JobFinish | JobRetry, error: psycopg.Error
+    ) -> None:
+        """The same end without anything that came from the handler."""
+        text = f"{type(error).__name__}: the database refused what the handler left; it was dropped"
+        bare = replace(
+            end,
+            error=text,
+            traceback=None,
+            stack=None,
+            output=None,
+            progress=None,
+            checkpoint=None,
+            rungs=None,
+        )
+        if isinstance(bare, JobFinish) and (bare.result is not None or bare.children is not None):
+            bare = replace(bare, result=None, children=None, state=JobState.DEAD, verdict=Verdict.ERROR)
+        self._on_written([(held, bare)], await self._execute([bare]))
+
+    async def _execute(self, both: Sequence[JobFinish | JobRetry]) -> dict[Fence, str]:
+        """Write them. Answers for each that was not written "already", "locked", "lost" or "again"; mostly for none."""
+        ends = [end for end in both if isinstance(end, JobFinish)]
+        agains = [end for end in both if isinstance(end, JobRetry)]
+        answers = await self._execute_finish(ends) if ends else {}
+        return answers | await self._execute_retry(agains) if agains else answers
+
+    async def _execute_finish(self, ends: list[JobFinish]) -> dict[Fence, str]:
+        answers = await self._line.execute(finish(self._host, ends), raise_refusals=True)
+        missing = [end for end in ends if answers.get(end.fence) == "missing"] if answers else []
+        if not missing:
+            return answers
+        return answers | await self._line.execute(
+            check_unwritten_finishes(self._host, missing), raise_timeouts=True
+        )
+
+    async def _execute_retry(self, agains: list[JobRetry]) -> dict[Fence, str]:
+        answers = await self._line.execute(retry(self._host, agains), raise_refusals=True)
+        missing = [end for end in agains if end.fence in answers] if answers else []
+        if not missing:
+            return answers
+        return await self._line.execute(check_unwritten_retries(self._host, missing), raise_timeouts=True)
+
+    def _on_written(self, batch: list[PendingResult], answers: dict[Fence, str]) -> None:
+        if answers or self.deferred.has_retries:
+            batch = self._split_by_answer(batch, answers)
+        for held, _ in batch:
+            if held.on_written is not None:
+                held.on_written()
+        self._facts.emit_all([_attempt_ended(held.job, end, self._log_args) for held, end in batch])
+
+    def _split_by_answer(self, batch: list[PendingResult], answers: dict[Fence, str]) -> list[PendingResult]:
+        """One by one: those whose end stands in the database."""
+        found: list[PendingResult] = []
+        for held, end in batch:
+            answer = answers.get(held.fence, "written")
+            if answer == "again":  # it changed under the statement: the first of the next one
+                self._resend_first((held, end))
+                continue
+            if answer == "locked":
+                self.deferred.defer_locked(held, end)
+                continue
+            self.deferred.forget(held.fence)
+            if answer != "lost":
+                found.append((held, end))
+                continue
+            if held.on_written is not None:
+                held.on_written()
+            self._facts.emit(FinishRejected(*held.event_fields))
+        return found
+
+
+def _attempt_ended(job: ClaimedJob, end: JobFinish | JobRetry, log_args: bool) -> AttemptEnded:
+    if isinstance(end, JobFinish):
+        state, again_in = end.state, None
+    else:
+        state, again_in = JobState.SCHEDULED if end.delay_seconds > 0 else JobState.READY, end.delay_seconds
+    return AttemptEnded(
+        job.id,
+        job.lease,
+        job.queue,
+        job.task,
+        job.args if log_args else "",
+        job.attempt,
+        job.max_attempts,
+        "succeeded" if end.verdict is _SUCCEEDED else _WORDS[end.verdict],
+        state,
+        end.duration_seconds,
+        end.cpu_seconds,
+        end.peak_rss_bytes,
+        end.error,
+        again_in,
+    )
+
+
+#: Seconds until an end whose row is locked is sent again: the first pause, and the longest. The claim of another host that
+#: read the job as ready locks its row for a moment.
+MIN_LOCKED_RETRY_SECONDS = 0.01
+MAX_LOCKED_RETRY_SECONDS = 0.5
+
+#: The same for an end that is refused.
+MIN_REFUSED_RETRY_SECONDS = 1.0
+MAX_REFUSED_RETRY_SECONDS = 60.0
+
+
+class HasFence(Protocol):
+    @property
+    def fence(self) -> Fence: ...
+
+
+K = TypeVar("K", bound=HasFence)
+V = TypeVar("V")
+
+
+class DeferredResults(Generic[K, V]):
+    """What the database does not take now, each with the moment when it is sent again."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Fence, tuple[float, K, V]] = {}
+        self._pauses: dict[Fence, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def has_retries(self) -> bool:
+        """True if any of what is not written yet was set aside before."""
+        return bool(self._pauses)
+
+    def seconds_until_due(self) -> float | None:
+        """Seconds until the next one is to be sent again; None: there is none."""
+        if not self._waiting:
+            return None
+        return max(0.0, min(at for at, _, _ in self._waiting.values()) - monotonic())
+
+    def fences(self) -> list[Fence]:
+        return list(self._waiting)
+
+    def defer_locked(self, one: K, end: V) -> float:
+        """Keep it until another session may have let go of its row; after how many seconds it is sent again."""
+        return self._defer(one, end, MIN_LOCKED_RETRY_SECONDS, MAX_LOCKED_RETRY_SECONDS)
+
+    def defer_refused(self, one: K, end: V) -> float:
+        """Keep what the database refused; after how many seconds it is sent again."""
+        return self._defer(one, end, MIN_REFUSED_RETRY_SECONDS, MAX_REFUSED_RETRY_SECONDS)
+
+    def _defer(self, one: K, end: V, first: float, most: float) -> float:
+        fence = one.fence
+        pause = min(most, max(first, 2 * self._pauses.get(fence, 0.0)))
+        self._pauses[fence] = pause
+        self._waiting[fence] = (monotonic() + pause, one, end)
+        return pause
+
+    def pop_due(self) -> list[tuple[K, V]]:
+        """What is to be sent again now."""
+        now = monotonic()
+        due = [fence for fence, (at, _, _) in self._waiting.items() if at <= now]
+        return [self._waiting.pop(fence)[1:] for fence in due]
+
+    def forget(self, fence: Fence) -> None:
+        """It is written, or is no longer ours."""
+        self._pauses.pop(fence, None)
+
+
+#: A batch may grow when it took less than this share of the time limit: twice as many then take half of it.
+FAST_BATCH_SHARE = 0.25
+
+
+class BatchSize:
+    def __init__(self, most: int, limit: float) -> None:
+        """`most`: ends in one statement. `limit`: seconds that it may take."""
+        self.most = most
+        self._fast_seconds = FAST_BATCH_SHARE * limit
+        self.current = most
+        self.is_slow = False  # it was halved for its time, and has not grown to the full size since
+
+    def record_written(self, count: int, seconds: float) -> None:
+        """A batch of `count` was written. Only a full one says that more would be fast, too."""
+        if count >= self.current and seconds < self._fast_seconds:
+            self.current = min(self.most, 2 * self.current)
+        if self.current == self.most:
+            self.is_slow = False
+
+    def record_failed(self, count: int, *, slow: bool) -> bool:
+        """A batch of `count` was not written. True: it is news that it was slow."""
+        self.current = max(1, count // 2)
+        news = slow and not self.is_slow
+        self.is_slow = self.is_slow or slow
+        return news

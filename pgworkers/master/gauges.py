@@ -1,0 +1,152 @@
+"""What a host measures for its gauges, besides what happens by itself.
+
+The leader looks at schedules and tables, as duties; every host looks at the memory of its workers. Each look is rare,
+bounded, and away from the loop where it could block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from pgworkers.clock import monotonic
+from pgworkers.events import (
+    EventBus,
+    MemoryMeasured,
+    QueueDepth,
+    QueuesMeasured,
+    SchedulesMeasured,
+    UnknownTaskFound,
+)
+from pgworkers.job import gauges
+from pgworkers.job.gauges import QUEUES_PER_STATEMENT, UnknownTask, unknown_tasks
+from pgworkers.linux import proc
+from pgworkers.master.connection import QueryExecutor
+from pgworkers.master.dispatcher import Dispatcher
+from pgworkers.master.duties import Duty
+from pgworkers.master.process_usage import RemeasurePolicy
+from pgworkers.master.queue_buffer import QueueBuffer
+from pgworkers.observe.statistics import table_sizes
+from pgworkers.schedule.definitions import schedule_times
+from pgworkers.settings import Settings
+
+#: Schedules with gauges of their own.
+MAX_SCHEDULES_MEASURED = 500
+#: Tables grow slowly.
+STORAGE_INTERVAL_SECONDS = 30.0
+#: For one look at the calendar so many at the depth of the queues.
+SCHEDULE_TIMES_PER_DEPTH_INTERVALS = 3
+MEMORY_INTERVAL_SECONDS = 10.0
+#: Of each queue, when a duty is performed by hand.
+MAX_JOBS_COUNTED_PER_QUEUE = 1000
+#: The most unknown tasks that one leader reports: any login that may enqueue can make up names.
+MAX_UNKNOWN_TASKS_REPORTED = 1000
+#: A look at memory walks page tables: it rests at least this many times as long as it took.
+MEMORY_REST_FACTOR = 20
+
+
+def GaugeDuties(
+    asker: QueryExecutor, facts: EventBus, settings: Settings, desks: Mapping[str, QueueBuffer] | None
+) -> list[Duty]:
+    """The looks of the leader. `desks`: of its host; None: there is no host, so every queue with ready jobs is looked at."""
+    depths: list[QueueDepth] = []  # of the last snapshot
+    known: set[tuple[str, str]] = set()  # strangers that were told of
+
+    def remember(seen: QueuesMeasured) -> None:
+        depths[:] = seen.queues
+
+    async def tasks() -> int:
+        if desks is None:
+            odd = [
+                one.queue
+                for one in await asker.execute(gauges.count_depth(MAX_JOBS_COUNTED_PER_QUEUE))
+                if one.ready
+            ]
+        else:
+            odd = queues_left_waiting(depths, desks, settings.poll + settings.statement_timeout)
+        found: list[UnknownTask] = []
+        for start in range(0, len(odd), QUEUES_PER_STATEMENT):
+            seen = await asker.execute(unknown_tasks(odd[start : start + QUEUES_PER_STATEMENT]))
+            found += seen
+        fresh = [one for one in found if (one.queue, one.task) not in known]
+        del fresh[max(0, MAX_UNKNOWN_TASKS_REPORTED - len(known)) :]
+        known.update((one.queue, one.task) for one in fresh)
+        for one in fresh:
+            facts.emit(UnknownTaskFound(one.queue, one.task, one.jobs))
+        return len(fresh)
+
+    facts.subscribe(remember, QueuesMeasured)
+
+    async def calendar() -> int:
+        seen = await asker.execute(schedule_times(MAX_SCHEDULES_MEASURED))
+        facts.emit(SchedulesMeasured(seen))
+        return len(seen)
+
+    async def tables() -> int:
+        seen = await asker.execute(table_sizes())
+        facts.emit(seen)
+        return len(seen.tables)
+
+    return [
+        Duty(
+            "calendar",
+            SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.depth,
+            calendar,
+            "read when schedules fire next, for the gauges",
+            is_due_on_election=True,
+            is_read_only=True,
+        ),
+        Duty(
+            "strangers",
+            SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.depth,
+            tasks,
+            "tell of jobs whose task nobody knows, where a worker idles beside them",
+            is_read_only=True,
+        ),
+        Duty(
+            "storage",
+            STORAGE_INTERVAL_SECONDS,
+            tables,
+            "measure tables and the oldest transaction",
+            is_due_on_election=True,
+            is_read_only=True,
+        ),
+    ]
+
+
+def queues_left_waiting(
+    depths: Sequence[QueueDepth], desks: Mapping[str, QueueBuffer], patience: float
+) -> list[str]:
+    """Queues of this host with an idle worker whose oldest job has waited too long for that: perhaps nobody knows it."""
+    return [
+        one.queue
+        for one in depths
+        if one.ready and one.oldest > patience
+        if not (one.paused or one.throttled) and one.queue in desks and desks[one.queue].idle_workers
+    ]
+
+
+async def measure_worker_memory(dispatch: Dispatcher, facts: EventBus) -> None:
+    """The memory of all workers, for as long as the host lives."""
+    resting = RemeasurePolicy()
+    weights: dict[int, int] = {}  # pid -> bytes
+    while True:
+        began = monotonic()
+        crews = {name: list(desk.workers) for name, desk in dispatch.buffers.items()}
+        marks = {worker.pid: worker.idle_mark for workers in crews.values() for worker in workers}
+        due = resting.due(marks, began)
+        if due:
+            weights.update(await asyncio.to_thread(_memory_of, due))
+        weights = {pid: weights[pid] for pid in marks}
+        each = {name: [weights[worker.pid] for worker in workers] for name, workers in crews.items()}
+        facts.emit(
+            MemoryMeasured(
+                {queue: sum(sizes) for queue, sizes in each.items()},
+                {queue: max(sizes, default=0) for queue, sizes in each.items()},
+            )
+        )
+        await asyncio.sleep(max(MEMORY_INTERVAL_SECONDS, (monotonic() - began) * MEMORY_REST_FACTOR))
+
+
+def _memory_of(pids: list[int]) -> dict[int, int]:
+    return {pid: sum(map(proc.proportional_bytes, proc.process_with_descendants(pid))) for pid in pids}

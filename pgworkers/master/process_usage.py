@@ -1,0 +1,91 @@
+"""Which processes need no new look: they rest, and were found resting before. Pure.
+
+A look at a process (its memory, its CPU time) costs as much as many of its own wake-ups, and of one that rests it says the
+same again. Two looks in a row at the same rest are trusted for a while: the first may still speak of the work before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pgworkers.linux import proc
+from pgworkers.linux.proc import CLOCK_TICKS_PER_SECOND, resident_bytes
+
+#: The most descendants of a worker that are counted in what people are shown: the master's loop does it.
+MAX_SHOWN_PROCESSES = 1000
+
+
+class ProcessUsage:
+    """CPU and memory of processes between two looks, with what they started: for people, once in a while."""
+
+    def __init__(self) -> None:
+        self._remeasure_policy = RemeasurePolicy()
+        self._cpu_ticks_seen: dict[int, tuple[float, int]] = {}  # pid -> when, ticks
+        self._last_samples: dict[int, tuple[float | None, int]] = {}
+
+    def sample(self, idle_marks: Mapping[int, int | None], now: float) -> dict[int, tuple[float | None, int]]:
+        """Percent of a core since the last look (None at the first) and resident bytes, of each with its descendants.
+
+        Of those who rest by their marks (`RemeasurePolicy`), as it was at the last look.
+        """
+        due = set(self._remeasure_policy.due(idle_marks, now))
+        found: dict[int, tuple[float | None, int]] = {}
+        for pid in idle_marks:
+            if pid not in due and pid in self._last_samples:
+                found[pid] = self._last_samples[pid]
+            elif (seen := self._measure(pid, now)) is not None:
+                found[pid] = seen
+        self._last_samples = found
+        self._cpu_ticks_seen = {pid: seen for pid, seen in self._cpu_ticks_seen.items() if pid in found}
+        return found
+
+    def _measure(self, pid: int, now: float) -> tuple[float | None, int] | None:
+        stats = [
+            one
+            for one in map(proc.read_stat, proc.process_with_descendants(pid, MAX_SHOWN_PROCESSES))
+            if one is not None
+        ]
+        if not stats:
+            return None
+        ticks = sum(one.cpu_ticks for one in stats)
+        before = self._cpu_ticks_seen.get(pid)
+        cpu = None
+        if before is not None and now > before[0]:
+            cpu = round(max(0.0, 100.0 * (ticks - before[1]) / CLOCK_TICKS_PER_SECOND / (now - before[0])), 1)
+        self._cpu_ticks_seen[pid] = now, ticks
+        return cpu, sum(resident_bytes(one.pid) for one in stats)
+
+
+#: Seconds after which even those who rest are looked at: a thread of theirs may have grown.
+IDLE_REMEASURE_SECONDS = 30.0
+
+
+class _Measurement(NamedTuple):
+    idle_mark: int | None
+    is_same_mark: bool  # as at the look before
+    measured_at: float
+
+
+class RemeasurePolicy:
+    def __init__(self) -> None:
+        self._measurements: dict[int, _Measurement] = {}
+
+    def due(self, idle_marks: Mapping[int, int | None], now: float) -> list[int]:
+        """Who is to be looked at now. Marks by pid: None while it works, and for each of its rests another number."""
+        before, self._measurements = self._measurements, {}
+        due = []
+        for pid, mark in idle_marks.items():
+            last = before.get(pid)
+            same = last is not None and mark is not None and last.idle_mark == mark
+            if (
+                last is not None
+                and same
+                and last.is_same_mark
+                and now - last.measured_at < IDLE_REMEASURE_SECONDS
+            ):
+                self._measurements[pid] = last
+            else:
+                self._measurements[pid] = _Measurement(mark, same, now)
+                due.append(pid)
+        return due

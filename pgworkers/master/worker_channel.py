@@ -1,0 +1,312 @@
+"""The master's end of one worker's channel: orders and tickets out, reports in, never blocking.
+
+A worker that is stopped or slow leaves its orders in our buffer; nobody else waits for it.
+
+The order that a worker is sent for a job that this host holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from math import inf
+
+import msgspec
+from msgspec import Raw
+
+from pgworkers.clock import monotonic
+from pgworkers.ipc import frames, report_page, tickets
+from pgworkers.ipc.frames import Frame, FrameError, FrameReader
+from pgworkers.master.held_job import HeldJob
+from pgworkers.specs import TaskSpec
+from pgworkers.supervisor.messages import Command
+from pgworkers.worker import messages
+from pgworkers.worker.messages import FrameKind, Order
+
+_RECEIVE_BYTES = 1 << 18
+
+
+class WorkerChannel:
+    """One worker process, as the master sees it: booting, idle, busy, suspended, silent, leaving or gone."""
+
+    def __init__(
+        self,
+        queue: str,
+        slot: int,
+        pid: int,
+        incarnation: int,
+        version: str,
+        channel: tuple[socket.socket, int, int, int],
+        on_frames: Callable[[WorkerChannel, list[Frame]], None],
+        on_end: Callable[[WorkerChannel], None],
+        tell: Callable[[Command], None],
+    ) -> None:
+        self.queue = queue
+        self.slot = slot
+        self.pid = pid
+        self.incarnation = incarnation  # the number of its fork in the life of its supervisor
+        self.name = f"{queue}/{slot}"
+        self.label = f"{queue}/{slot} pid {pid}"
+        self.version = version  # of the user's code it runs
+        self.send_to_supervisor = tell  # its supervisor
+        self.state = "booting"
+        #: What it has not reported yet: the first runs, or is about to; the others wait in front of it.
+        self.orders: deque[HeldJob] = deque()
+        self.expected_load_seconds = 0.0  # seconds that they should take together
+        self.is_awaiting_write = False  # its last end must be written before it begins anything
+        self.is_retiring = False  # its supervisor was replaced, or it is not wanted: it leaves after its job
+        self.protocol_error = ""  # why nothing that comes from it is believed any more
+        self.has_leaked_threads = False  # threads that its jobs left use CPU
+        self.last_job_id = (0, "")  # the job that it reported last, and its task
+        self.since = monotonic()  # of the present state, or of the present job
+        self.predicted_end = inf  # the present job, if it is foreseen
+        self.jobs_reported = 0
+        self._socket: socket.socket | None = channel[0]
+        _, self._ticket_reader, self._ticket_writer, self._report_page = channel
+        self._reader = FrameReader()
+        self._unsent = bytearray()
+        self._is_write_closed = False  # it reads no more; what it had reported is still to be read
+        self._on_frames = on_frames
+        self._on_closed = on_end
+        channel[0].setblocking(False)
+        asyncio.get_running_loop().add_reader(channel[0].fileno(), self._on_readable)
+
+    @property
+    def current_job(self) -> HeldJob | None:
+        """The job that it runs, or is about to."""
+        return self.orders[0] if self.orders else None
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket is not None and not self._is_write_closed
+
+    @property
+    def has_unsent_orders(self) -> bool:
+        """Has it not even taken what it was sent?"""
+        return bool(self._unsent)
+
+    def move_to(self, state: str) -> None:
+        self.state = state
+        self.since = monotonic()
+
+    # -- orders --------------------------------------------------------------------------------------------------------
+
+    def send_orders(self, given: list[HeldJob], data: bytes) -> bool:
+        """Send orders (`data` are their frames), and after them their tickets. False: it is dying, they are not sent."""
+        self._send(data)
+        return self._send_tickets(given)
+
+    def reclaim(self) -> list[HeldJob]:
+        """The orders that it has not begun, and never will. Those that are left here it has begun, or even ended."""
+        if self._ticket_reader < 0:
+            return []
+        keys = set(tickets.take_remaining(self._ticket_reader))
+        if not keys:
+            return []
+        if tickets.READY_REQUEST in keys and self._ticket_writer >= 0:
+            tickets.write_tickets(self._ticket_writer, [tickets.READY_REQUEST])
+        back = [held for held in self.orders if held.key in keys]
+        self.orders = deque(held for held in self.orders if held.key not in keys)
+        self.expected_load_seconds = sum(held.expected_seconds for held in self.orders)
+        for held in back:
+            held.worker = held.began_at = None
+        return back
+
+    def resend_tickets(self, given: list[HeldJob]) -> bool:
+        """Orders that were just taken back, in their old sequence: they are in its socket already."""
+        return self._send_tickets(given)
+
+    def ping(self) -> None:
+        """It took no ticket for a while. It will say READY when it comes to itself."""
+        self.move_to("silent")
+        if self._ticket_writer >= 0:
+            tickets.write_tickets(self._ticket_writer, [tickets.READY_REQUEST])
+
+    @property
+    def idle_mark(self) -> int | None:
+        """A number for each time that it rests; None while it does not."""
+        return self.jobs_reported if self.state == "idle" else None
+
+    def unstarted_orders(self) -> int:
+        """How many of its orders it has not begun."""
+        return tickets.count_remaining(self._ticket_reader) if self._ticket_reader >= 0 else 0
+
+    def pop_reported(self, frames: list[Frame]) -> list[tuple[HeldJob, Frame]]:
+        """It has reported these, one after the other: the next one, if there is one, begins. Only what it had counts."""
+        orders = self.orders
+        found: list[tuple[HeldJob, Frame]] = []
+        for frame in frames:
+            if not orders:
+                break
+            claimed = orders[0].job
+            if claimed.id == frame.job and claimed.lease == frame.lease:
+                held = orders.popleft()
+                self.expected_load_seconds -= held.expected_seconds
+                found.append((held, frame))
+        if found:
+            self.since = now = monotonic()
+            self.jobs_reported += len(found)
+            last = found[-1][0].job
+            self.last_job_id = last.id, last.task
+            if orders:
+                orders[0].began_at = now
+        return found
+
+    def _send_tickets(self, given: list[HeldJob]) -> bool:
+        if self._ticket_writer < 0 or self._is_write_closed:
+            return False
+        tickets.write_tickets(self._ticket_writer, [held.job[:2] for held in given])
+        if not self.orders:
+            given[0].began_at = self.since = monotonic()
+            self.expected_load_seconds = 0.0
+        for held in given:
+            held.worker = self
+            self.expected_load_seconds += held.expected_seconds
+        self.orders += given
+        return True
+
+    # -- the socket ------------------------------------------------------------------------------------------------------
+
+    def read_all(self) -> None:
+        """Hear all that it has to say, sent or not: a report beats the news of a death, and any guess of ours."""
+        while self._socket is not None and self._receive():
+            pass
+        waiting = report_page.read(self._report_page) if self._report_page >= 0 else b""
+        if waiting:
+            self._decode(FrameReader(), waiting)
+
+    def close(self) -> None:
+        """Close the socket and the pipe: an idle worker leaves, a busy one is left to its supervisor."""
+        sock, self._socket = self._socket, None
+        if sock is not None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(sock.fileno())
+            loop.remove_writer(sock.fileno())
+            sock.close()
+        if self._ticket_writer >= 0:
+            os.close(self._ticket_writer)
+            self._ticket_writer = -1
+
+    def dispose(self) -> None:
+        """It is dead: nothing of its channel is left."""
+        self.close()
+        for fd in (self._ticket_reader, self._report_page):
+            if fd >= 0:
+                os.close(fd)
+        self._ticket_reader = self._report_page = -1
+        self.move_to("gone")
+
+    def stop_reading(self) -> None:
+        """It has said its last word and is on its way out: that it hangs up is no news, its supervisor will tell."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fileno())
+
+    def dismiss(self) -> None:
+        """Let an idle worker go: its channel closes, it runs its stop hooks and exits."""
+        self.move_to("leaving")
+        self.close()
+
+    def _on_readable(self) -> None:
+        self._receive()
+
+    def _receive(self) -> bool:
+        if self._socket is None:
+            return False
+        try:
+            data = self._socket.recv(_RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            self._on_closed(self)
+            return False
+        return self._decode(self._reader, data)
+
+    def _decode(self, reader: FrameReader, data: bytes) -> bool:
+        """False: that is nothing that a worker of ours says. It gets no more orders, and its job ends as a crash."""
+        try:
+            self._on_frames(self, reader.feed(data))
+        except (FrameError, msgspec.MsgspecError) as error:
+            self.protocol_error = self.protocol_error or str(error)
+            self.close()
+            self._on_closed(self)
+            return False
+        return True
+
+    def _send(self, data: bytes) -> None:
+        if self._socket is None or self._is_write_closed:
+            return  # it is dying; its supervisor will say so
+        if not self._unsent:
+            try:
+                sent = self._socket.send(data)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                self._is_write_closed = True
+                return
+            if sent == len(data):
+                return
+            data = data[sent:]
+            asyncio.get_running_loop().add_writer(self._socket.fileno(), self._on_writable)
+        self._unsent += data
+
+    def _on_writable(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            sent = self._socket.send(self._unsent)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._is_write_closed = True
+            self._unsent.clear()
+            asyncio.get_running_loop().remove_writer(self._socket.fileno())
+            return
+        del self._unsent[:sent]
+        if not self._unsent:
+            asyncio.get_running_loop().remove_writer(self._socket.fileno())
+
+
+_ORDER_KIND = int(FrameKind.ORDER)
+_JSON_NULL = Raw(b"null")
+
+#: Of the last plain order of each task: the task, the queue, what else is known of the job, the text before its arguments.
+#: Jobs of one task seldom differ in more than those.
+_Last = tuple[TaskSpec, str, tuple[object, ...], bytes]
+_last: dict[str, _Last] = {}
+
+
+def encode_order(held: HeldJob) -> bytes:
+    """As it goes into the worker's socket. The same job makes the same frame, whenever it is sent."""
+    job = held.job
+    last = _last.get(job.task)
+    if last is not None and last[0] is held.task and last[1] == job.queue and last[2] == job[5:15]:
+        head = last[3]
+    else:
+        head = messages.encode_order_header(_order_of(held))
+        if job.seconds_to_deadline is None and job.checkpoint is None and job.meta is None:
+            _last[job.task] = held.task, job.queue, job[5:15], head
+    return frames.encode(_ORDER_KIND, job.id, job.lease, head + job.args.encode())
+
+
+def _order_of(held: HeldJob) -> Order:
+    job, spec = held.job, held.task
+    return Order(
+        job.task,
+        job.queue,
+        job.attempt,
+        job.crashes,
+        held.timeout_seconds(),
+        job.memory_bytes if job.memory_bytes is not None else spec.memory,
+        _JSON_NULL if job.checkpoint is None else Raw(job.checkpoint.encode()),
+        _JSON_NULL if job.meta is None else Raw(job.meta.encode()),
+        job.errors,
+        spec.exclusive,
+        spec.stall_timeout,
+        held.job_deadline_ns(),
+    )

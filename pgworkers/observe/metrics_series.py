@@ -1,0 +1,178 @@
+"""Numbers in memory: a family for each metric, a cell for each of its series. A fact costs an addition; a scrape reads.
+
+A family whose labels are names holds at most so many of them; further ones are counted under `other`, and that is counted.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import isnan
+
+from pgworkers.observe.metrics_catalog import UNBOUNDED_LABELS, Metric
+
+OTHER_LABEL_VALUE = "other"
+#: Values of open labels (or pairs of them, as queue and task) that a family holds.
+MAX_SERIES_PER_FAMILY = 500
+
+
+#: A job that stands for a number: its id, the number, Unix time. A plain tuple, because one is made for every job.
+Exemplar = tuple[int, float, float]
+
+
+class Series:
+    """One counter or gauge."""
+
+    __slots__ = ("exemplar", "line_prefix", "value")
+
+    def __init__(self, head: str) -> None:
+        self.line_prefix = head  # the line up to the value
+        self.value = 0.0
+        self.exemplar: Exemplar | None = None
+
+
+class Histogram:
+    """One histogram: what fell into each bucket, by itself; summed up only when it is read."""
+
+    __slots__ = ("bounds", "counts", "exemplars", "line_prefixes", "total")
+
+    def __init__(self, bounds: tuple[float, ...], heads: list[str]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+        self.line_prefixes = heads  # of the buckets, the count and the sum
+        self.exemplars: dict[int, Exemplar] = {}
+
+    def observe(self, value: float, exemplar: Exemplar | None = None) -> None:
+        at = bisect_left(self.bounds, value)
+        self.counts[at] += 1
+        self.total += value
+        if exemplar is not None:
+            self.exemplars[at] = exemplar
+
+    def observe_many(self, values: list[float], jobs: Sequence[int] = (), now: float = 0.0) -> None:
+        """Times of jobs, in their order, and which jobs (they stand for their buckets). What is below 0 counts as 0."""
+        if not min(values) >= 0.0:
+            values = [value if value > 0.0 else 0.0 for value in values]
+        bounds, counts = self.bounds, self.counts
+        self.total += sum(values)
+        least, most = bisect_left(bounds, min(values)), bisect_left(bounds, max(values))
+        if least == most:  # as jobs that are told together mostly are
+            counts[most] += len(values)
+            if jobs:
+                self.exemplars[most] = (jobs[-1], values[-1], now)
+            return
+        places = [bisect_left(bounds, value) for value in values]
+        for at in places:
+            counts[at] += 1
+        if jobs:
+            last = dict(
+                zip(places, range(len(places)), strict=True)
+            )  # which of them is the last in its bucket
+            for at, nth in last.items():
+                self.exemplars[at] = (jobs[nth], values[nth], now)
+
+    def merge(self, counts: list[int], total: float) -> None:
+        """What somebody else observed, with the same bounds."""
+        self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
+        self.total += total
+
+    def cumulative(self) -> list[int]:
+        return list(accumulate(self.counts))
+
+
+class Family:
+    """All series of one metric."""
+
+    def __init__(
+        self,
+        metric: Metric,
+        on_capped: Callable[[], None],
+        max_series: int = MAX_SERIES_PER_FAMILY,
+        *,
+        should_cap_every_label: bool = False,
+    ) -> None:
+        self.metric = metric
+        self.series: dict[tuple[str, ...], Series] = {}
+        self.histograms: dict[tuple[str, ...], Histogram] = {}
+        self._on_capped = on_capped
+        self._max_series = max_series
+        self._unbounded_positions = [
+            at
+            for at, label in enumerate(metric.labels)
+            if should_cap_every_label or label in UNBOUNDED_LABELS
+        ]
+        self._known_values: set[tuple[str, ...]] = set()
+
+    def series_for(self, *values: str) -> Series:
+        """The counter or gauge with these labels; made at 0 when it is new."""
+        cell = self.series.get(values)
+        if cell is None:
+            values = self.capped_labels(values)
+            cell = self.series.get(values)
+            if cell is None:
+                cell = self.series[values] = Series(self._line_prefix(self.metric.full_name, values))
+        return cell
+
+    def histogram_for(self, *values: str) -> Histogram:
+        found = self.histograms.get(values)
+        if found is None:
+            values = self.capped_labels(values)
+            found = self.histograms.get(values)
+            if found is None:
+                name = self.metric.full_name
+                bounds = [*map(show_number, self.metric.buckets), "+Inf"]
+                heads = [self._line_prefix(f"{name}_bucket", values, f'le="{bound}"') for bound in bounds]
+                heads += [
+                    self._line_prefix(f"{name}_count", values),
+                    self._line_prefix(f"{name}_sum", values),
+                ]
+                found = self.histograms[values] = Histogram(self.metric.buckets, heads)
+        return found
+
+    def clear(self) -> None:
+        self.series.clear()
+        self.histograms.clear()
+        self._known_values.clear()
+
+    def has_series(self, *values: str) -> bool:
+        """Has it a series for just these labels?"""
+        return values in self.series or values in self.histograms
+
+    def capped_labels(self, values: tuple[str, ...]) -> tuple[str, ...]:
+        """The same labels, or with `other` for the names, if there are too many."""
+        names = tuple(values[at] for at in self._unbounded_positions)
+        if not names or names in self._known_values:
+            return values
+        if len(self._known_values) < self._max_series:
+            self._known_values.add(names)
+            return values
+        self._on_capped()
+        return tuple(
+            OTHER_LABEL_VALUE if at in self._unbounded_positions else value for at, value in enumerate(values)
+        )
+
+    def _line_prefix(self, name: str, values: tuple[str, ...], more: str = "") -> str:
+        pairs = [
+            f'{label}="{escape_label(value)}"'
+            for label, value in zip(self.metric.labels, values, strict=True)
+        ]
+        if more:
+            pairs.append(more)
+        return f"{name}{{{','.join(pairs)}}} " if pairs else f"{name} "
+
+
+def escape_label(value: str) -> str:
+    """A label's value, as both formats want it. A lone surrogate has no UTF-8: it becomes a question mark."""
+    text = value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def show_number(value: float) -> str:
+    """A number as both formats read it."""
+    if isnan(value):
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(value)

@@ -1,0 +1,131 @@
+"""Whose a file is: what is found by itself must not be another user's trap.
+
+Commands look for `app.py` in the current directory and for `.pgworkers` beside it. In a directory that others can
+write to, both may have been put there by anyone. What a user names is theirs to judge and is not asked about here.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shlex
+import stat
+import sys
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pgworkers.errors import UsageError
+from pgworkers.settings import Settings
+
+#: Any of these says which server is meant; PGUSER or PGPASSWORD alone do not.
+PG_VARIABLES = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGSERVICE")
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseChoice:
+    """Which Postgres, and why. `dsn` is empty for PG* variables (libpq reads them), and for the embedded server."""
+
+    dsn: str
+    source: str
+    is_embedded: bool
+    home: Path  # of the embedded server
+    is_home_configured: bool = False  # else it was found beside the app
+
+
+def choose_database(
+    settings: Settings, sources: Mapping[str, str], config_dir: Path, environ: Mapping[str, str] | None = None
+) -> DatabaseChoice:
+    """The first of: --dsn, PGWORKERS_DSN, DATABASE_URL, the app's dsn, PG* variables; else the embedded server.
+
+    PG* variables come after the app because they only fill in what an address leaves open, as in libpq.
+    """
+    environ = os.environ if environ is None else environ
+    home = Path(settings.home).expanduser() if settings.home else config_dir / ".pgworkers"
+    home, named = home.absolute(), bool(settings.home)
+    if settings.dsn:
+        said = sources.get("dsn", "default")
+        source = {"command line": "--dsn", "app": "the app's dsn"}.get(said, said)
+        return DatabaseChoice(settings.dsn, source, False, home, named)
+    if any(environ.get(name) for name in PG_VARIABLES):
+        return DatabaseChoice("", "PG* variables", False, home, named)
+    return DatabaseChoice("", "embedded server", True, home, named)
+
+
+def refuse_foreign_home(chosen: DatabaseChoice, app_owner: int | None) -> None:
+    """Refuse an embedded server's directory that was found and may be another user's doing.
+
+    `app_owner`: the user whose app was named or is running here already. His directory is as good as his code.
+    """
+    if chosen.is_home_configured:
+        return
+    why = reason_to_distrust(chosen.home, () if app_owner is None else (app_owner,))
+    if why is not None:
+        raise UsageError(
+            f"{chosen.home} {why}, so it is not used as the embedded server's directory; nothing was done. If you trust it, "
+            f"say PGWORKERS_HOME={shlex.quote(str(chosen.home))}; or name a Postgres with --dsn or DATABASE_URL"
+        )
+
+
+def app_owner(config: str | None) -> int | None:
+    """The user that an app belongs to, as far as its name tells; None: there is no app."""
+    if config is None:
+        return None
+    file = Path(config.rpartition(":")[0] or config)
+    try:
+        return (file if file.is_file() else app_directory(config)).stat().st_uid
+    except OSError:
+        return None
+
+
+def app_directory(config: str | None) -> Path:
+    """The directory of an app, found by its name alone. The embedded server lives there.
+
+    For an imported app it is the directory of `App.source_file`, so both find the same server.
+    A dotted name is looked for as an import would, but nothing of it is imported: who asks is often the master.
+    """
+    name = (config or "").rpartition(":")[0] or config or ""
+    path = Path(name)
+    if name.endswith(".py") or os.sep in name or path.is_file():
+        return path.resolve().parent
+    for root in (os.getcwd(), *sys.path) if name else ():
+        module = Path(root, *name.split("."))
+        for file in (module / "__init__.py", module.with_name(f"{module.name}.py")):
+            if file.is_file():
+                return file.resolve().parent
+    return Path.cwd()
+
+
+_WRITABLE_BY_OTHERS = stat.S_IWOTH
+
+
+def reason_to_distrust(path: Path, trusted: Container[int] = ()) -> str | None:
+    """Why this file or directory may be another user's doing; None: it belongs to us, to root or to someone trusted."""
+    try:
+        found, above = path.stat(), path.parent.stat()
+    except OSError:
+        return None  # whoever opens it says what is wrong
+    if found.st_uid not in (0, os.geteuid()) and found.st_uid not in trusted:
+        return f"belongs to {_user_name(found.st_uid)}"
+    if found.st_mode & _WRITABLE_BY_OTHERS:
+        return "can be written by every user of this machine"
+    if found.st_mode & stat.S_IWGRP and found.st_gid != _default_group(found.st_uid):
+        return f"can be written by the group {found.st_gid}"
+    if above.st_mode & _WRITABLE_BY_OTHERS and not above.st_mode & stat.S_ISVTX:
+        return "lies in a directory in which every user of this machine can replace it"
+    return None
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"the user id {uid}"
+
+
+def _default_group(uid: int) -> int:
+    """The group that a user's files have by default: with a umask of 002 it may write to all of them."""
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return uid

@@ -1,0 +1,61 @@
+"""What an error of the driver means to a user of pgworkers: each becomes an error of ours, so that none leaks.
+
+Only a caller's own transaction keeps the driver's errors that it must see to run again: a serialization failure and a
+deadlock on a connection that the caller gave.
+"""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import errors
+
+from pgworkers.errors import (
+    DatabaseRefused,
+    DatabaseUnreachable,
+    PermissionDenied,
+    PgworkersError,
+    QuotaExceeded,
+    SchemaOutOfDate,
+)
+
+
+def translate_error(
+    error: psycopg.Error, not_done: str = "nothing was changed", role: str = ""
+) -> PgworkersError:
+    """The error to raise instead. `not_done`: what was not done. `role`: which of our roles may do it."""
+    text = first_line(error)
+    hint = (error.diag.message_hint or "").strip().rstrip(".")
+    match error:
+        case errors.InsufficientPrivilege():
+            fix = hint or (f"GRANT {role} to this login" if role else "GRANT one of the roles to this login")
+            return PermissionDenied(
+                f"the database refused: {text}; {not_done}; {fix} (docs/how-to/separate-logins.md)"
+            )
+        case errors.ConfigurationLimitExceeded():
+            return QuotaExceeded(f"{text}; {not_done}" + (f"; {hint}" if hint else ""))
+        case (
+            errors.UndefinedFunction()
+            | errors.UndefinedTable()
+            | errors.UndefinedColumn()
+            | errors.InvalidSchemaName()
+        ):
+            return SchemaOutOfDate(
+                f"the database has no tables of pgworkers, or those of another version; {not_done}; "
+                "run pgworkers migrate up"
+            )
+        case errors.QueryCanceled() | errors.LockNotAvailable():
+            return DatabaseUnreachable(
+                f"the database did not answer in time ({text}); {not_done}; is it overloaded, or a row locked?"
+            )
+        case psycopg.OperationalError() | psycopg.InterfaceError():
+            return DatabaseUnreachable(f"the database cannot do it now: {text}; {not_done}")
+    return DatabaseRefused(f"the database refused: {text}; {not_done}")
+
+
+def is_callers_to_retry(error: psycopg.Error) -> bool:
+    """True for an error that the owner of a transaction must see as it is, to run the transaction again."""
+    return (error.sqlstate or "").startswith("40")
+
+
+def first_line(error: psycopg.Error) -> str:
+    return (error.diag.message_primary or str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,140 @@
+"""Importing the app once, so that every worker has it for the price of a fork.
+
+Passwords out of texts that people will see: an app's own error may quote its DSN. Pure.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType
+
+from pgworkers.app import App
+from pgworkers.app_import import import_app
+from pgworkers.errors import AppNotLoaded
+from pgworkers.linux import limits, process_exit
+from pgworkers.observe import python_logging
+from pgworkers.settings import Settings
+from pgworkers.supervisor.describe import threads_error
+from pgworkers.supervisor.fork_safety import threads_blocking_fork
+from pgworkers.supervisor.messages import Boot, Booted, BootFailed
+from pgworkers.units import format_duration
+from pgworkers.worker.rehearsal import rehearse
+from pgworkers.worker.startup import configure_streams, empty_stdin
+
+
+@dataclass(slots=True)
+class LoadedApp:
+    app: App
+    settings: Settings
+    fact: Booted
+
+
+class _ImportTimedOut(BaseException):
+    """A BaseException, so that a module's own `except Exception` does not swallow it."""
+
+
+def settings_from_boot(boot: Boot) -> Settings:
+    """The master has parsed and checked them; JSON has kept the numbers."""
+    return Settings(**boot.settings)  # type: ignore[arg-type]
+
+
+def load_app(boot: Boot, parent: int) -> LoadedApp | BootFailed:
+    """Import the app and the queue's preload modules, and see that a fork is safe."""
+    settings = settings_from_boot(boot)
+    started = time.monotonic()
+    python_logging.install_record_factory()
+    limits.set_thread_variables(boot.queue.threads)
+    limits.set_nice(boot.queue.nice)
+    _check_cores(boot)
+    try:
+        with _ImportTimer(settings.boot):
+            app = import_app(boot.config)
+            for name in boot.queue.preload:
+                importlib.import_module(name)
+            app.use_database(settings.dsn, settings)  # here and not in each worker: what it makes is shared
+            app.client.has_single_connection = True  # a worker runs one handler at a time
+            empty_stdin()
+            configure_streams()
+            if not app.start_hooks:
+                python_logging.configure_root_logger(settings.log, settings.log_level)
+            for task in app.tasks.values():
+                task.build_codecs()
+            if any(task.is_async for task in app.tasks.values()):
+                importlib.import_module("asyncio")  # once for all workers; without such tasks for none
+    except _ImportTimedOut as error:
+        return BootFailed(
+            f"importing {boot.config} took longer than {format_duration(settings.boot)}; no worker was started. "
+            "Move slow work to @app.on_worker_start, or raise the setting `boot`",
+            hide_passwords("".join(traceback.format_exception(error))),
+        )
+    except AppNotLoaded as error:
+        return BootFailed(hide_passwords(str(error)), hide_passwords(user_traceback(error)))
+    except BaseException as error:
+        said = "".join(traceback.format_exception_only(error)).strip()
+        return BootFailed(
+            hide_passwords(f"importing {boot.config} failed: {said}; no worker was started"),
+            hide_passwords(user_traceback(error)),
+        )
+    threads = threads_blocking_fork()
+    if threads:
+        return BootFailed(f"{threads_error(boot.config, threads)}; no worker was started")
+    with suppress(OSError):  # no descriptor left for it, for instance: workers are as good without
+        rehearse(settings, boot.queue, parent)
+    process_exit.restore_gc_threshold()
+    gc.collect()
+    gc.freeze()  # what is here now is shared with all workers: do not touch it
+    return LoadedApp(app, settings, Booted(round(time.monotonic() - started, 3), len(sys.modules)))
+
+
+def _check_cores(boot: Boot) -> None:
+    here = os.sched_getaffinity(0)
+    if not limits.allowed_cores(boot.queue.cores, here):
+        wanted = ", ".join(map(str, boot.queue.cores))
+        print(
+            f"[pgworkers: queue {boot.queue.name}: none of its cores ({wanted}) may be used here "
+            f"({', '.join(map(str, sorted(here)))} may); its workers run on any]",
+            file=sys.stderr,
+        )
+
+
+def user_traceback(error: BaseException) -> str:
+    """The user's part of the traceback if the loader kept one, else all of it."""
+    kept = error.traceback if isinstance(error, AppNotLoaded) else ""
+    return kept or "".join(traceback.format_exception(error))
+
+
+class _ImportTimer:
+    """Raises where the import hangs. Code that hangs in C is left to the master's patience."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        def ring(_signum: int, _frame: FrameType | None) -> None:
+            raise _ImportTimedOut
+
+        signal.signal(signal.SIGALRM, ring)
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+_PASSWORD_IN_URL = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@'\"]*):[^\s@'\"]+@", re.IGNORECASE)
+_PASSWORD_ASSIGNMENT = re.compile(
+    r"(\b(?:password|passwd|pgpassword)\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s,;'\"]+)", re.IGNORECASE
+)
+
+
+def hide_passwords(text: str) -> str:
+    return _PASSWORD_ASSIGNMENT.sub(r"\1***", _PASSWORD_IN_URL.sub(r"\1:***@", text))

@@ -1,0 +1,98 @@
+"""The limits of a running job: its deadline, its memory, the lease it runs under, and how long it may show no sign of life.
+
+The supervisor checks them on every tick. The numbers are in the worker's scoreboard slot, so they hold without the master
+and without the database. A broken limit becomes a stop request; the ladder does the rest.
+"""
+
+from __future__ import annotations
+
+import time
+
+from pgworkers.ipc.scoreboard import SlotJob, SlotState, StopReason
+from pgworkers.linux import proc
+from pgworkers.settings import Settings
+from pgworkers.supervisor import stall_detector, suspend
+from pgworkers.supervisor.ladder import StopRequest
+from pgworkers.supervisor.stopper import kill_group
+from pgworkers.supervisor.worker_record import WorkerRecord
+
+#: After a look at the memory of a job within its limit, this many times the CPU time of that look pass before the next.
+MEASURE_PAUSE_FACTOR = 20
+MAX_MEASURE_PAUSE_SECONDS = 1.0  # at most
+
+
+def check_limits(worker: WorkerRecord, settings: Settings, now: float, fence: float) -> None:
+    """Deadline and memory limit travel in the slot: they hold without master and database.
+
+    So does the fence of exclusive jobs, two thirds into the term (process/term) of the last renewal that held: they must be
+    dead before the lease could be somebody else's.
+    """
+    running = worker.slot.read_job()
+    key = (running.job, running.lease)
+    if running.state == SlotState.LEAVING and running.deadline and now * 1e9 > running.deadline:
+        kill_group(worker, "kill")  # its stop hooks hang
+    if worker.suspended_at:
+        suspend.keep_stopped(worker, running)
+    if running.job == 0:
+        return
+    used = _memory_over_limit(worker, running, now)
+    fenced = running.state == SlotState.RUNNING and worker.slot.is_exclusive and now >= fence
+    known = worker.stop_requests.get(key)
+    if used:
+        worker.slot.memory_used = used if known is None else max(worker.slot.memory_used, used)
+    if known is not None:
+        if is_far_over_memory_limit(running, used):
+            known.shorten(0.0, 0.0)
+        elif fenced:  # graces that were given to it before are longer than its lease may be
+            known.shorten(0.0, settings.lease / 6)
+        return
+    clock = worker.suspended_at or now  # the deadline of a suspended job stands still
+    reason = find_broken_limit(int(clock * 1e9), running, used)
+    ask, raise_ = settings.ask_grace, settings.raise_grace
+    if reason is StopReason.MEMORY:
+        ask = 0.0  # who eats memory is not asked first: every second of grace is more of it
+    elif fenced:
+        reason, ask, raise_ = StopReason.LEASE, 0.0, settings.lease / 6
+    elif (
+        reason is StopReason.NONE
+        and not worker.suspended_at
+        and stall_detector.has_stalled_too_long(now, worker.life_signs, worker.slot.stall_timeout)
+    ):
+        reason = StopReason.STALL
+    if reason is not StopReason.NONE:
+        suspend.resume(worker, now)
+        worker.stop_requests[key] = StopRequest(*key, reason.word, now, ask, raise_)
+
+
+def _memory_over_limit(worker: WorkerRecord, running: SlotJob, now: float) -> int:
+    """Bytes used if they are more than the limit, else 0.
+
+    A job with thousands of processes is measured less often, unless it is over its limit or is being stopped.
+    """
+    key = (running.job, running.lease)
+    if not running.memory_limit:
+        return 0
+    if now < worker.next_measure_at and key == worker.measured_job and key not in worker.stop_requests:
+        return 0
+    before = time.thread_time()
+    used = proc.memory_over_limit(worker.pid, running.memory_limit)
+    pause = min(MAX_MEASURE_PAUSE_SECONDS, (time.thread_time() - before) * MEASURE_PAUSE_FACTOR)
+    worker.next_measure_at = now if used else now + pause
+    worker.measured_job = key
+    return used
+
+
+def find_broken_limit(now: int, running: SlotJob, used: int) -> StopReason:
+    """The limit that the running job has broken. `now` in nanoseconds, `used` in bytes."""
+    if running.job == 0 or running.state != SlotState.RUNNING:
+        return StopReason.NONE
+    if running.deadline and now >= running.deadline:
+        return StopReason.DEADLINE
+    if running.memory_limit and used > running.memory_limit:
+        return StopReason.MEMORY
+    return StopReason.NONE
+
+
+def is_far_over_memory_limit(running: SlotJob, used: int) -> bool:
+    """Far beyond its memory limit while it is being stopped: no grace is worth the neighbours' memory."""
+    return running.memory_limit > 0 and used > running.memory_limit * 3 // 2

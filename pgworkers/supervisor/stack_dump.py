@@ -1,0 +1,113 @@
+"""A faulthandler dump as a person wants to read it: the handler's frames, without ours below them. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from functools import partial
+
+from pgworkers.linux import signals
+from pgworkers.supervisor import suspend
+from pgworkers.supervisor.ladder import Rung
+from pgworkers.supervisor.messages import DumpStacks, StackDumped, SupervisorFact
+from pgworkers.supervisor.worker_record import DumpRequest, WorkerRecord
+
+_PACKAGE_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+#: Whoever is called by one of these is user code; from here down it is always the same.
+_OUR_FILES = tuple(f'  File "{_PACKAGE_DIRECTORY}/{name}' for name in ("worker/", "task.py", "supervisor/"))
+#: One line. A dump that is cut at its end may have the beginning of it.
+_EXTENSIONS = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
+_HEARTBEAT = f'  File "{_PACKAGE_DIRECTORY}/worker/heartbeat.py"'
+
+
+def clean_dump(dump: str) -> str:
+    """Drop the heartbeat thread, the frames under the handler and the list of extension modules, which is longer than all
+    the rest where numeric libraries are loaded; keep everything if nothing would be left."""
+    dump = _EXTENSIONS.sub("", dump)
+    blocks = [_cut_our_frames(block) for block in dump.split("\n\n") if _HEARTBEAT not in block]
+    told = "\n\n".join(block for block in blocks if block.strip())
+    return told.strip() or dump.strip()
+
+
+def _cut_our_frames(block: str) -> str:
+    """An idle worker's stack is all ours: it is kept whole."""
+    lines = block.split("\n")
+    frames = [line for line in lines if line.startswith("  File ")]
+    if not frames or frames[0].startswith(_OUR_FILES):
+        return block
+    kept: list[str] = []
+    cut = False
+    for line in lines:
+        cut = cut or line.startswith(_OUR_FILES)
+        if not (cut and line.startswith("  ")):
+            kept.append(line)
+    return "\n".join(kept)
+
+
+NO_DUMP_TEXT = "no stack: the job's handler has closed the descriptor that stacks are written to"
+
+
+def request_dump(worker: WorkerRecord) -> None:
+    """All stacks into the dump file, by faulthandler's C code. A stopped process is continued for it.
+
+    The signals come first: they wait for the process and are the first thing it does, even if it stops itself again.
+    """
+    worker.capture.dump_start = worker.dump_size_seen = worker.capture.dump_size()
+    write_stacks(worker)
+    if suspend.is_stopped(worker):
+        signals.send_to_group(worker.pid, signal.SIGCONT)
+
+
+def write_stacks(worker: WorkerRecord) -> bool:
+    """By the main thread itself: another one could be stopped by it in the middle of the writing, and here
+    faulthandler has finished before Python writes its part.
+
+    False: the descriptor that faulthandler would write to is not the dump file any more, so nothing was asked for.
+    """
+    if not worker.capture.is_dump_open_in(worker.pid, worker.slot.dump_fd):
+        return False
+    signals.send_to_main_thread(worker.pid, signal.SIGUSR2)
+    if worker.slot.has_event_loop:  # an event loop: only Python knows where its tasks wait
+        worker.slot.task_dumps_requested += 1
+        signals.send(worker.pid, signal.SIGUSR1)
+    return True
+
+
+def is_complete(worker: WorkerRecord) -> bool:
+    """Has the dump been written to its end? Where an event loop runs, what Python writes comes last."""
+    if worker.slot.task_dumps_written != worker.slot.task_dumps_requested:
+        return False
+    return bool(worker.slot.has_event_loop) or worker.capture.is_dump_complete()
+
+
+def begin_dump(worker: WorkerRecord, order: DumpStacks, now: float) -> StackDumped | None:
+    """`DumpStacks` of the master: the answer comes when the file stops growing."""
+    said = partial(StackDumped, order.slot, order.incarnation, order.token)
+    if suspend.is_stopped(worker):
+        return said("the worker is stopped (SIGSTOP); its stack cannot be read now")
+    if not worker.is_ready:
+        return said("the worker is starting; it has no job yet")
+    size = worker.capture.dump_size()
+    if not write_stacks(worker):
+        return said(NO_DUMP_TEXT)
+    worker.dump_requests.append(DumpRequest(order.token, size, size, now + 1.0))
+    return None
+
+
+def finish_dumps(worker: WorkerRecord, now: float) -> list[SupervisorFact]:
+    facts: list[SupervisorFact] = []
+    size = worker.capture.dump_size()
+    for wanted in list(worker.dump_requests):
+        quiet = size > wanted.start_size and size == wanted.last_size and is_complete(worker)
+        wanted.last_size = size
+        if not quiet and now < wanted.give_up_at:
+            continue
+        worker.dump_requests.remove(wanted)
+        text = (
+            worker.capture.stack(wanted.start_size) or "no stack: the worker did not answer within a second"
+        )
+        facts.append(StackDumped(worker.index, worker.incarnation, wanted.token, text))
+        if not any(Rung.DUMP in climb.rung_times for climb in worker.stop_requests.values()):
+            worker.capture.dump_start = size  # it is not the stack of a later death
+    return facts
