@@ -53,7 +53,7 @@ def test_every_command_has_help(cli: Command, name: str) -> None:
         (["run", "-w", "many"], "auto"),
         (["run", "-Q", "a:"], "write a,b:4"),
         (["run", "--drain", "soon"], "drain_timeout: 'soon' is not a duration"),
-        (["run", "--log", "xml"], "log='xml': use text or json"),
+        (["run", "--log", "xml"], "log_format='xml': use text or json"),
     ],
 )
 def test_wrong_words_are_one_line_that_says_what_to_do(cli: Command, words: list[str], told: str) -> None:
