@@ -184,8 +184,9 @@ class Steering:
 class App(Scheduling, Steering):
     """Queues, tasks, hooks and settings of one application.
 
-    `**settings` are those of docs/reference/settings.md: `App(drain="1m")`. `version` is shown for people; by default it
-    is the commit of the app's repository, else `files-` and a hash. Making an App opens nothing: the first enqueue connects.
+    `**settings` are those of docs/reference/settings.md: `App(drain_timeout="1m")`. `version` is shown for people; by
+    default it is the commit of the app's repository, else `files-` and a hash.
+    Making an App opens nothing: the first enqueue connects.
     """
 
     def __init__(

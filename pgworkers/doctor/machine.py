@@ -283,7 +283,7 @@ def check_core_dumps(machine: MachineFacts) -> list[Finding]:
             "a dump holds the memory of the process: arguments of jobs, and the password of the database",
             "LimitCORE=0 in the systemd unit (pgworkers export systemd)",
             "docker run --ulimit core=0, or ulimit -c 0 before pgworkers run",
-            "remove core_limit (PGWORKERS_CORE_LIMIT): without it a host allows none",
+            "remove core_dump_limit (PGWORKERS_CORE_DUMP_LIMIT): without it a host allows none",
         )
     ]
 
@@ -291,7 +291,7 @@ def check_core_dumps(machine: MachineFacts) -> list[Finding]:
 def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) -> list[Finding]:
     """Compare the time that a service manager allows with what a stop may take.
 
-    `configured` is the setting stop_timeout; 0: not set.
+    `configured` is the setting service_stop_timeout; 0: not set.
     """
     check = "drain"
     mode = machine.kill_mode
@@ -307,7 +307,7 @@ def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) 
             )
         ]
     given = configured or machine.stop_timeout_seconds
-    who = "stop_timeout says" if configured else f"{machine.systemd_unit} has TimeoutStopSec"
+    who = "service_stop_timeout says" if configured else f"{machine.systemd_unit} has TimeoutStopSec"
     wish = format_duration(needed)
     if given is None:
         if machine.is_kubernetes:
@@ -315,7 +315,9 @@ def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) 
             return [
                 *found,
                 skip(
-                    check, why, f"set PGWORKERS_STOP_TIMEOUT to it; {wish} are needed (pgworkers export k8s)"
+                    check,
+                    why,
+                    f"set PGWORKERS_SERVICE_STOP_TIMEOUT to it; {wish} are needed (pgworkers export k8s)",
                 ),
             ]
         return [*found, skip(check, f"no service manager is known; a stop may take {wish}")]
@@ -328,7 +330,7 @@ def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) 
                 "jobs that are still running are killed with the host: they come back only after the lease, as host_lost, "
                 "and cost an attempt",
                 f"TimeoutStopSec={needed:.0f} (systemd), terminationGracePeriodSeconds: {needed:.0f} (Kubernetes)",
-                f"or shorten the drain by {format_duration(needed - given)}: PGWORKERS_DRAIN",
+                f"or shorten the drain by {format_duration(needed - given)}: PGWORKERS_DRAIN_TIMEOUT",
             ),
         ]
     return found or [ok(check, f"{who} {_show_stop_timeout(given)}; a stop takes {wish} at most")]

@@ -252,7 +252,7 @@ class EmbeddedServer:
         ):
             raise EmbeddedServerError(
                 f"the embedded server in {self.home} is in use in another container; nothing was started. "
-                "Give PGWORKERS_HOME a directory of its own here, or name a Postgres with --dsn"
+                "Give PGWORKERS_EMBEDDED_DIRECTORY a directory of its own here, or name a Postgres with --dsn"
             )
 
     def _remove_leftovers(self, place: DataLocation) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 SECRET_VARIABLES = ("PGWORKERS_DSN", "PGWORKERS_DIRECT_DSN", "DATABASE_URL", "PGPASSWORD")
 #: Names, separated by commas, that an operator lets through.
-INHERIT_VARIABLE = "PGWORKERS_INHERIT"
+INHERIT_VARIABLE = "PGWORKERS_INHERITED_VARIABLES"
 
 
 def for_children(environ: Mapping[str, str]) -> dict[str, str]:

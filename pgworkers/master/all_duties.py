@@ -26,7 +26,7 @@ def make_duties(
 ) -> DutyRunner:
     """`desks`: of the host that leads; None: an operator performs a duty, without a host of his own."""
     duties = DutyRunner(host_id, asker, facts, settings, may_rescue, reckoned)
-    duties.add(share_cluster_workers(asker, settings.leader_retry, reckoned))
+    duties.add(share_cluster_workers(asker, settings.leadership_interval, reckoned))
     for look in gauges.GaugeDuties(asker, facts, settings, desks):
         duties.add(look)
     return duties

@@ -154,7 +154,7 @@ class Claimer:
                 self._wakeup.set()
             except psycopg.Error as error:
                 if not await self._finish_unclaimable_jobs(error):
-                    await asyncio.sleep(self._settings.poll)
+                    await asyncio.sleep(self._settings.poll_interval)
                 self._wakeup.set()
 
     async def _finish_unclaimable_jobs(self, error: BaseException | None) -> bool:
@@ -254,7 +254,7 @@ class Claimer:
     def _seconds_until_next_claim(self) -> float:
         now = monotonic()
         self._sleep.host_count = 1 + self._dispatch.other_hosts_sharing
-        pause = self._sleep.seconds_until_claim(now, self._settings.poll, self._has_spare_capacity)
+        pause = self._sleep.seconds_until_claim(now, self._settings.poll_interval, self._has_spare_capacity)
         return min(pause, max(0.0, self._pass_on_at - now)) if self._notified_jobs else pause
 
     def _claimable_capacity(self) -> list[QueueCapacity]:
@@ -324,7 +324,7 @@ class Claimer:
             now - began, now, head=head, gates=gates, jobs=len(claimed), limited=limited, aged=oldest
         )
         found = Counter([job.queue for job in claimed])
-        again = min(now + self._settings.poll, positions.next_scan_at(whole=whole, gates=gates))
+        again = min(now + self._settings.poll_interval, positions.next_scan_at(whole=whole, gates=gates))
         self._sleep.record_claim(room, found, now, again)
         if self._sleep.announcement_due(self._dispatch.buffers) is not None:
             self._wakeup.set()  # it falls asleep, and until the database knows that nobody looks
@@ -345,7 +345,7 @@ class Claimer:
             if job.ready_seconds > MISSED_NOTIFICATION_SECONDS and self._sleep.was_polled(job.queue)
         }
         if missed and self._dispatch.other_hosts_sharing > 0 and now >= self._notify_all_until:
-            self._notify_all_until = now + self._settings.lease / 3
+            self._notify_all_until = now + self._settings.lease_duration / 3
             await self._line.execute(notify_all_idle_hosts(self._host, missed))
 
     def _claim_query(
@@ -370,11 +370,11 @@ class Claimer:
     def _oldest_first_seconds(self, now: float) -> float | None:
         """Low priority never starves: now and then the oldest go first."""
         due = (
-            self._settings.ageing > 0
+            self._settings.ageing_delay > 0
             and self._claims_since_oldest_first >= CLAIMS_PER_OLDEST_FIRST - 1
             and self._positions.is_oldest_first_due(now)
         )
-        return self._settings.ageing if due else None
+        return self._settings.ageing_delay if due else None
 
 
 class Wakeup:

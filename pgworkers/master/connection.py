@@ -189,7 +189,7 @@ class ReconnectingConnection:
         if self._down_since is None:
             self._down_since = now
             self._facts.emit(DatabaseConnectionLost(self.role, first_line(error)))
-        self._backoff_seconds = min(self._settings.reconnect, max(0.1, self._backoff_seconds * 2))
+        self._backoff_seconds = min(self._settings.reconnect_max_delay, max(0.1, self._backoff_seconds * 2))
         self._retry_at = now + self._backoff_seconds * random.uniform(0.5, 1.0)
 
     async def wait_for_backoff(self) -> None:

@@ -63,7 +63,7 @@ class Dispatcher(Assigner):
         stop: Callable[[WorkerChannel, HeldJob, str], None],
     ) -> None:
         super().__init__(facts, tasks, queues, ends, want_claim)
-        self._max_jobs_per_claim = settings.claim_batch
+        self._max_jobs_per_claim = settings.claim_batch_size
         self._send_stop = stop
 
     # -- what the claimer asks ---------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def max_stop_seconds(settings: Settings) -> float:
     writing = settings.statement_timeout + 1.0
     stopping = settings.ask_grace + settings.raise_grace + LADDER_MARGIN_SECONDS + KILL_WAIT_SECONDS
     return (
-        settings.drain
+        settings.drain_timeout
         + stopping
         + 2 * writing
         + max_stop_hook_seconds(settings)
@@ -62,8 +62,8 @@ async def drain(host: Host) -> None:
     for worker in host.dispatcher.all_workers():
         if worker.state in ("idle", "silent"):
             worker.dismiss()
-    until = monotonic() + settings.drain
-    await _wait_until_idle(host, settings.drain, host.hurry)
+    until = monotonic() + settings.drain_timeout
+    await _wait_until_idle(host, settings.drain_timeout, host.hurry)
     if host.dispatcher.busy_workers():
         await _stop_running_jobs(host)
     await _wait_for_results(host, until)

@@ -63,7 +63,7 @@ def GaugeDuties(
                 if one.ready
             ]
         else:
-            odd = queues_left_waiting(depths, desks, settings.poll + settings.statement_timeout)
+            odd = queues_left_waiting(depths, desks, settings.poll_interval + settings.statement_timeout)
         found: list[UnknownTask] = []
         for start in range(0, len(odd), QUEUES_PER_STATEMENT):
             seen = await asker.execute(unknown_tasks(odd[start : start + QUEUES_PER_STATEMENT]))
@@ -90,7 +90,7 @@ def GaugeDuties(
     return [
         Duty(
             "calendar",
-            SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.depth,
+            SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.queue_depth_interval,
             calendar,
             "read when schedules fire next, for the gauges",
             is_due_on_election=True,
@@ -98,7 +98,7 @@ def GaugeDuties(
         ),
         Duty(
             "strangers",
-            SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.depth,
+            SCHEDULE_TIMES_PER_DEPTH_INTERVALS * settings.queue_depth_interval,
             tasks,
             "tell of jobs whose task nobody knows, where a worker idles beside them",
             is_read_only=True,

@@ -91,7 +91,7 @@ class Host:
             self.id,
             self.connections["finish"],
             facts,
-            settings.finish_batch,
+            settings.finish_batch_size,
             cooldown_of(settings),
             log_args=settings.log_args,
         )
@@ -138,7 +138,7 @@ class Host:
             self.leadership,
             facts,
             settings,
-            may_rescue=lambda: self.has_renewed_for(settings.lease),
+            may_rescue=lambda: self.has_renewed_for(settings.lease_duration),
             reckoned=self.database_time,
             desks=self.dispatcher.buffers,
         )
@@ -176,7 +176,7 @@ class Host:
                 self.scaler.starting_workers(name, spec),
                 settings,
                 self.id,
-                self.settings.label,
+                self.settings.host_label,
                 self.plan.app.version,
             )
             for name, spec in self.plan.queues.items()
@@ -317,7 +317,7 @@ class Host:
     def _on_renewed(self, sent: float) -> None:
         """The leases hold so long, counted from the sending: nothing begins beyond it, and nothing is claimed."""
         lapsed = not self.lease_deadline.is_held()
-        self.lease_deadline.extend_to(sent + self.settings.lease)
+        self.lease_deadline.extend_to(sent + self.settings.lease_duration)
         if lapsed:
             self.claimer.wake_for_all_queues()
 

@@ -55,12 +55,12 @@ def registration(host: Host) -> Query[Any]:
         host.id,
         socket.gethostname(),
         os.getpid(),
-        host.settings.label,
+        host.settings.host_label,
         host.plan.app.name,
         host.plan.app.version,
         list(host.plan.queues),
         [task.name for task in host.plan.app.tasks],
-        host.settings.lease,
+        host.settings.lease_duration,
         host.metrics_address,
     )
 
@@ -148,7 +148,7 @@ class LeaseKeeper:
         self._is_stopping = False
         self._stopped = asyncio.Event()
         self.database_clock = DatabaseClock()
-        self.streak = RenewalStreak(2 * settings.renew + settings.statement_timeout)
+        self.streak = RenewalStreak(2 * settings.renew_interval + settings.statement_timeout)
         line.on_connect = self.listen
 
     async def run(self) -> None:
@@ -275,13 +275,15 @@ class LeaseKeeper:
             self._on_hint(Reconnected())
         self._sent_at = sent
         self._due_at = sent + renewal_pause_seconds(
-            sent, self._started_at, self._watched_until, self._settings.renew, settled=settled
+            sent, self._started_at, self._watched_until, self._settings.renew_interval, settled=settled
         )
         if self._must_renew_soon:  # the hint may be of a commit that this renewal did not see
             self._due_at = min(self._due_at, sent + MIN_HINT_INTERVAL_SECONDS)
         self.streak.record(sent)
         self.database_clock.record(
-            sent_boottime, renewed.database_time, max(renewed.longest_lease_seconds, self._settings.lease)
+            sent_boottime,
+            renewed.database_time,
+            max(renewed.longest_lease_seconds, self._settings.lease_duration),
         )
         self._dispatch.is_only_host = renewed.is_alone
         self._dispatch.other_hosts_sharing = renewed.sharing_hosts

@@ -70,9 +70,11 @@ class LostClaims:
     async def run(self) -> None:
         took = 0.0
         while True:
-            await asyncio.sleep(scan_pause_seconds(took, self._settings.rescue, self._settings.lease))
+            await asyncio.sleep(
+                scan_pause_seconds(took, self._settings.rescue_interval, self._settings.lease_duration)
+            )
             began = monotonic()
-            await self.release_lost(self._settings.lease)  # none is younger than a lease
+            await self.release_lost(self._settings.lease_duration)  # none is younger than a lease
             took = monotonic() - began
 
     async def release_lost(self, age: float, *, whole: bool = False) -> int:
@@ -81,7 +83,7 @@ class LostClaims:
         if sessions != self._session_numbers:
             self._session_numbers, self._full_scans_until = (
                 sessions,
-                began + FULL_SCAN_LEASES_AFTER_RECONNECT * self._settings.lease,
+                began + FULL_SCAN_LEASES_AFTER_RECONNECT * self._settings.lease_duration,
             )
         since = (
             None

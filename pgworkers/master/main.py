@@ -38,7 +38,7 @@ def run(options: RunOptions) -> int:
     speaker = sd_notify.from_environment()
     plan = boot.prepare(options, lambda text: print(f"pgworkers: {text}", file=sys.stderr, flush=True))
     try:
-        limits.set_core_dump_limit(plan.settings.core_limit)
+        limits.set_core_dump_limit(plan.settings.core_dump_limit)
         if options.is_check:
             for line in boot.summary_lines(plan, _metrics_address_text(plan)):
                 print(line)
@@ -52,16 +52,16 @@ def run(options: RunOptions) -> int:
 
 def _metrics_address_text(plan: boot.BootPlan) -> str:
     """Where the metrics would be, for `--check`; refused as by `run`, but for a port that may be free by then."""
-    address = plan.settings.metrics
+    address = plan.settings.metrics_address
     try:
         if address != "off":
             sock = _listen_for_metrics(plan)
             address = "{}:{}".format(*sock.getsockname()[:2]) if parse_address(address)[1] else address
             sock.close()
     except ListenFailed as error:
-        if error.is_taken and plan.loaded_settings.sources["metrics"] != "default":
+        if error.is_taken and plan.loaded_settings.sources["metrics_address"] != "default":
             return f"{address}, but not now: {error}"
-        if plan.loaded_settings.sources["metrics"] != "default":
+        if plan.loaded_settings.sources["metrics_address"] != "default":
             raise
         return f"off: {error.brief}"
     return address
@@ -69,30 +69,30 @@ def _metrics_address_text(plan: boot.BootPlan) -> str:
 
 def _listen_for_metrics(plan: boot.BootPlan) -> socket.socket:
     """The socket of the metrics: the address that was chosen, or from the default one on the first that is free."""
-    address = plan.settings.metrics
+    address = plan.settings.metrics_address
     return (
         listen_on_next_free(address)
-        if plan.loaded_settings.sources["metrics"] == "default"
+        if plan.loaded_settings.sources["metrics_address"] == "default"
         else listen(address)
     )
 
 
 def _serve(plan: boot.BootPlan, options: RunOptions, boot_id: str, speaker: ServiceNotifier) -> int:
     sock, address, listens = None, "off", ""
-    if plan.settings.metrics != "off":
+    if plan.settings.metrics_address != "off":
         try:
             sock = _listen_for_metrics(plan)
             address = listens = "http://{}:{}/metrics".format(*sock.getsockname()[:2])
         except ListenFailed as error:
-            if plan.loaded_settings.sources["metrics"] != "default":
+            if plan.loaded_settings.sources["metrics_address"] != "default":
                 raise
             address = f"off: {error.brief} (--metrics HOST:PORT chooses another)"
-    writer = LineWriter(sys.stdout.fileno(), plan.settings.log_buffer)
+    writer = LineWriter(sys.stdout.fileno(), plan.settings.log_buffer_size)
     log = Log(
         writer.put,
-        format=plan.settings.log,
+        format=plan.settings.log_format,
         is_quiet=options.is_quiet,
-        rate=plan.settings.log_rate,
+        rate=plan.settings.log_rate_limit,
         host=socket.gethostname(),
         pid=os.getpid(),
     )
@@ -110,7 +110,7 @@ def _serve(plan: boot.BootPlan, options: RunOptions, boot_id: str, speaker: Serv
         host.metrics_address = listens
         http = None
         if sock is not None:
-            hosts = AllowedHosts(plan.settings.metrics, plan.settings.metrics_hosts)
+            hosts = AllowedHosts(plan.settings.metrics_address, plan.settings.metrics_allowed_hosts)
             http = HttpServer(sock, partial(status.respond, host, status.MetricsPage(metrics)), hosts)
             http.start()
         host.housekeeping.add(partial(_flush_log_summaries, log, writer, facts))

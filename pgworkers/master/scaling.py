@@ -75,7 +75,10 @@ def target_workers(
 
 def cooldown_of(settings: Settings) -> CoolDown:
     return CoolDown(
-        settings.throttle, settings.throttle_growth, settings.throttle_max, settings.throttle_grace
+        settings.throttle_duration,
+        settings.throttle_factor,
+        settings.throttle_max_duration,
+        settings.throttle_quiet_period,
     )
 
 
@@ -119,7 +122,7 @@ class Scaler:
 
     def _interval_seconds(self) -> float:
         """A change is notified, so a look without one may be rare; but a share is acknowledged well within its lease."""
-        return self._host.settings.renew * (1 if self._granted else 3)
+        return self._host.settings.renew_interval * (1 if self._granted else 3)
 
     async def scale_once(self) -> None:
         """Read, decide, act; what cannot be read changes nothing."""
@@ -177,7 +180,7 @@ class Scaler:
         self._granted = grants
         self._acknowledged = {name: max(held[name], grant) for name, grant in grants.items()}
         for name in grants:
-            self._host.dispatcher.buffers[name].grant_valid_until = sent + self._host.settings.lease
+            self._host.dispatcher.buffers[name].grant_valid_until = sent + self._host.settings.lease_duration
         return grants
 
     # -- acting ---------------------------------------------------------------------------------------------------------
@@ -248,7 +251,7 @@ class Scaler:
     # -- throttles ----------------------------------------------------------------------------------------------------------
 
     def _note_throttles(self, configs: Mapping[str, QueueConfig]) -> None:
-        now, grace = monotonic(), self._host.settings.throttle_grace
+        now, grace = monotonic(), self._host.settings.throttle_quiet_period
         for config in configs.values():
             until = now + config.throttled_seconds
             if (
@@ -267,7 +270,7 @@ class Scaler:
 
     async def _reset_throttles(self) -> None:
         for name in list(self._throttles_to_reset):
-            await self._line.execute(queues.reset_throttle(name, self._host.settings.throttle_grace))
+            await self._line.execute(queues.reset_throttle(name, self._host.settings.throttle_quiet_period))
             self._throttles_to_reset.discard(name)
 
 

@@ -150,7 +150,7 @@ def title(host: Host) -> str:
     state = "leader" if host.state == "running" and host.leadership.is_leader else host.state
     if host.state == "running" and not any(line.is_up for line in host.connections.values()):
         state = "no database"
-    label = f", {printable(host.settings.label)[:40]}" if host.settings.label else ""
+    label = f", {printable(host.settings.host_label)[:40]}" if host.settings.host_label else ""
     return f"pgworkers: master {host.plan.app.name} [{state}] {busy}/{total} busy{label}"
 
 
@@ -249,4 +249,4 @@ def update_gauges(host: Host, metrics: Metrics) -> None:
     for state in HOST_STATES:
         metrics.set("master_state", host.state == state, state)
     metrics.families["build_info"].clear()
-    metrics.set("build_info", 1, PACKAGE_VERSION, app.version, host.settings.label)
+    metrics.set("build_info", 1, PACKAGE_VERSION, app.version, host.settings.host_label)

@@ -238,7 +238,7 @@ class SupervisorPool:
     def _budget(self, queue: str) -> RestartBudget:
         s = self._settings
         return self._budgets.setdefault(
-            queue, RestartBudget(s.restart_intensity, s.restart_period, s.restart_cap)
+            queue, RestartBudget(s.restart_limit, s.restart_period, s.restart_max_delay)
         )
 
 
@@ -247,17 +247,21 @@ def _check_one(
 ) -> None:
     """Frozen, starved, or hanging in the import of the app. `errors`: why a queue has no workers."""
     quiet = now - supervisor.last_message_at
-    if not supervisor.is_booted and quiet > settings.boot + settings.patience and not supervisor.was_killed:
+    if (
+        not supervisor.is_booted
+        and quiet > settings.import_timeout + settings.supervisor_timeout
+        and not supervisor.was_killed
+    ):
         supervisor.was_killed = True  # its own alarm did not ring: the import hangs in C
         supervisor.boot_error = "importing the app hangs; no worker was started"
         errors[supervisor.queue] = supervisor.boot_error
         supervisor.process.kill()
-    if not supervisor.is_booted or quiet < settings.patience / 2:
+    if not supervisor.is_booted or quiet < settings.supervisor_timeout / 2:
         supervisor.is_unresponsive = False
         return
     if not supervisor.is_unresponsive:
         supervisor.is_unresponsive = True
         facts.emit(SupervisorUnresponsive(supervisor.queue, supervisor.pid, quiet))
-    if quiet >= settings.patience and not supervisor.was_killed:
+    if quiet >= settings.supervisor_timeout and not supervisor.was_killed:
         supervisor.was_killed = True
         supervisor.process.kill()

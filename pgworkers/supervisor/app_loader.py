@@ -56,7 +56,7 @@ def load_app(boot: Boot, parent: int) -> LoadedApp | BootFailed:
     limits.set_nice(boot.queue.nice)
     _check_cores(boot)
     try:
-        with _ImportTimer(settings.boot):
+        with _ImportTimer(settings.import_timeout):
             app = import_app(boot.config)
             for name in boot.queue.preload:
                 importlib.import_module(name)
@@ -65,15 +65,15 @@ def load_app(boot: Boot, parent: int) -> LoadedApp | BootFailed:
             empty_stdin()
             configure_streams()
             if not app.start_hooks:
-                python_logging.configure_root_logger(settings.log, settings.log_level)
+                python_logging.configure_root_logger(settings.log_format, settings.log_level)
             for task in app.tasks.values():
                 task.build_codecs()
             if any(task.is_async for task in app.tasks.values()):
                 importlib.import_module("asyncio")  # once for all workers; without such tasks for none
     except _ImportTimedOut as error:
         return BootFailed(
-            f"importing {boot.config} took longer than {format_duration(settings.boot)}; no worker was started. "
-            "Move slow work to @app.on_worker_start, or raise the setting `boot`",
+            f"importing {boot.config} took longer than {format_duration(settings.import_timeout)}; no worker was started. "
+            "Move slow work to @app.on_worker_start, or raise the setting `import_timeout`",
             hide_passwords("".join(traceback.format_exception(error))),
         )
     except AppNotLoaded as error:

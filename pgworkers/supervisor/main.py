@@ -109,7 +109,7 @@ class Supervisor:
     def _check_workers(self, now: float) -> None:
         """At every worker: its limits, its ladder, its output."""
         self._next_check_at = now + WORKER_CHECK_INTERVAL_SECONDS
-        fence = self._lease_deadline.expires_at / 1e9 - self._settings.lease / 3
+        fence = self._lease_deadline.expires_at / 1e9 - self._settings.lease_duration / 3
         for worker in self._pool:
             worker_pool.look_after_young(worker, now)
             limits.check_limits(worker, self._settings, now, fence)
@@ -120,7 +120,7 @@ class Supervisor:
         self._pool.relay_output()
         if now >= self._next_round_at:
             self._next_round_at = now + max(
-                BUSY_ROUND_SECONDS, min(IDLE_ROUND_SECONDS, self._settings.patience / 5)
+                BUSY_ROUND_SECONDS, min(IDLE_ROUND_SECONDS, self._settings.supervisor_timeout / 5)
             )
             self._pool.every_round(now)
             if not self._control.unsent_count:  # a master that does not read gets no more to read

@@ -74,7 +74,7 @@ class WorkerPool:
             None  # seconds from the beginning of a job to the death of its worker
         )
         self._budget = RestartBudget(
-            self._settings.restart_intensity, self._settings.restart_period, self._settings.restart_cap
+            self._settings.restart_limit, self._settings.restart_period, self._settings.restart_max_delay
         )
         self._next_start = 0.0
         self._oom_counter = OomKillCounter()

@@ -129,7 +129,9 @@ class WorkerProcess:
             self._heartbeat.start_hook_threads = proc.own_thread_ids()
         python_logging.set_current_job_source(self._at_log)
         if hooked:  # else the supervisor has done it
-            python_logging.configure_root_logger(self._setup.settings.log, self._setup.settings.log_level)
+            python_logging.configure_root_logger(
+                self._setup.settings.log_format, self._setup.settings.log_level
+            )
         if self._jobs_left > 1:
             self._jobs_left = _with_jitter(self._jobs_left)
             self._cleanup = ProcessCleanup(self._setup.output, self._setup.dump)

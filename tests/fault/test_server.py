@@ -244,12 +244,12 @@ def test_row_42_a_server_without_a_free_connection_is_asked_seldom_and_waited_fo
         with Proxy(own.dsn) as running, Proxy(own.dsn) as starting:
             forest = Forest(own.dsn, tmp_path)
             try:
-                first = forest.start(queues="default:1", dsn=running.dsn, PGWORKERS_RECONNECT="2s")
+                first = forest.start(queues="default:1", dsn=running.dsn, PGWORKERS_RECONNECT_MAX_DELAY="2s")
                 [job] = forest.enqueue("gate")
                 wait_for(lambda: read(forest.ledger))
                 wait_for(lambda: _fill_up(forest, own.dsn, taken), what="every connection is taken")
                 second = forest.start(
-                    queues="default:1", dsn=starting.dsn, wait=False, PGWORKERS_RECONNECT="2s"
+                    queues="default:1", dsn=starting.dsn, wait=False, PGWORKERS_RECONNECT_MAX_DELAY="2s"
                 )
                 wait_for(lambda: "trying for" in second.log(), what="it says that it waits")
                 assert "too many clients" in second.log(), "it was let in: nothing was tested"

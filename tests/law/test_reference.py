@@ -42,7 +42,7 @@ def test_a_stale_page_is_noticed_and_written_again(tmp_path: Path) -> None:
         shutil.copytree(HOUSE / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     page = tmp_path / "docs" / "reference" / "settings.md"
     whole = page.read_text()
-    page.write_text(whole.replace("PGWORKERS_DRAIN", "PGWORKERS_DRIAN"))
+    page.write_text(whole.replace("PGWORKERS_DRAIN_TIMEOUT", "PGWORKERS_DRIAN"))
     assert gen_docs(tmp_path, "--check").returncode == 1
     assert gen_docs(tmp_path).stdout == "wrote docs/reference/settings.md\n"
     assert page.read_text() == whole

@@ -552,7 +552,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/main.py",
-                r"        limits\.set_core_dump_limit\(plan\.settings\.core_limit\)\n",
+                r"        limits\.set_core_dump_limit\(plan\.settings\.core_dump_limit\)\n",
                 "",
             ),
         ),

@@ -165,7 +165,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/host.py",
-                r"self\.lease_deadline\.extend_to\(sent \+ self\.settings\.lease\)",
+                r"self\.lease_deadline\.extend_to\(sent \+ self\.settings\.lease_duration\)",
                 "self.lease_deadline.extend_to(sent + 1e6)",
             ),
         ),
@@ -178,8 +178,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/main.py",
-                r"(fence = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease / 3",
-                r"\1 + self._settings.lease * 0.8",
+                r"(fence = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease_duration / 3",
+                r"\1 + self._settings.lease_duration * 0.8",
             ),
         ),
         ("tests/tree/test_inside.py::test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers",),
