@@ -252,7 +252,7 @@ MUTANTS = (
         "cron without unique row",
         (
             Edit(
-                "pgworkers/schema/0002_schedule.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"PRIMARY KEY \(schedule, scope, at\)",
                 "UNIQUE (schedule, scope, at, fired_at)",
             ),
@@ -462,7 +462,7 @@ MUTANTS = (
         "who was let begin does not fall with its parent",
         (
             Edit(
-                "pgworkers/schema/0003_flow.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"j\.id = ANY \(locked\) AND j\.state = 'scheduled' AND j\.run_at = pgworkers\.never\(\)(\n\s+AND EXISTS)",
                 r"j.id = ANY (locked)\1",
             ),

@@ -201,7 +201,7 @@ DAILY_USE = (
         "names that -Q a,b:4 cannot say are refused by SQL",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"CHECK \(VALUE !~ '\^\[\\s-\]\|\\s\$\|\[,:",
                 r"CHECK (VALUE !~ '^\\s|\\s$|[",
                 2,
@@ -215,7 +215,7 @@ DAILY_USE = (
         "the host of a running job hears of its new deadline as of a cancel",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"PERFORM pgworkers\.tell\('deadline:' \|\| set_deadline\.job_id\);",
                 "NULL;",
             ),
@@ -375,7 +375,7 @@ DAILY_USE = (
         "a job that was claimed and not begun is not called running",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"THEN 'claimed' ELSE state END",
                 "THEN 'running' ELSE state END",
             ),
