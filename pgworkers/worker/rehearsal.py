@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from _socket import AF_UNIX, SOCK_STREAM, socketpair
+from socket import AF_UNIX, SOCK_STREAM, socketpair
 
 import msgspec
 
