@@ -12,6 +12,7 @@ import contextlib
 import gc
 import os
 import sys
+import threading
 from typing import Any, NoReturn
 
 #: New objects between two looks for cycles, where cycles are rare.
@@ -41,8 +42,6 @@ def exit_process(code: int) -> NoReturn:
     """Do what was registered for the exit, flush, and leave the rest to the kernel. Threads that never end are not waited
     for, nor is anything done that may wait for them. What guests have open is theirs to find closed, and who traces or
     profiles the process has something to say at its end: they get an ordinary exit."""
-    import threading  # not above: a supervisor imports it when it is ready to (see supervisor/hooks)
-
     if all(thread is threading.main_thread() or thread.daemon for thread in threading.enumerate()):
         if _has_foreign_code or _is_traced():
             sys.exit(code)

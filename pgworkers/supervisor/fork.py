@@ -19,7 +19,6 @@ from pgworkers.linux.descriptors import move_to_high_number
 from pgworkers.linux.prctl import become_subreaper, set_parent_death_signal
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
-from pgworkers.supervisor import hooks
 from pgworkers.supervisor.fork_safety import running_threads
 from pgworkers.supervisor.output import OutputCapture
 from pgworkers.supervisor.worker_record import WorkerRecord
@@ -105,7 +104,7 @@ def fork_worker(
         if template.queue.max_jobs != 1:
             page = report_page.create()
         with _BLOCKED:  # until the child has handlers of its own
-            pid = _fork()
+            pid = os.fork()
             if pid == 0:
                 not_ours = [*private_descriptors, ours.fileno(), writes]
                 _child(
@@ -138,20 +137,6 @@ def fork_worker(
         writes,
         *([page] if page >= 0 else []),
     ]
-
-
-def _fork() -> int:
-    hooks.before()
-    try:
-        pid = os.fork()
-    except OSError:
-        hooks.in_parent()
-        raise
-    if pid:
-        hooks.in_parent()
-    else:
-        hooks.in_child()
-    return pid
 
 
 def _child(

@@ -264,7 +264,7 @@ def main(fd: int, term: int, parent: int) -> int:
     titles.set_title(f"pgworkers: queue {boot.queue.name} booting")
     prctl.become_subreaper()
     control = PacketSocket(sock)
-    loaded = load_app(boot, parent)
+    loaded = load_app(boot)
     if isinstance(loaded, BootFailed):
         control.send(msgspec.json.encode(loaded))
         return 6
