@@ -11,7 +11,6 @@ from pgworkers.linux import process_exit
 from pgworkers.supervisor.main import main
 
 if __name__ == "__main__":
-    process_exit.raise_gc_threshold()
     parser = argparse.ArgumentParser(prog="pgworkers.supervisor")
     parser.add_argument("--control-fd", type=int, required=True)
     parser.add_argument("--lease-fd", type=int, required=True)

@@ -19,7 +19,7 @@ from types import FrameType
 from pgworkers.app import App
 from pgworkers.app_import import import_app
 from pgworkers.errors import AppNotLoaded
-from pgworkers.linux import limits, process_exit
+from pgworkers.linux import limits
 from pgworkers.observe import python_logging
 from pgworkers.settings import Settings
 from pgworkers.supervisor.describe import threads_error
@@ -85,7 +85,6 @@ def load_app(boot: Boot) -> LoadedApp | BootFailed:
     threads = threads_blocking_fork()
     if threads:
         return BootFailed(f"{threads_error(boot.config, threads)}; no worker was started")
-    process_exit.restore_gc_threshold()
     gc.collect()
     gc.freeze()  # what is here now is shared with all workers: do not touch it
     return LoadedApp(app, settings, Booted(round(time.monotonic() - started, 3), len(sys.modules)))
