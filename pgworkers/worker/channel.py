@@ -54,7 +54,7 @@ class OrderInbox:
         while True:
             while frames:
                 frame = frames.popleft()
-                if frame[1:3] == key:
+                if frame.key == key:
                     return frame
             data = self.socket.recv(_RECEIVE_BYTES)
             if not data:

@@ -100,28 +100,20 @@ def redirect_streams(output: int) -> None:
     os.dup2(output, 2)
 
 
-def _is_configured(stream: Any) -> bool:
-    return bool(
-        isinstance(stream, io.TextIOWrapper)
-        and not stream.closed
-        and stream.line_buffering
-        and (stream.encoding, stream.errors) == ("utf-8", "backslashreplace")
-    )
-
-
 def configure_streams() -> None:
-    """Whole lines at once, and a character that cannot be printed is no reason to fail a job. In the supervisor, for all."""
-    for name, fd in (("stdout", 1), ("stderr", 2)):
-        stream = getattr(sys, f"__{name}__")
-        if stream is not None and _is_configured(stream):
-            pass
-        elif isinstance(stream, io.TextIOWrapper) and not stream.closed:
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-        else:  # the master was started with a closed stdout
-            stream = open(  # noqa: SIM115
-                fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
-            )
-        setattr(sys, name, stream)
+    """Make stdout and stderr line-buffered UTF-8 that can print any character. In the supervisor, for all its workers."""
+    sys.stdout = _configure(sys.__stdout__, 1)
+    sys.stderr = _configure(sys.__stderr__, 2)
+
+
+def _configure(stream: Any, fd: int) -> io.TextIOWrapper:
+    if (
+        not isinstance(stream, io.TextIOWrapper) or stream.closed
+    ):  # the master was started with a closed stdout
+        return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    if not (stream.line_buffering and (stream.encoding, stream.errors) == ("utf-8", "backslashreplace")):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    return stream
 
 
 def enable_stack_dumps(dump: OwnedDescriptor) -> None:

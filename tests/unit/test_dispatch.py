@@ -420,7 +420,7 @@ def test_an_order_says_the_same_whether_or_not_one_like_it_was_sent_before() -> 
             known = [worker_channel.encode_order(held) for _ in range(2)]
             (frame,) = frames.FrameReader().feed(known[0])
             assert known[1] == known[0]
-            assert frame[:3] == (FrameKind.ORDER, job.id, job.lease)
+            assert (frame.kind, frame.key) == (FrameKind.ORDER, (job.id, job.lease))
             head, args = messages.split_order(frame.body)
             order = messages.decode_order_header(head)
             assert (order.task, order.queue, args) == ("odd", job.queue, job.args.encode())
