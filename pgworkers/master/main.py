@@ -11,7 +11,7 @@ import sys
 from functools import partial
 
 from pgworkers.events import EventBus, LogLinesDropped
-from pgworkers.linux import limits, process_exit, sd_notify
+from pgworkers.linux import limits, sd_notify
 from pgworkers.linux.sd_notify import ServiceNotifier
 from pgworkers.master import boot, orphans, signals, status
 from pgworkers.master.boot import RunOptions, new_host_id
@@ -119,10 +119,10 @@ def _serve(plan: boot.BootPlan, options: RunOptions, boot_id: str, speaker: Serv
             http.close()
         return 1 if host.has_failed else 0
 
-    # What boot left stays for good; what a job leaves goes by its counts. Cycles are rare here: look for them seldom.
+    # What the start made stays. Cycles are rare afterwards, so the collector runs seldom.
     gc.collect()
     gc.freeze()
-    process_exit.raise_gc_threshold()
+    gc.set_threshold(20_000)
     try:
         return asyncio.run(life())
     finally:

@@ -34,7 +34,7 @@ from pgworkers.worker.messages import FrameKind
 
 #: How a worker died whose death was not reported.
 UNREPORTED_DEATH_STATUS = "a death that its supervisor did not report"
-_READY_FRAME = Frame(FrameKind.READY, 0, 0, b"")
+_READY_FRAME = Frame(kind=FrameKind.READY, job=0, lease=0, body=b"")
 
 
 class WorkerLifecycle:

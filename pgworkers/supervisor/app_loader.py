@@ -13,21 +13,19 @@ import signal
 import sys
 import time
 import traceback
-from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
 from pgworkers.app import App
 from pgworkers.app_import import import_app
 from pgworkers.errors import AppNotLoaded
-from pgworkers.linux import limits, process_exit
+from pgworkers.linux import limits
 from pgworkers.observe import python_logging
 from pgworkers.settings import Settings
 from pgworkers.supervisor.describe import threads_error
 from pgworkers.supervisor.fork_safety import threads_blocking_fork
 from pgworkers.supervisor.messages import Boot, Booted, BootFailed
 from pgworkers.units import format_duration
-from pgworkers.worker.rehearsal import rehearse
 from pgworkers.worker.startup import configure_streams, empty_stdin
 
 
@@ -47,7 +45,7 @@ def settings_from_boot(boot: Boot) -> Settings:
     return Settings(**boot.settings)  # type: ignore[arg-type]
 
 
-def load_app(boot: Boot, parent: int) -> LoadedApp | BootFailed:
+def load_app(boot: Boot) -> LoadedApp | BootFailed:
     """Import the app and the queue's preload modules, and see that a fork is safe."""
     settings = settings_from_boot(boot)
     started = time.monotonic()
@@ -87,9 +85,6 @@ def load_app(boot: Boot, parent: int) -> LoadedApp | BootFailed:
     threads = threads_blocking_fork()
     if threads:
         return BootFailed(f"{threads_error(boot.config, threads)}; no worker was started")
-    with suppress(OSError):  # no descriptor left for it, for instance: workers are as good without
-        rehearse(settings, boot.queue, parent)
-    process_exit.restore_gc_threshold()
     gc.collect()
     gc.freeze()  # what is here now is shared with all workers: do not touch it
     return LoadedApp(app, settings, Booted(round(time.monotonic() - started, 3), len(sys.modules)))

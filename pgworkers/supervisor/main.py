@@ -35,7 +35,6 @@ from pgworkers.supervisor.messages import (
     SuspendJob,
 )
 from pgworkers.supervisor.worker_pool import WorkerPool
-from pgworkers.worker import noting
 
 #: How often running jobs are looked at (memory, output); deadlines and deaths wake the loop by themselves.
 WORKER_CHECK_INTERVAL_SECONDS = 0.2
@@ -265,8 +264,7 @@ def main(fd: int, term: int, parent: int) -> int:
     titles.set_title(f"pgworkers: queue {boot.queue.name} booting")
     prctl.become_subreaper()
     control = PacketSocket(sock)
-    noting.begin()
-    loaded = load_app(boot, parent)
+    loaded = load_app(boot)
     if isinstance(loaded, BootFailed):
         control.send(msgspec.json.encode(loaded))
         return 6
