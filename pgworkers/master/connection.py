@@ -24,7 +24,7 @@ from pgworkers.events import (
     StatementExecuted,
 )
 from pgworkers.postgres.connect import aconnect
-from pgworkers.postgres.session import AsyncSession, _shutdown_socket
+from pgworkers.postgres.session import AsyncSession
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -39,9 +39,6 @@ _SERVER_ERRORS = (
     psycopg.InternalError,
     psycopg.ProgrammingError,
 )
-
-#: Lines that serve nothing but statements. (On the others somebody listens, or holds a lock.)
-STATEMENT_ONLY_ROLES = frozenset({"claim", "finish"})
 
 #: SQLSTATEs of what PL/pgSQL raises.
 _PLPGSQL_SQLSTATE_CLASS = "P0"
@@ -158,7 +155,7 @@ class ReconnectingConnection:
         self._facts.emit(StatementExecuted("connect", clock.monotonic() - began, None))
         self._psycopg_connection, self._exchange = (
             conn,
-            AsyncSession(conn, self._settings.schema, sole=self.role in STATEMENT_ONLY_ROLES),
+            AsyncSession(conn, self._settings.schema),
         )
         self.session_number += 1
         self._mark_up()
@@ -208,12 +205,7 @@ class ReconnectingConnection:
         )
         self.is_up = False
         if conn is not None and exchange is not None:
-            exchange.leave()
-            try:
-                async with asyncio.timeout(1.0):
-                    await conn.close()
-            except (TimeoutError, psycopg.Error):
-                _shutdown_socket(conn.pgconn)
+            exchange.close_now()
 
 
 def is_raised_by_database_code(error: psycopg.Error) -> bool:

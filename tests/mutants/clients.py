@@ -41,7 +41,7 @@ CLIENTS = (
         (
             Edit(
                 "pgworkers/postgres/connect.py",
-                r"if cursor\.execute\(BACKEND_PID\)\.fetchone\(\) != \(conn\.info\.backend_pid,\):",
+                r"if row != \(conn\.info\.backend_pid,\):",
                 "if False:",
             ),
         ),
@@ -88,7 +88,13 @@ CLIENTS = (
     Mutant(
         "foreign-engine-is-taken",
         "an engine that cannot work is refused before anything is asked of it",
-        (Edit("pgworkers/postgres/connect.py", r'    if said\("crdb_version"\):', "    if False:"),),
+        (
+            Edit(
+                "pgworkers/postgres/connect.py",
+                r'    if parameter_status\("crdb_version"\):',
+                "    if False:",
+            ),
+        ),
         (
             "tests/unit/test_engines.py"
             "::test_an_engine_that_cannot_work_is_refused_before_anything_is_asked[cockroach-False]",

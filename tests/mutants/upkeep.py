@@ -107,8 +107,8 @@ UPKEEP = (
         (
             Edit(
                 "pgworkers/postgres/connect.py",
-                r"(?<=            )if patience := session_settings\.disable_idle_timeouts\(row\):\n                await",
-                "if False and (patience := session_settings.disable_idle_timeouts(row)):\n                await",
+                r"if statements := session_settings\.disable_idle_timeouts\(row\):",
+                "if False and (statements := session_settings.disable_idle_timeouts(row)):",
             ),
         ),
         (
