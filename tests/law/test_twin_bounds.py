@@ -85,7 +85,7 @@ def test_no_column_of_a_job_is_without_a_bound() -> None:
 
 
 def test_each_bound_is_used_where_users_write() -> None:
-    """Nobody writes the numbers a second time in Python."""
+    """The numbers stand once in Python."""
     package = Path(bounds.__file__).parent
     used = "\n".join(
         path.read_text(encoding="utf-8") for path in package.rglob("*.py") if path.name != "bounds.py"

@@ -148,6 +148,16 @@ def test_the_spine_exists() -> None:
     assert [file for file in files if not (ROOT / file).is_file()] == []
 
 
+def test_each_question_is_answered_by_files_that_exist() -> None:
+    text = (INTERNALS / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([A-Z][^|]*\?) \| (.*) \|$", text, re.MULTILINE)
+    assert len(rows) == 24
+    for question, answer in rows:
+        files = re.findall(r"`(pgworkers/[\w./]+)`", answer)
+        assert files, question
+        assert [file for file in files if not (ROOT / file).exists()] == [], question
+
+
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -9,7 +9,7 @@ from datetime import datetime
 from support.command import Command
 from support.tree import Forest, Master, wait_for
 
-#: Each second; the policy for those that were missed is to be said.
+#: Each second; fill in the policy for missed ticks.
 BEAT = 'app.schedule("* * * * * *", name="beat", missed="{}")(work)'
 #: So that `measured` has something to read.
 SHOWN = {"PGWORKERS_METRICS_ADDRESS": "127.0.0.1:0", "PGWORKERS_QUEUE_DEPTH_INTERVAL": "0.5s"}

@@ -67,7 +67,7 @@ def wait_for(fact: Callable[[], T], *, timeout: float = 60.0, what: str = "") ->
         now = time.monotonic()
         if now > until:
             raise AssertionError(f"not within {timeout} s: {what or fact}; last: {value!r}")
-        # Who asks must not take the cores from those it waits for: at most half of the time is spent on asking.
+        # Polling must not take the cores from the processes it waits for: it may use half of the time.
         time.sleep(min(max(STEP, now - asked), LONGEST_STEP))
 
 
@@ -106,7 +106,7 @@ class Master:
         return found
 
     def titles(self, *contains: str) -> list[tuple[int, str]]:
-        """Those with one of these words. A command line is no title, whatever the directory is called that it names."""
+        """Those with one of these words. A command line is not a title, even if it names a directory with such a word."""
         found = []
         for pid in leftovers.with_variable(leftovers.TREE_MARK, self.marker):
             title = " ".join(leftovers.look(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0"))
@@ -210,7 +210,7 @@ class Forest:
             f"SELECT (pgworkers.enqueue(%(task)s, %(args)s, %(queue)s{names})).id FROM generate_series(1, %(count)s)",
             {"count": count, "task": task, "args": args, "queue": queue, **options},
         ).fetchall()
-        if self.db.info.transaction_status == TransactionStatus.IDLE:  # else the test may still take it back
+        if self.db.info.transaction_status == TransactionStatus.IDLE:  # else the test may still roll it back
             self.enqueued.update(row[0] for row in rows)
         return [row[0] for row in rows]
 
