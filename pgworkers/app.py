@@ -48,9 +48,9 @@ TaskT = TypeVar("TaskT", bound=Task[..., Any])
 class App:
     """Queues, tasks, schedules, hooks and settings of one application.
 
-    `**settings` are those of docs/reference/settings.md: `App(drain_timeout="1m")`. `version` names the release in listings. Its
-    default is the commit of the app's repository, or `files-` and a hash of the app's files. Making an App opens nothing:
-    the first enqueue connects.
+    `**settings` are those of docs/reference/settings.md: `App(drain_timeout="1m")`. `version` names the release in listings.
+    Its default is the commit of the app's repository, or `files-` and a hash of the app's files. Making an App opens
+    nothing: the first enqueue connects.
     """
 
     def __init__(

@@ -20,6 +20,7 @@ from pgworkers.events import (
     HostStateChanged,
 )
 from pgworkers.ipc.lease_deadline import LeaseDeadlineWriter
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.notification_payloads import (
     BatchChanged,
     DueSoon,
@@ -101,8 +102,8 @@ class Host:
             {task.name: task for task in plan.app.tasks},
             plan.queues,
             self.finisher,
-            want_claim=self._room,
-            stop=self._stop_job,
+            on_capacity=self._room,
+            send_stop=self._stop_job,
         )
         self.scaler = Scaler(self)
         self.claimer = Claimer(
@@ -118,12 +119,12 @@ class Host:
             self.dispatcher,
             facts,
             settings,
-            view=partial(status.snapshot, self, ProcessUsage()),
+            snapshot=partial(status.snapshot, self, ProcessUsage()),
             registration=partial(registration, self),
             on_hint=self.route,
-            on_heard=self.claimer.on_notifications_read,
+            on_notifications_read=self.claimer.on_notifications_read,
             on_renewed=self._on_renewed,
-            settled=lambda: status.are_workers_up(self),
+            are_workers_up=lambda: status.are_workers_up(self),
         )
         self.leadership = Leadership(
             self.id,
@@ -139,8 +140,8 @@ class Host:
             facts,
             settings,
             may_rescue=lambda: self.has_renewed_for(settings.lease_duration),
-            reckoned=self.database_time,
-            desks=self.dispatcher.buffers,
+            database_time=self.database_time,
+            buffers=self.dispatcher.buffers,
         )
         self.supervisors = SupervisorPool(
             settings,
@@ -324,5 +325,6 @@ class Host:
     def _room(self, queue: str) -> None:
         self.claimer.on_capacity(queue)
 
-    def _stop_job(self, worker: WorkerChannel, held: HeldJob, reason: str) -> None:
-        self.supervisors.stop_job(worker, held, reason, now=reason == "kill" or self.hurry.is_set())
+    def _stop_job(self, worker: WorkerChannel, held: HeldJob, reason: StopReason) -> None:
+        at_once = reason is StopReason.KILL or self.hurry.is_set()
+        self.supervisors.stop_job(worker, held, reason, at_once=at_once)

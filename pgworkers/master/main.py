@@ -35,7 +35,7 @@ def run(options: RunOptions) -> int:
     signals.ignore_until_loop_runs()
     boot_id = new_host_id()
     os.environ[orphans.ORIGIN_VARIABLE] = orphans.origin_value(boot_id)
-    speaker = sd_notify.from_environment()
+    systemd_socket = sd_notify.from_environment()
     plan = boot.prepare(options, lambda text: print(f"pgworkers: {text}", file=sys.stderr, flush=True))
     try:
         limits.set_core_dump_limit(plan.settings.core_dump_limit)
@@ -44,7 +44,7 @@ def run(options: RunOptions) -> int:
                 print(line)
             print("check     ok")
             return 0
-        return _serve(plan, options, boot_id, speaker)
+        return _serve(plan, options, boot_id, systemd_socket)
     finally:
         if plan.embedded_server is not None:
             plan.embedded_server.release()
@@ -77,7 +77,7 @@ def _listen_for_metrics(plan: boot.BootPlan) -> socket.socket:
     )
 
 
-def _serve(plan: boot.BootPlan, options: RunOptions, boot_id: str, speaker: ServiceNotifier) -> int:
+def _serve(plan: boot.BootPlan, options: RunOptions, boot_id: str, systemd_socket: ServiceNotifier) -> int:
     sock, address, listens = None, "off", ""
     if plan.settings.metrics_address != "off":
         try:
@@ -100,20 +100,20 @@ def _serve(plan: boot.BootPlan, options: RunOptions, boot_id: str, speaker: Serv
     logging.getLogger().addHandler(MasterLogHandler(log))
     for line in boot.start_lines(plan, address):
         log.write_message(line)
-    facts = EventBus()
-    facts.subscribe(log)
+    events = EventBus()
+    events.subscribe(log)
     metrics = Metrics()
-    facts.subscribe(metrics)
+    events.subscribe(metrics)
 
     async def life() -> int:
-        host = Host(plan, options, facts, boot_id, speaker)
+        host = Host(plan, options, events, boot_id, systemd_socket)
         host.metrics_address = listens
         http = None
         if sock is not None:
             hosts = AllowedHosts(plan.settings.metrics_address, plan.settings.metrics_allowed_hosts)
             http = HttpServer(sock, partial(status.respond, host, status.MetricsPage(metrics)), hosts)
             http.start()
-        host.housekeeping.add(partial(_flush_log_summaries, log, writer, facts))
+        host.housekeeping.add(partial(_flush_log_summaries, log, writer, events))
         await host.serve()
         if http is not None:
             http.close()
@@ -130,9 +130,9 @@ def _serve(plan: boot.BootPlan, options: RunOptions, boot_id: str, speaker: Serv
         writer.close()
 
 
-def _flush_log_summaries(log: Log, writer: LineWriter, facts: EventBus) -> None:
+def _flush_log_summaries(log: Log, writer: LineWriter, events: EventBus) -> None:
     """Sums are told in time, and so is how many lines could not be written."""
     log.write_summaries()
     lost = writer.take_dropped_count()
     if lost:
-        facts.emit(LogLinesDropped(lost, writer.drop_reason))
+        events.emit(LogLinesDropped(lost, writer.drop_reason))

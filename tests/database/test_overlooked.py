@@ -121,7 +121,7 @@ def test_after_a_session_was_lost_everything_is_looked_at(desk: Desk, looker: Lo
 def test_after_a_while_and_before_it_leaves_a_host_looks_at_everything(looker: Looker) -> None:
     looker.look()
     assert not looker.whole
-    looker.look(whole=True)
+    looker.look(is_full_scan=True)
     assert looker.whole
     looker.now += FULL_SCAN_INTERVAL_SECONDS
     looker.look()

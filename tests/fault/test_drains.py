@@ -110,10 +110,10 @@ def test_row_40_the_fence_counts_from_the_sending(proxy: Proxy, dsn: str, tmp_pa
             NoJobs(),  # type: ignore[arg-type]
             facts,
             settings,
-            view=lambda: ("running", "[]"),
+            snapshot=lambda: ("running", "[]"),
             registration=lambda: registration,
             on_hint=lambda hint: None,
-            on_heard=lambda: None,
+            on_notifications_read=lambda: None,
             on_renewed=told.append,
         )
         held = proxy.hold_reply(mark("job/host_renew"))

@@ -158,7 +158,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/claimer.py",
-                r"            if name in self\._dispatch\.buffers:\n",
+                r"            if name in self\._dispatcher\.buffers:\n",
                 "            if True:\n",
             ),
             Edit(

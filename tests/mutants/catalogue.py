@@ -113,7 +113,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/duties.py",
-                r"rescued = await _rescue_one_by_one\(asker, host, reckoned\)",
+                r"rescued = await _rescue_one_by_one\(executor, host_id, database_time\)",
                 "raise",
             ),
         ),
@@ -222,7 +222,7 @@ MUTANTS = (
             Edit(
                 "pgworkers/master/drain.py",
                 r"(    for worker in host\.dispatcher\.busy_workers\(\):\n"
-                r'        host\.dispatcher\.request_stop\(worker, "drain"\))',
+                r"        host\.dispatcher\.request_stop\(worker, StopReason.DRAIN\))",
                 "    jobs = [worker.current_job for worker in host.dispatcher.busy_workers()]\n"
                 '    host.finisher.release([job.fence for job in jobs if job], "mutant")\n\\1',
             ),
@@ -236,8 +236,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/leadership.py",
-                r"return await self\._line\.execute\(query, session_number=self\._session_number\)",
-                "return await self._line.execute(query)",
+                r"return await self\._connection\.execute\(query, session_number=self\._session_number\)",
+                "return await self._connection.execute(query)",
             ),
         ),
         (
@@ -450,7 +450,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/finisher.py",
-                r"(await self\._line\.wait_for_backoff\(\)\n)                self\._requeue_deferred\(\)\n",
+                r"(await self\._connection\.wait_for_backoff\(\)\n)                self\._requeue_deferred\(\)\n",
                 r"\1",
             ),
         ),

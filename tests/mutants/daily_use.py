@@ -99,7 +99,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/dispatcher.py",
-                r"desk\.start_problem = StartProblem\(said\.error, said\.traceback\)",
+                r"buffer\.start_problem = StartProblem\(said\.error, said\.traceback\)",
                 "pass",
             ),
             Edit(
@@ -296,7 +296,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/duties.py",
-                r"self\._facts\.emit\(RowsPurged\(purged, int\(count\)\)\)",
+                r"self\._events\.emit\(RowsPurged\(purged, int\(count\)\)\)",
                 "pass",
             ),
         ),
@@ -325,7 +325,7 @@ DAILY_USE = (
                 r"from pgworkers\.master\.all_duties import make_duties",
                 "from pgworkers.master.duties import DutyRunner as make_duties",
             ),
-            Edit("pgworkers/cli/duties.py", r", desks=None", ""),
+            Edit("pgworkers/cli/duties.py", r", buffers=None", ""),
         ),
         ("tests/tree/test_leadership.py::test_each_duty_can_be_performed_by_hand",),
         r"Extra items in the left set",

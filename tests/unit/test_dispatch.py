@@ -12,6 +12,7 @@ import pytest
 from pgworkers.clock import boottime, monotonic
 from pgworkers.events import Event, EventBus, JobsReleased, WorkerLeakedThreads
 from pgworkers.ipc import frames, report_page, tickets
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.hosts import ChangedDeadline
 from pgworkers.job.model import ClaimedJob, Fence, Verdict
 from pgworkers.master import assignment, queue_buffer, worker_channel
@@ -20,7 +21,7 @@ from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.held_job import HeldJob
 from pgworkers.master.queue_buffer import CLAIM_AHEAD_SECONDS
-from pgworkers.master.worker_channel import WorkerChannel
+from pgworkers.master.worker_channel import ChannelDescriptors, WorkerChannel
 from pgworkers.observe.log_messages import message_of
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec, TaskSpec
@@ -64,9 +65,16 @@ class Stage:
         reads, writes = tickets.create_pipe()
         heard, recover = self.dispatch.on_frames, self.dispatch.on_channel_closed
         slot = len(self.crew)
-        channel = ours, reads, writes, page
         worker = WorkerChannel(
-            "default", slot, os.getpid(), slot + 1, "v1", channel, heard, recover, lambda command: None
+            queue="default",
+            slot=slot,
+            pid=os.getpid(),
+            incarnation=slot + 1,
+            version="v1",
+            descriptors=ChannelDescriptors(ours, reads, writes, page),
+            on_frames=heard,
+            on_closed=recover,
+            send_to_supervisor=lambda command: None,
         )
         self.crew.append((worker, theirs))
         self.dispatch.add_worker(worker)
@@ -178,7 +186,7 @@ def test_the_number_of_a_lost_claim_that_is_given_again_is_another_job() -> None
         assert tickets.wait_for_ticket(stage.takes) == ((1, 1), False)
         old = stage.dispatch.held_jobs[1]
         stage.claims(1, at=7)
-        assert (stage.dispatch.held_jobs[1], old.stop_reason) == (old, "lease")
+        assert (stage.dispatch.held_jobs[1], old.stop_reason) == (old, StopReason.LEASE)
         assert stage.ends.pending_fences() == [(1, 1, 7)], (
             "given back: the next claim of it has another number"
         )
@@ -210,7 +218,7 @@ def test_a_new_claim_of_a_job_that_runs_here_stops_the_handler_of_the_old_one() 
         assert tickets.wait_for_ticket(stage.takes) == ((1, 1), False)
         old = stage.dispatch.held_jobs[1]
         stage.claims(1, lease=2, at=7)
-        assert old.stop_reason == "lease"
+        assert old.stop_reason is StopReason.LEASE
         assert (stage.dispatch.held_fences(), stage.ends.pending_fences()) == ([(1, 2, 7)], [])
 
     play(scene)
