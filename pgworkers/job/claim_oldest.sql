@@ -89,8 +89,4 @@ chosen AS MATERIALIZED (
 UPDATE pgworkers.job j
    SET state = 'running', host = %(host)s::uuid, lease = j.lease + 1, attempt = j.attempt + 1, claimed_at = now()
  WHERE j.ctid = ANY (ARRAY(SELECT at FROM chosen WHERE nth <= count)) AND j.state = 'ready'
-RETURNING j.id, j.lease, j.queue, j.task, j.args::text, j.attempt, j.crashes, j.max_attempts, j.max_crashes,
-          date_part('epoch', j.timeout), j.memory, date_part('epoch', j.deadline_at - now()), j.checkpoint::text, j.meta::text,
-          j.errors, least(greatest(date_part('epoch', now() - j.run_at), 0), 3153600000), j.cancel_at IS NOT NULL, j.priority,
-          j.gated OR j.concurrency_key IS NOT NULL, j.losses, extract(epoch FROM j.deadline_at)::double precision,
-          (date_part('epoch', j.claimed_at) * 1000000)::bigint
+RETURNING /* include: claim_returning.fragment.sql */

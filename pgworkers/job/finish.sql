@@ -22,24 +22,22 @@ gone AS (
      WHERE j.id = ANY (ARRAY(SELECT id FROM free))
     RETURNING j.*, width_bucket(j.id, %(ids)s::bigint[]) AS nth
 ),
-kept AS (
-    INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
-                                   max_attempts, max_crashes, created_at, run_at, started_at, duration, cpu_seconds,
-                                   peak_rss, deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint,
-                                   progress, result, errors, meta, batch_id, linked, enqueued_by)
-    SELECT id, coalesce((%(states)s::text[])[nth]::pgworkers.job_state, 'succeeded'),
-           coalesce((%(verdicts)s::text[])[nth], 'succeeded'), priority, queue, task,
-           CASE WHEN (%(dropped_args)s::boolean[])[nth] THEN '{}' ELSE args END, lease, host, attempt,
-           crashes + coalesce((%(crashes)s::boolean[])[nth]::integer, 0), max_attempts, max_crashes, created_at, run_at,
-           claimed_at, (%(durations)s::double precision[])[nth], (%(cpus)s::double precision[])[nth],
-           (%(peaks)s::bigint[])[nth], deadline_at, timeout, memory, unique_key, concurrency_key,
-           coalesce((%(checkpoints)s::text[])[nth]::jsonb, checkpoint),
-           coalesce((%(progresses)s::text[])[nth]::jsonb, progress),
-           coalesce(%(result)s::jsonb, (%(results)s::text[])[nth]::jsonb),
+ended AS NOT MATERIALIZED (
+    SELECT d.*, coalesce((%(states)s::text[])[nth]::pgworkers.job_state, 'succeeded') AS end_state,
+           coalesce((%(verdicts)s::text[])[nth], 'succeeded') AS end_verdict,
+           CASE WHEN (%(dropped_args)s::boolean[])[nth] THEN '{}' ELSE args END AS end_args, attempt AS end_attempt,
+           crashes + coalesce((%(crashes)s::boolean[])[nth]::integer, 0) AS end_crashes,
+           coalesce((%(checkpoints)s::text[])[nth]::jsonb, checkpoint) AS end_checkpoint,
+           coalesce((%(progresses)s::text[])[nth]::jsonb, progress) AS end_progress,
            CASE WHEN (%(lines)s::text[])[nth] IS NULL THEN errors
-                ELSE (errors || (%(lines)s::text[])[nth])[greatest(cardinality(errors) - 8, 1):] END, meta, batch_id, linked,
-           enqueued_by
-      FROM gone
+                ELSE (errors || (%(lines)s::text[])[nth])[greatest(cardinality(errors) - 8, 1):] END AS end_errors,
+           claimed_at AS started_at, (%(durations)s::double precision[])[nth] AS duration,
+           (%(cpus)s::double precision[])[nth] AS cpu_seconds, (%(peaks)s::bigint[])[nth] AS peak_rss,
+           coalesce(%(result)s::jsonb, (%(results)s::text[])[nth]::jsonb) AS result
+      FROM gone d
+),
+archived AS (
+    /* include: history_insert.fragment.sql */
 ),
 examined AS (
     INSERT INTO pgworkers.attempt (job_id, attempt, lease, host, queue, task, verdict, started_at, duration, cpu_seconds,

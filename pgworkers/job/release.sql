@@ -25,32 +25,29 @@ moved AS (
        AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND NOT b.wished
     RETURNING j.id, j.queue, j.task
 ),
-gone AS (
+ended AS (
     DELETE FROM pgworkers.job j
      USING held b
      WHERE j.id BETWEEN b.id AND b.id AND j.lease = b.lease AND j.claimed_at = b.claim
        AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running' AND b.wished
-    RETURNING j.*
+    RETURNING j.*, 'cancelled'::pgworkers.job_state AS end_state, 'cancelled' AS end_verdict, j.args AS end_args,
+              greatest(j.attempt - 1, 0) AS end_attempt, j.crashes AS end_crashes, j.checkpoint AS end_checkpoint,
+              j.progress AS end_progress, j.errors AS end_errors, NULL::timestamptz AS started_at,
+              NULL::double precision AS duration, NULL::double precision AS cpu_seconds, NULL::bigint AS peak_rss,
+              NULL::jsonb AS result
 ),
-kept AS (
-    INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
-                                   max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
-                                   unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id,
-                                   linked, enqueued_by)
-    SELECT id, 'cancelled', 'cancelled', priority, queue, task, args, lease, host, greatest(attempt - 1, 0), crashes,
-           max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key, concurrency_key,
-           checkpoint, progress, errors, meta, batch_id, linked, enqueued_by
-      FROM gone
+archived AS (
+    /* include: history_insert.fragment.sql */
 ),
 told AS MATERIALIZED (
     SELECT pgworkers.tell_ready(queue, array_agg(task::text), count(*), %(host)s::uuid) FROM moved GROUP BY queue
     UNION ALL
-    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM gone
+    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM ended
     UNION ALL
     SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
-      FROM gone WHERE linked HAVING count(*) > 0
+      FROM ended WHERE linked HAVING count(*) > 0
 )
-SELECT (SELECT count(*) FROM moved) + (SELECT count(*) FROM gone) AS count, (SELECT count(*) FROM told) AS told, NULL::bigint AS nth
+SELECT (SELECT count(*) FROM moved) + (SELECT count(*) FROM ended) AS count, (SELECT count(*) FROM told) AS told, NULL::bigint AS nth
 UNION ALL
 SELECT NULL, NULL, b.nth
   FROM back b

@@ -46,26 +46,21 @@ moved AS (
      WHERE j.id BETWEEN l.id AND l.id AND j.lease = l.lease AND j.state = 'running' AND l.state = 'scheduled'
     RETURNING j.id
 ),
-gone AS (
+ended AS (
     DELETE FROM pgworkers.job j
      USING lost l
      WHERE j.id BETWEEN l.id AND l.id AND j.lease = l.lease AND j.state = 'running' AND l.state <> 'scheduled'
-    RETURNING j.*, l.state AS final, l.error
+    RETURNING j.*, l.state AS end_state, 'host_lost' AS end_verdict, j.args AS end_args, j.attempt AS end_attempt,
+              j.crashes AS end_crashes, j.checkpoint AS end_checkpoint, j.progress AS end_progress,
+              (j.errors || l.error)[greatest(cardinality(j.errors) - 8, 1):] AS end_errors, j.claimed_at AS started_at,
+              greatest(extract(epoch FROM now() - j.claimed_at), 0)::double precision AS duration,
+              NULL::double precision AS cpu_seconds, NULL::bigint AS peak_rss, NULL::jsonb AS result
 ),
 taken AS MATERIALIZED (
-    SELECT l.* FROM lost l WHERE l.id IN (SELECT id FROM moved UNION ALL SELECT id FROM gone)
+    SELECT l.* FROM lost l WHERE l.id IN (SELECT id FROM moved UNION ALL SELECT id FROM ended)
 ),
-kept AS (
-    INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, host, attempt, crashes,
-                                   max_attempts, max_crashes, created_at, run_at, started_at, duration, deadline_at,
-                                   timeout, memory, unique_key, concurrency_key, checkpoint, progress, errors, meta,
-                                   batch_id, linked, enqueued_by)
-    SELECT id, final, 'host_lost', priority, queue, task, args, lease, host, attempt, crashes, max_attempts, max_crashes,
-           created_at, run_at, claimed_at, greatest(extract(epoch FROM now() - claimed_at), 0), deadline_at, timeout, memory,
-           unique_key, concurrency_key, checkpoint, progress,
-           (errors || error)[greatest(cardinality(errors) - 8, 1):], meta, batch_id, linked,
-           enqueued_by
-      FROM gone
+archived AS (
+    /* include: history_insert.fragment.sql */
 ),
 examined AS (
     INSERT INTO pgworkers.attempt (job_id, attempt, lease, host, queue, task, verdict, started_at, duration, error, progress)
@@ -74,10 +69,10 @@ examined AS (
       FROM taken
 ),
 told AS MATERIALIZED (
-    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM gone
+    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM ended
     UNION ALL
     SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
-      FROM gone WHERE linked HAVING count(*) > 0
+      FROM ended WHERE linked HAVING count(*) > 0
 )
 SELECT t.id, t.lease, t.queue, t.task, t.attempt, t.state::text, (SELECT count(*) FROM told)
   FROM taken t

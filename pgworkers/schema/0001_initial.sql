@@ -1761,6 +1761,36 @@ END $$;
 
 -- 4.5 End jobs ----------------------------------------------------------------------------------------------------------------------
 
+-- Move waiting jobs from `job` to `history`. `ids` ascend, and the caller has locked these rows. `error_lines`: at the place of each id, the line
+-- that is added to its errors; NULL: none. Running jobs are left alone. Returns the jobs that were moved; the caller passes those with `linked` to
+-- ended(). No other function inserts into history, except keep_rows(); the statements of hosts include job/history_insert.fragment.sql.
+CREATE FUNCTION pgworkers.archive_waiting_jobs(ids bigint[], verdict text, error_lines text[] DEFAULT NULL)
+RETURNS TABLE (id bigint, batch_id bigint, linked boolean)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH ended AS (
+        DELETE FROM pgworkers.job j
+         WHERE j.id = ANY (archive_waiting_jobs.ids) AND j.state <> 'running'
+        RETURNING j.*, archive_waiting_jobs.error_lines[width_bucket(j.id, archive_waiting_jobs.ids)] AS error_line
+    ),
+    archived AS (
+        INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes, max_attempts,
+                                       max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key,
+                                       concurrency_key, checkpoint, progress, errors, meta, batch_id, linked, enqueued_by)
+        SELECT e.id, CASE archive_waiting_jobs.verdict WHEN 'cancelled' THEN 'cancelled' ELSE 'dead' END::pgworkers.job_state,
+               archive_waiting_jobs.verdict, e.priority, e.queue, e.task, e.args, e.lease, e.attempt, e.crashes, e.max_attempts,
+               e.max_crashes, e.created_at, e.run_at, e.deadline_at, e.timeout, e.memory, e.unique_key,
+               e.concurrency_key, e.checkpoint, e.progress,
+               CASE WHEN e.error_line IS NULL THEN e.errors
+                    ELSE (e.errors || e.error_line)[greatest(cardinality(e.errors) - 8, 1):] END,
+               e.meta, e.batch_id, e.linked, e.enqueued_by
+          FROM ended e
+    )
+    SELECT e.id, e.batch_id, e.linked FROM ended e;
+END $$;
+
 -- Let waiting jobs become ready that wait for nothing any more. The caller holds the locks of their rows.
 CREATE FUNCTION pgworkers.let_go(ids bigint[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -1795,6 +1825,8 @@ DECLARE
     parents bigint[] := ended.ids;
     children bigint[];
     locked bigint[];
+    cancelled bigint[];
+    error_lines text[];
     doomed bigint[];
     one record;
     newest pgworkers.job_state;
@@ -1818,28 +1850,16 @@ BEGIN
             PERFORM pgworkers.tell('due:');
         END IF;
         doomed := '{}';
-        FOR one IN
-            WITH gone AS (
-                DELETE FROM pgworkers.job j
+        SELECT array_agg(c.id ORDER BY c.id), array_agg(c.error_line ORDER BY c.id) INTO cancelled, error_lines
+          FROM (SELECT j.id, 'cancelled: job #' || (SELECT min(d.parent_id) FROM pgworkers.dependency d
+                                                     WHERE d.job_id = j.id AND d.parent_id = ANY (failed))
+                             || ', which it waited for, did not succeed' AS error_line
+                  FROM pgworkers.job j
                  WHERE j.id = ANY (locked) AND j.state = 'scheduled' AND j.run_at = pgworkers.never()
                    AND EXISTS (SELECT FROM pgworkers.dependency d
                                 WHERE d.job_id = j.id AND d.parent_id = ANY (parents) AND d.parent_id = ANY (failed)
-                                  AND d.on_failed = 'cancel')
-                RETURNING j.*
-            )
-            INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,
-                                           max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
-                                           unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id, linked,
-                                           enqueued_by)
-            SELECT g.id, 'cancelled', 'cancelled', g.priority, g.queue, g.task, g.args, g.lease, g.attempt, g.crashes,
-                   g.max_attempts, g.max_crashes, g.created_at, g.run_at, g.deadline_at, g.timeout, g.memory, g.unique_key,
-                   g.concurrency_key, g.checkpoint, g.progress,
-                   g.errors || ('cancelled: job #' || (SELECT min(d.parent_id) FROM pgworkers.dependency d
-                                                        WHERE d.job_id = g.id AND d.parent_id = ANY (failed))
-                                || ', which it waited for, did not succeed'), g.meta, g.batch_id, g.linked,
-                   g.enqueued_by
-              FROM gone g
-            RETURNING id, batch_id
+                                  AND d.on_failed = 'cancel')) c;
+        FOR one IN SELECT a.id, a.batch_id FROM pgworkers.archive_waiting_jobs(cancelled, 'cancelled', error_lines) a
         LOOP
             ended.ids := ended.ids || one.id;
             ended.batches := ended.batches || one.batch_id;
@@ -1901,26 +1921,11 @@ DECLARE
 BEGIN
     WHILE cardinality(wanted) > 0 LOOP
         locked := ARRAY(SELECT j.id FROM pgworkers.job j WHERE j.id = ANY (wanted) ORDER BY j.id FOR UPDATE);
-        WITH ended AS (
-            DELETE FROM pgworkers.job j WHERE j.id = ANY (locked) AND j.state <> 'running' RETURNING j.*
-        ),
-        kept AS (
-            INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,
-                                           max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
-                                           unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id, linked,
-                                           enqueued_by)
-            SELECT e.id, outcome, end_jobs.verdict, e.priority, e.queue, e.task, e.args, e.lease, e.attempt, e.crashes,
-                   e.max_attempts, e.max_crashes, e.created_at, e.run_at, e.deadline_at, e.timeout, e.memory,
-                   e.unique_key, e.concurrency_key, e.checkpoint, e.progress,
-                   CASE WHEN end_jobs.why IS NULL THEN e.errors
-                        ELSE (e.errors || end_jobs.why)[greatest(cardinality(e.errors) - 8, 1):] END,
-                   e.meta, e.batch_id, e.linked, e.enqueued_by
-              FROM ended e
-        )
         SELECT coalesce(array_agg(e.id), '{}'), array_agg(e.id) FILTER (WHERE e.linked),
                array_agg(e.batch_id) FILTER (WHERE e.linked)
           INTO gone, linked, batches
-          FROM ended e;
+          FROM pgworkers.archive_waiting_jobs(locked, end_jobs.verdict,
+                   CASE WHEN end_jobs.why IS NOT NULL THEN array_fill(end_jobs.why, ARRAY[cardinality(locked)]) END) e;
         IF end_jobs.traced THEN
             INSERT INTO pgworkers.operation (verb, job_id, reason, os_user)
             SELECT verb, t.id, end_jobs.reason, end_jobs.os_user

@@ -175,7 +175,9 @@ GRANT INSERT, UPDATE, DELETE ON pgworkers.concurrency, pgworkers.schedule, pgwor
 GRANT INSERT ON pgworkers.tick TO pgworkers_operator;
 GRANT INSERT, UPDATE ON pgworkers.request TO pgworkers_operator;
 GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgworkers TO pgworkers_operator, pgworkers_worker;
-REVOKE EXECUTE ON FUNCTION pgworkers.make_partitions, pgworkers.keep_rows, pgworkers.drop_partition, pgworkers.end_jobs FROM pgworkers_operator;
+REVOKE EXECUTE ON FUNCTION pgworkers.make_partitions, pgworkers.keep_rows, pgworkers.drop_partition, pgworkers.end_jobs,
+                           pgworkers.archive_waiting_jobs
+  FROM pgworkers_operator;
 
 -- A host writes everything but the record of migrations and what enqueuers may do.
 GRANT INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA pgworkers TO pgworkers_worker;
