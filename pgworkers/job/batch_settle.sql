@@ -1,2 +1,2 @@
 -- Is this batch complete, now that those who ended its last jobs have committed? Index: job_batch, walked backwards.
-SELECT pgworkers.settle(%(id)s::pg_catalog.int8)
+SELECT pgworkers.settle_batch(%(id)s::pg_catalog.int8)

@@ -1,7 +1,7 @@
 -- Take the right to run up to `count` ready jobs of each queue, by priority and then in enqueue order: walks the index job_ready from the
 -- head of each queue. Where that would be slow, claim_placed.sql says where to begin.
--- Jobs behind a concurrency limit are in job_lane instead. Whether there are any is one probe per queue (if `gates`) and whether a task is limited
--- one look at two small indexes; only then pgworkers.choose() decides between both kinds. What a claim does not need must not be part of
+-- Jobs behind a concurrency limit are in job_ready_limited instead. Whether there are any is one probe per queue (if `gates`) and whether a task is limited
+-- one look at two small indexes; only then pgworkers.choose_claimed_jobs() decides between both kinds. What a claim does not need must not be part of
 -- its plan: each node costs some microseconds, also when it is never reached (docs/adr/24).
 -- Guard: state = 'ready' under FOR UPDATE SKIP LOCKED, so two hosts claim disjoint sets; paused and throttled queues,
 -- expired jobs and unknown tasks are left alone. The CTE is materialised: it is evaluated once whatever the join, so

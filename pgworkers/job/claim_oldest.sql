@@ -75,7 +75,7 @@ gates AS MATERIALIZED (
 admitted AS MATERIALIZED (
     SELECT a.queue, w.count, a.at, a.priority, a.id, a.run_at
       FROM gates g
-     CROSS JOIN LATERAL pgworkers.admit(g.queues, g.counts, g.tasks, true, %(look)s::integer) a
+     CROSS JOIN LATERAL pgworkers.admit_limited_jobs(g.queues, g.counts, g.tasks, true, %(look)s::integer) a
       JOIN wants w ON w.queue = a.queue
      WHERE g.queues IS NOT NULL
 ),

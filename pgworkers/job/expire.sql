@@ -22,9 +22,9 @@ archived AS (
     /* include: history_insert.fragment.sql */
 ),
 told AS MATERIALIZED (
-    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM ended
+    SELECT pgworkers.notify(id::text, 'pgworkers_done') FROM ended
     UNION ALL
-    SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), false)
+    SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), false)
       FROM ended WHERE linked HAVING count(*) > 0
 )
 SELECT (SELECT count(*) FROM ended), (SELECT count(*) FROM told)

@@ -56,13 +56,13 @@ written AS MATERIALIZED (
     SELECT count(*) AS count, array_to_string(array_agg(id), ' ') AS ids, bool_or(linked) AS linked FROM gone
 ),
 told AS MATERIALIZED (
-    SELECT pgworkers.tell(CASE WHEN octet_length(ids) > 7000 THEN '*' ELSE ids END, 'pgworkers_done'),
+    SELECT pgworkers.notify(CASE WHEN octet_length(ids) > 7000 THEN '*' ELSE ids END, 'pgworkers_done'),
            CASE WHEN linked THEN
-                (SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true, array_agg(id) FILTER (
+                (SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true, array_agg(id) FILTER (
                             WHERE coalesce((%(states)s::text[])[nth], 'succeeded') = 'succeeded'))
                    FROM gone WHERE linked) END,
            CASE WHEN %(children)s::jsonb IS NOT NULL THEN
-                (SELECT pgworkers.bear(%(children)s::jsonb, array_agg(id || ':' || lease)) FROM gone) END
+                (SELECT pgworkers.enqueue_children(%(children)s::jsonb, array_agg(id || ':' || lease)) FROM gone) END
       FROM written
      WHERE count > 0
 )

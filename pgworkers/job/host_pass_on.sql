@@ -8,7 +8,7 @@ awake AS (
     DELETE FROM pgworkers.asleep a USING full_queue q WHERE a.host = %(host)s::uuid AND a.queue = q.name RETURNING a.queue
 ),
 passed AS MATERIALIZED (
-    SELECT pgworkers.tell_ready(q.name, %(tasks)s::text[], NULL, %(host)s::uuid)
+    SELECT pgworkers.notify_ready(q.name, %(tasks)s::text[], NULL, %(host)s::uuid)
       FROM full_queue q
      WHERE EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue = q.name AND a.host <> %(host)s::uuid)
 )

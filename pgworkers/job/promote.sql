@@ -16,7 +16,7 @@ moved AS (
     RETURNING j.queue, j.task
 ),
 told AS MATERIALIZED (
-    SELECT pgworkers.tell_ready(queue, array_agg(task::text), count(*)) FROM moved GROUP BY queue
+    SELECT pgworkers.notify_ready(queue, array_agg(task::text), count(*)) FROM moved GROUP BY queue
 )
 SELECT (SELECT count(*) FROM moved),
        (SELECT extract(epoch FROM least(j.run_at, pgworkers.never()) - now())::double precision

@@ -5,4 +5,4 @@ WITH changed AS (
      WHERE q.name = %(name)s::text
     RETURNING q.name
 )
-SELECT name, pgworkers.tell('queue:' || name) FROM changed
+SELECT name, pgworkers.notify('queue:' || name) FROM changed

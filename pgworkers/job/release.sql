@@ -40,11 +40,11 @@ archived AS (
     /* include: history_insert.fragment.sql */
 ),
 told AS MATERIALIZED (
-    SELECT pgworkers.tell_ready(queue, array_agg(task::text), count(*), %(host)s::uuid) FROM moved GROUP BY queue
+    SELECT pgworkers.notify_ready(queue, array_agg(task::text), count(*), %(host)s::uuid) FROM moved GROUP BY queue
     UNION ALL
-    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM ended
+    SELECT pgworkers.notify(id::text, 'pgworkers_done') FROM ended
     UNION ALL
-    SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
+    SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true)
       FROM ended WHERE linked HAVING count(*) > 0
 )
 SELECT (SELECT count(*) FROM moved) + (SELECT count(*) FROM ended) AS count, (SELECT count(*) FROM told) AS told, NULL::bigint AS nth

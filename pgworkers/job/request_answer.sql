@@ -5,4 +5,4 @@ WITH answered AS (
      WHERE r.id = %(id)s::bigint AND r.answered_at IS NULL
     RETURNING r.id
 )
-SELECT id, pgworkers.tell('request:' || id, 'pgworkers_done') FROM answered
+SELECT id, pgworkers.notify('request:' || id, 'pgworkers_done') FROM answered

@@ -6,4 +6,4 @@ WITH asked AS (
      WHERE j.id = %(job_id)s::bigint AND j.state = 'running'
     RETURNING id
 )
-SELECT id, pgworkers.tell('request:') FROM asked
+SELECT id, pgworkers.notify('request:') FROM asked

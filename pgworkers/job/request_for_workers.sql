@@ -8,4 +8,4 @@ WITH asked AS (
      ORDER BY w.host, w.queue, w.slot
     RETURNING id
 )
-SELECT id, pgworkers.tell('request:') FROM asked
+SELECT id, pgworkers.notify('request:') FROM asked

@@ -9,12 +9,12 @@
 -- neither moved nor ended, for the snapshot shows it as it was: nothing is written or said of it (`taken`).
 WITH found AS MATERIALIZED (
     SELECT held.*
-      FROM pgworkers.gaps(%(host)s::uuid, %(clock)s::timestamptz) g
+      FROM pgworkers.lost_host_ranges(%(host)s::uuid, %(clock)s::timestamptz) g
      CROSS JOIN LATERAL (
            SELECT j.id, j.lease, j.host, j.queue, j.task, j.attempt, j.max_attempts, j.losses, j.claimed_at,
                   j.deadline_at, j.cancel_at, j.progress
              FROM pgworkers.job j
-            WHERE j.host > g.above AND j.host < g.below AND (%(only)s::bigint IS NULL OR j.id = %(only)s::bigint)
+            WHERE j.host > g.after_id AND j.host < g.before_id AND (%(only)s::bigint IS NULL OR j.id = %(only)s::bigint)
             ORDER BY j.host
             LIMIT %(limit)s::bigint
               FOR UPDATE SKIP LOCKED) held
@@ -69,9 +69,9 @@ examined AS (
       FROM taken
 ),
 told AS MATERIALIZED (
-    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM ended
+    SELECT pgworkers.notify(id::text, 'pgworkers_done') FROM ended
     UNION ALL
-    SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
+    SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true)
       FROM ended WHERE linked HAVING count(*) > 0
 )
 SELECT t.id, t.lease, t.queue, t.task, t.attempt, t.state::text, (SELECT count(*) FROM told)

@@ -62,13 +62,13 @@ examined AS (
       FROM held
 ),
 told AS MATERIALIZED (
-    SELECT pgworkers.tell('ready:' || queue) FROM (SELECT DISTINCT queue FROM moved WHERE state = 'ready') q
+    SELECT pgworkers.notify('ready:' || queue) FROM (SELECT DISTINCT queue FROM moved WHERE state = 'ready') q
     UNION ALL
-    SELECT pgworkers.tell('due:') FROM moved WHERE after > 0 AND after < 10
+    SELECT pgworkers.notify('due:') FROM moved WHERE after > 0 AND after < 10
     UNION ALL
-    SELECT pgworkers.tell(id::text, 'pgworkers_done') FROM ended
+    SELECT pgworkers.notify(id::text, 'pgworkers_done') FROM ended
     UNION ALL
-    SELECT pgworkers.ended(array_agg(id), array_agg(batch_id), true)
+    SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true)
       FROM ended WHERE linked HAVING count(*) > 0
 )
 SELECT h.nth, (SELECT count(*) FROM told) FROM held h

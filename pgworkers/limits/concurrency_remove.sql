@@ -2,4 +2,4 @@
 WITH gone AS (
     DELETE FROM pgworkers.concurrency c WHERE c.kind = %(kind)s::text AND c.name = %(name)s::text RETURNING c.name
 )
-SELECT name, pgworkers.tell('ready:') FROM gone
+SELECT name, pgworkers.notify('ready:') FROM gone

@@ -1,4 +1,4 @@
--- An operator's limit for a task or a key. Jobs of the task that run already are counted from now on: limit_running(). Hosts are told to
+-- An operator's limit for a task or a key. Jobs of the task that run already are counted from now on: limit_running_jobs(). Hosts are told to
 -- look: a limit may have been raised. Guard: the primary key of concurrency.
 WITH put AS (
     INSERT INTO pgworkers.concurrency AS c (kind, name, slots)
@@ -6,4 +6,4 @@ WITH put AS (
     ON CONFLICT (kind, name) DO UPDATE SET slots = excluded.slots, updated_at = now()
     RETURNING c.name
 )
-SELECT name, CASE WHEN %(kind)s::text = 'task' THEN pgworkers.limit_running(name) END, pgworkers.tell('ready:') FROM put
+SELECT name, CASE WHEN %(kind)s::text = 'task' THEN pgworkers.limit_running_jobs(name) END, pgworkers.notify('ready:') FROM put

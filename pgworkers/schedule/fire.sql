@@ -83,7 +83,7 @@ replaced AS MATERIALIZED (
      WHERE n.overlap = 'replace' AND n.live
 ),
 told AS MATERIALIZED (
-    SELECT pgworkers.tell_ready(queue, array_agg(task::text), count(*)) FROM put WHERE state = 'ready' GROUP BY queue
+    SELECT pgworkers.notify_ready(queue, array_agg(task::text), count(*)) FROM put WHERE state = 'ready' GROUP BY queue
 )
 SELECT m.name, m.scope, m.skipped, t.at, t.job_id, t.reason, (SELECT count(*) FROM told), (SELECT count(*) FROM replaced)
   FROM moved m

@@ -144,10 +144,10 @@ def test_a_claim_returns_the_fields_of_a_claimed_job(db: psycopg.Connection[Any]
 
 
 def test_a_trial_claim_evaluates_what_a_claim_returns() -> None:
-    """`set_aside()` finds rows that make a claim fail: each expression over data must be in its trial, too."""
+    """`end_unclaimable_jobs()` finds rows that make a claim fail: each expression over data must be in its trial, too."""
     returned = (ROOT / "job" / "claim_returning.fragment.sql").read_text()
     schema = (ROOT / "schema" / "0001_initial.sql").read_text()
-    trial = schema.partition("CREATE FUNCTION pgworkers.set_aside(")[2].partition("END $$;")[0]
+    trial = schema.partition("CREATE FUNCTION pgworkers.end_unclaimable_jobs(")[2].partition("END $$;")[0]
     expressions = [
         "j.args::text",
         "date_part('epoch', j.timeout)",

@@ -108,7 +108,7 @@ def test_no_room_is_a_drawer() -> None:
 
 
 def test_whatever_ends_jobs_tells_those_who_wait_for_them() -> None:
-    exempt = ("pgworkers.ended(", "pgworkers.archive_waiting_jobs(", "pgworkers.keep_rows(")
+    exempt = ("pgworkers.settle_dependents(", "pgworkers.archive_waiting_jobs(", "pgworkers.move_kept_rows(")
     for path in sorted(PACKAGE.rglob("*.sql")):
         if path.name.endswith(".fragment.sql"):
             continue
@@ -116,7 +116,9 @@ def test_whatever_ends_jobs_tells_those_who_wait_for_them() -> None:
             if part.lstrip().startswith(exempt):
                 continue  # who tells, what only its callers use, and who only moves jobs that ended long ago
             if "INSERT INTO pgworkers.history" in part or "FROM pgworkers.archive_waiting_jobs(" in part:
-                assert "pgworkers.ended(" in part, f"{path}: dependents and batches never hear of these ends"
+                assert "pgworkers.settle_dependents(" in part, (
+                    f"{path}: dependents and batches never hear of these ends"
+                )
 
 
 def test_no_two_test_files_share_a_name() -> None:
