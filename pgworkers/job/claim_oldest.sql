@@ -1,8 +1,8 @@
--- A claim out of turn, now and then: first the oldest of the jobs that have been ready for `aged` seconds, whatever their
--- priority, then as claim.sql does. So low priority never starves. The oldest is found through job_ready as well, as the first
--- of each priority, in the ranges that claim_placed.sql would walk: of one priority, or, by a loose scan, of the `look` lowest in the range; no index of its own.
--- Guards, CTEs and the two ways to walk as in claim_placed.sql. The look at tasks that are limited is kept out of the scan: the planner would take the
--- rows for few and sort them. Moving such jobs behind their limit is left to claim.sql.
+-- From time to time: claim first the oldest of the jobs that have been ready for `aged` seconds, whatever their priority, then as claim.sql
+-- does. So low priorities never starve. The oldest job is found through job_ready as well, as the first one of each priority, in the ranges of
+-- claim_ranges.sql: of one priority or, by a loose scan, of the `look` lowest ones in the range. It needs no index of its own.
+-- Guards, CTEs and the two kinds of ranges: claim_ranges.sql. The check for limited tasks is not part of the scan: the planner would expect few
+-- rows and sort them. Moving such jobs behind their limit is left to claim.sql.
 WITH RECURSIVE sent AS MATERIALIZED (
     SELECT %(queues)s::text[] AS queues, %(counts)s::integer[] AS counts, %(tasks)s::text[] AS tasks
 ),

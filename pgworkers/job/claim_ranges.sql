@@ -1,8 +1,9 @@
 -- As claim.sql, in the ranges of priorities and ids that the host names for each queue, one after the other until it has enough: what lies
--- behind the place where it last found work, and a step before it (master/positions).
--- A step has an end, `last`, and one priority: only behind an equals sign the walk ends there (before Postgres 18). A range without an end
--- must be BETWEEN: behind an equals sign any index on id would do for the order. A step says both, which is the same once more and makes the
--- planner expect next to nothing by job_ready: by the primary key it would read all jobs between two ids, other queues' too (docs/adr/05).
+-- behind the place where it last found work, and a step before that place (master/claim_positions).
+-- A step has an end, `last`, and one priority, with an equals sign: only then the scan ends there (before Postgres 18). A range without an end
+-- must use BETWEEN: with an equals sign any index on id would do for the order. A step has both conditions. They mean the same, but together
+-- they make the planner expect almost no rows from job_ready; by the primary key it would read all jobs between two ids, also those of other
+-- queues (docs/adr/05).
 -- Index, guard and the rest: claim.sql.
 WITH free AS MATERIALIZED (
     SELECT ready.at

@@ -1,14 +1,14 @@
--- End a batch of running jobs: each row leaves `job` for `history` in this one statement, with a post-mortem in `attempt`
--- unless it succeeded. Guard: id, lease, claimed_at, host and state = 'running', checked under the row lock. What another session has
--- locked is skipped: a host never waits for a row, so it is in no deadlock with sessions that lock in an order of their own (docs/adr/04).
--- Index: the primary key, by an array of ids, no join: there is no other way to read these rows. No partial index can match the
--- guard (the running ones are indexed by `host IS NOT NULL`), so statistics cannot lead the planner into an index full of dead entries.
--- What is said of a job stands in the other arrays at the place of its id, which is found by halving: `ids` must ascend, each
--- once. Twenty arrays unnested, kept and joined were a third of the statement (docs/adr/04).
--- Jobs that were enqueued with these ends (`children`) begin to exist in this statement, for the ends that it writes.
--- A column that no row has anything in is NULL instead of an array: most batches are successes, and all with the same
--- `result`. Answers NULL if all were written, else the places of those that were. Whether the others are on record is asked in a
--- second statement (unwritten_ends.sql), because to look into `history` locks and opens every partition (docs/adr/03).
+-- End a batch of running jobs: one statement moves each row from `job` to `history`, with a row in `attempt` unless it succeeded. Guard: id,
+-- lease, claimed_at, host and state = 'running', checked under the row lock. Rows that another session has locked are skipped: a host never
+-- waits for a row, so it cannot deadlock with sessions that lock in an order of their own (docs/adr/04).
+-- Index: the primary key, by an array of ids, without a join: there is no other way to read these rows. No partial index can match the guard
+-- (running rows are indexed by `host IS NOT NULL`), so statistics cannot lead the planner into an index full of dead entries.
+-- The other arrays have the values of a job at the position of its id, which width_bucket() finds by binary search: `ids` must ascend, without
+-- duplicates. That is cheaper than unnesting and joining twenty arrays (docs/adr/04).
+-- Jobs that were enqueued with these ends (`children`) are inserted by this statement, for the ends that it writes.
+-- An array in which no row has a value is NULL instead: most batches are successes, and all with the same `result`. Returns NULL if all were
+-- written, else the positions of those that were. A second statement (finish_check.sql) asks whether the others are on record, because reading
+-- `history` locks and opens each partition (docs/adr/03).
 WITH free AS MATERIALIZED (
     SELECT j.id
       FROM pgworkers.job j

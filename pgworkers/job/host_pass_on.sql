@@ -1,6 +1,6 @@
--- A host that was notified of jobs has no room for them: it sleeps no longer, and another sleeping host is notified of each queue, if there is
--- one. Each host that passes a notification on deletes its own row, so a notification cannot go round. Guard: the host's own rows.
--- Index: asleep_host, the primary key.
+-- Pass on a notification of jobs that this host has no free worker for: it is no longer idle, and another idle host is notified of each queue,
+-- if there is one. A host that passes a notification on deletes its own row, so a notification cannot go round in circles. Guard: the host's
+-- own rows. Index: asleep_host, the primary key.
 WITH full_queue AS (
     SELECT q.name FROM unnest(%(queues)s::text[]) AS q (name)
 ),

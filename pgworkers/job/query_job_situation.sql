@@ -1,5 +1,5 @@
--- What a job's state depends on besides its own row: does anybody know its task, is its queue served, open and cool, is
--- there room under its limits, what it waits for, and which process holds it. Index: the primary keys, dependency_job, batch_open.
+-- What the state of a job depends on besides its own row: whether a host knows its task, whether its queue is served, paused or throttled, how
+-- many slots are free under its limits, what it waits for, and which process holds it. Index: the primary keys, dependency_job, batch_open.
 WITH alive AS (
     SELECT h.queues, h.tasks, h.name, h.problems FROM pgworkers.host h
      WHERE h.renewed_at >= now() - h.lease AND h.state IN ('starting', 'running')

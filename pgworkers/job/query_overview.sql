@@ -1,5 +1,5 @@
--- Every host with its workers and what their jobs say of themselves; hosts first by name, then queue and slot. With `watch` the
--- hosts are told that somebody looks: they write their view every second for a while. Bounded. Indexes: the primary keys.
+-- All hosts with their workers and what their jobs report; by host name, then queue and slot. With `watch` the hosts are notified that a view
+-- is open: they write their view each second for a while. Bounded. Indexes: the primary keys.
 WITH told AS MATERIALIZED (
     SELECT pgworkers.notify('watch:') WHERE %(watch)s::boolean
 )

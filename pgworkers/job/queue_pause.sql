@@ -1,4 +1,4 @@
--- Pause or resume a queue; its hosts are told. Index: the primary key.
+-- Pause or resume a queue. Its hosts are notified. Index: the primary key.
 WITH changed AS (
     UPDATE pgworkers.queue q
        SET paused = %(paused)s::boolean, updated_at = now()

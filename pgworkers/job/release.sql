@@ -1,7 +1,7 @@
--- Give back claimed jobs that were not started: running -> ready at once, the attempt returned, no post-mortem. A job that
--- was wished away meanwhile becomes cancelled instead. Guard: id, lease, claimed_at, host and state = 'running' under the row lock; what
--- another session has locked is skipped, and its place answered (docs/adr/04). Index: the primary key, by nested loops over the materialised input (docs/adr/05); BETWEEN,
--- because an equals sign lets the planner begin with the whole index (docs/adr/05).
+-- Give back claimed jobs that were not started: running -> ready at once, the attempt is returned, and no row is written to `attempt`. If a
+-- cancel was requested in the meantime, the job becomes cancelled instead. Guard: id, lease, claimed_at, host and state = 'running' under the
+-- row lock. Rows that another session has locked are skipped, and their positions are returned (docs/adr/04). Index: the primary key, by nested
+-- loops over the materialised input; BETWEEN, because with an equals sign the planner may begin with the whole index (docs/adr/05).
 WITH sent AS MATERIALIZED (
     SELECT %(ids)s::bigint[] AS ids, %(leases)s::integer[] AS leases, %(claims)s::timestamptz[] AS claims
 ),

@@ -1,4 +1,4 @@
--- The answer, once. Index: the primary key. Guard: not answered before.
+-- Write the answer to a request, once. Index: the primary key. Guard: not answered before.
 WITH answered AS (
     UPDATE pgworkers.request r
        SET answered_at = now(), done = %(done)s::boolean, answer = %(answer)s::text

@@ -1,4 +1,4 @@
--- Ask the host that runs a job. Index: the primary key. No row: it does not run.
+-- Send a request to the host that runs a job. Index: the primary key. No row: it does not run.
 WITH asked AS (
     INSERT INTO pgworkers.request (host, kind, job_id)
     SELECT j.host, %(kind)s::text, j.id

@@ -1,12 +1,13 @@
--- Take running jobs away from hosts that are gone: no row, or not renewed for the lease that the row itself names. Never
--- from the asking host. Each costs an attempt and counts as a loss, but is no crash of the job; out of losses, out of attempts,
--- past its deadline or because its task says so it is dead, wished away it is cancelled, else it is scheduled as its task says, or by exponential back-off. Bounded, skips
--- what others have locked. `clock` is the time as the asking host reckons it. `only` names the one job to try, and `refused` why it cannot be scheduled: then it is dead.
--- Indexes: job_running, in the gaps between the ids of the living, then the primary key, by BETWEEN: an equals
--- sign lets the planner begin with the whole index (docs/adr/05). Guard: the row is still held under the same host
--- and lease, checked by the row lock. No unique key can stand in the way: a running row keeps its own.
--- A row that was rescued by another and claimed again between this statement's snapshot and its lock is locked as it is now, but
--- neither moved nor ended, for the snapshot shows it as it was: nothing is written or said of it (`taken`).
+-- Take running jobs away from lost hosts: hosts without a row, or not renewed for the lease that the row names. Never from the asking host.
+-- Each rescue costs the job an attempt and counts as a loss, but not as a crash. The job is dead if it has no losses or attempts left, if it is
+-- past its deadline, or if its task declares so; cancelled if a cancel was requested; else scheduled, as its task declares or by exponential
+-- back-off. Bounded; skips rows that others have locked. `clock` is the database's time as the asking host estimates it. `only` names the one
+-- job to try, and `refused` says why it cannot be scheduled: then it is dead.
+-- Indexes: job_running, in the ranges between the ids of live hosts, then the primary key by BETWEEN: with an equals sign the planner may begin
+-- with the whole index (docs/adr/05). Guard: the row still has the same host and lease, checked by the row lock. No unique key can conflict: a
+-- running row keeps its own.
+-- A row that was rescued by another host and claimed again between the snapshot of this statement and its lock is neither moved nor ended,
+-- because the snapshot shows its old version. Nothing is written about it (`taken`).
 WITH found AS MATERIALIZED (
     SELECT held.*
       FROM pgworkers.lost_host_ranges(%(host)s::uuid, %(clock)s::timestamptz) g

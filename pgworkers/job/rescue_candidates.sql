@@ -1,5 +1,5 @@
--- The jobs that rescue.sql would take, for the case that it cannot take them in one statement. Index: job_running, in the
--- gaps between the living. It only reads; the guard is in the rescue of each.
+-- The jobs that rescue.sql would take, for the case that it cannot take them in one statement. Index: job_running, in the ranges between the
+-- ids of live hosts. Reads only; the guard is in the rescue of each job.
 SELECT held.id
   FROM pgworkers.lost_host_ranges(%(host)s::uuid, %(clock)s::timestamptz) g
  CROSS JOIN LATERAL (

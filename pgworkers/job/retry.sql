@@ -1,10 +1,10 @@
--- End an attempt but not the job: running -> scheduled, or ready when there is nothing to wait for. A job that was wished
--- away meanwhile becomes cancelled instead: after an acknowledged cancel nothing starts. An attempt that ended by itself shows
--- that the job does not kill its supervisor: its losses begin again.
--- Guard: id, lease, claimed_at, host and state = 'running', checked under the row lock; what another session has locked is skipped (docs/adr/04). Index: the primary key, by
--- nested loops over the materialised input (no partial index can match the guard, docs/adr/05); BETWEEN, because an
--- equals sign lets the planner begin with the whole index (docs/adr/05). Answers the places of those that were written; whether
--- the others are on record is asked in a second statement (unwritten_attempts.sql), because to look locks and opens every partition.
+-- End an attempt but not the job: running -> scheduled, or ready if there is nothing to wait for. If a cancel was requested in the meantime,
+-- the job becomes cancelled instead: nothing starts after an acknowledged cancel. An attempt that ended by itself shows that the job does not
+-- kill its supervisor, so `losses` is reset.
+-- Guard: id, lease, claimed_at, host and state = 'running', checked under the row lock; rows that another session has locked are skipped
+-- (docs/adr/04). Index: the primary key, by nested loops over the materialised input; no partial index can match the guard. BETWEEN, because
+-- with an equals sign the planner may begin with the whole index (docs/adr/05). Returns the positions of those that were written. A second
+-- statement (retry_check.sql) asks whether the others are on record, because that locks and opens each partition.
 WITH again AS MATERIALIZED (
     SELECT *
       FROM unnest(%(ids)s::bigint[], %(leases)s::integer[], %(claims)s::timestamptz[], %(verdicts)s::text[], %(afters)s::float8[], %(frees)s::boolean[],
