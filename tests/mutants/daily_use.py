@@ -216,7 +216,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"PERFORM pgworkers\.tell\('deadline:' \|\| set_deadline\.job_id\);",
+                r"PERFORM pgworkers\.notify\('deadline:' \|\| set_deadline\.job_id\);",
                 "NULL;",
             ),
         ),
