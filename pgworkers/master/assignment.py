@@ -38,7 +38,7 @@ from pgworkers.master.queue_buffer import (
 )
 from pgworkers.master.worker_channel import WorkerChannel
 from pgworkers.specs import QueueSpec, TaskSpec
-from pgworkers.worker.messages import Report
+from pgworkers.worker.messages import Outcome, Report
 
 #: How often workers are looked at that have not reported for a while.
 WORKER_CHECK_SECONDS = 0.005
@@ -342,7 +342,12 @@ class Assigner:
 
     def finish_stopped(self, held: HeldJob, reason: str) -> None:
         self.forget([held])
-        ending = verdict.from_report(Report("stopped", 0.0, 0.0, 0, reason=reason, has_started=False), held)
+        ending = verdict.from_report(
+            Report(
+                outcome=Outcome.STOPPED, duration=0.0, cpu=0.0, peak_rss=0, reason=reason, has_started=False
+            ),
+            held,
+        )
         held.stop_reason = reason if reason == "cancel" else held.stop_reason
         self._finisher.add(held, verdict.decide_result(held, ending, random.random(), "", ""))
 

@@ -15,7 +15,7 @@ import msgspec
 from pgworkers import clock
 from pgworkers.ipc.lease_deadline import LeaseDeadline
 from pgworkers.ipc.packets import MAX_PACKET_BYTES, PacketSocket
-from pgworkers.ipc.scoreboard import SlotState
+from pgworkers.ipc.scoreboard import SlotState, StopReason
 from pgworkers.linux import prctl, signals, titles
 from pgworkers.supervisor import fork, limits, stack_dump, stopper, suspend, worker_pool
 from pgworkers.supervisor.app_loader import load_app
@@ -234,7 +234,7 @@ class Supervisor:
     def _shut_down(self) -> bool:
         """Nothing of ours may outlive us: groups, orphans, children of the app."""
         titles.set_title(f"pgworkers: queue {self._name} leaving")
-        clean = self._pool.kill_everything("kill", EXIT_TIMEOUT_SECONDS)
+        clean = self._pool.kill_everything(StopReason.KILL, EXIT_TIMEOUT_SECONDS)
         give_up = time.monotonic() + EXIT_TIMEOUT_SECONDS
         while self._control.unsent_count and not self._control.is_broken and time.monotonic() < give_up:
             self._control.flush()

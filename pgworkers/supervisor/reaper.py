@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from pgworkers import clock
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.linux import proc, signals
 from pgworkers.linux.oom import OomKillCounter
 from pgworkers.linux.sweep import ProcessSweep
@@ -52,10 +53,10 @@ def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit:
     status, usage = _wait(worker.pid)
     running = worker.slot.read_job()
     ended_by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    climb = worker.stop_requests.get((running.job, running.lease)) if running.job else None
+    request = worker.stop_requests.get(running.key) if running.job else None
     reason = worker.kill_reason if running.job else None
-    if climb is not None and climb.rung_times:
-        reason = climb.reason
+    if request is not None and request.rung_times:
+        reason = request.reason
     capture = worker.capture
     fact = Died(
         slot=worker.index,
@@ -66,18 +67,20 @@ def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit:
         status=signals.signal_name(ended_by) if ended_by else f"exit {os.WEXITSTATUS(status)}",
         signal=ended_by,
         was_ready=worker.is_ready,
-        reason=reason,
-        rungs=climb.rungs_taken(was_raised=worker.slot.job_stopped_raised_at >= worker.slot.stop_requested_at)
-        if climb is not None
+        reason=reason.word if reason is not None else None,
+        rungs=request.rungs_taken(
+            was_raised=worker.slot.job_stopped_raised_at >= worker.slot.stop_requested_at
+        )
+        if request is not None
         else [],
-        stop_seconds=max(0.0, now - climb.requested_at) if climb is not None else 0.0,
-        dumping=ended_by in _CRASHES and _was_dumping(worker, climb),
+        stop_seconds=max(0.0, now - request.requested_at) if request is not None else 0.0,
+        dumping=ended_by in _CRASHES and _was_dumping(worker, request),
         is_oom=ended_by == signal.SIGKILL and worker.kill_reason is None and oom_counter.has_grown(),
         stack=capture.stack(capture.dump_start) or None,
         output=capture.tail(running.output_start if running.job else 0, output_limit) or None,
         has_closed_channel=bool(worker.slot.has_closed_channel),
         memory_limit=running.memory_limit,
-        memory_used=worker.slot.memory_used if reason == "memory" else 0,
+        memory_used=worker.slot.memory_used if reason is StopReason.MEMORY else 0,
     )
     if running.job:
         fact.duration = max(0.0, (clock.boottime_ns() - running.started_at) / 1e9)
@@ -87,9 +90,9 @@ def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit:
     return Death(fact, now)
 
 
-def _was_dumping(worker: WorkerRecord, climb: StopRequest | None) -> bool:
+def _was_dumping(worker: WorkerRecord, request: StopRequest | None) -> bool:
     """Stacks were asked for and not seen whole. CPython reads the frames of running threads for them, without a lock."""
-    if climb is not None and Rung.DUMP in climb.rung_times and Rung.KILL not in climb.rung_times:
+    if request is not None and Rung.DUMP in request.rung_times and Rung.KILL not in request.rung_times:
         return True
     return bool(worker.dump_requests)
 

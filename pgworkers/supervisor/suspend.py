@@ -11,7 +11,7 @@ import signal
 import time
 from functools import partial
 
-from pgworkers.ipc.scoreboard import SlotJob, SlotState
+from pgworkers.ipc.scoreboard import SlotJob
 from pgworkers.linux import proc, signals
 from pgworkers.supervisor.messages import SuspendAnswered, SuspendJob
 from pgworkers.supervisor.worker_record import WorkerRecord
@@ -25,9 +25,9 @@ def execute(worker: WorkerRecord | None, order: SuspendJob, now: float) -> Suspe
     said = partial(SuspendAnswered, order.slot, order.incarnation, order.token)
     key = (order.job, order.lease)
     running = worker.slot.read_job() if worker is not None else None
-    if worker is None or running is None or (running.job, running.lease) != key:
+    if worker is None or running is None or running.key != key:
         return said(False, "the job no longer runs in this worker")
-    if running.state != SlotState.RUNNING:
+    if not running.is_running:
         return said(False, "its handler has just ended")
     if not order.should_suspend:
         was = bool(worker.suspended_at)
@@ -81,7 +81,7 @@ def move_deadline(worker: WorkerRecord, job: int, lease: int, at: int, now: floa
 
 def _is_running_job(running: SlotJob, key: tuple[int, int]) -> bool:
     """Does the handler of this job and lease have the process?"""
-    return (running.job, running.lease) == key and running.state == SlotState.RUNNING
+    return running.key == key and running.is_running
 
 
 def stop_and_wait(worker: WorkerRecord) -> None:

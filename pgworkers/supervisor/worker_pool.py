@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 
-from pgworkers.ipc.scoreboard import Scoreboard, SlotState
+from pgworkers.ipc.scoreboard import Scoreboard, SlotState, StopReason
 from pgworkers.linux import limits, proc, signals
 from pgworkers.linux.oom import OomKillCounter
 from pgworkers.linux.sweep import KERNEL_HANG_SECONDS, SWEEP_TIMEOUT_SECONDS, ProcessSweep
@@ -188,21 +188,24 @@ class WorkerPool:
             hidden = [*private_descriptors(), *siblings, *self._screen.descriptors]
             brief = self._expects_short_lives()
             try:
-                worker, fds = fork.fork_worker(
+                forked = fork.fork_worker(
                     self._template,
-                    index,
-                    self._forks + 1,
-                    self._board[index],
-                    hidden,
+                    index=index,
+                    incarnation=self._forks + 1,
+                    slot=self._board[index],
+                    private_descriptors=hidden,
                     has_deferred_heartbeat=brief,
                 )
             except OSError:  # no memory, no process, no descriptor left: nor will there be in a moment
                 self._delay_start(now, False)
                 return
             self._forks += 1
+            worker = self._workers[index] = forked.record
             worker.forked_at = now
-            self._workers[index] = worker
-            self._emit(Forked(index, worker.pid, worker.incarnation, is_ready=brief), *fds)
+            self._emit(
+                Forked(slot=index, pid=worker.pid, incarnation=worker.incarnation, is_ready=brief),
+                *forked.master_descriptors,
+            )
 
     def _record_lifetime(self, worker: WorkerRecord, now: float) -> None:
         if worker.slot.started_at:
@@ -295,7 +298,7 @@ class WorkerPool:
             if stalled is not None:
                 self._emit(stalled)
 
-    def kill_everything(self, reason: str, timeout: float) -> bool:
+    def kill_everything(self, reason: StopReason, timeout: float) -> bool:
         """Kill every group, then everything that is still our child. True: nothing is left."""
         give_up = time.monotonic() + timeout
         self._spared = set()

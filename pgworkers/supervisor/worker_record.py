@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from pgworkers.ipc.scoreboard import Slot, SlotState
+from pgworkers.ipc.scoreboard import Slot, SlotState, StopReason
 from pgworkers.supervisor.ladder import StopRequest
 from pgworkers.supervisor.stall_detector import LifeSigns
 
@@ -25,7 +25,7 @@ class DumpRequest:
     give_up_at: float
 
 
-class WorkerRecord(msgspec.Struct, eq=False):  # by C code: one is made for each birth
+class WorkerRecord(msgspec.Struct, eq=False, kw_only=True):
     """A forked worker that we have not reaped, so its pid is its own."""
 
     index: int
@@ -37,7 +37,7 @@ class WorkerRecord(msgspec.Struct, eq=False):  # by C code: one is made for each
     life_signs: LifeSigns = msgspec.field(default_factory=LifeSigns)
     dump_requests: list[DumpRequest] = []
     dump_size_seen: int = 0  # size of the dump file at the last look
-    kill_reason: str | None = None  # why we sent SIGKILL
+    kill_reason: StopReason | None = None  # why it was sent SIGKILL
     killed_at: float = 0.0  # when we did so first
     forked_at: float = 0.0
     was_seen_ready: bool = False

@@ -11,6 +11,7 @@ import gc
 import inspect
 import sys
 import traceback
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,15 +20,16 @@ from msgspec import Raw
 from pgworkers import clock
 from pgworkers.context import Ctx
 from pgworkers.errors import AppNotLoaded, UsageError
-from pgworkers.ipc.scoreboard import STATE, Slot, SlotState, StopReason
+from pgworkers.ipc.scoreboard import Slot, StopReason
 from pgworkers.job.model import FREE_VERDICTS, Verdict
 from pgworkers.linux import fault_points, memfd
+from pgworkers.linux.descriptors import OwnedDescriptor
 from pgworkers.observe import tracing
 from pgworkers.task import Task
 from pgworkers.units import MAX_SECONDS
 from pgworkers.worker import outcome
 from pgworkers.worker.event_loop import WorkerEventLoop
-from pgworkers.worker.messages import Order, Report, decode_order_header, split_order
+from pgworkers.worker.messages import Order, Outcome, Report, decode_order_header, split_order
 from pgworkers.worker.signal_window import CarriedStopIteration, SignalWindow
 from pgworkers.worker.startup import WorkerSetup
 
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 #: Verdicts that are no error of the span.
 VERDICTS_WITHOUT_SPAN_ERROR = FREE_VERDICTS | {Verdict.SUCCEEDED, Verdict.CANCELLED, Verdict.DISCARDED}
 MAX_EXTENSION_NS = int(MAX_SECONDS * 1e9)
-_REPORTING = int(SlotState.REPORTING)
 _NEVER_AWAITED = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
 
 
@@ -78,14 +79,33 @@ class Attempt:
     """The run of one order. `begin`, then `run`; then it is plain, or `report` says how it ended. Each is called once."""
 
     __slots__ = (
-        *("_args", "_backends", "_setup", "_feed", "_slot", "_span", "_has_started", "_lease_expires_at"),
+        *(
+            "_args",
+            "_backends",
+            "_setup",
+            "_output_file",
+            "_feed",
+            "_slot",
+            "_span",
+            "_has_started",
+            "_lease_expires_at",
+        ),
         *("started_at", "ctx", "job", "lease", "template", "exception", "result"),
     )
 
     def __init__(
-        self, setup: WorkerSetup, template: OrderTemplate, args: bytes, job: int, lease: int, started_at: int
+        self,
+        *,
+        setup: WorkerSetup,
+        output: OwnedDescriptor,
+        template: OrderTemplate,
+        args: bytes,
+        job: int,
+        lease: int,
+        started_at: int,
     ) -> None:
         self._setup = setup
+        self._output_file = output
         self._slot = setup.slot
         self.template = template
         self._args = args
@@ -102,19 +122,26 @@ class Attempt:
         self.result: bytes | None = None  # of a handler that ended well
         self.exception: BaseException | None = None  # by one that did not
 
-    def begin(self, cpu: int, output: int) -> None:
-        """The slot says whose job this is from here on; a death is now this job's.
+    def begin(self, cpu: int, output_start: int) -> None:
+        """Enter the job in the slot. A death of the process is this job's from here on.
 
-        `cpu`: microseconds used before it; `output`: where in the capture file its own begins.
+        `cpu`: microseconds used before it. `output_start`: where in the capture file its output begins.
         """
-        plan, began = self.template, self.started_at
+        template = self.template
         self._slot.begin_job(
-            self.job, self.lease, began, plan.deadline_at(began), plan.memory_limit, cpu, output,
-            plan.is_exclusive, plan.stall_timeout_ns,
-        )  # fmt: skip
+            job=self.job,
+            lease=self.lease,
+            started_at=self.started_at,
+            deadline=template.deadline_at(self.started_at),
+            memory_limit=template.memory_limit,
+            cpu_at_start=cpu,
+            output_start=output_start,
+            is_exclusive=template.order.exclusive,
+            stall_timeout=template.stall_timeout_ns,
+        )
         if fault_points.IS_ARMED:
             fault_points.fault_point("after_order")
-        if plan.takes_ctx:
+        if template.takes_ctx:
             self._make_context()
 
     def _make_context(self) -> None:
@@ -200,20 +227,22 @@ class Attempt:
 
     def report(self) -> Report:
         """What the master will hear. Reads texts of user code, so the ladder may still climb until it is done."""
-        report = Report("done", 0.0, 0.0, 0, has_started=self._has_started)
+        report = Report(
+            outcome=Outcome.DONE, duration=0.0, cpu=0.0, peak_rss=0, has_started=self._has_started
+        )
         wished = self._slot.stop_requested_for(self.job, self.lease)
         if self._has_started and not wished:
             self._setup.app.rates.return_unused_tokens()
         if not self._has_started:
-            report.outcome = "stopped"
+            report.outcome = Outcome.STOPPED
         elif self.exception is not None:
             self._describe_exception(report, self.exception, wished)
         elif self.result == b"null" and self._feed is not None and self._feed.has_seen_stop:
             # it saw ctx.cancelled and returned early with nothing in its hands
-            report.outcome = "stopped"
+            report.outcome = Outcome.STOPPED
         elif self.result is not None:
             report.result = Raw(self.result)
-        if report.outcome == "stopped" and wished:
+        if report.outcome is Outcome.STOPPED and wished:
             report.reason = StopReason(wished).word
             report.rungs = self._rungs()
             if wished == StopReason.MEMORY:
@@ -221,7 +250,7 @@ class Attempt:
         elif self._is_past_deadline():
             report.reason = StopReason.DEADLINE.word
         _flush_streams()
-        if report.outcome != "done":
+        if report.outcome is not Outcome.DONE:
             report.output = self._output()
         if self._span is not None:
             # While the ladder still climbs: an exporter that hangs is the job's affair.
@@ -231,16 +260,31 @@ class Attempt:
     def _describe_exception(self, report: Report, error: BaseException, is_stop_requested: int) -> None:
         seen = self._feed is not None and self._feed.has_seen_stop
         limit = self._setup.settings.error_limit
-        told = outcome.report_exception(
+        described = outcome.report_exception(
             error, is_stop_requested=bool(is_stop_requested), has_seen_stop=seen, limit=limit
         )
-        report.outcome, report.error, report.traceback = told.outcome, told.error, told.traceback
-        report.retry_after = told.retry_after
-        if told.outcome == "error" and isinstance(error, MemoryError) and self._setup.queue.address_space:
-            report.outcome, report.reason = "stopped", "memory"  # the kernel's limit spoke first
+        report.outcome, report.error, report.traceback = (
+            described.outcome,
+            described.error,
+            described.traceback,
+        )
+        report.retry_after = described.retry_after
+        if (
+            described.outcome is Outcome.ERROR
+            and isinstance(error, MemoryError)
+            and self._setup.queue.address_space
+        ):
+            report.outcome, report.reason = (
+                Outcome.STOPPED,
+                StopReason.MEMORY.word,
+            )  # the kernel's limit spoke first
             report.memory_limit = self._setup.queue.address_space
             return
-        if told.outcome in ("error", "retry") and told.retry_after is None and self.template.task is not None:
+        if (
+            described.outcome in (Outcome.ERROR, Outcome.RETRY)
+            and described.retry_after is None
+            and self.template.task is not None
+        ):
             report.retry_after = self.template.task.backoff_delay(self.template.order.attempt, error)
 
     def _rungs(self) -> list[tuple[str, float]]:
@@ -252,16 +296,16 @@ class Attempt:
         return rungs
 
     def _output(self) -> str | None:
-        birth = self._setup
-        end = birth.output.size()
+        end = self._output_file.size()
         if end is None:
-            return None  # the handler closed the capture file; its supervisor has it still
-        data = memfd.read_range(birth.output.fd, self._slot.output_start, end, birth.settings.output_limit)
+            return None  # the handler closed the capture file; the supervisor still has it
+        limit = self._setup.settings.output_limit
+        data = memfd.read_range(self._output_file.fd, self._slot.output_start, end, limit)
         return data.decode("utf-8", "replace") or None
 
     def complete(self, report: Report) -> None:
         """What came up to its end; nobody else speaks for it any more."""
-        if report.outcome == "stopped" and self._slot.stop_requested_at:
+        if report.outcome is Outcome.STOPPED and self._slot.stop_requested_at:
             report.stop_seconds = round(
                 max(0.0, (clock.boottime_ns() - self._slot.stop_requested_at) / 1e9), 6
             )
@@ -271,7 +315,7 @@ class Attempt:
                 report.progress = Raw(progress)
             if checkpoint is not None:
                 report.checkpoint = Raw(checkpoint)
-            if report.outcome == "done" and (children := self.ctx.take_children()) is not None:
+            if report.outcome is Outcome.DONE and (children := self.ctx.take_children()) is not None:
                 report.enqueued_jobs = Raw(children)
 
     def drop_exception(self) -> None:
@@ -282,8 +326,8 @@ class Attempt:
             gc.collect()  # frames and exceptions like to hold each other; the app itself is frozen and costs nothing
 
     def release_slot(self) -> None:
-        """No wish can undo what is done from here on."""
-        self._slot.view[STATE] = _REPORTING
+        """From here on a stop request comes too late."""
+        self._slot.set_reporting()
 
 
 def _flush_streams() -> None:
@@ -306,7 +350,6 @@ class OrderTemplate:
 
     __slots__ = (
         "deadline_ns",
-        "is_exclusive",
         "memory_limit",
         "order",
         "stall_timeout_ns",
@@ -315,17 +358,16 @@ class OrderTemplate:
         "timeout_ns",
     )
 
-    def __init__(self, setup: WorkerSetup, order: Order) -> None:
+    def __init__(self, tasks: Mapping[str, Task[..., Any]], queue_memory: int | None, order: Order) -> None:
         self.order = order
-        self.task: Task[..., Any] | None = setup.app.tasks.get(order.task)
+        self.task = tasks.get(order.task)
         self.takes_ctx = _takes_ctx(self.task)
-        self.memory_limit = order.memory or setup.queue.memory or 0
+        self.memory_limit = order.memory or queue_memory or 0
         self.deadline_ns = order.deadline
         self.timeout_ns = (
             None if order.timeout is None else int(min(max(0.0, order.timeout), MAX_SECONDS) * 1e9)
         )
         self.stall_timeout_ns = int(order.stall_timeout * 1e9) if order.stall_timeout else 0
-        self.is_exclusive = int(order.exclusive)
 
     def deadline_at(self, now: int) -> int:
         """The deadline of an attempt that begins now; 0: none."""
@@ -336,8 +378,9 @@ class OrderTemplate:
 
 
 class OrderTemplates:
-    def __init__(self, setup: WorkerSetup) -> None:
-        self._setup = setup
+    def __init__(self, tasks: Mapping[str, Task[..., Any]], queue_memory: int | None) -> None:
+        self._tasks = tasks
+        self._queue_memory = queue_memory
         self._known: dict[bytes, OrderTemplate] = {}
 
     def of(self, body: bytes) -> tuple[OrderTemplate, bytes]:
@@ -349,7 +392,9 @@ class OrderTemplates:
     def _learn(self, header: bytes) -> OrderTemplate:
         if len(self._known) >= MAX_CACHED_TEMPLATES:
             self._known.clear()
-        plan = self._known[header] = OrderTemplate(self._setup, decode_order_header(header))
+        plan = self._known[header] = OrderTemplate(
+            self._tasks, self._queue_memory, decode_order_header(header)
+        )
         return plan
 
 

@@ -22,9 +22,15 @@ from pgworkers.units import format_duration
 from pgworkers.worker.attempt import Attempt
 from pgworkers.worker.channel import ReportOutbox
 from pgworkers.worker.messages import FrameKind, Progress
-from pgworkers.worker.startup import WorkerSetup, disable_stack_dumps, ignore_dump_signal, restore_dump_signal
+from pgworkers.worker.startup import (
+    WorkerHandles,
+    WorkerSetup,
+    disable_stack_dumps,
+    ignore_dump_signal,
+    restore_dump_signal,
+)
 
-#: Seconds without a heartbeat, where lives are brief (`WorkerSetup.has_deferred_heartbeat`): most are over by then.
+#: Seconds without a heartbeat, where lives are brief (`WorkerHandles.has_deferred_heartbeat`): most are over by then.
 DEFERRED_START_SECONDS = 0.1
 #: Beats without a job after which a worker rests, and how many times longer its beats take then.
 IDLE_BEATS_BEFORE_REST = 3
@@ -47,6 +53,8 @@ class Heartbeat:
     Even so it costs as much as a short job. So where lives are brief it begins when somebody has reason to ask for it: the
     wait for an order, a job that may not stand still, or the supervisor, by a signal.
     """
+
+    handles: WorkerHandles  # set by the worker before `start`
 
     def __init__(self, setup: WorkerSetup, outbox: ReportOutbox) -> None:
         self._setup = setup
@@ -91,18 +99,18 @@ class Heartbeat:
                 poll.poll()
 
     def run(self) -> None:
-        self._poll.register(self._setup.socket, select.POLLRDHUP)
+        self._poll.register(self.handles.socket, select.POLLRDHUP)
         while True:
             self._slot.beat_count += 1
             try:
                 self._check_parents()
                 self._send_progress()
                 self._check_idle_cpu()
-                if not self._setup.dump.is_still_ours():
+                if not self.handles.dump.is_still_ours():
                     disable_stack_dumps()
                 elif signal.getsignal(signal.SIGUSR2) is not ignore_dump_signal:
                     # the handler ignores all signals: its stack is ours all the same
-                    restore_dump_signal(self._setup.dump)
+                    restore_dump_signal(self.handles.dump)
                 titles.set_title(self._title())
                 is_behind = self._adopted_reaper.reap(self._setup.settings.heartbeat)
             except Exception as error:  # a broken note must not stop the beat
@@ -143,7 +151,7 @@ class Heartbeat:
         """No supervisor, or no master while a job runs: whatever this process does, nobody will hear of it."""
         gone = os.getppid() != self._setup.supervisor_pid
         if not gone and self._slot.state == SlotState.RUNNING:
-            if not self._setup.socket.is_still_ours():
+            if not self.handles.socket.is_still_ours():
                 self._slot.has_closed_channel = 1
                 gone = True
             else:
@@ -201,7 +209,7 @@ class Heartbeat:
 
     def _log_error(self, error: Exception) -> None:
         """Into the capture file itself: what stderr is, the handler decides."""
-        self._setup.output.write(f"[pgworkers: heartbeat: {type(error).__name__}: {error}]\n")
+        self.handles.output.write(f"[pgworkers: heartbeat: {type(error).__name__}: {error}]\n")
 
 
 def _permille(progress: bytes) -> int:

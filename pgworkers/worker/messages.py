@@ -1,13 +1,14 @@
-"""What the master and a worker say to each other over their socketpair.
+"""The messages between the master and a worker, over their socketpair.
 
-Frames are a fixed binary header (`ipc/frames.py`) and a body: JSON, but for the commonest report. Argument, result
-and checkpoint texts pass through unparsed as `msgspec.Raw`: the master never looks inside them.
+Frames are a fixed binary header (`ipc/frames.py`) and a body. The body of an ORDER is a length, a JSON header and the JSON
+arguments. The body of a SUCCESS is three numbers and the JSON result. All other bodies are JSON. Arguments, results and
+checkpoints pass through unparsed as `msgspec.Raw`: the master never looks inside them.
 """
 
 from __future__ import annotations
 
 import struct
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
 import msgspec
 from msgspec import Raw
@@ -17,7 +18,23 @@ from pgworkers.job.model import Verdict
 
 NULL = Raw(b"null")
 
-#: Why a ladder was climbed -> the verdict of an attempt that it ended.
+
+class Outcome(StrEnum):
+    """How an attempt ended, as the worker saw it."""
+
+    DONE = "done"
+    ERROR = "error"  #: an exception
+    RETRY = "retry"  #: raised Retry
+    SNOOZE = "snooze"  #: raised Snooze
+    THROTTLED = "throttled"  #: raised Throttled
+    DISCARD = "discard"  #: raised Discard, or the order cannot be read
+    UNFIT = "unfit"  #: the stored arguments do not fit the task
+    BAD_RESULT = "bad_result"  #: the result cannot be stored
+    EXIT = "exit"  #: raised SystemExit
+    STOPPED = "stopped"  #: ended by a stop request, or before it began
+
+
+#: Why an attempt was stopped -> its verdict.
 VERDICT_OF_STOP_REASON = {
     "cancel": Verdict.CANCELLED,
     "deadline": Verdict.TIMEOUT,
@@ -28,15 +45,15 @@ VERDICT_OF_STOP_REASON = {
     "stall": Verdict.TIMEOUT,
 }
 VERDICT_OF_OUTCOME = {
-    "done": Verdict.SUCCEEDED,
-    "error": Verdict.ERROR,
-    "retry": Verdict.ERROR,
-    "snooze": Verdict.SNOOZED,
-    "throttled": Verdict.THROTTLED,
-    "discard": Verdict.DISCARDED,
-    "unfit": Verdict.ERROR,
-    "bad_result": Verdict.BAD_RESULT,
-    "exit": Verdict.EXIT,
+    Outcome.DONE: Verdict.SUCCEEDED,
+    Outcome.ERROR: Verdict.ERROR,
+    Outcome.RETRY: Verdict.ERROR,
+    Outcome.SNOOZE: Verdict.SNOOZED,
+    Outcome.THROTTLED: Verdict.THROTTLED,
+    Outcome.DISCARD: Verdict.DISCARDED,
+    Outcome.UNFIT: Verdict.ERROR,
+    Outcome.BAD_RESULT: Verdict.BAD_RESULT,
+    Outcome.EXIT: Verdict.EXIT,
 }
 
 
@@ -86,9 +103,9 @@ class Progress(msgspec.Struct, array_like=True):
 
 
 class Report(msgspec.Struct, array_like=True):
-    """How an attempt ended, as the worker saw it. A worker that dies sends none: its supervisor tells."""
+    """How an attempt ended, as the worker saw it. A worker that dies sends none: its supervisor reports the death."""
 
-    outcome: str  # done, error, retry, snooze, throttled, discard, unfit, bad_result, exit, stopped
+    outcome: Outcome
     duration: float
     cpu: float  # seconds, children included
     peak_rss: int  # bytes
@@ -96,23 +113,25 @@ class Report(msgspec.Struct, array_like=True):
     error: str | None = None  # one line: "ValueError: no such file"
     traceback: str | None = None
     retry_after: float | None = None  # retry, snooze, throttled, or computed by a back-off function
-    reason: str | None = None  # stopped: cancel, deadline, memory, drain, lease, kill
-    rungs: list[tuple[str, float]] = []  # stopped: (rung, seconds after the wish)
+    reason: str | None = None  # stopped: the word of a StopReason
+    rungs: list[tuple[str, float]] = []  # stopped: (rung, seconds after the stop request)
     output: str | None = None  # the end of stdout and stderr, unless done
     progress: Raw = NULL  # since the last PROGRESS; `null`: unchanged
     checkpoint: Raw = NULL  # likewise
     has_started: bool = True  # False: stopped before the handler began
-    is_last: bool = False  # the worker leaves after this job (max_jobs, max_rss)
-    stop_seconds: float = 0.0  # stopped: seconds from the wish to the end
+    is_last: bool = (
+        False  # the worker leaves: max_jobs, max_rss, not cleaned, a task of the event loop is stuck
+    )
+    stop_seconds: float = 0.0  # stopped: seconds from the stop request to the end
     memory_limit: int = 0  # stopped for memory: bytes that it may have
     memory_used: int = 0  # likewise: what the supervisor saw, children included
     killed_children: list[str] = []  # children that the handler left, unless done
     enqueued_jobs: Raw = NULL  # done: a list of the jobs that begin to exist with its end
 
     def is_plain_success(self) -> bool:
-        """Would a DONE frame say it all?"""
+        """True if a SUCCESS frame says everything."""
         return (
-            self.outcome == "done"
+            self.outcome == Outcome.DONE
             and not self.is_last
             and self.progress is NULL
             and self.checkpoint is NULL
@@ -121,7 +140,7 @@ class Report(msgspec.Struct, array_like=True):
 
     @property
     def verdict(self) -> Verdict:
-        if self.outcome == "stopped":
+        if self.outcome == Outcome.STOPPED:
             return VERDICT_OF_STOP_REASON.get(self.reason or "", Verdict.INTERRUPTED)
         return VERDICT_OF_OUTCOME.get(self.outcome, Verdict.ERROR)
 
@@ -150,7 +169,6 @@ _decode_order = msgspec.json.Decoder(Order).decode
 
 _SUCCESS_BODY = struct.Struct("<qqq")
 _SUCCESS_FRAME = struct.Struct(f"{frames.HEADER_FORMAT}qqq")
-_SUCCESS_KIND = int(FrameKind.SUCCESS)  # with every job: to ask an enum takes longer
 _pack_success, _unpack_success = _SUCCESS_FRAME.pack, _SUCCESS_BODY.unpack_from
 
 
@@ -160,7 +178,7 @@ def encode_success(job: int, lease: int, report: Report) -> bytes:
     result = bytes(report.result)
     return (
         _pack_success(
-            _SUCCESS_BODY.size + len(result), _SUCCESS_KIND, job, lease, duration, cpu, report.peak_rss
+            _SUCCESS_BODY.size + len(result), FrameKind.SUCCESS, job, lease, duration, cpu, report.peak_rss
         )
         + result
     )

@@ -286,7 +286,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/stopper.py",
-                r"if not ladder\.applies_to\(climb, now_seen\):",
+                r"if not ladder\.applies_to\(request, now_seen\):",
                 "if False:",
             ),
         ),

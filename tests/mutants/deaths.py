@@ -83,7 +83,7 @@ DEATHS = (
             Edit("pgworkers/worker/main.py", r"if self\._is_forked:", "if False:"),
             Edit(
                 "pgworkers/linux/descriptors.py",
-                r"        if self\.size\(\) is not None:\n            close",
+                r"        if self\.size\(\) is not None:\n            os\.close",
                 "        if True:\n            close",
             ),
         ),
@@ -212,8 +212,8 @@ DEATHS = (
         (
             Edit(
                 "pgworkers/supervisor/reaper.py",
-                r"Rung\.DUMP in climb\.rung_times and Rung\.KILL not in climb\.rung_times",
-                "Rung.DUMP not in climb.rung_times and Rung.KILL in climb.rung_times",
+                r"Rung\.DUMP in request\.rung_times and Rung\.KILL not in request\.rung_times",
+                "Rung.DUMP not in request.rung_times and Rung.KILL in request.rung_times",
             ),
         ),
         ("tests/process/test_dump_crash.py::test_a_stop_keeps_its_reason_and_says_that_the_dump_crashed",),
