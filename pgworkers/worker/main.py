@@ -25,7 +25,7 @@ from pgworkers.worker.cleanup import ProcessCleanup, stop_timers, sweep_children
 from pgworkers.worker.event_loop import WorkerEventLoop
 from pgworkers.worker.heartbeat import Heartbeat
 from pgworkers.worker.messages import FrameKind, Outcome, Report, StartFailed, encode_success
-from pgworkers.worker.meter import JobMeter
+from pgworkers.worker.meter import JobMeter, Usage
 from pgworkers.worker.signal_window import SignalWindow
 from pgworkers.worker.startup import (
     WorkerHandles,
@@ -152,11 +152,9 @@ class WorkerProcess:
         report.is_last = not self._clean_up(attempt, report, ended_at) or self._is_worn_out()
         with self._outbox.lock:  # no progress of a job may follow its report
             self._heartbeat.attempt = None
-        duration = boottime_ns() - attempt.started_at
-        cpu, peak_rss = self._meter.stop()  # after the sweep: the CPU time of children counts
+        usage = self._meter.stop()  # after the sweep: the CPU time of children counts
         attempt.complete(report)
-        report.duration, report.cpu, report.peak_rss = duration // 1000 / 1e6, cpu / 1e6, peak_rss
-        self._send_report(attempt, report, ended_at)
+        self._send_report(attempt, report, usage, ended_at)
         if fault_points.IS_ARMED:
             fault_points.fault_point("after_report")
         self._slot.end_job()
@@ -197,7 +195,7 @@ class WorkerProcess:
         if self._heartbeat.is_resting:
             self._heartbeat.wake()
 
-    def _clean_up(self, attempt: Attempt, report: Report, now: int) -> bool:
+    def _clean_up(self, attempt: Attempt, report: Report, ended_at: int) -> bool:
         """Undo what the handler changed. False: this process is not fit for another job."""
         if report.outcome is not Outcome.DONE:
             report.killed_children = proc.describe_children(self._spared_children)
@@ -205,23 +203,35 @@ class WorkerProcess:
             stop_timers()
             sweep_children(self._spared_children)  # the CPU time of its children counts
             return False
-        task = attempt.template.order.task
-        return self._cleanup.after_job(task, now, has_succeeded=report.outcome is Outcome.DONE)
+        return self._cleanup.after_job(
+            attempt.template.order.task,
+            started_at=attempt.started_at,
+            ended_at=ended_at,
+            has_succeeded=report.outcome is Outcome.DONE,
+        )
 
     def _is_worn_out(self) -> bool:
         """Count the job. True if this process must be replaced: its event loop is stuck, max_jobs or max_rss is reached."""
         self._jobs_left -= 1
         return self._loop.is_stuck or self._jobs_left == 0 or self._is_over_max_rss()
 
-    def _send_report(self, attempt: Attempt, report: Report, ended_at: int) -> None:
+    def _send_report(self, attempt: Attempt, report: Report, usage: Usage, ended_at: int) -> None:
         """Send a report. The success of a very short job may wait on the report page."""
         metrics = attempt.ctx.take_metrics() if attempt.ctx is not None else None
         if metrics is not None:
             self._outbox.send(frames.encode(FrameKind.METRICS, attempt.job, attempt.lease, metrics))
         if not report.is_plain_success():
+            report.duration, report.cpu, report.peak_rss = usage.wall / 1e6, usage.cpu / 1e6, usage.peak_rss
             self._outbox.send(frames.encode(FrameKind.REPORT, attempt.job, attempt.lease, _encode(report)))
             return
-        frame = encode_success(attempt.job, attempt.lease, report)
+        frame = encode_success(
+            attempt.job,
+            attempt.lease,
+            duration=usage.wall,
+            cpu=usage.cpu,
+            peak_rss=usage.peak_rss,
+            result=attempt.result or b"null",
+        )
         if ended_at - attempt.started_at < SHORT_JOB_NS:
             self._short_tasks.add(attempt.template.order.task)
             self._outbox.queue(frame, ended_at)

@@ -172,13 +172,11 @@ _SUCCESS_FRAME = struct.Struct(f"{frames.HEADER_FORMAT}qqq")
 _pack_success, _unpack_success = _SUCCESS_FRAME.pack, _SUCCESS_BODY.unpack_from
 
 
-def encode_success(job: int, lease: int, report: Report) -> bytes:
-    """A SUCCESS frame, for a report with `is_plain_success()`. Its times are whole microseconds."""
-    duration, cpu = round(report.duration * 1e6), round(report.cpu * 1e6)
-    result = bytes(report.result)
+def encode_success(job: int, lease: int, *, duration: int, cpu: int, peak_rss: int, result: bytes) -> bytes:
+    """A SUCCESS frame, for a report with `is_plain_success()`. Its times are microseconds."""
     return (
         _pack_success(
-            _SUCCESS_BODY.size + len(result), FrameKind.SUCCESS, job, lease, duration, cpu, report.peak_rss
+            _SUCCESS_BODY.size + len(result), FrameKind.SUCCESS, job, lease, duration, cpu, peak_rss
         )
         + result
     )
