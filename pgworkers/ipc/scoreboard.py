@@ -9,7 +9,7 @@ stopped (`suspend`). Fields that belong together are held together by the lease:
 begins and clears it first when the job has ended, and `Slot.read_job` reads job and lease before and after the rest.
 
 Times are nanoseconds of CLOCK_BOOTTIME. Deadlines are promises to the outside world, where time goes on while a laptop or
-a virtual machine is suspended; CLOCK_MONOTONIC would stand still. Both clocks are the same for all processes of the
+a virtual machine is suspended; CLOCK_MONOTONIC would stop. Both clocks are the same for all processes of the
 machine.
 """
 

@@ -30,7 +30,7 @@ WORKER_OOM_SCORE_INCREASE = 500
 
 
 def set_thread_variables(count: int | None, environ: MutableMapping[str, str] | None = None) -> None:
-    """One number for all thread pools; None leaves the environment alone. What the user set himself stays."""
+    """One number for all thread pools; None leaves the environment alone. Variables that the user set stay."""
     if count is None:
         return
     environ = os.environ if environ is None else environ
@@ -39,7 +39,7 @@ def set_thread_variables(count: int | None, environ: MutableMapping[str, str] | 
 
 
 def set_nice(value: int) -> None:
-    """Absolute nice value, of this process and of its session; not being allowed to lower it is no reason not to work.
+    """Absolute nice value, of this process and of its session; without the right to lower it the process goes on.
 
     Where the kernel groups processes by session (autogroup), nice says who comes first within one session only; what
     counts against all others is the session's own.
@@ -53,7 +53,7 @@ def set_nice(value: int) -> None:
 
 
 def _set_nice_of_session(value: int) -> None:
-    """Once in a tenth of a second somebody without rights may do this: several queues start at once."""
+    """The kernel allows this once in a tenth of a second without privileges, and several queues start at once."""
     for _ in range(20):
         try:
             Path("/proc/self/autogroup").write_text(str(value))
@@ -73,7 +73,7 @@ def cores_of_worker(index: int, cores: set[int], pin: bool) -> set[int]:
 
 
 def set_cores(index: int, cores: Sequence[int], pin: bool) -> None:
-    """Run this process where its queue may. Without any such core it runs anywhere: the supervisor has said so."""
+    """Run this process where its queue may. Without any such core it runs anywhere; the supervisor has printed that."""
     if cores or pin:
         mine = cores_of_worker(index, allowed_cores(cores, os.sched_getaffinity(0)), pin)
         if mine:

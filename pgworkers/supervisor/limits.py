@@ -46,7 +46,7 @@ def check_limits(worker: WorkerRecord, settings: Settings, now: float, fence: fl
         elif is_past_fence:  # its graces may be longer than its lease
             known.shorten(0.0, settings.lease / 6)
         return
-    job_time = worker.suspended_at or now  # the deadline of a suspended job stands still
+    job_time = worker.suspended_at or now  # the deadline of a suspended job waits
     reason = find_broken_limit(int(job_time * 1e9), running, used)
     ask_grace, raise_grace = settings.ask_grace, settings.raise_grace
     if reason is StopReason.MEMORY:

@@ -20,14 +20,14 @@ from pgworkers.supervisor.worker_record import WorkerRecord
 
 
 def is_dead(worker: WorkerRecord) -> bool:
-    """Dead, not reaped: its pid and its group are still its own."""
+    """True if it is dead and not reaped: its pid and its group are still its own."""
     try:
         return os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
     except ChildProcessError:
         return True
 
 
-#: A death takes a moment. A longer sweep must not keep the loop from its deadlines: it goes on at the next tick.
+#: A longer sweep goes on at the next tick, so that the loop keeps its deadlines.
 SWEEP_SLICE_SECONDS = 0.02
 SWEEP_POLL_SECONDS = 0.0005
 #: How an interpreter ends that reads memory which is not there.
@@ -36,12 +36,12 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal
 
 @dataclass(slots=True)
 class Death:
-    """A dead worker that still has its slot: its orphans are not all gone, or its death is not told yet."""
+    """A dead worker that still has its slot: its orphans are not all gone, or its death is not reported yet."""
 
     fact: Died
     died_at: float
     is_emitted: bool = False
-    stuck: set[int] = field(default_factory=set)  # children of ours that SIGKILL did not end in time
+    stuck: set[int] = field(default_factory=set)  # children that SIGKILL did not end in time
 
 
 def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit: int, now: float) -> Death:
@@ -123,7 +123,7 @@ def sweep_slice(
 
 
 def describe_processes(pids: Collection[int], limit: int = 20) -> list[str]:
-    """Processes for people. There may be thousands, and what is said of a death must fit in one packet."""
+    """Processes for people. There may be thousands, and the report of a death must fit in one packet."""
     names = [describe_process(pid) for pid in sorted(pids)[:limit]]
     return names if len(pids) <= limit else [*names, f"{len(pids) - limit} more"]
 

@@ -1,4 +1,4 @@
-"""A faulthandler dump as a person wants to read it: the handler's frames, without ours below them. Pure."""
+"""Stacks of a worker: ask for them, wait until they are written, and cut our own frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pgworkers.supervisor.messages import DumpStacks, StackDumped, SupervisorFac
 from pgworkers.supervisor.worker_record import DumpRequest, WorkerRecord
 
 _PACKAGE_DIRECTORY = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-#: Whoever is called by one of these is user code; from here down it is always the same.
+#: Frames in these files are below every handler and always the same.
 _OUR_FILES = tuple(f'  File "{_PACKAGE_DIRECTORY}/{name}' for name in ("worker/", "task.py", "supervisor/"))
 #: One line. A dump that is cut at its end may have the beginning of it.
 _EXTENSIONS = re.compile(r"^Extension modules: .*\n?", re.MULTILINE)
@@ -75,7 +75,7 @@ def write_stacks(worker: WorkerRecord) -> bool:
 
 
 def is_complete(worker: WorkerRecord) -> bool:
-    """Has the dump been written to its end? Where an event loop runs, what Python writes comes last."""
+    """True if the dump was written to its end. If an event loop runs, what Python writes comes last."""
     if worker.slot.task_dumps_written != worker.slot.task_dumps_requested:
         return False
     return bool(worker.slot.has_event_loop) or worker.capture.is_dump_complete()

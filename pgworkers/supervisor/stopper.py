@@ -85,7 +85,7 @@ def _climb(worker: WorkerRecord, request: StopRequest, rung: Rung, now: float) -
             slot.request_stop(request.job, request.lease, request.reason, int(now * 1e9))
         case Rung.RAISE:
             slot.raise_signal_sent_at = int(now * 1e9)
-            # the worker's own handler looks whether job and lease are still those of the wish
+            # the worker's signal handler compares job and lease with the request
             signals.send(worker.pid, signal.SIGUSR1)
         case Rung.DUMP:
             request_dump(worker)

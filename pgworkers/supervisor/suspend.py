@@ -1,8 +1,8 @@
-"""Suspending a job: its whole group stands still (SIGSTOP), its lease is kept, its deadline waits.
+"""Suspend a job: its whole group is stopped (SIGSTOP), its lease is kept, its deadline waits.
 
-A suspension belongs to one job *and lease*. The worker is stopped before we look whether it still has this job: between a
-look and a signal it could report and begin the next one, which nobody would ever let go on. A wish to stop a suspended job
-lets it go on first, so that the ladder finds a handler that can listen; one that is being stopped is not suspended.
+A suspension belongs to one job *and lease*. The worker is stopped before its slot is read again: between the reading and the
+signal it could report and start its next job, which would then stay stopped. A stop request for a suspended job continues it
+first, so that the handler can react. A job that is being stopped is not suspended.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def execute(worker: WorkerRecord | None, order: SuspendJob, now: float) -> Suspe
 
 
 def keep_stopped(worker: WorkerRecord, running: SlotJob) -> None:
-    """A suspended group that somebody else continued: it stands still again, unless its job has ended meanwhile."""
+    """Stop a suspended group again that another process continued, unless its job has ended meanwhile."""
     if not _is_running_job(running, worker.suspended_job):
         worker.suspended_at = 0.0
     elif not is_stopped(worker):
@@ -55,7 +55,7 @@ def keep_stopped(worker: WorkerRecord, running: SlotJob) -> None:
 
 
 def resume(worker: WorkerRecord, now: float) -> None:
-    """Continue a suspended group. While it stood still nobody wrote its slot, so the deadline is ours to move."""
+    """Continue a suspended group. A stopped worker does not write its slot, so the supervisor may move the deadline."""
     if not worker.suspended_at:
         return
     stood = int((now - worker.suspended_at) * 1e9)
@@ -80,12 +80,12 @@ def move_deadline(worker: WorkerRecord, job: int, lease: int, at: int, now: floa
 
 
 def _is_running_job(running: SlotJob, key: tuple[int, int]) -> bool:
-    """Does the handler of this job and lease have the process?"""
+    """True if the handler of this job and lease has the process."""
     return running.key == key and running.is_running
 
 
 def stop_and_wait(worker: WorkerRecord) -> None:
-    """Stop a worker and wait until it stands: what its slot says then stays true. Its children go on."""
+    """Stop a worker and wait until it is stopped. What its slot says then stays true. Its children go on."""
     signals.send(worker.pid, signal.SIGSTOP)
     for _ in range(MAX_STOP_POLLS):
         found = proc.read_stat(worker.pid)

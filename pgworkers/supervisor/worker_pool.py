@@ -1,4 +1,4 @@
-"""The workers of one queue: as many as are wanted, each in its slot, each death told."""
+"""The workers of one queue: as many as are wanted, each in its slot, and each death reported once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEARTBEAT_REQUEST_INTERVAL_SECONDS = 1.0
 
 
 def look_after_young(worker: WorkerRecord, now: float) -> None:
-    """What only a worker needs that lives until somebody looks: the kernel's preference for it, and a heartbeat."""
+    """Raise the OOM score of a new worker, and ask for the heartbeat of one that has none although its job takes long."""
     if not worker.has_been_checked:
         worker.has_been_checked = True
         limits.raise_oom_score(worker.pid)
@@ -45,13 +45,14 @@ def look_after_young(worker: WorkerRecord, now: float) -> None:
 
 
 REAP_POLL_SECONDS = 0.005
-#: Where jobs with a process of their own take less than so many seconds, workers begin without a heartbeat.
+#: Where workers die sooner than this after the start of their only job, new ones begin without a heartbeat.
 SHORT_LIFETIME_SECONDS = 0.1
-#: Who leaves looks as often as this, however late it is: while we did not run, those we killed may not have run either.
+#: Minimum number of reap attempts during shutdown. Counted as well as timed, because on a starved machine the killed
+#: children may not have been scheduled either.
 MIN_EXIT_REAP_ATTEMPTS = 40
-#: Of how many dead workers output may wait for the screen; of more, the oldest is dropped and counted.
+#: Number of dead workers whose output may wait for stderr. With more, the oldest is dropped and counted.
 MAX_CAPTURES_OF_DEAD = 8
-#: How long a supervisor that leaves tries to show what its workers printed.
+#: How long a supervisor that ends tries to show what its workers printed.
 EXIT_OUTPUT_SECONDS = 0.2
 
 
@@ -85,8 +86,8 @@ class WorkerPool:
         self._captures_of_dead: list[
             OutputCapture
         ] = []  # of dead workers, with output that the screen has not taken yet
-        self.has_more_output = False  # there is more to show at once
-        self.is_output_blocked = False  # there is more to show as soon as the screen has room
+        self.has_more_output = False  # more can be shown at once
+        self.is_output_blocked = False  # more can be shown when stderr takes it
 
     def __iter__(self) -> Iterator[WorkerRecord]:
         return iter(self._workers.values())
@@ -106,16 +107,16 @@ class WorkerPool:
 
     @property
     def is_reaping(self) -> bool:
-        """True while the death of a worker has not been told."""
+        """True while the death of a worker has not been reported."""
         return any(not death.is_emitted for death in self._dying.values())
 
     def scale(self, wanted: int) -> None:
         self.wanted = min(wanted, len(self._board))
 
     def reap_dead(self, now: float, *, should_sweep: bool = False) -> None:
-        """Reap the dead, sweep what they left, and tell when nothing of them is alive.
+        """Reap dead workers, sweep what they left, and report each death when nothing of the worker is alive.
 
-        Workers keep their own orphans: there is something to sweep only after a death. `should_sweep` all the same.
+        Workers keep their own orphans, so there is something to sweep only after a death. `should_sweep`: sweep anyway.
         """
         for worker in [
             worker for worker in self if reaper.is_dead(worker) or _is_stuck_in_kernel(worker, now)
@@ -135,7 +136,7 @@ class WorkerPool:
             return
         alive = {worker.pid for worker in self}
         # A worker that dies between the look above and this sweep has its group killed at the next tick: what is in
-        # its group is not a stray, whoever comes first.
+        # its group is not a stray.
         groups = alive | {death.fact.pid for death in self._dying.values()}
         stuck = {pid for death in self._dying.values() for pid in death.stuck}
         killed, left = reaper.sweep_slice(self._sweep, self._spared | alive | stuck, groups)
@@ -143,22 +144,22 @@ class WorkerPool:
         self._emit_deaths(left, groups, now)
 
     def _emit_deaths(self, left: list[int], groups: set[int], now: float) -> None:
-        """Tell deaths when nothing of the workers is left, or only what SIGKILL does not end; then free their slots.
+        """Report deaths when nothing of the workers is left, or only what SIGKILL does not end. Then free their slots.
 
         The kernel does not name the former owner of an orphan. So what is left counts for every worker that is dying.
         Processes that we may not signal are named, and from then on left alone: they keep no slot.
         """
         limit = KERNEL_HANG_SECONDS if self._sweep.is_waiting_for_kernel else SWEEP_TIMEOUT_SECONDS
-        untold = [death for death in self._dying.values() if not death.is_emitted]
-        if left and all(now - death.died_at < limit for death in untold):
-            untold = []
-        stuck = self._sweep.unkillable(left) if untold else set()
-        foreign = self._sweep.not_permitted(left) if untold else set()
-        if untold and left and not self._sweep.is_waiting_for_kernel:  # some are frozen and would stay so
+        unreported = [death for death in self._dying.values() if not death.is_emitted]
+        if left and all(now - death.died_at < limit for death in unreported):
+            unreported = []
+        stuck = self._sweep.unkillable(left) if unreported else set()
+        foreign = self._sweep.not_permitted(left) if unreported else set()
+        if unreported and left and not self._sweep.is_waiting_for_kernel:  # some are frozen and would stay so
             self._swept_count += self._sweep.kill(left, groups)
-        if untold:
+        if unreported:
             self._spared |= foreign
-        for death in untold:
+        for death in unreported:
             death.stuck |= stuck
             death.fact.stuck = reaper.describe_processes(death.stuck)
             death.fact.foreign = reaper.describe_processes(foreign)
@@ -172,7 +173,7 @@ class WorkerPool:
                 del self._dying[slot]
 
     def fork_missing(self, now: float, private_descriptors: Callable[[], list[int]]) -> None:
-        """Fork what is missing, as the budget allows. `private_descriptors()`: those a child must not have."""
+        """Fork missing workers, as the restart budget allows. `private_descriptors()`: those that a child must not have."""
         if now < self._next_start:
             return
         if self._budget.failed_starts:
@@ -229,7 +230,7 @@ class WorkerPool:
             self._emit(StartDelayed(round(pause, 3), self._budget.failed_starts))
 
     def _delay_start_after_useless(self, now: float) -> None:
-        """Workers that leave at once and without a job: whatever sends them away does so with the next ones, too."""
+        """Delay the next start after workers that left at once and without a job. The next ones would do the same."""
         before = self._budget.unused_rounds
         pause = self._budget.record_unused(now)
         self._next_start = max(self._next_start, now + pause)
@@ -244,11 +245,11 @@ class WorkerPool:
 
     @property
     def screen_descriptors(self) -> list[int]:
-        """Where there may be room again."""
+        """Descriptors to poll until stderr takes output again."""
         return self._screen.descriptors
 
     def relay_output(self, *, include_partial_lines: bool = False) -> None:
-        """Pass on what workers printed. Lines that are not complete wait for a second."""
+        """Pass on what workers printed. Lines that are not complete wait for the next round."""
         captures = [*self._captures_of_dead, *(worker.capture for worker in self)]
         more = self._screen.relay(captures, include_partial_lines)
         self.has_more_output, self.is_output_blocked = (
@@ -260,7 +261,7 @@ class WorkerPool:
             capture.close()
 
     def _keep_output_after_death(self, capture: OutputCapture) -> None:
-        """What a dead worker printed and nobody has seen yet is still shown, or named."""
+        """Keep the output of a dead worker until it is shown, or dropped and counted."""
         capture.is_complete = True
         if not capture.unrelayed_bytes:
             capture.close()
@@ -331,5 +332,5 @@ def _is_useless(worker: WorkerRecord, now: float) -> bool:
 
 
 def _left_as_planned(died: Died) -> bool:
-    """After its last job (max_jobs, max_rss) or because the master let it go: no reason to hesitate with the next one."""
+    """True if it left after its last job (max_jobs, max_rss) or because the master closed its channel."""
     return died.was_ready and died.job == 0 and died.status == "exit 0"

@@ -26,7 +26,7 @@ class DumpRequest:
 
 
 class WorkerRecord(msgspec.Struct, eq=False, kw_only=True):
-    """A forked worker that we have not reaped, so its pid is its own."""
+    """A forked worker that is not reaped yet, so its pid is its own."""
 
     index: int
     pid: int
@@ -41,16 +41,16 @@ class WorkerRecord(msgspec.Struct, eq=False, kw_only=True):
     killed_at: float = 0.0  # when we did so first
     forked_at: float = 0.0
     was_seen_ready: bool = False
-    has_been_checked: bool = False  # has it lived long enough to be looked at?
+    has_been_checked: bool = False  # it was checked at least once
     heartbeat_requested_at: float = 0.0  # when it was last asked for its heartbeat
-    next_measure_at: float = 0.0  # when its memory is looked at next
-    measured_job: tuple[int, int] = (0, 0)  # the job and lease that were looked at last
-    suspended_at: float = 0.0  # since when its group stands still by wish
-    suspended_job: tuple[int, int] = (0, 0)  # the job and lease for which it does
+    next_measure_at: float = 0.0  # when its memory is measured next
+    measured_job: tuple[int, int] = (0, 0)  # the job and lease that were measured last
+    suspended_at: float = 0.0  # since when its group is suspended
+    suspended_job: tuple[int, int] = (0, 0)  # the job and lease that is suspended
 
     @property
     def is_ready(self) -> bool:
-        """Has it come as far as READY?"""
+        """True once its start hooks have run."""
         return self.slot.state > SlotState.BOOTING
 
     @property

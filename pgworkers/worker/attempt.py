@@ -1,8 +1,6 @@
 """One order from its arrival to its report.
 
-What few orders need (a context, a span, sessions, a deadline of the whole job) is a branch that the others pass by.
-
-What orders with the same head have in common: read once, then used by every job that has it.
+Jobs of one task mostly have the same order header. An `OrderTemplate` is what such orders have in common, parsed once.
 """
 
 from __future__ import annotations
@@ -39,21 +37,21 @@ if TYPE_CHECKING:
     from pgworkers.client.handler_connections import HandlerConnections
 
 
-#: Verdicts that are no error of the span.
+#: Verdicts that do not mark the span as failed.
 VERDICTS_WITHOUT_SPAN_ERROR = FREE_VERDICTS | {Verdict.SUCCEEDED, Verdict.CANCELLED, Verdict.DISCARDED}
 MAX_EXTENSION_NS = int(MAX_SECONDS * 1e9)
 _NEVER_AWAITED = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
 
 
 class SlotFeed:
-    """What the context of a running handler knows of its slot."""
+    """The slot as the context of a running handler sees it."""
 
     def __init__(self, slot: Slot, job: int, lease: int, max_extension: int) -> None:
         self._slot = slot
         self._job = job
         self._lease = lease
         self._max_extension = max_extension  # nanoseconds that the deadline may be moved
-        self.has_seen_stop = False  # the handler has seen that it should stop
+        self.has_seen_stop = False  # the handler has seen the stop request
 
     def is_stop_requested(self) -> bool:
         if self._slot.stop_requested_for(self._job, self._lease):
@@ -61,11 +59,11 @@ class SlotFeed:
         return self.has_seen_stop
 
     def stop_reason(self) -> str:
-        """Why it should end: cancel, deadline, memory, drain, lease, kill, stall."""
+        """Why it should stop: cancel, deadline, memory, drain, lease, kill, stall."""
         return StopReason(self._slot.stop_requested_for(self._job, self._lease)).word
 
     def seconds_left(self) -> float | None:
-        """From the slot: the supervisor moves the deadline of a job that was suspended."""
+        """Read from the slot, because the supervisor moves the deadline of a job that was suspended."""
         due = self._slot.effective_deadline()
         return (due - clock.boottime_ns()) / 1e9 if due else None
 
@@ -76,7 +74,7 @@ class SlotFeed:
 
 
 class Attempt:
-    """The run of one order. `begin`, then `run`; then it is plain, or `report` says how it ended. Each is called once."""
+    """The run of one order: `begin`, `run`, `report`, each called once."""
 
     __slots__ = (
         *(
@@ -112,7 +110,8 @@ class Attempt:
         self.job = job
         self.lease = lease
         self.started_at = started_at  # on the scoreboard's clock
-        # The term as of the order. A master that comes to itself first may renew, and learn only then that the job is lost.
+        # The deadline when the order was read. After a stop of the machine, a master that resumes first may renew its leases
+        # and learn only then that it has lost this job.
         self._lease_expires_at = setup.lease_deadline.expires_at
         self.ctx: Ctx | None = None
         self._feed: SlotFeed | None = None
@@ -164,7 +163,7 @@ class Attempt:
         )
 
     def run(self, window: SignalWindow) -> None:
-        """The handler, unless somebody wants it stopped before it began, or could by now have given it to another host."""
+        """Run the handler, unless a stop was requested before it began or another host may have the job by now."""
         if self.template.deadline_ns and self._is_past_deadline():
             return
         if self._slot.stop_requested_for(self.job, self.lease):
@@ -181,11 +180,11 @@ class Attempt:
             self.exception, window.exception = window.exception, None
 
     def _is_past_deadline(self) -> bool:
-        """Did the deadline of the whole job pass while the order waited?"""
+        """True if the deadline of the whole job passed while the order waited."""
         return 0 < self.template.deadline_ns <= self.started_at
 
     def is_plain_success(self) -> bool:
-        """Did the handler end well, and is its result all there is to say?"""
+        """True if the handler succeeded and its result is everything there is to report."""
         return (
             self.result is not None
             and self.ctx is None
@@ -200,7 +199,7 @@ class Attempt:
         return await self._database_sessions().aconnect(**options)
 
     def _database_sessions(self) -> HandlerConnections:
-        """Made by the first use: most handlers never connect, and need no psycopg."""
+        """Made at the first use: most handlers never connect and need no psycopg."""
         from pgworkers.client.handler_connections import HandlerConnections
 
         if self._backends is None:
@@ -208,7 +207,7 @@ class Attempt:
         return self._backends
 
     def close_sessions(self) -> None:
-        """The handler has ended, and its SQL with it. The ladder still climbs: the server may be slow to answer."""
+        """Close the handler's connections. A stop request still counts: the server may be slow to answer."""
         if self._backends is not None:
             self._backends.close()
 
@@ -226,26 +225,26 @@ class Attempt:
             raise CarriedStopIteration from error
 
     def report(self) -> Report:
-        """What the master will hear. Reads texts of user code, so the ladder may still climb until it is done."""
+        """Describe how the attempt ended. Reads texts of user code, so a stop request may still interrupt it."""
         report = Report(
             outcome=Outcome.DONE, duration=0.0, cpu=0.0, peak_rss=0, has_started=self._has_started
         )
-        wished = self._slot.stop_requested_for(self.job, self.lease)
-        if self._has_started and not wished:
+        stop_reason = self._slot.stop_requested_for(self.job, self.lease)
+        if self._has_started and not stop_reason:
             self._setup.app.rates.return_unused_tokens()
         if not self._has_started:
             report.outcome = Outcome.STOPPED
         elif self.exception is not None:
-            self._describe_exception(report, self.exception, wished)
+            self._describe_exception(report, self.exception, stop_reason)
         elif self.result == b"null" and self._feed is not None and self._feed.has_seen_stop:
-            # it saw ctx.cancelled and returned early with nothing in its hands
+            # it saw ctx.cancelled and returned early without a result
             report.outcome = Outcome.STOPPED
         elif self.result is not None:
             report.result = Raw(self.result)
-        if report.outcome is Outcome.STOPPED and wished:
-            report.reason = StopReason(wished).word
+        if report.outcome is Outcome.STOPPED and stop_reason:
+            report.reason = StopReason(stop_reason).word
             report.rungs = self._rungs()
-            if wished == StopReason.MEMORY:
+            if stop_reason == StopReason.MEMORY:
                 report.memory_limit, report.memory_used = self._slot.memory_limit, self._slot.memory_used
         elif self._is_past_deadline():
             report.reason = StopReason.DEADLINE.word
@@ -253,7 +252,7 @@ class Attempt:
         if report.outcome is not Outcome.DONE:
             report.output = self._output()
         if self._span is not None:
-            # While the ladder still climbs: an exporter that hangs is the job's affair.
+            # A stop request still counts here: an exporter that hangs counts as the job.
             self._span.end(report.verdict, report.error, report.verdict in VERDICTS_WITHOUT_SPAN_ERROR)
         return report
 
@@ -277,7 +276,7 @@ class Attempt:
             report.outcome, report.reason = (
                 Outcome.STOPPED,
                 StopReason.MEMORY.word,
-            )  # the kernel's limit spoke first
+            )  # the kernel's limit was hit first
             report.memory_limit = self._setup.queue.address_space
             return
         if (
@@ -288,7 +287,7 @@ class Attempt:
             report.retry_after = self.template.task.backoff_delay(self.template.order.attempt, error)
 
     def _rungs(self) -> list[tuple[str, float]]:
-        """What reached the handler, in seconds after the wish. A signal that came after its end did not."""
+        """The rungs that reached the handler, in seconds after the stop request. A signal after its end did not."""
         asked, struck = self._slot.stop_requested_at, self._slot.job_stopped_raised_at
         rungs = [("ask", 0.0)]
         if struck >= asked:
@@ -304,7 +303,7 @@ class Attempt:
         return data.decode("utf-8", "replace") or None
 
     def complete(self, report: Report) -> None:
-        """What came up to its end; nobody else speaks for it any more."""
+        """Add what the handler set until its end: progress, checkpoint, enqueued jobs, and how long the stop took."""
         if report.outcome is Outcome.STOPPED and self._slot.stop_requested_at:
             report.stop_seconds = round(
                 max(0.0, (clock.boottime_ns() - self._slot.stop_requested_at) / 1e9), 6
@@ -319,11 +318,11 @@ class Attempt:
                 report.enqueued_jobs = Raw(children)
 
     def drop_exception(self) -> None:
-        """Let go of what the handler left: an exception holds every frame it went through, and all they had."""
+        """Release the exception, which holds every frame that it went through and all their objects."""
         if self.exception is not None:
             traceback.clear_frames(self.exception.__traceback__)
             self.exception = None
-            gc.collect()  # frames and exceptions like to hold each other; the app itself is frozen and costs nothing
+            gc.collect()  # frames and exceptions hold each other; the app itself is frozen
 
     def release_slot(self) -> None:
         """From here on a stop request comes too late."""
@@ -341,12 +340,12 @@ def _flush_streams() -> None:
         pass
 
 
-#: So many are kept; heads that hold a checkpoint, a trace or a deadline are seen once.
+#: Number of templates that are kept. Headers with a checkpoint, a trace or a deadline occur once.
 MAX_CACHED_TEMPLATES = 100
 
 
 class OrderTemplate:
-    """An order but for its arguments, in the units of the scoreboard."""
+    """An order without its arguments, in the units of the scoreboard."""
 
     __slots__ = (
         "deadline_ns",

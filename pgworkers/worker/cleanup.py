@@ -112,7 +112,7 @@ class ProcessCleanup:
                 and self._dump.is_still_ours()
             )
         except (OSError, ValueError):
-            return False  # the result of the job counts all the same
+            return False  # the job keeps its result
         for task in self._unchecked_tasks:
             self._clean_jobs[task] = 0 if has_changed else self._clean_jobs.get(task, 0) + 1
         self._unchecked_tasks.clear()

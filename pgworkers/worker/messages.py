@@ -65,7 +65,7 @@ class FrameKind(IntEnum):
     REPORT = 3  #: worker -> master: how it ended
     PROGRESS = 4  #: worker -> master, from the heartbeat thread
     SUCCESS = 5  #: worker -> master: it ended well and there is nothing more to say (`encode_success`)
-    METRICS = 6  #: worker -> master: what `ctx.metrics` was told, with a beat or before the end
+    METRICS = 6  #: worker -> master: values of `ctx.metrics`, with a heartbeat or before the report
     START_FAILED = 8  #: worker -> master: a start hook failed; it leaves (`StartFailed`; job and lease are 0)
     BUSY_THREADS = 7  #: worker -> master: threads that a job left use CPU while there is none (no job, no lease, no body)
 
@@ -80,7 +80,7 @@ class Order(msgspec.Struct, array_like=True):
     timeout: float | None  # seconds from its begin until the deadline of the attempt
     memory: int | None
     checkpoint: Raw  # JSON text, `null` when there is none
-    meta: Raw  # likewise
+    meta: Raw  # JSON text, `null` when there is none
     errors: list[str]
     exclusive: bool = False
     stall_timeout: float | None = None
@@ -117,14 +117,14 @@ class Report(msgspec.Struct, array_like=True):
     rungs: list[tuple[str, float]] = []  # stopped: (rung, seconds after the stop request)
     output: str | None = None  # the end of stdout and stderr, unless done
     progress: Raw = NULL  # since the last PROGRESS; `null`: unchanged
-    checkpoint: Raw = NULL  # likewise
+    checkpoint: Raw = NULL  # since the last PROGRESS; `null`: unchanged
     has_started: bool = True  # False: stopped before the handler began
     is_last: bool = (
         False  # the worker leaves: max_jobs, max_rss, not cleaned, a task of the event loop is stuck
     )
     stop_seconds: float = 0.0  # stopped: seconds from the stop request to the end
     memory_limit: int = 0  # stopped for memory: bytes that it may have
-    memory_used: int = 0  # likewise: what the supervisor saw, children included
+    memory_used: int = 0  # stopped for memory: what the supervisor measured, children included
     killed_children: list[str] = []  # children that the handler left, unless done
     enqueued_jobs: Raw = NULL  # done: a list of the jobs that begin to exist with its end
 

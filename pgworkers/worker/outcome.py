@@ -64,7 +64,7 @@ def report_exception(
 def is_stop(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return any(is_stop(inner) for inner in error.exceptions)
-    loops = sys.modules.get("asyncio")  # without it nobody has raised its exception
+    loops = sys.modules.get("asyncio")  # not imported: its exception was not raised
     return isinstance(error, errors.JobStopped) or (
         loops is not None and isinstance(error, loops.CancelledError)
     )
