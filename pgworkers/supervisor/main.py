@@ -139,16 +139,16 @@ class Supervisor:
             look = stopper.next_check_at(worker)
             if look is not None and look < self._next_check_at:
                 self._next_check_at = look
-        if self._pool.is_reaping or self._pool.has_more_output:
+        if self._pool.is_reaping or self._pool.output.has_more:
             self._next_check_at = min(self._next_check_at, now + 0.01)
         if self._waits_to_send != bool(self._control.unsent_count):
             self._waits_to_send = not self._waits_to_send
             self._poll.modify(
                 self._control.sock, select.POLLIN | select.POLLOUT if self._waits_to_send else select.POLLIN
             )
-        if self._waits_for_screen != self._pool.is_output_blocked:
+        if self._waits_for_screen != self._pool.output.is_blocked:
             self._waits_for_screen = not self._waits_for_screen
-            for fd in self._pool.screen_descriptors:
+            for fd in self._pool.output.descriptors:
                 self._poll.register(fd, select.POLLOUT) if self._waits_for_screen else self._poll.unregister(
                     fd
                 )
@@ -158,7 +158,7 @@ class Supervisor:
         ready = dict(woken)
         self._has_command = self._fd in ready
         self._screen_has_room = self._waits_for_screen and any(
-            fd in ready for fd in self._pool.screen_descriptors
+            fd in ready for fd in self._pool.output.descriptors
         )
 
     def _may_stay_idle(self) -> bool:
@@ -167,7 +167,7 @@ class Supervisor:
 
     def _is_idle(self) -> bool:
         pool = self._pool
-        if pool.is_reaping or pool.has_more_output or self._control.unsent_count:
+        if pool.is_reaping or pool.output.has_more or self._control.unsent_count:
             return False
         return len(pool) == pool.wanted and all(
             worker.slot.state == SlotState.IDLE and not worker.stop_requests and not worker.dump_requests

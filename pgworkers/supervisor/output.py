@@ -12,7 +12,7 @@ import os
 import socket
 import stat as modes
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from pgworkers.linux import memfd
@@ -127,6 +127,11 @@ RELAY_SLICE_SECONDS = 0.05
 #: A pipe takes this much in one piece or not at all, so that lines of several supervisors do not mix.
 PIPE_WRITE_BYTES = 4096
 FILE_WRITE_BYTES = 64 << 10
+#: Number of dead workers whose output may wait for stderr. With more, the oldest is dropped and counted.
+MAX_CAPTURES_OF_DEAD = 8
+#: How long a supervisor that ends tries to show what its workers printed, and how often.
+EXIT_OUTPUT_SECONDS = 0.2
+EXIT_POLL_SECONDS = 0.005
 
 
 class OutputSource(Protocol):
@@ -246,6 +251,57 @@ class OutputScreen:
             return len(data)
         self._full_since = None
         return count
+
+
+class OutputRelay:
+    """Passes on the output of all workers, the dead ones included."""
+
+    def __init__(self) -> None:
+        self._screen = OutputScreen()
+        self._dead: list[OutputCapture] = []  # of dead workers, with output that was not shown yet
+        self.has_more = False  # more can be shown at once
+        self.is_blocked = False  # more can be shown when stderr takes it
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Descriptors to poll until stderr takes output again. A worker must not inherit them."""
+        return self._screen.descriptors
+
+    def relay(self, living: Iterable[OutputCapture], *, include_partial_lines: bool = False) -> None:
+        """Pass on what workers printed. Lines that are not complete wait, unless they are included."""
+        has_more = self._screen.relay([*self._dead, *living], include_partial_lines)
+        self.has_more = has_more and not self._screen.is_full
+        self.is_blocked = has_more and self._screen.is_full
+        for capture in [capture for capture in self._dead if not capture.unrelayed_bytes]:
+            self._dead.remove(capture)
+            capture.close()
+
+    def keep_after_death(self, capture: OutputCapture, living: Iterable[OutputCapture]) -> None:
+        """Keep the output of a dead worker until it is shown, or dropped and counted."""
+        capture.is_complete = True
+        if not capture.unrelayed_bytes:
+            capture.close()
+            return
+        self._dead.append(capture)
+        self.relay(living)
+        while len(self._dead) > MAX_CAPTURES_OF_DEAD:
+            self._dead[0].drop(self._screen)
+            self._dead.pop(0).close()
+
+    def flush_at_exit(self) -> None:
+        """Show what is left of dead workers for a moment, then drop and count it."""
+        give_up = time.monotonic() + EXIT_OUTPUT_SECONDS
+        self.relay(())
+        while self._dead and time.monotonic() < give_up:
+            time.sleep(EXIT_POLL_SECONDS)
+            self.relay(())
+        for capture in self._dead:
+            capture.drop(self._screen)
+        self.relay(())
+
+    def take_dropped_count(self) -> int:
+        """Bytes that were dropped since the last call."""
+        return self._screen.take_dropped_count()
 
 
 def share_of_backlog(unrelayed_bytes: Sequence[int]) -> int:

@@ -6,14 +6,14 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from pgworkers import clock
 from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.linux import proc, signals
 from pgworkers.linux.oom import OomKillCounter
-from pgworkers.linux.sweep import ProcessSweep
+from pgworkers.linux.sweep import KERNEL_HANG_SECONDS, SWEEP_TIMEOUT_SECONDS, ProcessSweep
 from pgworkers.supervisor.ladder import Rung, StopRequest
 from pgworkers.supervisor.messages import Died
 from pgworkers.supervisor.worker_record import WorkerRecord
@@ -42,6 +42,75 @@ class Death:
     died_at: float
     is_emitted: bool = False
     stuck: set[int] = field(default_factory=set)  # children that SIGKILL did not end in time
+
+
+class Reaper:
+    """Dead workers that still have their slots, and the sweep of what they left."""
+
+    def __init__(self, emit: Callable[[Died], None]) -> None:
+        self._emit = emit
+        self._sweep = ProcessSweep(is_single_threaded=True)
+        self._swept_count = 0
+        self.dying: dict[int, Death] = {}  # by slot
+        #: Children that are not killed while the supervisor runs: those that the import of the app started.
+        self.spared = set(proc.children(os.getpid()))
+
+    @property
+    def unreported(self) -> list[Death]:
+        """Deaths that were not reported to the master yet."""
+        return [death for death in self.dying.values() if not death.is_emitted]
+
+    def add(self, death: Death, living: set[int]) -> None:
+        """Take over the slot of a worker that was reaped. `living`: pids of the other workers."""
+        death.fact.killed_children = proc.describe_children(self.spared | living)
+        self.dying[death.fact.slot] = death
+
+    def sweep(self, living: set[int], now: float) -> None:
+        """End what dead workers left, and report each death when nothing of the worker is alive."""
+        # A worker that died after the last check has its group killed at the next tick. What is in its group is not a stray.
+        groups = living | {death.fact.pid for death in self.dying.values()}
+        stuck = {pid for death in self.dying.values() for pid in death.stuck}
+        killed, left = sweep_slice(self._sweep, self.spared | living | stuck, groups)
+        self._swept_count += killed
+        self._emit_deaths(left, groups, now)
+
+    def _emit_deaths(self, left: list[int], groups: set[int], now: float) -> None:
+        """Report deaths when nothing of the workers is left, or only what SIGKILL does not end. Then free their slots.
+
+        The kernel does not name the former owner of an orphan. So what is left counts for every worker that is dying.
+        Processes that we may not signal are named, and from then on left alone: they keep no slot.
+        """
+        limit = KERNEL_HANG_SECONDS if self._sweep.is_waiting_for_kernel else SWEEP_TIMEOUT_SECONDS
+        unreported = self.unreported
+        if left and all(now - death.died_at < limit for death in unreported):
+            unreported = []
+        stuck = self._sweep.unkillable(left) if unreported else set()
+        foreign = self._sweep.not_permitted(left) if unreported else set()
+        if unreported and left and not self._sweep.is_waiting_for_kernel:  # some are frozen and would stay so
+            self._swept_count += self._sweep.kill(left, groups)
+        if unreported:
+            self.spared |= foreign
+        for death in unreported:
+            death.stuck |= stuck
+            death.fact.stuck = describe_processes(death.stuck)
+            death.fact.foreign = describe_processes(foreign)
+            death.fact.killed_children = _without_pids(death.fact.killed_children, foreign)
+            death.fact.swept, self._swept_count = self._swept_count, 0
+            death.is_emitted = True
+            self._emit(death.fact)
+        for slot, death in list(self.dying.items()):
+            death.stuck = {pid for pid in death.stuck if not proc.reap(pid)}
+            if death.is_emitted and not death.stuck and not left:
+                del self.dying[slot]
+
+    def reap_spared(self) -> None:
+        """Reap children of the app that have ended."""
+        self.spared = {pid for pid in self.spared if not proc.reap(pid)}
+
+
+def _without_pids(names: list[str], pids: set[int]) -> list[str]:
+    """Names of children (`ffmpeg (pid 812)`) without those of these processes."""
+    return [name for name in names if not any(name.endswith(f" (pid {pid})") for pid in pids)]
 
 
 def reap_worker(worker: WorkerRecord, oom_counter: OomKillCounter, output_limit: int, now: float) -> Death:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pgworkers.ipc.scoreboard import Scoreboard, SlotState, StopReason
 from pgworkers.linux import limits, proc, signals
 from pgworkers.linux.oom import OomKillCounter
-from pgworkers.linux.sweep import KERNEL_HANG_SECONDS, SWEEP_TIMEOUT_SECONDS, ProcessSweep
+from pgworkers.linux.sweep import KERNEL_HANG_SECONDS
 from pgworkers.settings import Settings
 from pgworkers.supervisor import fork, reaper, stall_detector, stopper
 from pgworkers.supervisor.messages import (
@@ -20,7 +20,8 @@ from pgworkers.supervisor.messages import (
     Forked,
     StartDelayed,
 )
-from pgworkers.supervisor.output import OutputCapture, OutputScreen
+from pgworkers.supervisor.output import OutputCapture, OutputRelay
+from pgworkers.supervisor.reaper import Reaper
 from pgworkers.supervisor.restart_budget import RestartBudget
 from pgworkers.supervisor.worker_record import WorkerRecord
 from pgworkers.worker.heartbeat import DEFERRED_START_SECONDS
@@ -50,10 +51,6 @@ SHORT_LIFETIME_SECONDS = 0.1
 #: Minimum number of reap attempts during shutdown. Counted as well as timed, because on a starved machine the killed
 #: children may not have been scheduled either.
 MIN_EXIT_REAP_ATTEMPTS = 40
-#: Number of dead workers whose output may wait for stderr. With more, the oldest is dropped and counted.
-MAX_CAPTURES_OF_DEAD = 8
-#: How long a supervisor that ends tries to show what its workers printed.
-EXIT_OUTPUT_SECONDS = 0.2
 
 
 #: A worker that leaves by itself, without ever having had a job and within this time, counts for the fork budget.
@@ -61,33 +58,26 @@ USELESS_LIFETIME_SECONDS = 1.0
 
 
 class WorkerPool:
+    """The living workers of a queue by slot. The slots of dead ones are the reaper's until nothing of them is left."""
+
     def __init__(self, template: fork.WorkerTemplate, wanted: int, emit: Callable[..., None]) -> None:
         self._template = template
         self._settings: Settings = template.settings
         self._emit = emit
         self._board = Scoreboard(max(self._settings.max_workers, wanted))
         self._workers: dict[int, WorkerRecord] = {}
-        self._dying: dict[int, reaper.Death] = {}  # by slot
-        self._sweep = ProcessSweep(is_single_threaded=True)
+        self._reaper = Reaper(emit)
+        self._oom_counter = OomKillCounter()
         self._forks = 0  # in the life of this supervisor; the number of the last is its worker's incarnation
-        self._swept_count = 0
         self._typical_lifetime: float | None = (
-            None  # seconds from the beginning of a job to the death of its worker
+            None  # seconds from the start of a job to the death of its worker
         )
         self._budget = RestartBudget(
             self._settings.restart_intensity, self._settings.restart_period, self._settings.restart_cap
         )
         self._next_start = 0.0
-        self._oom_counter = OomKillCounter()
-        self._screen = OutputScreen()
-        # what the import of the app started is the app's own business until we leave
-        self._spared = set(proc.children(os.getpid()))
         self.wanted = wanted
-        self._captures_of_dead: list[
-            OutputCapture
-        ] = []  # of dead workers, with output that the screen has not taken yet
-        self.has_more_output = False  # more can be shown at once
-        self.is_output_blocked = False  # more can be shown when stderr takes it
+        self.output = OutputRelay()
 
     def __iter__(self) -> Iterator[WorkerRecord]:
         return iter(self._workers.values())
@@ -102,13 +92,13 @@ class WorkerPool:
 
     def incarnations(self) -> list[int]:
         """Of all workers whose death has not been sent."""
-        dying = [death.fact.incarnation for death in self._dying.values() if not death.is_emitted]
+        dying = [death.fact.incarnation for death in self._reaper.unreported]
         return [*(worker.incarnation for worker in self), *dying]
 
     @property
     def is_reaping(self) -> bool:
         """True while the death of a worker has not been reported."""
-        return any(not death.is_emitted for death in self._dying.values())
+        return bool(self._reaper.unreported)
 
     def scale(self, wanted: int) -> None:
         self.wanted = min(wanted, len(self._board))
@@ -118,59 +108,26 @@ class WorkerPool:
 
         Workers keep their own orphans, so there is something to sweep only after a death. `should_sweep`: sweep anyway.
         """
-        for worker in [
-            worker for worker in self if reaper.is_dead(worker) or _is_stuck_in_kernel(worker, now)
-        ]:
+        dead = [worker for worker in self if reaper.is_dead(worker) or _is_stuck_in_kernel(worker, now)]
+        for worker in dead:
             self._record_lifetime(worker, now)
             useless = _is_useless(worker, now)
             death = reaper.reap_worker(worker, self._oom_counter, self._settings.output_limit, now)
-            death.fact.killed_children = proc.describe_children(self._spared | {one.pid for one in self})
-            self._keep_output_after_death(worker.capture)
+            self._reaper.add(death, self._pids())
             del self._workers[worker.index]
-            self._dying[worker.index] = death
+            self.output.keep_after_death(worker.capture, self._captures())
             if not _left_as_planned(death.fact):
                 self._delay_start(now, death.fact.was_ready)
             elif useless:
                 self._delay_start_after_useless(now)
-        if not self._dying and not should_sweep:
-            return
-        alive = {worker.pid for worker in self}
-        # A worker that dies between the look above and this sweep has its group killed at the next tick: what is in
-        # its group is not a stray.
-        groups = alive | {death.fact.pid for death in self._dying.values()}
-        stuck = {pid for death in self._dying.values() for pid in death.stuck}
-        killed, left = reaper.sweep_slice(self._sweep, self._spared | alive | stuck, groups)
-        self._swept_count += killed
-        self._emit_deaths(left, groups, now)
+        if self._reaper.dying or should_sweep:
+            self._reaper.sweep(self._pids(), now)
 
-    def _emit_deaths(self, left: list[int], groups: set[int], now: float) -> None:
-        """Report deaths when nothing of the workers is left, or only what SIGKILL does not end. Then free their slots.
+    def _pids(self) -> set[int]:
+        return {worker.pid for worker in self}
 
-        The kernel does not name the former owner of an orphan. So what is left counts for every worker that is dying.
-        Processes that we may not signal are named, and from then on left alone: they keep no slot.
-        """
-        limit = KERNEL_HANG_SECONDS if self._sweep.is_waiting_for_kernel else SWEEP_TIMEOUT_SECONDS
-        unreported = [death for death in self._dying.values() if not death.is_emitted]
-        if left and all(now - death.died_at < limit for death in unreported):
-            unreported = []
-        stuck = self._sweep.unkillable(left) if unreported else set()
-        foreign = self._sweep.not_permitted(left) if unreported else set()
-        if unreported and left and not self._sweep.is_waiting_for_kernel:  # some are frozen and would stay so
-            self._swept_count += self._sweep.kill(left, groups)
-        if unreported:
-            self._spared |= foreign
-        for death in unreported:
-            death.stuck |= stuck
-            death.fact.stuck = reaper.describe_processes(death.stuck)
-            death.fact.foreign = reaper.describe_processes(foreign)
-            death.fact.killed_children = _without_pids(death.fact.killed_children, foreign)
-            death.fact.swept, self._swept_count = self._swept_count, 0
-            death.is_emitted = True
-            self._emit(death.fact)
-        for slot, death in list(self._dying.items()):
-            death.stuck = {pid for pid in death.stuck if not proc.reap(pid)}
-            if death.is_emitted and not death.stuck and not left:
-                del self._dying[slot]
+    def _captures(self) -> list[OutputCapture]:
+        return [worker.capture for worker in self]
 
     def fork_missing(self, now: float, private_descriptors: Callable[[], list[int]]) -> None:
         """Fork missing workers, as the restart budget allows. `private_descriptors()`: those that a child must not have."""
@@ -178,15 +135,15 @@ class WorkerPool:
             return
         if self._budget.failed_starts:
             self.note_ready()
-        while len(self._workers) + len(self._dying) < self.wanted:
+        while len(self._workers) + len(self._reaper.dying) < self.wanted:
             if self._budget.failed_starts and any(not worker.is_ready for worker in self):
                 return  # starts fail: try one at a time
-            taken = self._workers.keys() | self._dying.keys()
+            taken = self._workers.keys() | self._reaper.dying.keys()
             index = next((i for i in range(len(self._board)) if i not in taken), None)
             if index is None:
                 return
             siblings = [fd for worker in self for fd in worker.capture.descriptors]
-            hidden = [*private_descriptors(), *siblings, *self._screen.descriptors]
+            hidden = [*private_descriptors(), *siblings, *self.output.descriptors]
             brief = self._expects_short_lives()
             try:
                 forked = fork.fork_worker(
@@ -243,55 +200,20 @@ class WorkerPool:
                 worker.was_seen_ready = True
                 self._budget.record_ready()
 
-    @property
-    def screen_descriptors(self) -> list[int]:
-        """Descriptors to poll until stderr takes output again."""
-        return self._screen.descriptors
-
     def relay_output(self, *, include_partial_lines: bool = False) -> None:
         """Pass on what workers printed. Lines that are not complete wait for the next round."""
-        captures = [*self._captures_of_dead, *(worker.capture for worker in self)]
-        more = self._screen.relay(captures, include_partial_lines)
-        self.has_more_output, self.is_output_blocked = (
-            more and not self._screen.is_full,
-            more and self._screen.is_full,
-        )
-        for capture in [capture for capture in self._captures_of_dead if not capture.unrelayed_bytes]:
-            self._captures_of_dead.remove(capture)
-            capture.close()
-
-    def _keep_output_after_death(self, capture: OutputCapture) -> None:
-        """Keep the output of a dead worker until it is shown, or dropped and counted."""
-        capture.is_complete = True
-        if not capture.unrelayed_bytes:
-            capture.close()
-            return
-        self._captures_of_dead.append(capture)
-        self.relay_output()
-        while len(self._captures_of_dead) > MAX_CAPTURES_OF_DEAD:
-            self._captures_of_dead[0].drop(self._screen)
-            self._captures_of_dead.pop(0).close()
-
-    def _flush_output_at_exit(self) -> None:
-        give_up = time.monotonic() + EXIT_OUTPUT_SECONDS
-        self.relay_output()
-        while self._captures_of_dead and time.monotonic() < give_up:
-            time.sleep(REAP_POLL_SECONDS)
-            self.relay_output()
-        for capture in self._captures_of_dead:
-            capture.drop(self._screen)
-        self.relay_output()
-        self._emit_dropped()
+        self.output.relay(self._captures(), include_partial_lines=include_partial_lines)
 
     def _emit_dropped(self) -> None:
-        dropped = self._screen.take_dropped_count()
+        dropped = self.output.take_dropped_count()
         if dropped:
             self._emit(BytesDropped(dropped))
 
     def every_round(self, now: float) -> None:
+        """What is done in each round, every one to two seconds."""
         self._oom_counter.refresh()
         self.reap_dead(now, should_sweep=True)
-        self._spared = {pid for pid in self._spared if not proc.reap(pid)}
+        self._reaper.reap_spared()
         self.relay_output(include_partial_lines=True)
         self._emit_dropped()
         for worker in self:
@@ -302,23 +224,19 @@ class WorkerPool:
     def kill_everything(self, reason: StopReason, timeout: float) -> bool:
         """Kill every group, then everything that is still our child. True: nothing is left."""
         give_up = time.monotonic() + timeout
-        self._spared = set()
+        self._reaper.spared = set()
         for worker in self:
             stopper.kill_group(worker, reason)
         clean = False
         for look in itertools.count(1):
             self.reap_dead(0.0, should_sweep=True)
-            clean = not self._workers and not self._dying and not proc.children(os.getpid())
+            clean = not self._workers and not self._reaper.dying and not proc.children(os.getpid())
             if clean or (look >= MIN_EXIT_REAP_ATTEMPTS and time.monotonic() > give_up):
                 break
             time.sleep(REAP_POLL_SECONDS)
-        self._flush_output_at_exit()
+        self.output.flush_at_exit()
+        self._emit_dropped()
         return clean
-
-
-def _without_pids(names: list[str], pids: set[int]) -> list[str]:
-    """Names of children (`ffmpeg (pid 812)`) without those of these processes."""
-    return [name for name in names if not any(name.endswith(f" (pid {pid})") for pid in pids)]
 
 
 def _is_stuck_in_kernel(worker: WorkerRecord, now: float) -> bool:
