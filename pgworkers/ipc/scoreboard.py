@@ -40,6 +40,10 @@ class SlotState(IntEnum):
     LEAVING = 5  #: stop hooks run
 
 
+# Written with every job. Python 3.11 takes long to look up a member of an enum, so it is done once.
+_RUNNING, _REPORTING, _IDLE = SlotState.RUNNING, SlotState.REPORTING, SlotState.IDLE
+
+
 class StopReason(IntEnum):
     """Why a job should stop."""
 
@@ -82,7 +86,7 @@ class SlotJob(NamedTuple):
     @property
     def is_running(self) -> bool:
         """True while the handler has the process."""
-        return self.state == SlotState.RUNNING
+        return self.state == _RUNNING
 
 
 class Slot(ctypes.Structure):
@@ -160,7 +164,7 @@ class Slot(ctypes.Structure):
         self.memory_limit = memory_limit
         self.deadline_extension = 0
         self.has_event_loop = 0
-        self.state = SlotState.RUNNING
+        self.state = _RUNNING
         self.job = job
         self.lease = lease
 
@@ -171,16 +175,16 @@ class Slot(ctypes.Structure):
         self.memory_limit = 0
         self.deadline_extension = 0
         self.has_event_loop = 0
-        self.state = SlotState.IDLE
+        self.state = _IDLE
         self.job = 0
 
     def set_idle(self) -> None:
         """By the worker: it waits for an order."""
-        self.state = SlotState.IDLE
+        self.state = _IDLE
 
     def set_reporting(self) -> None:
         """By the worker: the handler has ended."""
-        self.state = SlotState.REPORTING
+        self.state = _REPORTING
 
     def set_leaving(self, deadline: int) -> None:
         """By the worker: its stop hooks run and must have ended by the deadline."""

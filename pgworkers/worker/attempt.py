@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 #: Verdicts that do not mark the span as failed.
 VERDICTS_WITHOUT_SPAN_ERROR = FREE_VERDICTS | {Verdict.SUCCEEDED, Verdict.CANCELLED, Verdict.DISCARDED}
 MAX_EXTENSION_NS = int(MAX_SECONDS * 1e9)
+_DONE = Outcome.DONE
 _NEVER_AWAITED = frozenset({type(None), bool, int, float, str, bytes, list, dict, tuple})
 
 
@@ -226,9 +227,7 @@ class Attempt:
 
     def report(self) -> Report:
         """Describe how the attempt ended. Reads texts of user code, so a stop request may still interrupt it."""
-        report = Report(
-            outcome=Outcome.DONE, duration=0.0, cpu=0.0, peak_rss=0, has_started=self._has_started
-        )
+        report = Report(outcome=_DONE, duration=0.0, cpu=0.0, peak_rss=0, has_started=self._has_started)
         stop_reason = self._slot.stop_requested_for(self.job, self.lease)
         if self._has_started and not stop_reason:
             self._setup.app.rates.return_unused_tokens()
@@ -241,7 +240,7 @@ class Attempt:
             report.outcome = Outcome.STOPPED
         elif self.result is not None:
             report.result = Raw(self.result)
-        if report.outcome is Outcome.STOPPED and stop_reason:
+        if report.is_stopped and stop_reason:
             report.reason = StopReason(stop_reason).word
             report.rungs = self._rungs()
             if stop_reason == StopReason.MEMORY:
@@ -249,7 +248,7 @@ class Attempt:
         elif self._is_past_deadline():
             report.reason = StopReason.DEADLINE.word
         _flush_streams()
-        if report.outcome is not Outcome.DONE:
+        if not report.is_success:
             report.output = self._output()
         if self._span is not None:
             # A stop request still counts here: an exporter that hangs counts as the job.
@@ -304,7 +303,7 @@ class Attempt:
 
     def complete(self, report: Report) -> None:
         """Add what the handler set until its end: progress, checkpoint, enqueued jobs, and how long the stop took."""
-        if report.outcome is Outcome.STOPPED and self._slot.stop_requested_at:
+        if report.is_stopped and self._slot.stop_requested_at:
             report.stop_seconds = round(
                 max(0.0, (clock.boottime_ns() - self._slot.stop_requested_at) / 1e9), 6
             )
@@ -314,7 +313,7 @@ class Attempt:
                 report.progress = Raw(progress)
             if checkpoint is not None:
                 report.checkpoint = Raw(checkpoint)
-            if report.outcome is Outcome.DONE and (children := self.ctx.take_children()) is not None:
+            if report.is_success and (children := self.ctx.take_children()) is not None:
                 report.enqueued_jobs = Raw(children)
 
     def drop_exception(self) -> None:

@@ -197,7 +197,7 @@ class WorkerProcess:
 
     def _clean_up(self, attempt: Attempt, report: Report, ended_at: int) -> bool:
         """Undo what the handler changed. False: this process is not fit for another job."""
-        if report.outcome is not Outcome.DONE:
+        if not report.is_success:
             report.killed_children = proc.describe_children(self._spared_children)
         if self._cleanup is None:  # this was the only job of this process
             stop_timers()
@@ -207,7 +207,7 @@ class WorkerProcess:
             attempt.template.order.task,
             started_at=attempt.started_at,
             ended_at=ended_at,
-            has_succeeded=report.outcome is Outcome.DONE,
+            has_succeeded=report.is_success,
         )
 
     def _is_worn_out(self) -> bool:

@@ -34,6 +34,9 @@ class Outcome(StrEnum):
     STOPPED = "stopped"  #: ended by a stop request, or before it began
 
 
+# Read with every job. Python 3.11 takes long to look up a member of an enum, so it is done once.
+_DONE, _STOPPED = Outcome.DONE, Outcome.STOPPED
+
 #: Why an attempt was stopped -> its verdict.
 VERDICT_OF_STOP_REASON = {
     "cancel": Verdict.CANCELLED,
@@ -128,10 +131,18 @@ class Report(msgspec.Struct, array_like=True):
     killed_children: list[str] = []  # children that the handler left, unless done
     enqueued_jobs: Raw = NULL  # done: a list of the jobs that begin to exist with its end
 
+    @property
+    def is_success(self) -> bool:
+        return self.outcome == _DONE
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.outcome == _STOPPED
+
     def is_plain_success(self) -> bool:
         """True if a SUCCESS frame says everything."""
         return (
-            self.outcome == Outcome.DONE
+            self.is_success
             and not self.is_last
             and self.progress is NULL
             and self.checkpoint is NULL
@@ -140,7 +151,7 @@ class Report(msgspec.Struct, array_like=True):
 
     @property
     def verdict(self) -> Verdict:
-        if self.outcome == Outcome.STOPPED:
+        if self.is_stopped:
             return VERDICT_OF_STOP_REASON.get(self.reason or "", Verdict.INTERRUPTED)
         return VERDICT_OF_OUTCOME.get(self.outcome, Verdict.ERROR)
 
@@ -168,6 +179,7 @@ def split_order(body: bytes) -> tuple[bytes, bytes]:
 _decode_order = msgspec.json.Decoder(Order).decode
 
 _SUCCESS_BODY = struct.Struct("<qqq")
+_SUCCESS_KIND = FrameKind.SUCCESS
 _SUCCESS_FRAME = struct.Struct(f"{frames.HEADER_FORMAT}qqq")
 _pack_success, _unpack_success = _SUCCESS_FRAME.pack, _SUCCESS_BODY.unpack_from
 
@@ -175,9 +187,7 @@ _pack_success, _unpack_success = _SUCCESS_FRAME.pack, _SUCCESS_BODY.unpack_from
 def encode_success(job: int, lease: int, *, duration: int, cpu: int, peak_rss: int, result: bytes) -> bytes:
     """A SUCCESS frame, for a report with `is_plain_success()`. Its times are microseconds."""
     return (
-        _pack_success(
-            _SUCCESS_BODY.size + len(result), FrameKind.SUCCESS, job, lease, duration, cpu, peak_rss
-        )
+        _pack_success(_SUCCESS_BODY.size + len(result), _SUCCESS_KIND, job, lease, duration, cpu, peak_rss)
         + result
     )
 
