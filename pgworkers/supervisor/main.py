@@ -199,7 +199,7 @@ class Supervisor:
                     suspend.move_deadline(worker, job, lease, at, now)
             case DumpStacks(slot=slot, incarnation=incarnation, token=token):
                 worker = self._pool.get(slot, incarnation)
-                gone = StackDumped(slot, incarnation, token, "the worker is gone")
+                gone = StackDumped(slot=slot, incarnation=incarnation, token=token, text="the worker is gone")
                 answer = stack_dump.begin_dump(worker, command, now) if worker is not None else gone
                 if answer is not None:
                     self._emit(answer)

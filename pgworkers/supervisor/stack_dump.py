@@ -26,8 +26,8 @@ def clean_dump(dump: str) -> str:
     the rest where numeric libraries are loaded; keep everything if nothing would be left."""
     dump = _EXTENSIONS.sub("", dump)
     blocks = [_cut_our_frames(block) for block in dump.split("\n\n") if _HEARTBEAT not in block]
-    told = "\n\n".join(block for block in blocks if block.strip())
-    return told.strip() or dump.strip()
+    kept = "\n\n".join(block for block in blocks if block.strip())
+    return kept.strip() or dump.strip()
 
 
 def _cut_our_frames(block: str) -> str:
@@ -83,31 +83,35 @@ def is_complete(worker: WorkerRecord) -> bool:
 
 def begin_dump(worker: WorkerRecord, order: DumpStacks, now: float) -> StackDumped | None:
     """`DumpStacks` of the master: the answer comes when the file stops growing."""
-    said = partial(StackDumped, order.slot, order.incarnation, order.token)
+    answer = partial(StackDumped, slot=order.slot, incarnation=order.incarnation, token=order.token)
     if suspend.is_stopped(worker):
-        return said("the worker is stopped (SIGSTOP); its stack cannot be read now")
+        return answer(text="the worker is stopped (SIGSTOP); its stack cannot be read now")
     if not worker.is_ready:
-        return said("the worker is starting; it has no job yet")
+        return answer(text="the worker is starting; it has no job yet")
     size = worker.capture.dump_size()
     if not write_stacks(worker):
-        return said(NO_DUMP_TEXT)
-    worker.dump_requests.append(DumpRequest(order.token, size, size, now + 1.0))
+        return answer(text=NO_DUMP_TEXT)
+    worker.dump_requests.append(
+        DumpRequest(token=order.token, start_size=size, last_size=size, give_up_at=now + 1.0)
+    )
     return None
 
 
 def finish_dumps(worker: WorkerRecord, now: float) -> list[SupervisorFact]:
     facts: list[SupervisorFact] = []
     size = worker.capture.dump_size()
-    for wanted in list(worker.dump_requests):
-        quiet = size > wanted.start_size and size == wanted.last_size and is_complete(worker)
-        wanted.last_size = size
-        if not quiet and now < wanted.give_up_at:
+    for request in list(worker.dump_requests):
+        quiet = size > request.start_size and size == request.last_size and is_complete(worker)
+        request.last_size = size
+        if not quiet and now < request.give_up_at:
             continue
-        worker.dump_requests.remove(wanted)
+        worker.dump_requests.remove(request)
         text = (
-            worker.capture.stack(wanted.start_size) or "no stack: the worker did not answer within a second"
+            worker.capture.stack(request.start_size) or "no stack: the worker did not answer within a second"
         )
-        facts.append(StackDumped(worker.index, worker.incarnation, wanted.token, text))
-        if not any(Rung.DUMP in climb.rung_times for climb in worker.stop_requests.values()):
+        facts.append(
+            StackDumped(slot=worker.index, incarnation=worker.incarnation, token=request.token, text=text)
+        )
+        if not any(Rung.DUMP in stop.rung_times for stop in worker.stop_requests.values()):
             worker.capture.dump_start = size  # it is not the stack of a later death
     return facts

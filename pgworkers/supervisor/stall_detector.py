@@ -19,21 +19,27 @@ if TYPE_CHECKING:
 def check_worker(worker: WorkerRecord, settings: Settings, now: float) -> StallChanged | None:
     """The change, if the worker has just stalled or just resumed."""
     slot = worker.slot
-    rests = slot.state == SlotState.IDLE
-    patience = stall_after_seconds(settings.heartbeat * (REST_FACTOR if rests else 1))
+    is_idle = slot.state == SlotState.IDLE
+    stall_after = stall_after_seconds(settings.heartbeat * (REST_FACTOR if is_idle else 1))
     sign = slot.beat_count + slot.started_at  # starting a job is a sign of life as well
-    if rests and worker.life_signs.is_recent(now, sign, patience):
+    if is_idle and worker.life_signs.is_recent(now, sign, stall_after):
         return None
     found = proc.read_stat(worker.pid)
     if found is None or found.state == "Z" or worker.suspended_at:
         return None
     if not slot.beat_count and found.state not in "Tt":
         return None  # it has no heartbeat yet
-    news = worker.life_signs.update(now, sign, found.cpu_ticks, patience, is_idle=rests)
-    if news is None:
+    has_stalled = worker.life_signs.update(now, sign, found.cpu_ticks, stall_after, is_idle=is_idle)
+    if has_stalled is None:
         return None
     running = slot.read_job()
-    return StallChanged(worker.index, worker.incarnation, running.job, running.lease, news)
+    return StallChanged(
+        slot=worker.index,
+        incarnation=worker.incarnation,
+        job=running.job,
+        lease=running.lease,
+        stalled=has_stalled,
+    )
 
 
 def stall_after_seconds(heartbeat: float) -> float:

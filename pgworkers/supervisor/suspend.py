@@ -22,28 +22,28 @@ MAX_STOP_POLLS = 50
 
 def execute(worker: WorkerRecord | None, order: SuspendJob, now: float) -> SuspendAnswered:
     """Do it, if the worker still has this job and lease."""
-    said = partial(SuspendAnswered, order.slot, order.incarnation, order.token)
+    answer = partial(SuspendAnswered, slot=order.slot, incarnation=order.incarnation, token=order.token)
     key = (order.job, order.lease)
     running = worker.slot.read_job() if worker is not None else None
     if worker is None or running is None or running.key != key:
-        return said(False, "the job no longer runs in this worker")
+        return answer(done=False, text="the job no longer runs in this worker")
     if not running.is_running:
-        return said(False, "its handler has just ended")
+        return answer(done=False, text="its handler has just ended")
     if not order.should_suspend:
-        was = bool(worker.suspended_at)
+        was_suspended = bool(worker.suspended_at)
         resume(worker, now)
-        return said(True, "resumed" if was else "it was not suspended")
+        return answer(done=True, text="resumed" if was_suspended else "it was not suspended")
     if worker.suspended_at:
-        return said(True, "it was suspended already")
+        return answer(done=True, text="it was suspended already")
     if key in worker.stop_requests:
-        return said(False, "it is being stopped")
+        return answer(done=False, text="it is being stopped")
     stop_and_wait(worker)
     if not _is_running_job(worker.slot.read_job(), key):
         signals.send(worker.pid, signal.SIGCONT)
-        return said(False, "its handler has just ended")
+        return answer(done=False, text="its handler has just ended")
     worker.suspended_at, worker.suspended_job = now, key
     signals.send_to_group(worker.pid, signal.SIGSTOP)
-    return said(True, "suspended")
+    return answer(done=True, text="suspended")
 
 
 def keep_stopped(worker: WorkerRecord, running: SlotJob) -> None:
@@ -58,13 +58,13 @@ def resume(worker: WorkerRecord, now: float) -> None:
     """Continue a suspended group. A stopped worker does not write its slot, so the supervisor may move the deadline."""
     if not worker.suspended_at:
         return
-    stood = int((now - worker.suspended_at) * 1e9)
+    stopped_ns = int((now - worker.suspended_at) * 1e9)
     worker.suspended_at = 0.0
     if _is_running_job(worker.slot.read_job(), worker.suspended_job):
         if worker.slot.deadline:
-            worker.slot.deadline += stood
+            worker.slot.deadline += stopped_ns
         if worker.slot.override_job and worker.slot.override_deadline:
-            worker.slot.override_deadline += stood
+            worker.slot.override_deadline += stopped_ns
     signals.send_to_group(worker.pid, signal.SIGCONT)
 
 
