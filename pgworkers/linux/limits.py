@@ -1,5 +1,4 @@
-"""What a queue may take from the machine: threads of numeric libraries, nice, cores, address space, and who dies first
-without memory."""
+"""Limits of a process: threads of numeric libraries, nice value, cores, address space, core dumps, and its OOM score."""
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ def set_cores(index: int, cores: Sequence[int], pin: bool) -> None:
 
 
 def set_address_space(size: int | None) -> None:
-    """The soft limit, so that it can be put back after a handler changed it."""
+    """Set the soft limit only, so that it can be restored after a handler changed it."""
     if size is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         within = size if hard == resource.RLIM_INFINITY else min(size, hard)
@@ -101,7 +100,7 @@ def set_core_dump_limit(size: int) -> None:
 
 
 def raise_oom_score(pid: int, by: int = WORKER_OOM_SCORE_INCREASE) -> None:
-    """Let the kernel take a child before its parents. Raising needs no right; a container may forbid the file."""
+    """Let the kernel kill a child before its parents when memory runs out. A container may forbid it."""
     try:
         fd = os.open(f"/proc/{pid}/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
     except OSError:

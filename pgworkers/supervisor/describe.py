@@ -1,4 +1,4 @@
-"""Asking the `describe` child, with patience that ends."""
+"""Describe an app: run a short-lived child that imports it, and read its answer within a time limit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _DescribeError(msgspec.Struct):
     traceback: str = ""
 
 
-#: Among the children to be spared: one is about to be, and has no number yet. No process has this one.
+#: In the set of spared children while one is being started whose pid is not known yet. No process has this pid.
 FORK_IN_PROGRESS = 0
 
 

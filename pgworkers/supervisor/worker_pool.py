@@ -26,34 +26,15 @@ from pgworkers.supervisor.restart_budget import RestartBudget
 from pgworkers.supervisor.worker_record import WorkerRecord
 from pgworkers.worker.heartbeat import DEFERRED_START_SECONDS
 
+#: Time between two requests for the heartbeat of a worker that has none.
 HEARTBEAT_REQUEST_INTERVAL_SECONDS = 1.0
-
-
-def look_after_young(worker: WorkerRecord, now: float) -> None:
-    """Raise the OOM score of a new worker, and ask for the heartbeat of one that has none although its job takes long."""
-    if not worker.has_been_checked:
-        worker.has_been_checked = True
-        limits.raise_oom_score(worker.pid)
-    slot = worker.slot
-    if slot.beat_count or slot.state != SlotState.RUNNING or worker.suspended_at:
-        return
-    if (
-        now - slot.started_at / 1e9 >= DEFERRED_START_SECONDS
-        and now - worker.heartbeat_requested_at >= HEARTBEAT_REQUEST_INTERVAL_SECONDS
-    ):
-        worker.heartbeat_requested_at = now
-        signals.send(worker.pid, signal.SIGUSR1)
-
-
 REAP_POLL_SECONDS = 0.005
 #: Where workers die sooner than this after the start of their only job, new ones begin without a heartbeat.
 SHORT_LIFETIME_SECONDS = 0.1
 #: Minimum number of reap attempts during shutdown. Counted as well as timed, because on a starved machine the killed
 #: children may not have been scheduled either.
 MIN_EXIT_REAP_ATTEMPTS = 40
-
-
-#: A worker that leaves by itself, without ever having had a job and within this time, counts for the fork budget.
+#: A worker that leaves by itself within this time and without a job counts for the restart budget.
 USELESS_LIFETIME_SECONDS = 1.0
 
 
@@ -142,26 +123,26 @@ class WorkerPool:
             index = next((i for i in range(len(self._board)) if i not in taken), None)
             if index is None:
                 return
-            siblings = [fd for worker in self for fd in worker.capture.descriptors]
-            hidden = [*private_descriptors(), *siblings, *self.output.descriptors]
-            brief = self._expects_short_lives()
+            captures = [fd for worker in self for fd in worker.capture.descriptors]
+            private = [*private_descriptors(), *captures, *self.output.descriptors]
+            is_short_lived = self._expects_short_lives()
             try:
                 forked = fork.fork_worker(
                     self._template,
                     index=index,
                     incarnation=self._forks + 1,
                     slot=self._board[index],
-                    private_descriptors=hidden,
-                    has_deferred_heartbeat=brief,
+                    private_descriptors=private,
+                    has_deferred_heartbeat=is_short_lived,
                 )
-            except OSError:  # no memory, no process, no descriptor left: nor will there be in a moment
+            except OSError:  # no memory, process or descriptor is left
                 self._delay_start(now, False)
                 return
             self._forks += 1
             worker = self._workers[index] = forked.record
             worker.forked_at = now
             self._emit(
-                Forked(slot=index, pid=worker.pid, incarnation=worker.incarnation, is_ready=brief),
+                Forked(slot=index, pid=worker.pid, incarnation=worker.incarnation, is_ready=is_short_lived),
                 *forked.master_descriptors,
             )
 
@@ -252,3 +233,19 @@ def _is_useless(worker: WorkerRecord, now: float) -> bool:
 def _left_as_planned(died: Died) -> bool:
     """True if it left after its last job (max_jobs, max_rss) or because the master closed its channel."""
     return died.was_ready and died.job == 0 and died.status == "exit 0"
+
+
+def look_after_young(worker: WorkerRecord, now: float) -> None:
+    """Raise the OOM score of a new worker, and ask for the heartbeat of one that has none although its job takes long."""
+    if not worker.has_been_checked:
+        worker.has_been_checked = True
+        limits.raise_oom_score(worker.pid)
+    slot = worker.slot
+    if slot.beat_count or slot.state != SlotState.RUNNING or worker.suspended_at:
+        return
+    if (
+        now - slot.started_at / 1e9 >= DEFERRED_START_SECONDS
+        and now - worker.heartbeat_requested_at >= HEARTBEAT_REQUEST_INTERVAL_SECONDS
+    ):
+        worker.heartbeat_requested_at = now
+        signals.send(worker.pid, signal.SIGUSR1)

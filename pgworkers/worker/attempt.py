@@ -376,24 +376,26 @@ class OrderTemplate:
 
 
 class OrderTemplates:
+    """The templates of recent order headers."""
+
     def __init__(self, tasks: Mapping[str, Task[..., Any]], queue_memory: int | None) -> None:
         self._tasks = tasks
         self._queue_memory = queue_memory
         self._known: dict[bytes, OrderTemplate] = {}
 
     def of(self, body: bytes) -> tuple[OrderTemplate, bytes]:
-        """The plan and the arguments of an order. Raises what makes it unreadable."""
+        """The template and the arguments of an order. Raises what makes it unreadable."""
         head, args = split_order(body)
-        plan = self._known.get(head)
-        return (self._learn(head) if plan is None else plan), args
+        template = self._known.get(head)
+        return (self._learn(head) if template is None else template), args
 
     def _learn(self, header: bytes) -> OrderTemplate:
         if len(self._known) >= MAX_CACHED_TEMPLATES:
             self._known.clear()
-        plan = self._known[header] = OrderTemplate(
+        template = self._known[header] = OrderTemplate(
             self._tasks, self._queue_memory, decode_order_header(header)
         )
-        return plan
+        return template
 
 
 def _takes_ctx(task: Task[..., Any] | None) -> bool:
