@@ -129,6 +129,11 @@ class Died(msgspec.Struct, tag="died", tag_field="type"):
     has_closed_channel: bool = False  # its handler had closed its channel to the master
     is_lost: bool = False  # it died with its supervisor
 
+    @property
+    def has_exited_cleanly(self) -> bool:
+        """True if the process ended by itself with status 0."""
+        return self.status == "exit 0"
+
 
 class StallChanged(msgspec.Struct, tag="stalled", tag_field="type"):
     """A worker lives but neither uses CPU nor sends heartbeats, or does so again."""

@@ -232,7 +232,7 @@ def _is_useless(worker: WorkerRecord, now: float) -> bool:
 
 def _left_as_planned(died: Died) -> bool:
     """True if it left after its last job (max_jobs, max_rss) or because the master closed its channel."""
-    return died.was_ready and died.job == 0 and died.status == "exit 0"
+    return died.was_ready and died.job == 0 and died.has_exited_cleanly
 
 
 def look_after_young(worker: WorkerRecord, now: float) -> None:
