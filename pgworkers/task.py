@@ -52,6 +52,7 @@ from pgworkers.units import parse_duration
 if TYPE_CHECKING:
     from pgworkers.client.client import Client
     from pgworkers.job.enqueue import Enqueued
+    from pgworkers.postgres.steps import Steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -96,11 +97,11 @@ class Task(Generic[P, R]):
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Insert one job and return its handle; ArgumentError, and no job, when the arguments do not fit."""
-        return self._enqueue(DEFAULT_ENQUEUE_OPTIONS, args, kwargs)
+        return self._client.run_steps(self._enqueue_steps(DEFAULT_ENQUEUE_OPTIONS, args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """`enqueue` for asyncio."""
-        return await self._aenqueue(DEFAULT_ENQUEUE_OPTIONS, args, kwargs)
+        return await self._client.arun_steps(self._enqueue_steps(DEFAULT_ENQUEUE_OPTIONS, args, kwargs))
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedJob[R]:
         """Check the arguments now, insert later: with `app.enqueue_many`, `app.batch` or `ctx.enqueue`."""
@@ -209,57 +210,58 @@ class Task(Generic[P, R]):
     def _result_decoder(self) -> Any:
         return payload.make_decoder(Any if self.arguments.returns is object else self.arguments.returns)
 
-    def _new_job(self, how: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+    def _new_job(
+        self, options: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> NewJob:
         text = self.arguments.encode(args, kwargs, limit=self._client.database.payload_limit)
         spec = self._spec
-        queue = self._resolve_queue(how.queue or spec.queue or None, self.name)
-        if how is DEFAULT_ENQUEUE_OPTIONS:  # by place: by name it takes as long again
+        queue = self._resolve_queue(options.queue or spec.queue or None, self.name)
+        if options is DEFAULT_ENQUEUE_OPTIONS:  # the common case, and one for each row of a bulk enqueue
             return NewJob(
-                self.name, text.decode(), queue, spec.priority, None, None, None, "return", spec.max_attempts,
-                spec.max_crashes, None, None, spec.deadline, spec.expires, None, tracing.with_current_span(None),
-            )  # fmt: skip
+                task=self.name,
+                args_json=text.decode(),
+                queue=queue,
+                priority=spec.priority,
+                max_attempts=spec.max_attempts,
+                max_crashes=spec.max_crashes,
+                deadline=spec.deadline,
+                expires=spec.expires,
+                meta_json=tracing.with_current_span(None),
+            )
         return NewJob(
             task=self.name,
             args_json=text.decode(),
             queue=queue,
-            priority=spec.priority if how.priority is None else how.priority,
-            run_at=how.at,
-            delay=how.delay,
-            unique_key=how.unique,
-            on_conflict=how.on_conflict,
-            max_attempts=how.max_attempts or spec.max_attempts,
+            priority=spec.priority if options.priority is None else options.priority,
+            run_at=options.at,
+            delay=options.delay,
+            unique_key=options.unique,
+            on_conflict=options.on_conflict,
+            max_attempts=options.max_attempts or spec.max_attempts,
             max_crashes=spec.max_crashes,
-            timeout=how.timeout,
-            memory=how.memory,
-            deadline=spec.deadline if how.deadline is None else how.deadline,
-            expires=spec.expires if how.expires is None else how.expires,
-            concurrency_key=how.concurrency_key,
-            meta_json=tracing.with_current_span(how.meta_json),
-            after=how.after,
-            on_failed=how.on_failed,
-            idempotency_key=how.idempotency_key,
-            idempotency_window=how.idempotency_window,
+            timeout=options.timeout,
+            memory=options.memory,
+            deadline=spec.deadline if options.deadline is None else options.deadline,
+            expires=spec.expires if options.expires is None else options.expires,
+            concurrency_key=options.concurrency_key,
+            meta_json=tracing.with_current_span(options.meta_json),
+            after=options.after,
+            on_failed=options.on_failed,
+            idempotency_key=options.idempotency_key,
+            idempotency_window=options.idempotency_window,
         )
 
-    def _enqueue(self, how: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Job[R]:
+    def _enqueue_steps(
+        self, options: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Steps[Job[R]]:
         if not tracing.is_enabled():
-            return self._handle(self._client.enqueue(self._new_job(how, args, kwargs), how.conn))
+            job = self._new_job(options, args, kwargs)
+            return self._handle((yield from self._client.enqueue_steps(job, options.conn)))
         with tracing.enqueue_span(self.name) as span:
-            new = self._new_job(how, args, kwargs)
-            made = self._client.enqueue(new, how.conn)
-            span.set_job(made.id, new.queue, made.is_new)
-        return self._handle(made)
-
-    async def _aenqueue(
-        self, how: CheckedEnqueueOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Job[R]:
-        if not tracing.is_enabled():
-            return self._handle(await self._client.aenqueue(self._new_job(how, args, kwargs), how.conn))
-        with tracing.enqueue_span(self.name) as span:
-            new = self._new_job(how, args, kwargs)
-            made = await self._client.aenqueue(new, how.conn)
-            span.set_job(made.id, new.queue, made.is_new)
-        return self._handle(made)
+            job = self._new_job(options, args, kwargs)
+            enqueued = yield from self._client.enqueue_steps(job, options.conn)
+            span.set_job(enqueued.id, job.queue, enqueued.is_new)
+        return self._handle(enqueued)
 
     def _handle(self, made: Enqueued) -> Job[R]:
         return Job(made.id, self._client, decode=self.decode_result, is_new=made.is_new)
@@ -287,10 +289,12 @@ class BoundTask(Generic[P, R]):
     options: CheckedEnqueueOptions
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        return self.task._enqueue(self.options, args, kwargs)
+        """Insert one job with these options and return its handle."""
+        return self.task._client.run_steps(self.task._enqueue_steps(self.options, args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        return await self.task._aenqueue(self.options, args, kwargs)
+        """`enqueue` for asyncio."""
+        return await self.task._client.arun_steps(self.task._enqueue_steps(self.options, args, kwargs))
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedJob[R]:
         if self.options.conn is not None:
