@@ -4,8 +4,8 @@
 the plain call. `CtxTask` takes a context first and replaces None by one for use outside a worker. A call of an `async def`
 handler returns a coroutine (`CallR`), while its job still results in `R`.
 
-The overloads of `TaskDecorator` tell a type checker which parameters `enqueue` takes. Their order matters. The result of an
-async handler is what it awaits to. A first parameter `Ctx` is not passed to `enqueue`. A first parameter that accepts
+The overloads of `TaskDecorator` declare for type checkers which parameters `enqueue` takes. Their order matters. The result
+of an async handler is what it awaits to. A first parameter `Ctx` is not passed to `enqueue`. A first parameter that accepts
 anything (`Any`, `object`) would also fit the overloads for `Ctx`, so it is matched before them and left unchecked.
 """
 
@@ -63,7 +63,7 @@ DEFAULT_ENQUEUE_OPTIONS = CheckedEnqueueOptions()
 
 
 class Task(Generic[P, R]):
-    """A function that can be called and enqueued; `@app.task` makes one. Its name is `task.name`, its queue `task.queue`."""
+    """A function that can be called and enqueued. `@app.task` makes one. `task.name` is its name, `task.queue` its queue."""
 
     def __init__(
         self,
@@ -84,19 +84,19 @@ class Task(Generic[P, R]):
         self._resolve_queue = resolve_queue
         self._backoff = backoff
         self._local_names = dict(local_names or {})
+        self._arguments: Arguments | None = None
 
     # What a user's code calls.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function here and now: no job, no worker, no database.
+        """Call the function in this process, without a job, a worker or a database.
 
-        A task that takes a `Ctx` gets it first: `render(None, 7)` gives it a context of its own, `render(Ctx.for_test(), 7)`
-        one of yours.
+        A task that takes a `Ctx` gets it first: `render(None, 7)` makes one, `render(Ctx.for_test(), 7)` passes yours.
         """
         return self.function(*args, **kwargs)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
-        """Insert one job and return its handle; ArgumentError, and no job, when the arguments do not fit."""
+        """Insert one job and return its handle. ArgumentError, and no job, if the arguments do not fit."""
         return self._client.run_steps(self._enqueue_steps(DEFAULT_ENQUEUE_OPTIONS, args, kwargs))
 
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
@@ -104,32 +104,35 @@ class Task(Generic[P, R]):
         return await self._client.arun_steps(self._enqueue_steps(DEFAULT_ENQUEUE_OPTIONS, args, kwargs))
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedJob[R]:
-        """Check the arguments now, insert later: with `app.enqueue_many`, `app.batch` or `ctx.enqueue`."""
+        """Check the arguments now and insert the job later, with `app.enqueue_many`, `app.batch` or `ctx.enqueue`."""
         return PreparedJob(self._new_job(DEFAULT_ENQUEUE_OPTIONS, args, kwargs))
 
-    def using(self, **how: Unpack[EnqueueOptions]) -> BoundTask[P, R]:
-        """The same task with options for one enqueue; it has `enqueue`, `aenqueue` and `prepare`, too.
+    def using(self, **options: Unpack[EnqueueOptions]) -> BoundTask[P, R]:
+        """Return the task with options for one enqueue. The result also has `enqueue`, `aenqueue` and `prepare`.
 
         `render.using(delay="5m", unique="report:7").enqueue(7)`
         """
-        refuse_unknown_options(how, EnqueueOptions, what="using()")
-        refuse_missing_connection(how)
-        return BoundTask(self, read_enqueue_options(**how))
+        refuse_unknown_options(options, EnqueueOptions, what="using()")
+        refuse_missing_connection(options)
+        return BoundTask(self, read_enqueue_options(**options))
 
     # What the worker calls.
 
-    @cached_property
+    @property
     def arguments(self) -> Arguments:
-        try:
-            return Arguments.from_function(self.name, self.function, self._local_names)
-        except NameError as exc:
-            raise UsageError(
-                f"task {self.name}: an annotation cannot be resolved: {exc}; "
-                "import it at run time, not under TYPE_CHECKING"
-            ) from None
+        """The parameters of the function. Reads its signature if that was not possible when it was declared."""
+        if self._arguments is None:
+            try:
+                self._arguments = Arguments.from_function(self.name, self.function, self._local_names)
+            except NameError as exc:
+                raise UsageError(
+                    f"task {self.name}: an annotation cannot be resolved: {exc}; "
+                    "import it at run time, not under TYPE_CHECKING"
+                ) from None
+        return self._arguments
 
     def run_handler(self, ctx: Ctx | None, args_json: bytes) -> Any:
-        """Run the handler with stored arguments; a coroutine if it is `async def`."""
+        """Run the handler with stored arguments. Returns a coroutine if it is `async def`."""
         arguments = self.arguments
         args, kwargs = arguments.decode(args_json)
         if arguments.context_parameter:
@@ -137,7 +140,10 @@ class Task(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def encode_result(self, value: Any, limit: int) -> bytes:
-        """A return value as JSON. NUL and lone surrogates become U+FFFD; NaN, too long or alien is an error."""
+        """Return a result as JSON. NUL and lone surrogates become U+FFFD.
+
+        InvalidResult if it holds NaN, is too large, or is not JSON.
+        """
         if value is None:
             return b"null"
         try:
@@ -148,7 +154,7 @@ class Task(Generic[P, R]):
             raise InvalidResult(f"{self.name}: {spot} {exc.reason}{hint}") from None
 
     def decode_result(self, text: bytes) -> R:
-        """A kept result by the return annotation."""
+        """Return a stored result as the return annotation describes it."""
         try:
             return self._result_decoder.decode(text)  # type: ignore[no-any-return]
         except Exception as exc:  # a dataclass's own __post_init__ may raise anything
@@ -157,7 +163,7 @@ class Task(Generic[P, R]):
             ) from None
 
     def backoff_delay(self, attempt: int, exc: BaseException | None = None) -> float | None:
-        """What the task's own back-off function says, or None: there is none, or it failed (logged)."""
+        """Call the task's own back-off function. None: it has none, or the function failed, which is logged."""
         if self._backoff is None:
             return None
         try:
@@ -174,22 +180,26 @@ class Task(Generic[P, R]):
 
     @property
     def declared_spec(self) -> TaskSpec:
-        """As it was written: the queue may be left open."""
+        """The spec as it was declared. Its queue may be empty."""
         return self._spec
 
     def to_spec(self) -> TaskSpec:
-        """As data, for the master; UsageError when something about it cannot work."""
+        """Return the task as data for the master. UsageError if something about it cannot work."""
         return msgspec.structs.replace(self._spec, queue=self.queue, signature=self.arguments.signature_text)
 
     def try_read_signature(self) -> None:
-        """Refuse now what can be refused now; names that are defined later are resolved by the first use."""
+        """Check the signature now, unless an annotation names something that is defined later."""
         try:
-            self.__dict__["arguments"] = Arguments.from_function(self.name, self.function, self._local_names)
+            self._arguments = Arguments.from_function(self.name, self.function, self._local_names)
         except NameError:
             pass
 
+    @property
+    def has_read_signature(self) -> bool:
+        return self._arguments is not None
+
     def build_codecs(self) -> None:
-        """Make now what the first job would make. What cannot be made yet the first job will say."""
+        """Build the decoders now instead of in the first job. If that fails, the first job reports the error."""
         try:
             self.arguments.build_decoders()
         except Exception:
@@ -283,7 +293,7 @@ class CtxTask(Task[P, R], Generic[P, R, CallR]):
 
 @dataclass(frozen=True, slots=True)
 class BoundTask(Generic[P, R]):
-    """A task together with options; what `task.using(...)` returns."""
+    """A task with options for one enqueue. `task.using(...)` returns it."""
 
     task: Task[P, R]
     options: CheckedEnqueueOptions
@@ -297,6 +307,7 @@ class BoundTask(Generic[P, R]):
         return await self.task._client.arun_steps(self.task._enqueue_steps(self.options, args, kwargs))
 
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PreparedJob[R]:
+        """Check the arguments now and insert the job later."""
         if self.options.conn is not None:
             raise UsageError(
                 "using(conn=...).prepare(): give the connection to app.enqueue_many(..., conn=conn) instead"
@@ -305,11 +316,11 @@ class BoundTask(Generic[P, R]):
 
 
 class AnyFirstParameter:
-    """A stand-in that only a parameter of type Any or object accepts; never made."""
+    """A type that only a parameter of type Any or object accepts. It has no instances."""
 
 
 class TaskDecorator(Protocol):
-    """A decorator that makes a task of a function."""
+    """The type of `@app.task(...)`: a decorator that makes a task of a function."""
 
     @overload
     def __call__(
