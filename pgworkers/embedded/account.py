@@ -25,7 +25,7 @@ class EmbeddedServerError(DatabaseUnreachable):
     """The embedded server cannot be had, and trying again without a change will not help."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text, transient=False)
+        super().__init__(text, is_transient=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,8 +286,8 @@ def _unreachable(dsn: str, exc: psycopg.OperationalError) -> DatabaseUnreachable
     return DatabaseUnreachable(
         f"cannot connect to {show_dsn(dsn)}: {reason}; nothing was done; "
         "check that Postgres runs there and that the dsn is right",
-        transient=not any(sign in reason for sign in _PERMANENT_CONNECT_ERRORS),
-        brief=_short_reason(dsn, reason),
+        is_transient=not any(sign in reason for sign in _PERMANENT_CONNECT_ERRORS),
+        summary=_short_reason(dsn, reason),
     )
 
 

@@ -402,13 +402,13 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/client/client.py",
-                r"return translate_error\(exc, role=",
-                "return exc or translate_error(exc, role=",
+                r"return translate_error\(error, role=",
+                "return error or translate_error(error, role=",
             ),
             Edit(
                 "pgworkers/client/client.py",
-                r"return enqueue_error\(exc, ",
-                "return exc or enqueue_error(exc, ",
+                r"return enqueue_error\(error, ",
+                "return error or enqueue_error(error, ",
             ),
         ),
         ("tests/security/test_denied.py::test_a_stranger_gets_an_error_of_ours[newest-direct]",),
