@@ -22,15 +22,15 @@ from pgworkers.job.gauges import UnknownTask
 from pgworkers.job.hosts import LockHolder
 from pgworkers.job.queries import HostView
 from pgworkers.observe.escape import shell_command
-from pgworkers.postgres.statements import Query, Statement
+from pgworkers.postgres.statements import Query, Statement, query_records
 from pgworkers.units import format_duration
 
-_LEADER = Statement.from_file(__file__, "leader")
-_STARTS = Statement.from_file(__file__, "starts")
-_TICKS = Statement.from_file(__file__, "ticks")
-_PAUSES = Statement.from_file(__file__, "pauses")
-_STRAYS = Statement.from_file(__file__, "strays")
-_MUTEXES = Statement.from_file(__file__, "mutexes")
+_LEADER_TERM = Statement.from_file(__file__, "cluster_leader_term")
+_START_FAILURES = Statement.from_file(__file__, "cluster_start_failures")
+_SCHEDULES = Statement.from_file(__file__, "cluster_schedules")
+_PAUSED_QUEUES = Statement.from_file(__file__, "cluster_paused_queues")
+_GRANTS_WITHOUT_ROLE = Statement.from_file(__file__, "cluster_grants_without_role")
+_MISSING_MUTEXES = Statement.from_file(__file__, "cluster_missing_mutexes")
 
 #: How long hosts may be without a leader: a new one is found in seconds, a frozen one is deposed after its lease.
 LEADERLESS_SECONDS = 10.0
@@ -84,7 +84,7 @@ class StartFailure:
 
 
 def start_failures() -> Query[list[StartFailure]]:
-    return Query(_STARTS, {}, lambda rows: [StartFailure(*row) for row in rows])
+    return query_records(_START_FAILURES, StartFailure)
 
 
 def check_starts(found: list[StartFailure]) -> list[Finding]:
@@ -107,20 +107,20 @@ def check_starts(found: list[StartFailure]) -> list[Finding]:
 
 def leader_term() -> Query[LeaderTerm | None]:
     """The term of leadership, if a host has one."""
-    return Query(_LEADER, {}, lambda rows: LeaderTerm(*rows[0]) if rows else None)
+    return Query(_LEADER_TERM, {}, lambda found: found[0] if found else None, record=LeaderTerm)
 
 
 def schedule_status() -> Query[list[ScheduleStatus]]:
-    return Query(_TICKS, {}, lambda rows: [ScheduleStatus(*row) for row in rows])
+    return query_records(_SCHEDULES, ScheduleStatus)
 
 
 def paused_queues() -> Query[list[PausedQueue]]:
-    return Query(_PAUSES, {}, lambda rows: [PausedQueue(*row) for row in rows])
+    return query_records(_PAUSED_QUEUES, PausedQueue)
 
 
 def grants_without_role() -> Query[list[tuple[str, list[int]]]]:
     """Roles that have enqueue grants and do not exist, each with the ids of its grants."""
-    return Query(_STRAYS, {}, lambda rows: [(row[0], list(row[1])) for row in rows])
+    return Query(_GRANTS_WITHOUT_ROLE, {}, lambda rows: [(row[0], list(row[1])) for row in rows])
 
 
 def check_grants(found: list[tuple[str, list[int]]]) -> list[Finding]:
@@ -146,7 +146,7 @@ def check_grants(found: list[tuple[str, list[int]]]) -> list[Finding]:
 
 def missing_mutexes() -> Query[int]:
     """How many of the rows that limits and batches lock are missing."""
-    return Query(_MUTEXES, {}, lambda rows: int(rows[0][0]))
+    return Query(_MISSING_MUTEXES, {}, lambda rows: int(rows[0][0]))
 
 
 def check_mutexes(missing: int) -> list[Finding]:

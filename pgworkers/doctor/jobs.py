@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pgworkers.doctor.findings import Finding, Thresholds, fail, jobs_wait_sentence, ok, warn
 from pgworkers.events import QueueDepth
 from pgworkers.observe.escape import printable, shell_command
-from pgworkers.postgres.statements import Query, Statement
+from pgworkers.postgres.statements import Query, Statement, query_records
 from pgworkers.units import format_duration
 
-_RUNNING = Statement.from_file(__file__, "running")
-_CREW = Statement.from_file(__file__, "crew")
-_PACE = Statement.from_file(__file__, "pace")
+_RUNNING = Statement.from_file(__file__, "jobs_running")
+_WORKER_GROUPS = Statement.from_file(__file__, "jobs_worker_groups")
+_QUEUE_RATES = Statement.from_file(__file__, "jobs_queue_rates")
 
 #: A job is strange when it runs so many times longer than its kind, and so many times the patience.
 UNUSUAL_DURATION_FACTOR = 10.0
@@ -65,15 +65,15 @@ class QueueRate:
 
 
 def running_jobs() -> Query[list[RunningJob]]:
-    return Query(_RUNNING, {}, lambda rows: [RunningJob(*row) for row in rows])
+    return query_records(_RUNNING, RunningJob)
 
 
 def worker_groups() -> Query[list[WorkerGroup]]:
-    return Query(_CREW, {}, lambda rows: [WorkerGroup(*row) for row in rows])
+    return query_records(_WORKER_GROUPS, WorkerGroup)
 
 
 def queue_rates() -> Query[list[QueueRate]]:
-    return Query(_PACE, {"look": _MAX_RECENT_JOBS}, lambda rows: [QueueRate(*row) for row in rows])
+    return query_records(_QUEUE_RATES, QueueRate, {"look": _MAX_RECENT_JOBS})
 
 
 def check_stuck_jobs(found: list[RunningJob], stop_seconds: float, tolerance: Thresholds) -> list[Finding]:

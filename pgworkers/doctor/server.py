@@ -14,14 +14,14 @@ from psycopg import sql as identifiers
 
 from pgworkers.clock import monotonic
 from pgworkers.doctor.findings import Finding, Thresholds, fail, ok, psql_command, warn
-from pgworkers.postgres.migrate import MigrationStatus
+from pgworkers.postgres.migrate import MigrationState, MigrationStatus
 from pgworkers.postgres.statements import Query, Statement, run
 from pgworkers.units import format_duration
 
-_CONNECTIONS = Statement.from_file(__file__, "connections")
-_CLOCK = Statement.from_file(__file__, "clock")
-_NOTIFY = Statement.from_file(__file__, "notify")
-_AGE = Statement.from_file(__file__, "age")
+_CONNECTIONS = Statement.from_file(__file__, "server_connections")
+_CLOCK = Statement.from_file(__file__, "server_clock")
+_NOTIFY = Statement.from_file(__file__, "server_notify")
+_OLDEST_TRANSACTION_ID = Statement.from_file(__file__, "server_oldest_transaction_id")
 
 #: Connections of one host, and what must be left so that another can start.
 CONNECTIONS_PER_HOST = 4
@@ -161,12 +161,9 @@ def check_pooler(is_pooled: bool, has_direct_dsn: bool, is_direct_pooled: bool) 
 
 
 def check_schema(name: str, states: Sequence[MigrationStatus]) -> list[Finding]:
-    by = {
-        state: [row.name for row in states if row.state == state]
-        for state in ("pending", "changed", "unknown", "newer")
-    }
+    by = {state: [row.name for row in states if row.state == state] for state in MigrationState}
     why = "this version cannot read or write these tables"
-    if len(by["pending"]) == len(states):
+    if len(by[MigrationState.PENDING]) == len(states):
         return [
             fail(
                 "schema",
@@ -175,23 +172,23 @@ def check_schema(name: str, states: Sequence[MigrationStatus]) -> list[Finding]:
                 "pgworkers migrate up",
             )
         ]
-    if by["unknown"]:
-        what = f"{name} is newer than this pgworkers, which does not know {', '.join(by['unknown'])}"
+    if by[MigrationState.UNKNOWN]:
+        what = f"{name} is newer than this pgworkers, which does not know {', '.join(by[MigrationState.UNKNOWN])}"
         return [fail("schema", what, why, "pip install --upgrade pgworkers")]
-    if by["changed"]:
-        what = f"{name} was made by another version of {', '.join(by['changed'])} than this pgworkers has"
+    if by[MigrationState.CHANGED]:
+        what = f"{name} was made by another version of {', '.join(by[MigrationState.CHANGED])} than this pgworkers has"
         return [fail("schema", what, why, "install the version of pgworkers that made it")]
-    if by["pending"]:
-        what = f"{name} is older than this pgworkers: {', '.join(by['pending'])} is missing"
+    if by[MigrationState.PENDING]:
+        what = f"{name} is older than this pgworkers: {', '.join(by[MigrationState.PENDING])} is missing"
         return [fail("schema", what, why, "pgworkers migrate up")]
-    if by["newer"]:
-        what = f"{name}, newer than this pgworkers ({', '.join(by['newer'])}), which it still serves"
+    if by[MigrationState.NEWER]:
+        what = f"{name}, newer than this pgworkers ({', '.join(by[MigrationState.NEWER])}), which it still serves"
         return [ok("schema", what)]
     return [ok("schema", f"{name}, up to date ({states[-1].name})")]
 
 
 def connection_counts() -> Query[ConnectionCounts]:
-    return Query(_CONNECTIONS, {}, lambda rows: ConnectionCounts(*rows[0]))
+    return Query(_CONNECTIONS, {}, lambda found: found[0], record=ConnectionCounts)
 
 
 def check_connections(found: ConnectionCounts) -> list[Finding]:
@@ -224,7 +221,7 @@ def check_connections(found: ConnectionCounts) -> list[Finding]:
 
 def oldest_transaction_id() -> Query[tuple[str, int]]:
     """The database whose transaction ids are used up most, and how many."""
-    return Query(_AGE, {}, lambda rows: (rows[0][0], rows[0][1]))
+    return Query(_OLDEST_TRANSACTION_ID, {}, lambda rows: (rows[0][0], rows[0][1]))
 
 
 def check_transaction_ids(found: tuple[str, int]) -> list[Finding]:

@@ -176,7 +176,7 @@ def _drop_oldest_minutes(pockets: TotalsByMinute) -> None:
         _merge(pockets[second], pockets.pop(oldest))
 
 
-_TABLE_SIZES = Statement.from_file(__file__, "storage")
+_TABLE_SIZES = Statement.from_file(__file__, "statistics_table_sizes")
 
 
 def table_sizes() -> Query[StorageMeasured]:
@@ -186,4 +186,5 @@ def table_sizes() -> Query[StorageMeasured]:
 
 def _read_table_sizes(rows: list[tuple[Any, ...]]) -> StorageMeasured:
     tables = [TableSize(name, dead, size) for name, dead, size, _, _ in rows]
-    return StorageMeasured(tables, *(rows[0][3:] if rows else (0.0, "")))
+    _, _, _, oldest_seconds, oldest_holder = rows[0] if rows else ("", 0, 0, 0.0, "")
+    return StorageMeasured(tables, oldest_seconds, oldest_holder)
