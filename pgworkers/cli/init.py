@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pgworkers.cli import output
-from pgworkers.cli.invocation import CliCommand, invocation_of
+from pgworkers.cli.invocation import CliCommand, OutputFormat, invocation_of
 from pgworkers.deploy.template_files import project_files
 
 
@@ -29,7 +29,7 @@ def init(ctx: click.Context, directory: Path) -> None:
     made = {name: _create_file(directory / name, text) for name, text in project_files().items()}
     invocation = invocation_of(ctx)
     found = [{"file": str(directory / name), "written": written} for name, written in made.items()]
-    if invocation.output != "table":
+    if invocation.output != OutputFormat.TABLE:
         output.print_rows(invocation, found, [], if_empty="")
         return
     for row in found:

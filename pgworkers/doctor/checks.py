@@ -208,7 +208,7 @@ def _run_check(patient: DatabaseFacts, name: str, check: DatabaseCheck) -> Itera
         found = [skip(name, why, *_viewer_grants(patient))]
     except (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable):
         limit = format_duration(patient.settings.statement_timeout)
-        why = "the server is overloaded, or somebody locks the tables; the statements of hosts are cut off the same way"
+        why = "the server is overloaded, or another session locks the tables; statements of hosts time out in the same way"
         fix = psql_command(
             "SELECT pid, usename, wait_event_type, wait_event, query FROM pg_stat_activity WHERE state = 'active'"
         )

@@ -1,4 +1,4 @@
-"""Hosts, their leader, and what nobody takes care of: queues, tasks, schedules. Judgements are pure."""
+"""Checks of the cluster: hosts, their leader, and queues, tasks and schedules that no host serves. Checks are pure."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def grants_without_role() -> Query[list[tuple[str, list[int]]]]:
 def check_grants(found: list[tuple[str, list[int]]]) -> list[Finding]:
     """Grants of roles that do not exist, and so limit no login."""
     why = (
-        "a grant names its role by text: a login that was renamed is bound by none of its old grants, "
+        "a grant names its role by text: a renamed login no longer has its old grants, "
         "and a login without a grant may enqueue every task in every queue"
     )
     bad = [
@@ -176,13 +176,13 @@ def check_hosts(
         if host.running:
             late = age > host.lease + tolerance.warn_after_seconds
             what += f" and still holds {host.running} jobs" if host.running != 1 else " and still holds a job"
-            why = "its jobs are taken back by the leader when its lease is over" + (
-                ": nobody has done it" if late else ", within seconds"
+            why = "the leader rescues its jobs when its lease expires" + (
+                ", and this has not happened" if late else ", within seconds"
             )
             fix = "pgworkers duties run rescue"
             bad.append((fail if late else warn)(check, what, why, fix, host=str(host.id), seconds=age))
         else:
-            why = "it crashed, was killed, froze or lost the network; its jobs were taken back; its row goes later"
+            why = "it crashed, was killed, froze or lost the network; its jobs were rescued; its row is removed later"
             fix = f"on {host.name}: dmesg | grep -i oom; start it again: pgworkers run"
             bad.append(warn(check, what, why, fix, host=str(host.id), seconds=age))
     alive = [host for host in found if not host.stale]
@@ -190,7 +190,7 @@ def check_hosts(
         how = fail if waiting else warn
         what = "no host is running" + (f", and {jobs_wait_sentence(waiting)}" if waiting else "")
         bad.append(
-            how(check, what, "nothing runs jobs, fires schedules or takes back lost jobs", "pgworkers run")
+            how(check, what, "nothing runs jobs, fires schedules or rescues lost jobs", "pgworkers run")
         )
     for host in alive:
         if host.state == "draining":
@@ -236,7 +236,7 @@ def check_leader(
             if held is None
             else f"no host leads: the last term ran out {format_duration(-held.seconds_left)} ago"
         )
-        why = "nobody fires schedules, promotes delayed jobs, rescues jobs of lost hosts or drops old partitions"
+        why = "no host fires schedules, promotes delayed jobs, rescues jobs of lost hosts or drops old partitions"
         fix = "pgworkers hosts  # and see in their logs why none takes the term; until then: pgworkers duties run ticks"
         return [*bad, fail(check, what, why, fix)]
     name = next((host.name for host in found if host.id == held.host), f"host {held.host}, which has no row,")
@@ -257,7 +257,9 @@ def check_unserved_queues(
         if depth.queue in served or not depth.ready + depth.scheduled:
             continue
         ready, scheduled = show_job_count(depth.ready), show_job_count(depth.scheduled)
-        what = f"nobody serves {depth.queue}, where {ready} jobs are ready and {scheduled} scheduled"
+        what = (
+            f"no host serves the queue {depth.queue}, which has {ready} ready and {scheduled} scheduled jobs"
+        )
         why = "they will wait until a host does; a typing error in queue=… looks like this, too"
         fixes = shell_command("run", Q=depth.queue), shell_command("jobs list", queue=depth.queue)
         bad.append(
@@ -270,7 +272,7 @@ def check_unknown_tasks(found: list[UnknownTask]) -> list[Finding]:
     bad = []
     for stranger in found:
         jobs = "1 job of it waits" if stranger.jobs == 1 else f"{stranger.jobs:,} jobs of it wait"
-        what = f"nobody knows the task {stranger.task}; at least {jobs} in {stranger.queue}"
+        what = f"no host has the task {stranger.task}; at least {jobs} in {stranger.queue}"
         why = f"no host will take them; the oldest has waited for {format_duration(stranger.oldest_seconds)}"
         fix = (
             f"start a host whose app has @app.task(name={stranger.task!r}), or give them up: "

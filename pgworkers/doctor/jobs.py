@@ -15,10 +15,10 @@ _RUNNING = Statement.from_file(__file__, "jobs_running")
 _WORKER_GROUPS = Statement.from_file(__file__, "jobs_worker_groups")
 _QUEUE_RATES = Statement.from_file(__file__, "jobs_queue_rates")
 
-#: A job is strange when it runs so many times longer than its kind, and so many times the patience.
+#: A job is unusual when it runs this many times longer than its task usually does, and this many times the threshold.
 UNUSUAL_DURATION_FACTOR = 10.0
 UNUSUAL_MINIMUM_FACTOR = 5.0
-#: Without anything to compare with: so many times the patience.
+#: The same for a task without statistics, as a multiple of the threshold.
 LONG_WITHOUT_HISTORY_FACTOR = 60.0
 _MAX_RECENT_JOBS = 10_000
 
@@ -77,7 +77,7 @@ def queue_rates() -> Query[list[QueueRate]]:
 
 
 def check_stuck_jobs(found: list[RunningJob], stop_seconds: float, tolerance: Thresholds) -> list[Finding]:
-    """`stop_seconds`: how long after a wish or a deadline a job may still be there."""
+    """Find jobs that do not end. `stop_seconds`: how long a job may run after a stop request or its deadline."""
     bad = [
         finding for job in found if (finding := _judge_running_job(job, stop_seconds, tolerance)) is not None
     ]
@@ -187,8 +187,8 @@ def backlog_reason(depth: QueueDepth, members: list[WorkerGroup]) -> tuple[str, 
             else f"{idle} of its {total} workers {'does' if idle == 1 else 'do'}"
         )
         return (
-            f"{who} nothing: its jobs stand behind a concurrency limit, are of a task nobody "
-            "knows, or its hosts cannot claim",
+            f"{who} nothing: its jobs wait for a concurrency limit, are of a task that no "
+            "host has, or its hosts cannot claim",
             "pgworkers queues limits",
             shell_command("jobs list", queue=name, state="ready"),
         )

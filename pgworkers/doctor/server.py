@@ -58,7 +58,7 @@ class ClockOffset:
 
 
 def measure_clock(conn: psycopg.Connection[Any], schema: str) -> ClockOffset:
-    """The best of a few round trips: the others only tell of a busy machine."""
+    """The best of a few round trips. The others only show that the machine is busy."""
     best: ClockOffset | None = None
     for _ in range(_CLOCK_SAMPLES):
         before, began = time.time(), monotonic()
@@ -117,13 +117,13 @@ def connection_security(conn: psycopg.Connection[Any]) -> ConnectionSecurity:
     """Read from the session itself, not from its address: the server and PGSSLMODE have a say, too."""
     options = {option.keyword: option.val for option in conn.pgconn.info}
     sslmode = (options.get(b"sslmode") or b"prefer").decode()
-    # A socket has no address; a directory as host says the same for libpq that does not tell.
+    # A socket has no address. With a libpq that does not report one, a directory as host shows it.
     address = "" if conn.info.host.startswith(("/", "@")) else conn.info.hostaddr
     return ConnectionSecurity(address, bool(conn.pgconn.ssl_in_use), sslmode)
 
 
 def check_encryption(links: Sequence[ConnectionSecurity]) -> list[Finding]:
-    """Of each way to the database: is it encrypted, and is the server's certificate verified?"""
+    """Check for each address whether it is encrypted and the certificate of the server is verified."""
     check, found = "tls", []
     fix = (
         "add sslmode=verify-full&sslrootcert=/path/to/ca.pem to the dsn, or set PGSSLMODE and PGSSLROOTCERT",
@@ -263,7 +263,7 @@ def judge_notification(took: float | None, used: float, patience: float) -> list
     if used > 0.1:
         what = f"the server's queue of notifications is {used:.0%} full"
         why = (
-            "a session that listens sits in a long transaction; when the queue is full, nobody is notified any more: "
+            "a session that listens sits in a long transaction; when the queue is full, no session is notified any more: "
             "jobs wait for the next poll, and whatever else notifies in this server fails on COMMIT"
         )
         fix = psql_command(

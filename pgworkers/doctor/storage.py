@@ -79,7 +79,7 @@ class IndexStatistics:
     is_valid: bool
     scans: int
     size_bytes: int
-    entries: int | None  # None: nobody knows
+    entries: int | None  # None: unknown
     rows_written: int  # to its table
 
 
@@ -104,7 +104,7 @@ def index_statistics() -> Query[list[IndexStatistics]]:
 
 
 def check_transactions(found: list[VacuumBlocker], role: str, tolerance: Thresholds) -> list[Finding]:
-    """Everybody who has held back vacuum for longer than the patience; a failure after ten times that."""
+    """Report what has held back vacuum for longer than the threshold; fail after ten times that."""
     check = "transactions"
     hidden = next((int(holder.name) for holder in found if holder.kind == VacuumBlockerKind.HIDDEN), 0)
     bad = [finding for holder in found if (finding := _judge_vacuum_blocker(holder, tolerance)) is not None]
@@ -115,7 +115,7 @@ def check_transactions(found: list[VacuumBlocker], role: str, tolerance: Thresho
         return [skip(check, why, psql_command(f'GRANT pg_read_all_stats TO "{role}"'))]
     oldest = max((holder.age for holder in found if holder.age is not None), default=0.0)
     return [
-        ok(check, f"the oldest is {format_duration(oldest)} old; nobody holds back vacuum", seconds=oldest)
+        ok(check, f"the oldest is {format_duration(oldest)} old; nothing holds back vacuum", seconds=oldest)
     ]
 
 
@@ -133,7 +133,7 @@ def _judge_vacuum_blocker(holder: VacuumBlocker, tolerance: Thresholds) -> Findi
             what = f"the {holder.state} replication slot {holder.name} holds back vacuum by {behind:,} transactions"
             fix = (
                 psql_command(f"SELECT pg_drop_replication_slot('{holder.name}')")
-                + "  # if nobody will come back for it"
+                + "  # if its owner will not finish it"
             )
         else:
             what = (
@@ -178,7 +178,7 @@ def _judge_vacuum_blocker(holder: VacuumBlocker, tolerance: Thresholds) -> Findi
 
 
 def mask_literals(query: str, most: int = 80) -> str:
-    """The beginning of a query on one line, without the texts in it: they may be anybody's secrets."""
+    """The beginning of a query on one line, without its literals, which may be secrets."""
     line = " ".join(_SQL_LITERAL.sub("'…'", query).split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
@@ -196,7 +196,7 @@ def check_dead_rows(found: list[TableStatistics], fresh: int, tolerance: Thresho
         )
         what = f"{table.name} has {table.dead_rows:,} dead rows and {table.live_rows:,} live ones; it was vacuumed {last}"
         threshold = f"{table.autovacuum_threshold:,.0f}"
-        why = f"autovacuum should have come at {threshold}: somebody holds it back, or it cannot keep up"
+        why = f"autovacuum should have come at {threshold}: something holds it back, or it cannot keep up"
         fix = psql_command(f"VACUUM (VERBOSE, ANALYZE) {{schema}}.{quote_identifier(table.name)}")
         bad.append(warn(check, what, why, fix, table=table.name, dead=table.dead_rows, live=table.live_rows))
     most = max((table.dead_rows for table in found), default=0)
@@ -260,8 +260,11 @@ def check_indexes(found: list[IndexStatistics], tolerance: Thresholds) -> list[F
             and not index.scans
             and index.rows_written > tolerance.unused_index_writes
         ):
-            what = f"{index.name} on {index.table} is not ours, and nobody has read it ({index.rows_written:,} rows written)"
-            why = "it makes every enqueue, claim and finish dearer, and may keep updates from staying on their page"
+            what = (
+                f"{index.name} on {index.table} was not created by pgworkers and has never been used "
+                f"({index.rows_written:,} rows written)"
+            )
+            why = "it makes every enqueue, claim and finish slower, and can prevent HOT updates"
             bad.append(
                 warn(
                     check,

@@ -1,6 +1,6 @@
 """Numbers in memory: a family for each metric, a cell for each of its series. A fact costs an addition; a scrape reads.
 
-A family whose labels are names holds at most so many of them; further ones are counted under `other`, and that is counted.
+A family whose labels are names has a maximum number of series. Further names are counted under `other`, and counted.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Histogram:
                 self.exemplars[at] = (jobs[nth], values[nth], now)
 
     def merge(self, counts: list[int], total: float) -> None:
-        """What somebody else observed, with the same bounds."""
+        """Add the counts of another histogram with the same bounds."""
         self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
         self.total += total
 
@@ -137,7 +137,7 @@ class Family:
         self._known_values.clear()
 
     def has_series(self, *values: str) -> bool:
-        """Has it a series for just these labels?"""
+        """True if there is a series with exactly these labels."""
         return values in self.series or values in self.histograms
 
     def capped_labels(self, values: tuple[str, ...]) -> tuple[str, ...]:

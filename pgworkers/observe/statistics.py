@@ -4,7 +4,7 @@ It listens to facts and only counts, so it delays nothing. Times go into buckets
 histograms of several hosts add up exactly, and a percentile read from them is right within ten percent. The process knows no
 wall clock: it says how long ago something was, and the database says which minute that is.
 
-How large our tables are, and who keeps vacuum from cleaning them: read by the leader for everybody's gauges.
+The leader also reads the sizes of our tables and the oldest transaction that holds back vacuum, for its gauges.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class MinuteTotals:
     histogram: list[int] = field(default_factory=list)
 
     def observe(self, values: list[float], cpus: Iterable[float] = ()) -> None:
-        """Times, and CPU times. What is no time counts as 0."""
+        """Add times and CPU times. Values that are not a time count as 0."""
         if not (min(values) >= 0.0 and sum(values) < inf):  # one NaN makes a NaN of the sum
             values = [value if 0.0 < value < inf else 0.0 for value in values]
         histogram = self.histogram
@@ -161,7 +161,7 @@ def _totals_for(pocket: dict[TotalsKey, MinuteTotals], key: TotalsKey) -> Minute
 
 
 def prune(older_than: float, limit: int) -> Query[int]:
-    """Delete at most so many rows of minutes more than `older_than` seconds ago. Answers how many."""
+    """Delete at most `limit` rows of minutes more than `older_than` seconds ago. Returns how many were deleted."""
     return Query(_PRUNE, {"older": older_than, "limit": limit}, len)
 
 

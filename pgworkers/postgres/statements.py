@@ -1,7 +1,7 @@
-"""One statement, one `.sql` file: loading it, putting the configured schema in, running it.
+"""Load statements from `.sql` files, put the configured schema in, and run them.
 
-A verb returns a `Query`: the statement, its parameters and how its rows are read. It is written once and run by
-`run` on a blocking connection, by `arun` on an async one, and by `blocking` and `exchange` on our own sessions.
+The functions of `job/` return a `Query`: the statement, its parameters and how its rows are read. It is run by `run` on a
+blocking connection, by `arun` on an async one, and by the classes of `session` on connections that only we use.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Statement:
 
     @classmethod
     def from_file(cls, file: str, name: str) -> Statement:
-        """`Statement.beside(__file__, "claim")` loads claim.sql beside the module."""
+        """Load a file next to the module: `Statement.from_file(__file__, "claim")` loads claim.sql."""
         return cls(name, Path(file).with_name(f"{name}.sql").read_text(encoding="utf-8"))
 
     def render(self, schema: str) -> bytes:
-        """What is sent. Comments and indents stay behind: psycopg parses a statement of 4096 bytes again each time."""
+        """The text that is sent, without comments and indents: psycopg does not cache the parsed form of long statements."""
         rendered = self._rendered_by_schema.get(schema)
         if rendered is None:
             text = _INDENTS.sub("\n", _COMMENT_LINES.sub("", self.text)).strip().rstrip(";")

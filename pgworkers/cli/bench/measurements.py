@@ -99,7 +99,7 @@ def _refuse_unwritable(conn: psycopg.Connection[Any]) -> None:
 
 
 def _drop_leftovers(conn: psycopg.Connection[Any]) -> None:
-    """Schemas of runs that were killed: nobody holds their lock."""
+    """Schemas of runs that were killed: no session holds their lock."""
     found = conn.execute(
         "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)", [BENCH_SCHEMA_PREFIX]
     ).fetchall()

@@ -22,20 +22,17 @@ from pgworkers.errors import PgworkersError
 from pgworkers.job import cancel, gauges, operations, queues
 from pgworkers.job.queries import overview
 from pgworkers.postgres import connect
-from pgworkers.postgres.statements import run
 
 MAX_WORKERS_READ = 2000  #: workers that are read
-#: Hosts are told that somebody looks this often; they believe it three times as long.
+#: Seconds between two notifications that the process view is watched. A host refreshes its view for 10 s after one.
 WATCH_NOTIFY_SECONDS = 3.0
 RECONNECT_PAUSE_SECONDS = 1.0
 
 
 def read_snapshot(db: OpenDatabase, *, should_notify_hosts: bool) -> Snapshot:
     """One refresh: two statements, both bounded."""
-    hosts, workers = run(
-        db.conn, db.schema, overview(MAX_WORKERS_READ + 1, should_notify_hosts=should_notify_hosts)
-    )
-    depths = run(db.conn, db.schema, gauges.count_depth(MAX_COUNTED_JOBS))
+    hosts, workers = db.run(overview(MAX_WORKERS_READ + 1, should_notify_hosts=should_notify_hosts))
+    depths = db.run(gauges.count_depth(MAX_COUNTED_JOBS))
     return Snapshot(hosts, workers[:MAX_WORKERS_READ], depths, is_truncated=len(workers) > MAX_WORKERS_READ)
 
 
@@ -45,11 +42,11 @@ def perform_action(db: OpenDatabase, act: Action) -> str:
         verb, told = (
             (queues.pause_queue, "paused") if act.kind == "pause" else (queues.resume_queue, "resumed")
         )
-        done = run(db.conn, db.schema, verb(act.queue))
+        done = db.run(verb(act.queue))
         return f"queue {act.queue} {told}" if done else f"queue {act.queue} is not declared"
     assert act.job is not None
     if act.kind == "cancel":
-        answered = run(db.conn, db.schema, cancel.cancel(act.job, operations.make_note("from top")))
+        answered = db.run(cancel.cancel(act.job, operations.make_note("from top")))
         return f"#{act.job} {answered or 'does not exist'}"
     answer = host_requests.request_for_job(db, act.kind, act.job)
     if answer.is_done is None:

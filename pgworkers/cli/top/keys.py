@@ -44,7 +44,7 @@ MAX_FILTER_CHARACTERS = 60
 
 
 def decode_keys(data: bytes) -> list[str]:
-    """Keys by name; unknown escape sequences are no keys at all. A lone escape is `escape`."""
+    """Keys by name; unknown escape sequences are ignored. A lone escape is `escape`."""
     keys: list[str] = []
     at = 0
     while at < len(data):
