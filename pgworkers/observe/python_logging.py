@@ -96,11 +96,15 @@ def configure_root_logger(style: str, level: str) -> None:
 
 
 def _is_default_format(formatter: logging.Formatter | None) -> bool:
-    return formatter is None or (
-        type(formatter) is logging.Formatter
-        and formatter._fmt in (logging.BASIC_FORMAT, "%(message)s")
-        and formatter.datefmt is None
-    )
+    if formatter is None:
+        return True
+    if type(formatter) is not logging.Formatter or formatter.datefmt is not None:
+        return False
+    probe = logging.LogRecord("probe", logging.WARNING, "", 0, "text", (), None)
+    try:
+        return formatter.format(probe) in ("WARNING:probe:text", "text")
+    except Exception:  # its format has a key that only the records of the app have
+        return False
 
 
 class StderrHandler(logging.Handler):

@@ -52,19 +52,14 @@ class MinuteTotals:
 
     def observe(self, values: list[float], cpus: Iterable[float] = ()) -> None:
         """Add times and CPU times. Values that are not a time count as 0."""
-        if not (min(values) >= 0.0 and sum(values) < inf):  # one NaN makes a NaN of the sum
-            values = [value if 0.0 < value < inf else 0.0 for value in values]
-        histogram = self.histogram
-        least, most = bucket_index(min(values)), bucket_index(max(values))
-        if most >= len(histogram):
-            histogram += [0] * (most + 1 - len(histogram))
-        if least == most:  # as jobs that are told together mostly are
-            histogram[most] += len(values)
-        else:
-            for value in values:
-                histogram[bucket_index(value)] += 1
+        for value in values:
+            seconds = value if 0.0 < value < inf else 0.0  # also NaN
+            bucket = bucket_index(seconds)
+            if bucket >= len(self.histogram):
+                self.histogram += [0] * (bucket + 1 - len(self.histogram))
+            self.histogram[bucket] += 1
+            self.seconds += seconds
         self.count += len(values)
-        self.seconds += sum(values)
         self.cpu += sum([cpu for cpu in cpus if 0.0 < cpu < inf])
 
     def merge(self, other: MinuteTotals) -> None:
