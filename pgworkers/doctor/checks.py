@@ -47,8 +47,10 @@ class DatabaseFacts:
     psql: str = "psql"  # what reaches this database
 
     def query(self, query: Query[T]) -> T:
-        """Whatever a check asks for: nothing is written. Said for each transaction, for behind a pooler a session that was
-        made read-only would be the next one's who comes, and refuse its jobs."""
+        """Run a query in a read-only transaction.
+
+        Read-only is set for the transaction, not for the session: behind a pooler the next client gets the session.
+        """
         self.conn.read_only = True
         with self.conn.transaction():
             return run(self.conn, self.schema, query)

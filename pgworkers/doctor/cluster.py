@@ -32,6 +32,8 @@ _PAUSED_QUEUES = Statement.from_file(__file__, "cluster_paused_queues")
 _GRANTS_WITHOUT_ROLE = Statement.from_file(__file__, "cluster_grants_without_role")
 _MISSING_MUTEXES = Statement.from_file(__file__, "cluster_missing_mutexes")
 
+#: Rows of the table `mutex`: the migration makes them, and limits and batches lock them.
+MUTEX_ROWS = 2048
 #: How long hosts may be without a leader: a new one is found in seconds, a frozen one is deposed after its lease.
 LEADERLESS_SECONDS = 10.0
 
@@ -146,7 +148,7 @@ def check_grants(found: list[tuple[str, list[int]]]) -> list[Finding]:
 
 def missing_mutexes() -> Query[int]:
     """How many of the rows that limits and batches lock are missing."""
-    return Query(_MISSING_MUTEXES, {}, lambda rows: int(rows[0][0]))
+    return Query(_MISSING_MUTEXES, {"rows": MUTEX_ROWS}, lambda rows: int(rows[0][0]))
 
 
 def check_mutexes(missing: int) -> list[Finding]:
@@ -156,9 +158,11 @@ def check_mutexes(missing: int) -> list[Finding]:
     return [
         fail(
             "mutexes",
-            f"{missing:,} of 2,048 rows are missing in the table mutex",
+            f"{missing:,} of {MUTEX_ROWS:,} rows are missing in the table mutex",
             "jobs behind a concurrency limit are not claimed, and batches do not complete, when their row is missing",
-            psql_command("INSERT INTO {schema}.mutex SELECT generate_series(0, 2047) ON CONFLICT DO NOTHING"),
+            psql_command(
+                f"INSERT INTO {{schema}}.mutex SELECT generate_series(0, {MUTEX_ROWS - 1}) ON CONFLICT DO NOTHING"
+            ),
             missing=missing,
         )
     ]

@@ -246,14 +246,13 @@ def check_transaction_ids(found: tuple[str, int]) -> list[Finding]:
 def check_notifications(
     conn: psycopg.Connection[Any], name: str, listen: OpenSession, timeout: float
 ) -> list[Finding]:
-    """Send a word to a second session and see it come."""
+    """Send a notification to a second session and wait for it."""
     channel, word = f"{name}_doctor", uuid.uuid4().hex
     with listen() as ear:
         ear.execute(identifiers.SQL("LISTEN {}").format(identifiers.Identifier(channel)))
         began = monotonic()
-        used = float(
-            run(conn, name, Query(_NOTIFY, {"channel": channel, "word": word}, lambda rows: rows[0][1]))
-        )
+        params = {"channel": channel, "word": word, "full": NOTIFICATION_QUEUE_FULL_RATIO}
+        used = float(run(conn, name, Query(_NOTIFY, params, lambda rows: rows[0][1])))
         wait = timeout if used < NOTIFICATION_QUEUE_FULL_RATIO else 0.0  # nothing was sent
         came = any(notice.payload == word for notice in ear.notifies(timeout=wait, stop_after=1))
     return judge_notification(monotonic() - began if came else None, used, timeout)

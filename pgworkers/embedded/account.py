@@ -1,8 +1,8 @@
-"""Who the embedded server runs as.
+"""The account that the embedded server runs as.
 
 Postgres refuses to run as root. An ordinary user runs it as themselves. Root runs it as an account that
 already exists and has no privileges: the owner of the project directory if that is a person, else postgres,
-nobody or daemon. No account is created and no permission of an existing directory is changed.
+`nobody` or daemon. No account is created and no permission of an existing directory is changed.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def choose_account(directory: Path, data: Path | None) -> Account:
         if found is None or found.uid == 0:
             raise EmbeddedServerError(
                 f"the embedded server's data in {data} belongs to {_show_user(_owner(data))}, as whom Postgres "
-                "cannot run; nothing was started. Give it back, or start afresh with `pgworkers pg reset`"
+                "cannot run; nothing was started. Restore its owner, or start from scratch with `pgworkers pg reset`"
             )
         return found
     candidates = [

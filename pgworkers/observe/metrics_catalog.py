@@ -2,9 +2,9 @@
 
 docs/reference/metrics.md is made from this; dashboards and alerts use exactly these names (a law test).
 
-Labels come from closed sets (states, verdicts, reasons) or from names that the app declares (queues, tasks, schedules);
-never from a pid, a job id or a text. What is `cluster` is told by the leader alone, so that a sum over
-hosts counts nothing twice.
+Labels come from closed sets (states, verdicts, reasons), from names that the app declares (queues, tasks, schedules), and in
+`build_info` from versions and the setting `label`. Metrics that are cluster-wide are exported by the leader alone, so that a
+sum over hosts counts nothing twice.
 """
 
 from __future__ import annotations
