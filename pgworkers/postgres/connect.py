@@ -1,7 +1,8 @@
 """Open connections: ours, direct or through a pooler, and those of user code.
 
-A session of ours is opened directly with the settings of `session_settings`. If a pooler is in between, it is opened again
-without them, and they travel with each statement (`pooler`). Which database is used is decided in `database_choice`.
+Our sessions are opened directly with the settings of `session_settings`. If a pooler is in between, the session is opened
+again without them, and they travel with each statement (`pooler`). Which database is used is decided in
+`database_choice`.
 
 Our connections read every timestamptz. Postgres has infinite times and years after 9999, which Python's datetime cannot
 hold. The tables refuse them (`pgworkers.moment`), but one such row must not hide all the others, so the nearest time that

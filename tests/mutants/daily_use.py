@@ -368,7 +368,7 @@ DAILY_USE = (
             ),
         ),
         ("tests/database/test_cli_jobs.py::test_show_says_which_login_and_user_cancelled_it_and_why",),
-        r"somebody cancelled it",
+        r"a cancel was requested",
     ),
     Mutant(
         "C12-claimed-is-running",
