@@ -114,7 +114,11 @@ def _arguments() -> argparse.Namespace:
         sub.add_argument(
             "--postgres", type=Path, metavar="BINDIR", help="Postgres programs; the embedded ones by default"
         )
-        sub.add_argument("--docs", action="store_true", help="also write docs/performance/NAME.md and .json")
+        sub.add_argument(
+            "--docs",
+            action="store_true",
+            help="also write docs/performance/results-NAME.md, and delete the one before it",
+        )
     return parser.parse_args()
 
 
@@ -197,9 +201,10 @@ def _tell(given: argparse.Namespace, name: str, kept: Kept, path: Path) -> int:
     page = report.document(
         f"{title}: {about['at']}", about, judged, kept, f"scripts/bench {given.command}", _figures
     )
-    folder = DOCS if given.docs else path.parent
-    written = report.write(folder, f"results-{name}" if given.docs else name, page, about, judged, kept)
+    written = report.write(path.parent, name, page, about, judged, kept)
     print(f"\n{written}\n{written.with_suffix('.json')}")
+    if given.docs:
+        print(report.publish(DOCS, name, page))
     return 0
 
 

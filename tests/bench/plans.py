@@ -1,4 +1,4 @@
-"""Which measurements belong together. Every peer runs the variant that PERFORMANCE.md names, two workers unless said."""
+"""Which measurements belong together. Every peer runs its fastest documented variant, with two workers by default."""
 
 from __future__ import annotations
 

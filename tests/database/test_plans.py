@@ -1,6 +1,6 @@
 """The plans of the hot statements, under empty, fresh and stale statistics: always the index, never the trap.
 
-The trap (PERFORMANCE.md): analysed at a moment when nothing runs, the planner takes the running ones for none and answers a
+The trap: analysed at a moment when nothing runs, the planner takes the running ones for none and answers a
 finish from a partial index full of dead entries. `test_the_trap_is_real` shows it with the index that would allow it.
 """
 

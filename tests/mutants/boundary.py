@@ -1,4 +1,4 @@
-"""Mutants of issue 18, section B: the boundary at the database. Each brings back what a row found."""
+"""Mutants of security, the rows S of the checklist. Each removes the fix of one finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every mutant: those of FAULTS.md section 4, in its order, those for rules of our own, those of issues 18 and 19."""
+"""Every mutant: the core rules first, then those of the modules next to this one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of issue 19, rows 7 and 11: clients behind a pooler, idempotency keys, and engines that are no Postgres."""
+"""Mutants of clients: behind a pooler, idempotency keys, and engines that are not Postgres."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of issue 18, section C: daily use. Each brings back what a point found."""
+"""Mutants of daily use, the rows C of the checklist. Each removes the fix of one finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mutants of issue 18, section A: deaths with children. Each brings back what the section found."""
+"""Mutants of deaths with children, the rows A of the checklist. Each removes the fix of one finding."""
 
 from __future__ import annotations
 

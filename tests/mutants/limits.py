@@ -1,4 +1,4 @@
-"""Mutants of issue 19, rows 1, 2, 3 and 8: what a claim reads where jobs stand behind limits."""
+"""Mutants of claims behind limits: what a claim reads when jobs wait for a concurrency limit."""
 
 from __future__ import annotations
 

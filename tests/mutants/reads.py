@@ -1,4 +1,4 @@
-"""Mutants of issue 19, row 9: readers are bounded, and the checks of JSON are cheap and sound."""
+"""Mutants of bounded reads: readers are bounded, and the checks of JSON are cheap and sound."""
 
 from __future__ import annotations
 

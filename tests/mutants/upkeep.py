@@ -1,4 +1,4 @@
-"""Mutants of issue 19, rows 6, 13 and 14: what the leader's upkeep locks, reads and relies on."""
+"""Mutants of the leader's duties: what they lock, read and rely on."""
 
 from __future__ import annotations
 

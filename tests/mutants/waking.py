@@ -1,4 +1,4 @@
-"""Mutants of issue 19, row 15: a new job wakes one host, and another host replaces it if it does not come."""
+"""Mutants of notifications: a new job wakes one host, and another host replaces it if it does not come."""
 
 from __future__ import annotations
 

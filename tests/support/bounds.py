@@ -1,4 +1,4 @@
-"""The time bounds of FAULTS.md as formulas in the settings of the short profile, with what a busy machine may add."""
+"""Time bounds of the fault rows, as formulas in the short settings of tests, and what a busy machine may add."""
 
 from __future__ import annotations
 

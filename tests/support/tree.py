@@ -24,7 +24,7 @@ STORED = "SELECT id, state FROM pgworkers.job UNION ALL SELECT id, state FROM pg
 STEP, LONGEST_STEP = 0.02, 0.1
 ZOO = Path(__file__).with_name("zoo.py")
 
-#: Short timings, the test profile of FAULTS.md.
+#: Short timings: every test that starts hosts uses them.
 FAST = {
     "PGWORKERS_RENEW": "0.5s",
     "PGWORKERS_LEASE": "5s",
