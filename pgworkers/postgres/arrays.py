@@ -38,9 +38,9 @@ class Texts(list[str | None]):
 #: What Postgres counts microseconds from: 2000-01-01, in microseconds since 1970.
 _SERVER_EPOCH_MICROSECONDS = 946_684_800_000_000
 
-#: From so many elements on, lengths and values are put together as bytes: `struct` would read a format as long as the array,
-#: and for each length anew.
-FEW = 32
+#: From this many elements on, lengths and values are joined as bytes: `struct` would parse a format as long as the array,
+#: and again for each length.
+MIN_ELEMENTS_AS_BYTES = 32
 
 
 class _FixedSizeDumper(Dumper):
@@ -54,7 +54,7 @@ class _FixedSizeDumper(Dumper):
         count = len(obj)
         if not count:
             return pack("!iiI", 0, 0, oid)
-        if count < FEW:
+        if count < MIN_ELEMENTS_AS_BYTES:
             values = chain.from_iterable(zip(repeat(size), obj, strict=False))
             return pack("!iiIii" + f"i{code}" * count, 1, 0, oid, count, 1, *values)
         data = pack(f"!{count}{code}", *obj)
