@@ -103,7 +103,7 @@ def _duties(line: ReconnectingConnection, facts: EventBus, settings: Settings) -
     from pgworkers.master.all_duties import make_duties
 
     return make_duties(
-        NO_HOST_ID, line, facts, settings, may_rescue=lambda: True, reckoned=lambda: None, desks=None
+        NO_HOST_ID, line, facts, settings, may_rescue=lambda: True, database_time=lambda: None, buffers=None
     )
 
 

@@ -17,8 +17,7 @@ import errno
 import fcntl
 import os
 import resource
-from _socket import socket
-from os import close, fstat  # as they were before `noting`
+from socket import socket
 
 #: Numbers below this are enough to be out of reach; higher ones would make the kernel's table of this process larger.
 MAX_DESCRIPTOR_NUMBER = 1024
@@ -35,7 +34,7 @@ def move_to_high_number(fd: int) -> int:
         lifted = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(3, top - RESERVED_DESCRIPTOR_COUNT))
     except OSError:
         return fd
-    close(fd)
+    os.close(fd)
     return lifted
 
 
@@ -45,7 +44,7 @@ class OwnedDescriptor:
     __slots__ = ("_identity", "fd")
 
     def __init__(self, fd: int) -> None:
-        found = fstat(fd)
+        found = os.fstat(fd)
         self.fd = fd
         self._identity = found.st_ino, found.st_dev
 
@@ -55,7 +54,7 @@ class OwnedDescriptor:
     def size(self) -> int | None:
         """Of the file; None: it is not ours any more."""
         try:
-            found = fstat(self.fd)
+            found = os.fstat(self.fd)
         except OSError:
             return None
         return found.st_size if (found.st_ino, found.st_dev) == self._identity else None
@@ -76,7 +75,7 @@ class OwnedDescriptor:
     def close(self) -> None:
         """Unless the number belongs to other code by now."""
         if self.size() is not None:
-            close(self.fd)
+            os.close(self.fd)
 
 
 class OwnedSocket:

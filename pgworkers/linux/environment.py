@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from typing import TextIO, cast
 
 SECRET_VARIABLES = ("PGWORKERS_DSN", "PGWORKERS_DIRECT_DSN", "DATABASE_URL", "PGPASSWORD")
 #: Names, separated by commas, that an operator lets through.
-INHERIT_VARIABLE = "PGWORKERS_INHERIT"
+INHERIT_VARIABLE = "PGWORKERS_INHERITED_VARIABLES"
 
 
 def for_children(environ: Mapping[str, str]) -> dict[str, str]:
@@ -38,15 +39,18 @@ def missing_variable_hint(text: str) -> str:
 
 def open_missing_streams() -> None:
     """Open /dev/null where stdin, stdout or stderr is closed; children inherit it."""
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+    for fd in (0, 1, 2):
         try:
             os.fstat(fd)
         except OSError:
             os.set_inheritable(_null(fd), True)
-        if getattr(sys, name) is None:
-            mode = "r" if fd == 0 else "w"
-            stream = open(fd, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-            setattr(sys, name, stream)
+    sys.stdin = sys.stdin or _open_stream(0, "r")
+    sys.stdout = sys.stdout or _open_stream(1, "w")
+    sys.stderr = sys.stderr or _open_stream(2, "w")
+
+
+def _open_stream(fd: int, mode: str) -> TextIO:
+    return cast("TextIO", open(fd, mode, encoding="utf-8", errors="backslashreplace", closefd=False))
 
 
 def _null(fd: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import os
 import signal
 import socket
@@ -14,9 +13,6 @@ from typing import Any
 from pgworkers.linux import proc
 
 ALL_SIGNALS = signal.valid_signals()
-#: The same functions without the wrappers that make enums of sixty numbers: they run around and after every fork.
-_c: Any = importlib.import_module("_signal")
-_NUMBERS = [int(signum) for signum in ALL_SIGNALS]
 _tgkill: Any = getattr(ctypes.CDLL(None), "tgkill", None)  # glibc since 2.30
 
 
@@ -55,22 +51,22 @@ class BlockedSignals:
     and where a thread begins, which is born with the mask of its maker."""
 
     def __init__(self, except_for: int = 0) -> None:
-        self._numbers = [signum for signum in _NUMBERS if signum != except_for]
-        self._before: Any = ()
+        self._blocked = ALL_SIGNALS - {except_for}
+        self._before: set[int | signal.Signals] = set()
 
     def __enter__(self) -> None:
-        self._before = _c.pthread_sigmask(_c.SIG_BLOCK, self._numbers)
+        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
 
     def __exit__(self, *_: object) -> None:
-        _c.pthread_sigmask(_c.SIG_SETMASK, self._before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
 
 
 def signals_to_reset(except_for: Iterable[int]) -> list[tuple[int, Any]]:
     """Signals that differ from a fresh Python, with their fresh handlers (SIGPIPE is ignored), but for `except_for`."""
-    found = []
-    for signum in _NUMBERS:
-        wanted = _c.SIG_IGN if signum == _c.SIGPIPE else _c.SIG_DFL
-        if signum not in (_c.SIGKILL, _c.SIGSTOP, *except_for) and _c.getsignal(signum) != wanted:
+    found: list[tuple[int, Any]] = []
+    for signum in ALL_SIGNALS:
+        wanted = signal.SIG_IGN if signum == signal.SIGPIPE else signal.SIG_DFL
+        if signum not in (signal.SIGKILL, signal.SIGSTOP, *except_for) and signal.getsignal(signum) != wanted:
             found.append((signum, wanted))
     return found
 

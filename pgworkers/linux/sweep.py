@@ -38,6 +38,12 @@ from collections.abc import Callable, Collection, Iterable
 from pgworkers.linux import proc
 from pgworkers.linux.proc import ProcessStat
 
+#: A process that SIGKILL does not end within this time hangs in the kernel. It executes nothing more.
+KERNEL_HANG_SECONDS = 2.0
+#: Processes that are not even frozen after this time (they fork faster than they can be stopped) no longer hold up the end
+#: of the job. A supervisor kills what is there then, goes on sweeping, and keeps the slot empty until nothing is left. A
+#: worker takes no other job.
+SWEEP_TIMEOUT_SECONDS = 10.0
 #: From then on strays are killed although some of them still run.
 FREEZE_TIMEOUT_SECONDS = 1.0
 #: How often one step looks for children that are new, at most.

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from pgworkers.clock import monotonic
 from pgworkers.events import AttemptStarted, EventBus
 from pgworkers.ipc.frames import FrameError
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.model import ClaimedJob, Fence, Verdict
 from pgworkers.master import verdict, worker_channel
 from pgworkers.master.finisher import Finisher
@@ -36,7 +37,7 @@ from pgworkers.master.queue_buffer import (
     has_room_for_more,
     jobs_per_wake,
 )
-from pgworkers.master.worker_channel import WorkerChannel
+from pgworkers.master.worker_channel import WorkerChannel, WorkerState
 from pgworkers.specs import QueueSpec, TaskSpec
 from pgworkers.worker.messages import Report
 
@@ -51,11 +52,11 @@ MAX_RECLAIMED_KEYS = 4096
 class Assigner:
     def __init__(
         self,
-        facts: EventBus,
+        events: EventBus,
         tasks: dict[str, TaskSpec],
         queues: Mapping[str, QueueSpec],
-        ends: Finisher,
-        want_claim: Callable[[str], None],
+        finisher: Finisher,
+        on_capacity: Callable[[str], None],
     ) -> None:
         self.tasks = tasks
         self.buffers = {name: QueueBuffer(spec) for name, spec in queues.items()}
@@ -69,12 +70,12 @@ class Assigner:
         self._has_buffer_timer = False
         self._has_check_timer = False
         self.durations = JobDurations()
-        self._facts = facts
-        self._finisher = ends
-        self._on_capacity = want_claim
+        self._events = events
+        self._finisher = finisher
+        self._on_capacity = on_capacity
 
     def all_workers(self) -> list[WorkerChannel]:
-        return [w for desk in self.buffers.values() for w in desk.workers]
+        return [w for buffer in self.buffers.values() for w in buffer.workers]
 
     def held_fences(self) -> list[Fence]:
         return [held.fence for held in self.held_jobs.values()]
@@ -94,15 +95,15 @@ class Assigner:
                 continue
             held = HeldJob(job, spec, now)
             if job.is_cancel_requested:
-                self.finish_stopped(held, "cancel")
+                self.finish_stopped(held, StopReason.CANCEL)
             elif not self.is_claiming:
                 self._finisher.release([held.fence], "the host is draining")
             else:
-                desk = fed[job.queue] = self.buffers[job.queue]
-                desk.add(held)
+                buffer = fed[job.queue] = self.buffers[job.queue]
+                buffer.add(held)
                 self.held_jobs[job.id] = held
-        for desk in fed.values():
-            self.assign_waiting(desk)
+        for buffer in fed.values():
+            self.assign_waiting(buffer)
         self.start_buffer_timer()
 
     def replace_app(self, tasks: dict[str, TaskSpec], queues: Mapping[str, QueueSpec]) -> None:
@@ -110,81 +111,86 @@ class Assigner:
         self.tasks = tasks
         for name, spec in queues.items():
             self.buffers.setdefault(name, QueueBuffer(spec)).spec = spec
-        for desk in self.buffers.values():
-            strange = [held for held in desk.waiting if held.job.task not in tasks]
+        for buffer in self.buffers.values():
+            strange = [held for held in buffer.waiting if held.job.task not in tasks]
             if strange:
-                desk.waiting = deque(held for held in desk.waiting if held.job.task in tasks)
+                buffer.waiting = deque(held for held in buffer.waiting if held.job.task in tasks)
                 self.release(strange, UNKNOWN_TASK_REASON)
 
     # -- giving ------------------------------------------------------------------------------------------------------
 
-    def assign_waiting(self, desk: QueueBuffer) -> None:
+    def assign_waiting(self, buffer: QueueBuffer) -> None:
         """Share the buffer out among the workers that can have more, the idle ones first.
 
         Of very short jobs, whoever is woken gets as many as that is worth, and whoever has not as many yet comes first.
         """
-        buffer = desk.waiting
-        if not buffer:
+        waiting = buffer.waiting
+        if not waiting:
             return
-        grain = jobs_per_wake(self.durations.expected_seconds(buffer[0].job.task))
+        grain = jobs_per_wake(self.durations.expected_seconds(waiting[0].job.task))
         busy: list[WorkerChannel] = []
-        if (grain > 1 or len(buffer) > desk.startable_jobs()) and desk.allows_look_ahead():
-            busy = [worker for worker in desk.busy_workers() if self._can_take_more(worker)]
+        if (grain > 1 or len(waiting) > buffer.startable_jobs()) and buffer.allows_look_ahead():
+            busy = [worker for worker in buffer.busy_workers() if self._can_take_more(worker)]
         if grain > 1:
             for worker in busy:
                 if worker.expected_load_seconds < MIN_WORK_PER_WAKE_SECONDS:
-                    self._send_orders(desk, worker, grain)
-        able = desk.take_idle_workers(-(-len(buffer) // grain)) + busy
+                    self._send_orders(buffer, worker, grain)
+        able = buffer.take_idle_workers(-(-len(waiting) // grain)) + busy
         for number, worker in enumerate(able):
             if worker.is_open:
-                self._send_orders(desk, worker, max(grain, -(-len(buffer) // (len(able) - number))))
+                self._send_orders(buffer, worker, max(grain, -(-len(waiting) // (len(able) - number))))
                 if worker.is_open and not worker.orders:
-                    desk.idle_workers.append(worker)
+                    buffer.idle_workers.append(worker)
 
     def _can_take_more(self, worker: WorkerChannel) -> bool:
-        if worker.state != "busy" or not worker.is_open or worker.is_retiring or worker.has_unsent_orders:
+        if (
+            worker.state is not WorkerState.BUSY
+            or not worker.is_open
+            or worker.is_retiring
+            or worker.has_unsent_orders
+        ):
             return False
         late = monotonic() - worker.since > worker.orders[0].expected_seconds + LATE_JOB_GRACE_SECONDS
         return not late and has_room_for_more(worker.expected_load_seconds, len(worker.orders))
 
-    def _send_orders(self, desk: QueueBuffer, worker: WorkerChannel, most: int) -> None:
+    def _send_orders(self, buffer: QueueBuffer, worker: WorkerChannel, most: int) -> None:
         """Send at most so many orders, in one piece."""
-        given: list[HeldJob] = []
+        jobs: list[HeldJob] = []
         data: list[bytes] = []
         load, count = worker.expected_load_seconds if worker.orders else 0.0, len(worker.orders)
-        deep, buffer, frame = desk.allows_look_ahead(), desk.waiting, worker_channel.encode_order
-        while buffer and len(given) < most:
-            held = buffer[0]
+        deep, waiting, frame = buffer.allows_look_ahead(), buffer.waiting, worker_channel.encode_order
+        while waiting and len(jobs) < most:
+            held = waiting[0]
             job = held.job
             held.expected_seconds = expected = self.durations.expected_seconds(job.task)
             if count and not (deep and not held.task.exclusive and fits_behind(load, count, expected)):
                 break
-            buffer.popleft()
+            waiting.popleft()
             if job.seconds_to_deadline is not None and held.is_past_deadline():
-                self.finish_stopped(held, "deadline")
+                self.finish_stopped(held, StopReason.DEADLINE)
                 continue
             try:
                 data.append(frame(held))
             except (FrameError, OverflowError) as error:
                 self.finish_unfit(held, str(error))
                 continue
-            given.append(held)
+            jobs.append(held)
             load += expected
             count += 1
-        if given:
-            self._record_sent(desk, worker, given, partial(worker.send_orders, given, b"".join(data)))
+        if jobs:
+            self._record_sent(buffer, worker, jobs, partial(worker.send_orders, jobs, b"".join(data)))
 
     def _record_sent(
-        self, desk: QueueBuffer, worker: WorkerChannel, given: list[HeldJob], how: Callable[[], bool]
+        self, buffer: QueueBuffer, worker: WorkerChannel, jobs: list[HeldJob], send: Callable[[], bool]
     ) -> None:
         was_free = not worker.orders
-        if not how():
-            desk.waiting.extendleft(reversed(given))
+        if not send():
+            buffer.waiting.extendleft(reversed(jobs))
             return
-        desk.assigned_jobs += len(given)
+        buffer.assigned_jobs += len(jobs)
         if was_free:
-            desk.occupied_workers += 1
-            worker.state = "busy"
+            buffer.occupied_workers += 1
+            worker.mark_busy()
             self._predict_end(worker)
         self._schedule_worker_check()
 
@@ -205,44 +211,44 @@ class Assigner:
 
     def reclaim(self, worker: WorkerChannel) -> None:
         """Everything that this worker has not begun goes to the front of the buffer."""
-        desk = self.buffers[worker.queue]
+        buffer = self.buffers[worker.queue]
         kept = []
-        for held in self._reclaim_orders(desk, worker):
+        for held in self._reclaim_orders(buffer, worker):
             if held.stop_reason is not None:
                 self.finish_stop_requested(held)
             elif held.job.task not in self.tasks:
                 self.release([held], UNKNOWN_TASK_REASON)
             else:
                 kept.append(held)
-        desk.waiting.extendleft(reversed(kept))
+        buffer.waiting.extendleft(reversed(kept))
         if kept and not self.is_claiming:
-            self.release_buffer(desk, "the host is draining")
+            self.release_buffer(buffer, "the host is draining")
         self.start_buffer_timer()
 
     def reclaim_one(self, held: HeldJob) -> bool:
         """Take one job away from where it waits; the others stay where they are. False: it has begun."""
-        desk, worker = self.buffers[held.job.queue], held.worker
+        buffer, worker = self.buffers[held.job.queue], held.worker
         if worker is None:
-            desk.waiting.remove(held)
+            buffer.waiting.remove(held)
             return True
-        back = self._reclaim_orders(desk, worker)
+        back = self._reclaim_orders(buffer, worker)
         others = [one for one in back if one is not held]
         if others:
-            self._record_sent(desk, worker, others, partial(worker.resend_tickets, others))
+            self._record_sent(buffer, worker, others, partial(worker.resend_tickets, others))
         return len(others) < len(back)
 
-    def _reclaim_orders(self, desk: QueueBuffer, worker: WorkerChannel) -> list[HeldJob]:
+    def _reclaim_orders(self, buffer: QueueBuffer, worker: WorkerChannel) -> list[HeldJob]:
         back = worker.reclaim()
         self._reclaimed_keys |= dict.fromkeys([held.key for held in back])
         while len(self._reclaimed_keys) > MAX_RECLAIMED_KEYS:
             del self._reclaimed_keys[next(iter(self._reclaimed_keys))]
-        desk.assigned_jobs -= len(back)
+        buffer.assigned_jobs -= len(back)
         if back and not worker.orders:
-            desk.occupied_workers -= 1
+            buffer.occupied_workers -= 1
         return back
 
     def start_buffer_timer(self) -> None:
-        if not self._has_buffer_timer and any(desk.waiting for desk in self.buffers.values()):
+        if not self._has_buffer_timer and any(buffer.waiting for buffer in self.buffers.values()):
             self._has_buffer_timer = True
             asyncio.get_running_loop().call_later(
                 self._buffer_timeout_seconds(), self._release_expired_buffers
@@ -255,21 +261,24 @@ class Assigner:
         """Release buffered jobs that no worker took in time; another host may have an idle one."""
         self._has_buffer_timer = False
         now = monotonic()
-        for desk in self.buffers.values():
-            if desk.waiting and now - desk.waiting[0].claimed_at_monotonic > self._buffer_timeout_seconds():
-                self.release_buffer(desk, "no worker was free")
+        for buffer in self.buffers.values():
+            if (
+                buffer.waiting
+                and now - buffer.waiting[0].claimed_at_monotonic > self._buffer_timeout_seconds()
+            ):
+                self.release_buffer(buffer, "no worker was free")
                 # It was not short after all: nothing is claimed ahead until jobs have been short for a while. Beyond what
                 # counts as short here, or the same jobs would be claimed again at once.
-                desk.typical_seconds = max(
-                    desk.typical_seconds or 0.0,
+                buffer.typical_seconds = max(
+                    buffer.typical_seconds or 0.0,
                     2 * (LOOK_AHEAD_ONLY_HOST_SECONDS if self.is_only_host else CLAIM_AHEAD_SECONDS),
                 )
         self.start_buffer_timer()
 
-    def release_buffer(self, desk: QueueBuffer, why: str) -> None:
-        if desk.waiting:
-            self.release(list(desk.waiting), why)
-            desk.waiting.clear()
+    def release_buffer(self, buffer: QueueBuffer, why: str) -> None:
+        if buffer.waiting:
+            self.release(list(buffer.waiting), why)
+            buffer.waiting.clear()
 
     def release(self, jobs: list[HeldJob], why: str) -> None:
         self.forget(jobs)
@@ -286,14 +295,14 @@ class Assigner:
         """Which jobs have begun, who waits behind a long one, who does not even take what it was given?"""
         self._has_check_timer = False
         now = monotonic()
-        for desk in self.buffers.values():
-            if desk.occupied_workers:
-                for worker in desk.workers:
+        for buffer in self.buffers.values():
+            if buffer.occupied_workers:
+                for worker in buffer.workers:
                     if worker.orders and not (worker.orders[0].has_emitted_start and len(worker.orders) == 1):
-                        self._check_worker(desk, worker, now)
+                        self._check_worker(buffer, worker, now)
                         self._schedule_worker_check()
 
-    def _check_worker(self, desk: QueueBuffer, worker: WorkerChannel, now: float) -> None:
+    def _check_worker(self, buffer: QueueBuffer, worker: WorkerChannel, now: float) -> None:
         ran = now - worker.since
         if ran < WORKER_CHECK_SECONDS:
             return
@@ -305,32 +314,32 @@ class Assigner:
         if unbegun < len(worker.orders):
             self.mark_started(head, worker.since)
         match late_worker_action(
-            WorkerProgress(ran, head.expected_seconds, len(worker.orders), unbegun, bool(desk.idle_workers))
+            WorkerProgress(ran, head.expected_seconds, len(worker.orders), unbegun, bool(buffer.idle_workers))
         ):
             case LateWorkerAction.RECLAIM:
                 self.reclaim(worker)
-                self.assign_waiting(desk)
+                self.assign_waiting(buffer)
             case LateWorkerAction.PING:
                 self.reclaim(worker)
                 if not worker.orders:
                     worker.ping()
-                self.assign_waiting(desk)
+                self.assign_waiting(buffer)
 
     # -- what becomes of a job ---------------------------------------------------------------------------------------
 
     def record_durations(
-        self, desk: QueueBuffer, worker: WorkerChannel, first: HeldJob, took: dict[str, list[float]]
+        self, buffer: QueueBuffer, worker: WorkerChannel, first: HeldJob, took: dict[str, list[float]]
     ) -> None:
         """How long jobs took, by task, now that they are reported; `first` was the first of them."""
         count = sum(map(len, took.values()))
-        desk.record_duration((worker.since - (first.began_at or first.claimed_at_monotonic)) / count, count)
+        buffer.record_duration((worker.since - (first.began_at or first.claimed_at_monotonic)) / count, count)
         for task, durations in took.items():
             self.durations.record(task, *durations)
 
     def mark_started(self, held: HeldJob, at: float) -> None:
         """Tell, once, that its handler has the process."""
         if not held.has_emitted_start:
-            self._facts.emit(self.started_event(held, at))
+            self._events.emit(self.started_event(held, at))
 
     def started_event(self, held: HeldJob, at: float) -> AttemptStarted:
         """To be told, once."""
@@ -340,10 +349,15 @@ class Assigner:
         waited = job.ready_seconds + late if late > 0.0 else job.ready_seconds
         return AttemptStarted(job.id, job.lease, job.queue, job.task, job.attempt, waited)
 
-    def finish_stopped(self, held: HeldJob, reason: str) -> None:
+    def finish_stopped(self, held: HeldJob, reason: StopReason) -> None:
         self.forget([held])
-        ending = verdict.from_report(Report("stopped", 0.0, 0.0, 0, reason=reason, has_started=False), held)
-        held.stop_reason = reason if reason == "cancel" else held.stop_reason
+        ending = verdict.from_report(
+            Report(
+                outcome="stopped", duration=0.0, cpu=0.0, peak_rss=0, reason=reason.word, has_started=False
+            ),
+            held,
+        )
+        held.stop_reason = reason if reason is StopReason.CANCEL else held.stop_reason
         self._finisher.add(held, verdict.decide_result(held, ending, random.random(), "", ""))
 
     def finish_unfit(self, held: HeldJob, reason: str) -> None:
@@ -356,11 +370,11 @@ class Assigner:
 
     def finish_stop_requested(self, held: HeldJob) -> None:
         """Somebody wanted it stopped, and it had not begun."""
-        if held.stop_reason == "cancel":
-            self.finish_stopped(held, "cancel")
+        if held.stop_reason is StopReason.CANCEL:
+            self.finish_stopped(held, StopReason.CANCEL)
             return
         self.forget([held])
-        if held.stop_reason != "lease":  # else not ours to write
+        if held.stop_reason is not StopReason.LEASE:  # else not ours to write
             self._finisher.release([held.fence], "stopped before it began")
 
     def forget(self, jobs: list[HeldJob]) -> None:

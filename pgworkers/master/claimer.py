@@ -64,20 +64,20 @@ class ClaimTimedOut(psycopg.errors.QueryCanceled):
 class Claimer:
     def __init__(
         self,
-        host: str,
-        line: ReconnectingConnection,
-        dispatch: Dispatcher,
-        facts: EventBus,
+        host_id: str,
+        connection: ReconnectingConnection,
+        dispatcher: Dispatcher,
+        events: EventBus,
         settings: Settings,
-        may_begin: Callable[[], bool],
+        may_start_jobs: Callable[[], bool],
     ) -> None:
-        self._host = host
-        self._line = line
-        self._dispatch = dispatch
-        self._facts = facts
+        self._host_id = host_id
+        self._connection = connection
+        self._dispatcher = dispatcher
+        self._events = events
         self._settings = settings
         # Else nothing would be won: the leases have lapsed, or the database does not take the ends of what runs.
-        self._may_start_jobs = may_begin
+        self._may_start_jobs = may_start_jobs
         self._wakeup = Wakeup()
         self._sleep = SleepPolicy()
         self._positions = ClaimPositions(settings.statement_timeout)
@@ -109,8 +109,8 @@ class Claimer:
         host looks at it every few milliseconds as long as it has room.
         """
         now = monotonic()
-        for name in [queue] if queue else list(self._dispatch.buffers):
-            if name in self._dispatch.buffers:
+        for name in [queue] if queue else list(self._dispatcher.buffers):
+            if name in self._dispatcher.buffers:
                 looks_anyway = self._has_spare_capacity and self._sleep.is_awake(name)
                 self._sleep.record_notification(name, now)
                 if not looks_anyway:
@@ -118,7 +118,7 @@ class Claimer:
 
     def on_notification_for_this_host(self, queue: str, *, is_one_job: bool) -> None:
         """A notification that is for this host only: it claims the job, or passes the notification on."""
-        if queue in self._dispatch.buffers:
+        if queue in self._dispatcher.buffers:
             jobs = 1 if is_one_job else inf
             self._notified_jobs[queue] = self._notified_jobs.get(queue, 0) + jobs
             self.on_notification(queue)
@@ -150,11 +150,11 @@ class Claimer:
                 await self._pass_on_notifications()
             except ConnectionDown as down:
                 if not await self._finish_unclaimable_jobs(down.__cause__):
-                    await self._line.wait_for_backoff()
+                    await self._connection.wait_for_backoff()
                 self._wakeup.set()
             except psycopg.Error as error:
                 if not await self._finish_unclaimable_jobs(error):
-                    await asyncio.sleep(self._settings.poll)
+                    await asyncio.sleep(self._settings.poll_interval)
                 self._wakeup.set()
 
     async def _finish_unclaimable_jobs(self, error: BaseException | None) -> bool:
@@ -164,17 +164,17 @@ class Claimer:
         too_late = isinstance(error, (psycopg.errors.QueryCanceled, StatementTimedOut))
         if not isinstance(error, psycopg.Error) or not (too_late or is_data_error(error.sqlstate)):
             return False
-        queues = [want.queue for want in self._dispatch.capacity()]
+        queues = [want.queue for want in self._dispatcher.capacity()]
         try:
-            found = await self._line.execute(
-                end_oversized_jobs(queues, self._dispatch.tasks), raise_timeouts=True
+            found = await self._connection.execute(
+                end_oversized_jobs(queues, self._dispatcher.tasks), raise_timeouts=True
             )
             if not found and not too_late:  # a timeout is no evidence of bad data
-                found = await self._line.execute(end_unclaimable_jobs(queues, self._dispatch.tasks))
+                found = await self._connection.execute(end_unclaimable_jobs(queues, self._dispatcher.tasks))
         except (ConnectionDown, psycopg.Error):
             return False
         for job in found:
-            self._facts.emit(
+            self._events.emit(
                 AttemptEnded(
                     job=job.id,
                     lease=job.lease,
@@ -197,7 +197,7 @@ class Claimer:
     async def _on_claim_timeout(self, late: ClaimTimedOut) -> bool:
         """A claim timed out: what it should pass by is parked. False: there is nothing to park, or it failed, too."""
         now = monotonic()
-        self._facts.emit(ClaimTooSlow(late.queues, late.seconds))
+        self._events.emit(ClaimTooSlow(late.queues, late.seconds))
         self._slow_queues.close(late.queues)
         if not self._slow_queues.record_slow_claim(late.queues, now):
             self._slow_queues.record_timeout(late.queues, late.seconds, now)
@@ -214,18 +214,18 @@ class Claimer:
         if queue is None:
             return 0
         try:
-            portion = park(queue, self._dispatch.tasks, self._slow_queues.portion(queue))
-            found = await self._line.execute(portion, raise_timeouts=True)
+            portion = park(queue, self._dispatcher.tasks, self._slow_queues.portion(queue))
+            found = await self._connection.execute(portion, raise_timeouts=True)
         except psycopg.Error as error:
             if not is_statement_timeout(error):
                 raise
             now = monotonic()
-            self._facts.emit(ClaimTooSlow((queue,), now - began))
+            self._events.emit(ClaimTooSlow((queue,), now - began))
             self._slow_queues.not_parked(queue, now - began, now)
             return 0
         for task, jobs in found.jobs_by_task.items():
             if not self._parked_jobs[queue, task]:
-                self._facts.emit(JobsParked(queue, task, jobs, is_done=False))
+                self._events.emit(JobsParked(queue, task, jobs, is_done=False))
             self._parked_jobs[queue, task] += jobs
         jobs = sum(found.jobs_by_task.values())
         now = monotonic()
@@ -233,14 +233,14 @@ class Claimer:
             queue, jobs, found.last_place, found.newest_id, now, now - began
         ):
             for key in [key for key in self._parked_jobs if key[0] == queue]:
-                self._facts.emit(JobsParked(*key, self._parked_jobs.pop(key), is_done=True))
+                self._events.emit(JobsParked(*key, self._parked_jobs.pop(key), is_done=True))
         return jobs
 
     def _dispatch_first_chunk(self, claimed: list[ClaimedJob]) -> None:
         """The first piece, before anything else is done with the answer."""
         self._dispatching_since = monotonic()
         if claimed:
-            self._dispatch.accept(claimed[:DISPATCH_CHUNK_JOBS])
+            self._dispatcher.accept(claimed[:DISPATCH_CHUNK_JOBS])
 
     async def _dispatch_in_chunks(self, claimed: list[ClaimedJob]) -> None:
         """Each piece wakes workers who take the core from us, so whoever else waits for the loop has his turn in between."""
@@ -249,12 +249,12 @@ class Claimer:
             if monotonic() - began > DISPATCH_SLICE_SECONDS:
                 await asyncio.sleep(0)
                 began = monotonic()
-            self._dispatch.accept(claimed[start : start + DISPATCH_CHUNK_JOBS])
+            self._dispatcher.accept(claimed[start : start + DISPATCH_CHUNK_JOBS])
 
     def _seconds_until_next_claim(self) -> float:
         now = monotonic()
-        self._sleep.host_count = 1 + self._dispatch.other_hosts_sharing
-        pause = self._sleep.seconds_until_claim(now, self._settings.poll, self._has_spare_capacity)
+        self._sleep.host_count = 1 + self._dispatcher.other_hosts_sharing
+        pause = self._sleep.seconds_until_claim(now, self._settings.poll_interval, self._has_spare_capacity)
         return min(pause, max(0.0, self._pass_on_at - now)) if self._notified_jobs else pause
 
     def _claimable_capacity(self) -> list[QueueCapacity]:
@@ -262,14 +262,14 @@ class Claimer:
         if not self._may_start_jobs():
             return []
         now, dry = monotonic(), self._sleep.is_known_empty
-        wants = [want for want in self._dispatch.capacity() if not dry(want.queue, now)]
+        wants = [want for want in self._dispatcher.capacity() if not dry(want.queue, now)]
         return self._slow_queues.claimable(wants, now)
 
     async def _announce_sleeping_queues(self) -> None:
         """Before the claim, so that whatever is enqueued unheard until then is found by it."""
-        wanted = self._sleep.announcement_due(self._dispatch.buffers)
-        if wanted is not None and self._dispatch.is_claiming:
-            unattended = await self._line.execute(set_idle_queues(self._host, wanted))
+        wanted = self._sleep.announcement_due(self._dispatcher.buffers)
+        if wanted is not None and self._dispatcher.is_claiming:
+            unattended = await self._connection.execute(set_idle_queues(self._host_id, wanted))
             self._sleep.record_announcement(wanted, monotonic(), unattended)
 
     async def _pass_on_notifications(self) -> None:
@@ -279,16 +279,16 @@ class Claimer:
         """
         if not self._notified_jobs:
             return
-        has_room = {want.queue for want in self._dispatch.capacity()} if self._may_start_jobs() else set()
+        has_room = {want.queue for want in self._dispatcher.capacity()} if self._may_start_jobs() else set()
         full = self._notified_jobs.keys() - (has_room - self._slow_queues.blocked(monotonic()))
         if not full:
             self._wakeup.set()
-        elif self._dispatch.other_hosts_sharing == 0:
+        elif self._dispatcher.other_hosts_sharing == 0:
             self._notified_jobs.clear()
         elif monotonic() >= self._pass_on_at:
             for queue in full:
                 del self._notified_jobs[queue]
-            await self._line.execute(pass_on_notification(self._host, full, self._dispatch.tasks))
+            await self._connection.execute(pass_on_notification(self._host_id, full, self._dispatcher.tasks))
             self._sleep.record_full(full)
             self._pass_on_at = monotonic() + MIN_HINT_INTERVAL_SECONDS
 
@@ -305,7 +305,9 @@ class Claimer:
         chosen_for = {queue: self._notified_jobs.pop(queue) for queue in room if queue in self._notified_jobs}
         try:
             query = self._claim_query(wants, aged, places, gates)
-            claimed = await self._line.execute(query, raise_timeouts=True, then=self._dispatch_first_chunk)
+            claimed = await self._connection.execute(
+                query, raise_timeouts=True, then=self._dispatch_first_chunk
+            )
         except psycopg.Error as error:
             if is_statement_timeout(error):
                 raise ClaimTimedOut(tuple(room), monotonic() - began) from error
@@ -315,7 +317,7 @@ class Claimer:
             self._slow_queues.record_slow_claim(room, now)
         if claimed:
             await self._dispatch_in_chunks(claimed)
-            self._facts.emit(ClaimedFact(len(claimed)))
+            self._events.emit(ClaimedFact(len(claimed)))
         # The oldest first is no whole look: it leaves jobs whose task has become limited to the ordinary one.
         whole = (head or oldest) and positions.record_scan(claimed, room, now, aged=oldest) and head
         positions.record_jobs(claimed)
@@ -324,9 +326,9 @@ class Claimer:
             now - began, now, head=head, gates=gates, jobs=len(claimed), limited=limited, aged=oldest
         )
         found = Counter([job.queue for job in claimed])
-        again = min(now + self._settings.poll, positions.next_scan_at(whole=whole, gates=gates))
+        again = min(now + self._settings.poll_interval, positions.next_scan_at(whole=whole, gates=gates))
         self._sleep.record_claim(room, found, now, again)
-        if self._sleep.announcement_due(self._dispatch.buffers) is not None:
+        if self._sleep.announcement_due(self._dispatcher.buffers) is not None:
             self._wakeup.set()  # it falls asleep, and until the database knows that nobody looks
         if any(found[queue] >= count for queue, count in room.items()):
             self._wakeup.set()  # there may be more: the next claim finds out while these run
@@ -344,9 +346,9 @@ class Claimer:
             for job in claimed
             if job.ready_seconds > MISSED_NOTIFICATION_SECONDS and self._sleep.was_polled(job.queue)
         }
-        if missed and self._dispatch.other_hosts_sharing > 0 and now >= self._notify_all_until:
-            self._notify_all_until = now + self._settings.lease / 3
-            await self._line.execute(notify_all_idle_hosts(self._host, missed))
+        if missed and self._dispatcher.other_hosts_sharing > 0 and now >= self._notify_all_until:
+            self._notify_all_until = now + self._settings.lease_duration / 3
+            await self._connection.execute(notify_all_idle_hosts(self._host_id, missed))
 
     def _claim_query(
         self,
@@ -356,25 +358,25 @@ class Claimer:
         gates: bool,
     ) -> Query[list[ClaimedJob]]:
         """An idle host asks the same whenever it is woken: it has the question at hand."""
-        tasks = list(self._dispatch.tasks)
+        tasks = list(self._dispatcher.tasks)
         if aged is not None or places:
-            return claim(self._host, wants, tasks, aged, scan_ranges=places, include_limited=gates)
+            return claim(self._host_id, wants, tasks, aged, scan_ranges=places, include_limited=gates)
         asked = wants, tasks, gates
         if asked != self._last_question:
             self._last_question, self._last_query = (
                 asked,
-                claim(self._host, wants, tasks, include_limited=gates),
+                claim(self._host_id, wants, tasks, include_limited=gates),
             )
         return self._last_query
 
     def _oldest_first_seconds(self, now: float) -> float | None:
         """Low priority never starves: now and then the oldest go first."""
         due = (
-            self._settings.ageing > 0
+            self._settings.ageing_delay > 0
             and self._claims_since_oldest_first >= CLAIMS_PER_OLDEST_FIRST - 1
             and self._positions.is_oldest_first_due(now)
         )
-        return self._settings.ageing if due else None
+        return self._settings.ageing_delay if due else None
 
 
 class Wakeup:

@@ -24,7 +24,7 @@ from pgworkers.events import (
     StatementExecuted,
 )
 from pgworkers.postgres.connect import aconnect
-from pgworkers.postgres.session import AsyncSession, _shutdown_socket
+from pgworkers.postgres.session import AsyncSession
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -39,9 +39,6 @@ _SERVER_ERRORS = (
     psycopg.InternalError,
     psycopg.ProgrammingError,
 )
-
-#: Lines that serve nothing but statements. (On the others somebody listens, or holds a lock.)
-STATEMENT_ONLY_ROLES = frozenset({"claim", "finish"})
 
 #: SQLSTATEs of what PL/pgSQL raises.
 _PLPGSQL_SQLSTATE_CLASS = "P0"
@@ -58,13 +55,13 @@ class ConnectionDown(Exception):
 
 
 class ReconnectingConnection:
-    def __init__(self, role: str, dsn: str, settings: Settings, facts: EventBus) -> None:
+    def __init__(self, role: str, dsn: str, settings: Settings, events: EventBus) -> None:
         self.role = role
         self.is_up = False
         self.session_number = 0  # counts the connections this line has had
         self._dsn = dsn
         self._settings = settings
-        self._facts = facts
+        self._events = events
         self._psycopg_connection: psycopg.AsyncConnection[Any] | None = None
         self._exchange: AsyncSession | None = None
         self._down_since: float | None = None
@@ -111,7 +108,7 @@ class ReconnectingConnection:
         try:
             answer = await exchange.run(query, self._settings.statement_timeout + 1.0)
         except _SERVER_ERRORS as error:
-            self._facts.emit(StatementExecuted(name, clock.monotonic() - began, type(error).__name__))
+            self._events.emit(StatementExecuted(name, clock.monotonic() - began, type(error).__name__))
             slow = (raise_timeouts or raise_refusals) and is_statement_timeout(error)
             if (
                 slow
@@ -122,12 +119,12 @@ class ReconnectingConnection:
             self.mark_lost(error)
             raise ConnectionDown(str(error)) from error
         except psycopg.Error as error:
-            self._facts.emit(StatementExecuted(name, clock.monotonic() - began, type(error).__name__))
+            self._events.emit(StatementExecuted(name, clock.monotonic() - began, type(error).__name__))
             raise
         took = clock.monotonic() - began
         if then is not None:
             then(answer)
-        self._facts.emit(StatementExecuted(name, took, None))
+        self._events.emit(StatementExecuted(name, took, None))
         self._mark_up()
         return answer
 
@@ -152,13 +149,13 @@ class ReconnectingConnection:
                 if self.on_connect is not None:
                     await self.on_connect(conn)
         except (DatabaseUnreachable, TimeoutError, *_SERVER_ERRORS) as error:
-            self._facts.emit(StatementExecuted("connect", clock.monotonic() - began, type(error).__name__))
+            self._events.emit(StatementExecuted("connect", clock.monotonic() - began, type(error).__name__))
             self.mark_lost(error)
             raise ConnectionDown(str(error)) from error
-        self._facts.emit(StatementExecuted("connect", clock.monotonic() - began, None))
+        self._events.emit(StatementExecuted("connect", clock.monotonic() - began, None))
         self._psycopg_connection, self._exchange = (
             conn,
-            AsyncSession(conn, self._settings.schema, sole=self.role in STATEMENT_ONLY_ROLES),
+            AsyncSession(conn, self._settings.schema),
         )
         self.session_number += 1
         self._mark_up()
@@ -168,7 +165,7 @@ class ReconnectingConnection:
         self.is_up = True
         self._backoff_seconds = 0.0
         if self._down_since is not None:
-            self._facts.emit(DatabaseConnectionRestored(self.role, clock.monotonic() - self._down_since))
+            self._events.emit(DatabaseConnectionRestored(self.role, clock.monotonic() - self._down_since))
             self._down_since = None
 
     def mark_lost(self, error: BaseException) -> None:
@@ -188,8 +185,8 @@ class ReconnectingConnection:
         now = clock.monotonic()
         if self._down_since is None:
             self._down_since = now
-            self._facts.emit(DatabaseConnectionLost(self.role, first_line(error)))
-        self._backoff_seconds = min(self._settings.reconnect, max(0.1, self._backoff_seconds * 2))
+            self._events.emit(DatabaseConnectionLost(self.role, first_line(error)))
+        self._backoff_seconds = min(self._settings.reconnect_max_delay, max(0.1, self._backoff_seconds * 2))
         self._retry_at = now + self._backoff_seconds * random.uniform(0.5, 1.0)
 
     async def wait_for_backoff(self) -> None:
@@ -208,12 +205,7 @@ class ReconnectingConnection:
         )
         self.is_up = False
         if conn is not None and exchange is not None:
-            exchange.leave()
-            try:
-                async with asyncio.timeout(1.0):
-                    await conn.close()
-            except (TimeoutError, psycopg.Error):
-                _shutdown_socket(conn.pgconn)
+            exchange.close_now()
 
 
 def is_raised_by_database_code(error: psycopg.Error) -> bool:

@@ -15,9 +15,11 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.events import AttemptEnded, HostStateChanged
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job import hosts as host_rows
 from pgworkers.job.model import Verdict
 from pgworkers.master.connection import ConnectionDown
+from pgworkers.master.worker_channel import WorkerState
 from pgworkers.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def max_stop_seconds(settings: Settings) -> float:
     writing = settings.statement_timeout + 1.0
     stopping = settings.ask_grace + settings.raise_grace + LADDER_MARGIN_SECONDS + KILL_WAIT_SECONDS
     return (
-        settings.drain
+        settings.drain_timeout
         + stopping
         + 2 * writing
         + max_stop_hook_seconds(settings)
@@ -60,10 +62,10 @@ async def drain(host: Host) -> None:
     await host.leadership.resign()
     host.dispatcher.release_unstarted("the host is draining")
     for worker in host.dispatcher.all_workers():
-        if worker.state in ("idle", "silent"):
+        if worker.state in (WorkerState.IDLE, WorkerState.UNRESPONSIVE):
             worker.dismiss()
-    until = monotonic() + settings.drain
-    await _wait_until_idle(host, settings.drain, host.hurry)
+    until = monotonic() + settings.drain_timeout
+    await _wait_until_idle(host, settings.drain_timeout, host.hurry)
     if host.dispatcher.busy_workers():
         await _stop_running_jobs(host)
     await _wait_for_results(host, until)
@@ -73,7 +75,7 @@ async def drain(host: Host) -> None:
     try:
         async with asyncio.timeout(settings.statement_timeout):
             # Nothing runs any more: whatever is left was never known here.
-            await host.lost_claims.release_lost(0.0, whole=True)
+            await host.lost_claims.release_lost(0.0, is_full_scan=True)
     except TimeoutError:
         pass
     await _wait_for_results(host, until)
@@ -119,13 +121,13 @@ async def _stop_running_jobs(host: Host) -> None:
     settings = host.settings
     host.move_to("stopping", f"{len(host.dispatcher.busy_workers())} still running")
     for worker in host.dispatcher.busy_workers():
-        host.dispatcher.request_stop(worker, "drain")
+        host.dispatcher.request_stop(worker, StopReason.DRAIN)
     if not host.hurry.is_set():
         await _wait_until_idle(
             host, settings.ask_grace + settings.raise_grace + LADDER_MARGIN_SECONDS, host.hurry
         )
     for worker in host.dispatcher.busy_workers():
-        host.dispatcher.request_stop(worker, "kill")
+        host.dispatcher.request_stop(worker, StopReason.KILL)
     await _wait_until_idle(host, KILL_WAIT_SECONDS)
 
 
@@ -134,7 +136,7 @@ async def _wait_for_stop_hooks(host: Host) -> None:
     try:
         async with asyncio.timeout(max_stop_hook_seconds(host.settings)):
             while not host.hurry.is_set() and any(
-                w.state == "leaving" for w in host.dispatcher.all_workers()
+                w.state is WorkerState.LEAVING for w in host.dispatcher.all_workers()
             ):
                 await asyncio.sleep(DRAIN_POLL_SECONDS)
     except TimeoutError:

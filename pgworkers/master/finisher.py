@@ -76,22 +76,22 @@ MAX_CHILDREN_CHARACTERS = 256 << 10
 class Finisher:
     def __init__(
         self,
-        host: str,
-        line: ReconnectingConnection,
-        facts: EventBus,
+        host_id: str,
+        connection: ReconnectingConnection,
+        events: EventBus,
         batch: int,
-        cooling: CoolDown | None = None,
+        cooldown: CoolDown | None = None,
         *,
         log_args: bool = True,
     ) -> None:
-        self._host = host
-        self._line = line
-        self._facts = facts
-        self._batch_size = BatchSize(batch, line.statement_timeout)
-        self._cooldown = cooling
+        self._host_id = host_id
+        self._connection = connection
+        self._events = events
+        self._batch_size = BatchSize(batch, connection.statement_timeout)
+        self._cooldown = cooldown
         self._pending: deque[PendingResult] = deque()
         self._batch: list[PendingResult] = []
-        self._writer = ResultWriter(host, line, facts, self._pending.appendleft, log_args=log_args)
+        self._writer = ResultWriter(host_id, connection, events, self._pending.appendleft, log_args=log_args)
         self._releases: list[Fence] = []
         self._deferred_releases: list[
             Fence
@@ -111,13 +111,13 @@ class Finisher:
         self.on_written: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
-        ends = len(self._pending) + len(self._batch) + len(self._writer.deferred)
-        return ends + len(self._releases) + len(self._deferred_releases)
+        count = len(self._pending) + len(self._batch) + len(self._writer.deferred)
+        return count + len(self._releases) + len(self._deferred_releases)
 
     @property
     def is_writing(self) -> bool:
         """True while ends wait for nothing but their turn, and the database answers."""
-        return self._line.is_up and bool(self._pending or self._batch)
+        return self._connection.is_up and bool(self._pending or self._batch)
 
     def has_capacity(self) -> bool:
         """False while jobs end faster than the database takes their ends; `on_written` says when that has changed.
@@ -138,36 +138,38 @@ class Finisher:
 
     def pending_fences(self) -> list[Fence]:
         """Whose ends are on their way."""
-        ends = (*self._pending, *self._batch)
+        results = (*self._pending, *self._batch)
         return (
-            [held.fence for held, _ in ends]
+            [held.fence for held, _ in results]
             + self._writer.deferred.fences()
             + self._releases
             + self._deferred_releases
         )
 
-    def add(self, held: HeldJob, end: JobFinish | JobRetry) -> None:
+    def add(self, held: HeldJob, result: JobFinish | JobRetry) -> None:
         # What the handler last said travels with its end; an older beat must not overwrite it.
-        saved = self._progress.pop(held.fence, None) if self._progress else None
-        if saved is not None:
-            end = replace(
-                end, progress=end.progress or saved.progress, checkpoint=end.checkpoint or saved.checkpoint
+        update = self._progress.pop(held.fence, None) if self._progress else None
+        if update is not None:
+            result = replace(
+                result,
+                progress=result.progress or update.progress,
+                checkpoint=result.checkpoint or update.checkpoint,
             )
-        self._pending.append((held, end))
+        self._pending.append((held, result))
         self._wake()
 
-    def add_all(self, ends: Sequence[PendingResult]) -> None:
+    def add_all(self, results: Sequence[PendingResult]) -> None:
         """Ends that came together, in their order."""
         if self._progress:
-            for held, end in ends:
-                self.add(held, end)
-        elif ends:
-            self._pending.extend(ends)
+            for held, result in results:
+                self.add(held, result)
+        elif results:
+            self._pending.extend(results)
             self._wake()
 
     def release(self, fences: list[Fence], why: str) -> None:
         self._releases += fences
-        self._facts.emit(JobsReleased(len(fences), why))
+        self._events.emit(JobsReleased(len(fences), why))
         self._wake()
 
     def end_sessions_of(self, keys: list[tuple[int, int]]) -> None:
@@ -181,12 +183,14 @@ class Finisher:
         self._throttles[queue] = max(said, default=None)
         self._wake()
 
-    def save_progress(self, saved: ProgressUpdate) -> None:
-        fence = Fence(saved.id, saved.lease, saved.claimed_at_us)
+    def save_progress(self, update: ProgressUpdate) -> None:
+        fence = Fence(update.id, update.lease, update.claimed_at_us)
         old = self._progress.get(fence)
         if old is not None:
-            saved = ProgressUpdate(*fence, saved.progress or old.progress, saved.checkpoint or old.checkpoint)
-        self._progress[fence] = saved
+            update = ProgressUpdate(
+                *fence, update.progress or old.progress, update.checkpoint or old.checkpoint
+            )
+        self._progress[fence] = update
         self._wake()
 
     async def run(self) -> None:
@@ -200,7 +204,7 @@ class Finisher:
                     # The answer was handled at once: reports of the same turn go with the next batch.
                     await asyncio.sleep(0)
                 except ConnectionDown:
-                    await self._line.wait_for_backoff()
+                    await self._connection.wait_for_backoff()
                 self._requeue_deferred()
             if not self._writer.deferred and not self._deferred_releases:
                 self.all_written.set()
@@ -251,12 +255,12 @@ class Finisher:
 
     async def _send_once(self) -> None:
         if self._sessions_to_end:
-            silences = self._sessions_to_end[:]
-            await self._line.execute(end_handler_sessions(silences))
-            del self._sessions_to_end[: len(silences)]
+            keys = self._sessions_to_end[:]
+            await self._connection.execute(end_handler_sessions(keys))
+            del self._sessions_to_end[: len(keys)]
         while self._throttles:
             queue, after = next(iter(self._throttles.items()))
-            await self._line.execute(throttle_queue(queue, after, self._cooldown))
+            await self._connection.execute(throttle_queue(queue, after, self._cooldown))
             del self._throttles[queue]
         if not self._batch:
             self._fill_batch()
@@ -273,9 +277,9 @@ class Finisher:
         pending, sending = self._pending, self._batch
         while pending and len(sending) < self._batch_size.current and room > 0:
             sending.append(pending.popleft())
-            end = sending[-1][1]
-            if isinstance(end, JobFinish) and end.children is not None:
-                room -= len(end.children)
+            result = sending[-1][1]
+            if isinstance(result, JobFinish) and result.children is not None:
+                room -= len(result.children)
         self._last_batch_results = len(sending)
 
     async def _write_batch(self) -> None:
@@ -311,14 +315,14 @@ class Finisher:
         self._pending.extendleft(reversed(batch))
         self._batch = []
         if self._batch_size.record_failed(len(batch), slow=slow):
-            self._facts.emit(FinishTooSlow(len(batch), self._line.statement_timeout))
+            self._events.emit(FinishTooSlow(len(batch), self._connection.statement_timeout))
 
     async def _release_batch(self) -> None:
         """Give jobs back. What is refused or too slow is halved, until one stands alone and is sent again later."""
         releases = self._releases[: self._batch_size.current]
         try:
             locked = (
-                await self._line.execute(release(self._host, releases), raise_refusals=True)
+                await self._connection.execute(release(self._host_id, releases), raise_refusals=True)
             ).locked_fences
         except psycopg.Error as error:
             self._batch_size.record_failed(len(releases), slow=is_statement_timeout(error))
@@ -335,7 +339,9 @@ class Finisher:
         for fence in saves:
             del self._progress[fence]
         try:
-            await self._line.execute(save_progress(self._host, list(saves.values())), raise_refusals=True)
+            await self._connection.execute(
+                save_progress(self._host_id, list(saves.values())), raise_refusals=True
+            )
         except ConnectionDown:
             self._progress = saves | self._progress
             raise
@@ -354,16 +360,16 @@ _SUCCEEDED = Verdict.SUCCEEDED
 class ResultWriter:
     def __init__(
         self,
-        host: str,
-        line: ReconnectingConnection,
-        facts: EventBus,
+        host_id: str,
+        connection: ReconnectingConnection,
+        events: EventBus,
         again: Callable[[PendingResult], None],
         *,
         log_args: bool = True,
     ) -> None:
-        self._host = host
-        self._line = line
-        self._facts = facts
+        self._host_id = host_id
+        self._connection = connection
+        self._events = events
         self._log_args = log_args
         self._resend_first = again  # for an end that must be the first of the next batch
         self.deferred: DeferredResults[HeldJob, JobFinish | JobRetry] = DeferredResults()
@@ -374,26 +380,26 @@ class ResultWriter:
         `psycopg.Error`: none is written, because the database refuses one or took too long. `ConnectionDown`: it is not
         known which are written.
         """
-        self._on_written(batch, await self._execute([end for _, end in batch]))
+        self._on_written(batch, await self._execute([result for _, result in batch]))
 
-    async def write_single(self, held: HeldJob, end: JobFinish | JobRetry, error: psycopg.Error) -> None:
+    async def write_single(self, held: HeldJob, result: JobFinish | JobRetry, error: psycopg.Error) -> None:
         """It was not written by itself: without its texts, unless code in the database or the time said no; else later."""
         try:
             if not is_raised_by_database_code(error) and not is_statement_timeout(error):
-                await self._write_without_texts(held, end, error)
+                await self._write_without_texts(held, result, error)
                 return
         except psycopg.Error as still:
             error = still
         reason = f"{type(error).__name__}: {error.diag.message_primary or error}"
-        self._facts.emit(FinishFailed(*held.event_fields, reason, self.deferred.defer_refused(held, end)))
+        self._events.emit(FinishFailed(*held.event_fields, reason, self.deferred.defer_refused(held, result)))
 
     async def _write_without_texts(
-        self, held: HeldJob, end: JobFinish | JobRetry, error: psycopg.Error
+        self, held: HeldJob, result: JobFinish | JobRetry, error: psycopg.Error
     ) -> None:
         """The same end without anything that came from the handler."""
         text = f"{type(error).__name__}: the database refused what the handler left; it was dropped"
         bare = replace(
-            end,
+            result,
             error=text,
             traceback=None,
             stack=None,
@@ -406,28 +412,30 @@ class ResultWriter:
             bare = replace(bare, result=None, children=None, state=JobState.DEAD, verdict=Verdict.ERROR)
         self._on_written([(held, bare)], await self._execute([bare]))
 
-    async def _execute(self, both: Sequence[JobFinish | JobRetry]) -> dict[Fence, str]:
+    async def _execute(self, results: Sequence[JobFinish | JobRetry]) -> dict[Fence, str]:
         """Write them. Answers for each that was not written "already", "locked", "lost" or "again"; mostly for none."""
-        ends = [end for end in both if isinstance(end, JobFinish)]
-        agains = [end for end in both if isinstance(end, JobRetry)]
-        answers = await self._execute_finish(ends) if ends else {}
-        return answers | await self._execute_retry(agains) if agains else answers
+        finishes = [result for result in results if isinstance(result, JobFinish)]
+        retries = [result for result in results if isinstance(result, JobRetry)]
+        answers = await self._execute_finish(finishes) if finishes else {}
+        return answers | await self._execute_retry(retries) if retries else answers
 
-    async def _execute_finish(self, ends: list[JobFinish]) -> dict[Fence, str]:
-        answers = await self._line.execute(finish(self._host, ends), raise_refusals=True)
-        missing = [end for end in ends if answers.get(end.fence) == "missing"] if answers else []
+    async def _execute_finish(self, finishes: list[JobFinish]) -> dict[Fence, str]:
+        answers = await self._connection.execute(finish(self._host_id, finishes), raise_refusals=True)
+        missing = [result for result in finishes if answers.get(result.fence) == "missing"] if answers else []
         if not missing:
             return answers
-        return answers | await self._line.execute(
-            check_unwritten_finishes(self._host, missing), raise_timeouts=True
+        return answers | await self._connection.execute(
+            check_unwritten_finishes(self._host_id, missing), raise_timeouts=True
         )
 
-    async def _execute_retry(self, agains: list[JobRetry]) -> dict[Fence, str]:
-        answers = await self._line.execute(retry(self._host, agains), raise_refusals=True)
-        missing = [end for end in agains if end.fence in answers] if answers else []
+    async def _execute_retry(self, retries: list[JobRetry]) -> dict[Fence, str]:
+        answers = await self._connection.execute(retry(self._host_id, retries), raise_refusals=True)
+        missing = [result for result in retries if result.fence in answers] if answers else []
         if not missing:
             return answers
-        return await self._line.execute(check_unwritten_retries(self._host, missing), raise_timeouts=True)
+        return await self._connection.execute(
+            check_unwritten_retries(self._host_id, missing), raise_timeouts=True
+        )
 
     def _on_written(self, batch: list[PendingResult], answers: dict[Fence, str]) -> None:
         if answers or self.deferred.has_retries:
@@ -435,34 +443,37 @@ class ResultWriter:
         for held, _ in batch:
             if held.on_written is not None:
                 held.on_written()
-        self._facts.emit_all([_attempt_ended(held.job, end, self._log_args) for held, end in batch])
+        self._events.emit_all([_attempt_ended(held.job, result, self._log_args) for held, result in batch])
 
     def _split_by_answer(self, batch: list[PendingResult], answers: dict[Fence, str]) -> list[PendingResult]:
         """One by one: those whose end stands in the database."""
         found: list[PendingResult] = []
-        for held, end in batch:
+        for held, result in batch:
             answer = answers.get(held.fence, "written")
             if answer == "again":  # it changed under the statement: the first of the next one
-                self._resend_first((held, end))
+                self._resend_first((held, result))
                 continue
             if answer == "locked":
-                self.deferred.defer_locked(held, end)
+                self.deferred.defer_locked(held, result)
                 continue
             self.deferred.forget(held.fence)
             if answer != "lost":
-                found.append((held, end))
+                found.append((held, result))
                 continue
             if held.on_written is not None:
                 held.on_written()
-            self._facts.emit(FinishRejected(*held.event_fields))
+            self._events.emit(FinishRejected(*held.event_fields))
         return found
 
 
-def _attempt_ended(job: ClaimedJob, end: JobFinish | JobRetry, log_args: bool) -> AttemptEnded:
-    if isinstance(end, JobFinish):
-        state, again_in = end.state, None
+def _attempt_ended(job: ClaimedJob, result: JobFinish | JobRetry, log_args: bool) -> AttemptEnded:
+    if isinstance(result, JobFinish):
+        state, again_in = result.state, None
     else:
-        state, again_in = JobState.SCHEDULED if end.delay_seconds > 0 else JobState.READY, end.delay_seconds
+        state, again_in = (
+            JobState.SCHEDULED if result.delay_seconds > 0 else JobState.READY,
+            result.delay_seconds,
+        )
     return AttemptEnded(
         job.id,
         job.lease,
@@ -471,12 +482,12 @@ def _attempt_ended(job: ClaimedJob, end: JobFinish | JobRetry, log_args: bool) -
         job.args if log_args else "",
         job.attempt,
         job.max_attempts,
-        "succeeded" if end.verdict is _SUCCEEDED else _WORDS[end.verdict],
+        "succeeded" if result.verdict is _SUCCEEDED else _WORDS[result.verdict],
         state,
-        end.duration_seconds,
-        end.cpu_seconds,
-        end.peak_rss_bytes,
-        end.error,
+        result.duration_seconds,
+        result.cpu_seconds,
+        result.peak_rss_bytes,
+        result.error,
         again_in,
     )
 
@@ -524,19 +535,19 @@ class DeferredResults(Generic[K, V]):
     def fences(self) -> list[Fence]:
         return list(self._waiting)
 
-    def defer_locked(self, one: K, end: V) -> float:
+    def defer_locked(self, one: K, result: V) -> float:
         """Keep it until another session may have let go of its row; after how many seconds it is sent again."""
-        return self._defer(one, end, MIN_LOCKED_RETRY_SECONDS, MAX_LOCKED_RETRY_SECONDS)
+        return self._defer(one, result, MIN_LOCKED_RETRY_SECONDS, MAX_LOCKED_RETRY_SECONDS)
 
-    def defer_refused(self, one: K, end: V) -> float:
+    def defer_refused(self, one: K, result: V) -> float:
         """Keep what the database refused; after how many seconds it is sent again."""
-        return self._defer(one, end, MIN_REFUSED_RETRY_SECONDS, MAX_REFUSED_RETRY_SECONDS)
+        return self._defer(one, result, MIN_REFUSED_RETRY_SECONDS, MAX_REFUSED_RETRY_SECONDS)
 
-    def _defer(self, one: K, end: V, first: float, most: float) -> float:
+    def _defer(self, one: K, result: V, first: float, most: float) -> float:
         fence = one.fence
         pause = min(most, max(first, 2 * self._pauses.get(fence, 0.0)))
         self._pauses[fence] = pause
-        self._waiting[fence] = (monotonic() + pause, one, end)
+        self._waiting[fence] = (monotonic() + pause, one, result)
         return pause
 
     def pop_due(self) -> list[tuple[K, V]]:
@@ -572,6 +583,6 @@ class BatchSize:
     def record_failed(self, count: int, *, slow: bool) -> bool:
         """A batch of `count` was not written. True: it is news that it was slow."""
         self.current = max(1, count // 2)
-        news = slow and not self.is_slow
+        is_news = slow and not self.is_slow
         self.is_slow = self.is_slow or slow
-        return news
+        return is_news

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pgworkers.clock import boottime, monotonic
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.hosts import ChangedDeadline
 from pgworkers.job.model import ClaimedJob, Fence
 from pgworkers.specs import TaskSpec
@@ -25,7 +26,7 @@ class HeldJob(msgspec.Struct, eq=False):
     expected_seconds: float = inf  # seconds that it should take; unknown: for ever
     began_at: float | None = None  # when its worker could begin it
     has_emitted_start: bool = False  # it has begun, and the fact was told
-    stop_reason: str | None = None  # why it must end: cancel, drain, lease, kill
+    stop_reason: StopReason | None = None  # why it must stop; None: it may go on
     is_stalled: bool = False
     may_delay_write: bool = False  # its end may wait a few milliseconds for others
     on_written: Callable[[], None] | None = None  # called when its end is written
@@ -70,16 +71,16 @@ class HeldJob(msgspec.Struct, eq=False):
         if self.moved_deadline is not None:
             return self.moved_deadline + self._total_suspended(now) - self.suspended_before_move - boottime()
         own = self.timeout_seconds()
-        ends = [self.began_at + own + self.extended_seconds] if own is not None else []
+        deadlines = [self.began_at + own + self.extended_seconds] if own is not None else []
         if self.job.seconds_to_deadline is not None:
-            ends.append(self.claimed_at_monotonic + self.job.seconds_to_deadline)
-        return min(ends) + self._total_suspended(now) - now if ends else None
+            deadlines.append(self.claimed_at_monotonic + self.job.seconds_to_deadline)
+        return min(deadlines) + self._total_suspended(now) - now if deadlines else None
 
     def _total_suspended(self, now: float) -> float:
         """Seconds it was suspended, up to now."""
         worker = self.worker
         return self.suspended_seconds + (
-            now - worker.since if worker is not None and worker.state == "suspended" else 0.0
+            now - worker.since if worker is not None and worker.is_suspended else 0.0
         )
 
     def update_deadline(self, found: ChangedDeadline) -> bool:

@@ -20,6 +20,7 @@ from pgworkers.events import (
     HostStateChanged,
 )
 from pgworkers.ipc.lease_deadline import LeaseDeadlineWriter
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.notification_payloads import (
     BatchChanged,
     DueSoon,
@@ -91,7 +92,7 @@ class Host:
             self.id,
             self.connections["finish"],
             facts,
-            settings.finish_batch,
+            settings.finish_batch_size,
             cooldown_of(settings),
             log_args=settings.log_args,
         )
@@ -101,8 +102,8 @@ class Host:
             {task.name: task for task in plan.app.tasks},
             plan.queues,
             self.finisher,
-            want_claim=self._room,
-            stop=self._stop_job,
+            on_capacity=self._room,
+            send_stop=self._stop_job,
         )
         self.scaler = Scaler(self)
         self.claimer = Claimer(
@@ -118,12 +119,12 @@ class Host:
             self.dispatcher,
             facts,
             settings,
-            view=partial(status.snapshot, self, ProcessUsage()),
+            snapshot=partial(status.snapshot, self, ProcessUsage()),
             registration=partial(registration, self),
             on_hint=self.route,
-            on_heard=self.claimer.on_notifications_read,
+            on_notifications_read=self.claimer.on_notifications_read,
             on_renewed=self._on_renewed,
-            settled=lambda: status.are_workers_up(self),
+            are_workers_up=lambda: status.are_workers_up(self),
         )
         self.leadership = Leadership(
             self.id,
@@ -138,9 +139,9 @@ class Host:
             self.leadership,
             facts,
             settings,
-            may_rescue=lambda: self.has_renewed_for(settings.lease),
-            reckoned=self.database_time,
-            desks=self.dispatcher.buffers,
+            may_rescue=lambda: self.has_renewed_for(settings.lease_duration),
+            database_time=self.database_time,
+            buffers=self.dispatcher.buffers,
         )
         self.supervisors = SupervisorPool(
             settings,
@@ -176,7 +177,7 @@ class Host:
                 self.scaler.starting_workers(name, spec),
                 settings,
                 self.id,
-                self.settings.label,
+                self.settings.host_label,
                 self.plan.app.version,
             )
             for name, spec in self.plan.queues.items()
@@ -317,12 +318,13 @@ class Host:
     def _on_renewed(self, sent: float) -> None:
         """The leases hold so long, counted from the sending: nothing begins beyond it, and nothing is claimed."""
         lapsed = not self.lease_deadline.is_held()
-        self.lease_deadline.extend_to(sent + self.settings.lease)
+        self.lease_deadline.extend_to(sent + self.settings.lease_duration)
         if lapsed:
             self.claimer.wake_for_all_queues()
 
     def _room(self, queue: str) -> None:
         self.claimer.on_capacity(queue)
 
-    def _stop_job(self, worker: WorkerChannel, held: HeldJob, reason: str) -> None:
-        self.supervisors.stop_job(worker, held, reason, now=reason == "kill" or self.hurry.is_set())
+    def _stop_job(self, worker: WorkerChannel, held: HeldJob, reason: StopReason) -> None:
+        at_once = reason is StopReason.KILL or self.hurry.is_set()
+        self.supervisors.stop_job(worker, held, reason, at_once=at_once)

@@ -178,9 +178,11 @@ class Housekeeper:
         ):
             if other.id not in self._reported_hosts:
                 self._reported_hosts.add(other.id)
-                own = host.settings.lease - (monotonic() - self._started_at)
+                own = host.settings.lease_duration - (monotonic() - self._started_at)
                 host.events.emit(
-                    HostStateChanged(host.state, burst.waiting_sentence(other, own, host.settings.rescue))
+                    HostStateChanged(
+                        host.state, burst.waiting_sentence(other, own, host.settings.rescue_interval)
+                    )
                 )
         if self._last_busy_at is not None and monotonic() - self._last_busy_at > BURST_REPORT_SECONDS:
             self._last_busy_at = None

@@ -7,7 +7,7 @@ loop that reads them, everything else in the next.
 
 The name in `Host` is checked. A page in an operator's browser may point its own name at 127.0.0.1 (DNS rebinding) and then
 read what is answered there; its requests still carry its name. IP addresses, localhost, this machine's name and the names
-in the setting `metrics_hosts` are answered; others get 421.
+in the setting `metrics_allowed_hosts` are answered; others get 421.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _STATUS_TEXTS = {
 
 
 _MISDIRECTED_TEXT = (
-    "this is not the server of {}; ask for an IP address or localhost, or set PGWORKERS_METRICS_HOSTS to the names that "
-    "this port answers for\n"
+    "this is not the server of {}; ask for an IP address or localhost, or set PGWORKERS_METRICS_ALLOWED_HOSTS to the names "
+    "that this port answers for\n"
 )
 
 
@@ -112,7 +112,7 @@ class AllowedHosts:
     """The names that a request may ask for in its Host header."""
 
     def __init__(self, address: str, extra: str) -> None:
-        """`address`: the setting `metrics`; `extra`: the setting `metrics_hosts`, names with commas, `*` for any."""
+        """`address` is the setting `metrics_address`, `extra` the setting `metrics_allowed_hosts` (`*`: any)."""
         bound = address.rpartition(":")[0].strip("[]")
         names = ["localhost", socket.gethostname(), bound, *extra.split(",")]
         self._names = {name.strip().lower().rstrip(".") for name in names} - {""}

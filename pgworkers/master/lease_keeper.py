@@ -55,25 +55,25 @@ def registration(host: Host) -> Query[Any]:
         host.id,
         socket.gethostname(),
         os.getpid(),
-        host.settings.label,
+        host.settings.host_label,
         host.plan.app.name,
         host.plan.app.version,
         list(host.plan.queues),
         [task.name for task in host.plan.app.tasks],
-        host.settings.lease,
+        host.settings.lease_duration,
         host.metrics_address,
     )
 
 
 async def register(host: Host) -> bool:
     """However long it takes until the database answers. False: it was told to leave before that."""
-    line = host.connections["listen"]
+    connection = host.connections["listen"]
     while not host.is_leaving:
         sent = boottime()
         try:
-            await line.execute(registration(host))
+            await connection.execute(registration(host))
         except ConnectionDown:
-            await line.wait_for_backoff()
+            await connection.wait_for_backoff()
         else:
             host._on_renewed(sent)
             return True
@@ -87,10 +87,10 @@ WATCHED_HOST_SECONDS = 10.0
 
 
 def renewal_pause_seconds(
-    now: float, born: float, watched: float, renew: float, *, settled: bool = False
+    now: float, born: float, watched: float, renew: float, *, are_workers_up: bool = False
 ) -> float:
     """Seconds until the next renewal; `settled`: all workers are up, and this one said so. Pure."""
-    fresh = now - born < YOUNG_HOST_SECONDS and not settled
+    fresh = now - born < YOUNG_HOST_SECONDS and not are_workers_up
     return min(1.0, renew) if fresh or now < watched else renew
 
 
@@ -118,28 +118,28 @@ class LeaseKeeper:
     def __init__(
         self,
         host: str,
-        line: ReconnectingConnection,
-        dispatch: Dispatcher,
-        facts: EventBus,
+        connection: ReconnectingConnection,
+        dispatcher: Dispatcher,
+        events: EventBus,
         settings: Settings,
-        view: Callable[[], HostSnapshot],
+        snapshot: Callable[[], HostSnapshot],
         registration: Callable[[], Query[Any]],
         on_hint: Callable[[HostHint], None],
-        on_heard: Callable[[], None],
+        on_notifications_read: Callable[[], None],
         on_renewed: Callable[[float], None],
-        settled: Callable[[], bool] = lambda: False,
+        are_workers_up: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._host = host
-        self._line = line
-        self._dispatch = dispatch
-        self._facts = facts
+        self._host_id = host
+        self._connection = connection
+        self._dispatcher = dispatcher
+        self._events = events
         self._settings = settings
-        self._snapshot = view
+        self._snapshot = snapshot
         self._registration = registration
         self._on_hint = on_hint
-        self._on_notifications_read = on_heard  # after all that came together
+        self._on_notifications_read = on_notifications_read  # after all that came together
         self._on_renewed = on_renewed  # with the time of its sending, on CLOCK_BOOTTIME
-        self._are_workers_up = settled  # have all workers come up?
+        self._are_workers_up = are_workers_up  # have all workers come up?
         self._due_at = self._sent_at = self._watched_until = 0.0
         self._shown_jobs: frozenset[int] = frozenset()  # that workers had in the last process view
         self._must_renew_soon = False  # a hint came after the last renewal was sent
@@ -148,8 +148,8 @@ class LeaseKeeper:
         self._is_stopping = False
         self._stopped = asyncio.Event()
         self.database_clock = DatabaseClock()
-        self.streak = RenewalStreak(2 * settings.renew + settings.statement_timeout)
-        line.on_connect = self.listen
+        self.streak = RenewalStreak(2 * settings.renew_interval + settings.statement_timeout)
+        connection.on_connect = self.listen
 
     async def run(self) -> None:
         try:
@@ -157,17 +157,17 @@ class LeaseKeeper:
                 try:
                     await self._run_once()
                 except ConnectionDown:
-                    await self._line.wait_for_backoff()
+                    await self._connection.wait_for_backoff()
                 except psycopg.Error as error:
-                    self._line.mark_lost(error)
-                    await self._line.wait_for_backoff()
+                    self._connection.mark_lost(error)
+                    await self._connection.wait_for_backoff()
         finally:
             self._stopped.set()
 
     async def _run_once(self) -> None:
         if monotonic() >= self._due_at:
             await self.renew()
-        conn = await self._line.ensure_connected()
+        conn = await self._connection.ensure_connected()
         self.read_pending(conn.pgconn)
         if not self._is_stopping:
             await self.wait(conn.pgconn, conn.fileno())
@@ -185,13 +185,13 @@ class LeaseKeeper:
         Straight from libpq: psycopg's own generator takes several turns of the loop to say the same.
         """
         pgconn.consume_input()
-        heard = []
+        received = []
         while (notice := pgconn.notifies()) is not None:
-            heard.append(NotificationReceived(notice.extra.decode(errors="replace")))
+            received.append(NotificationReceived(notice.extra.decode(errors="replace")))
             if (hint := parse_host_hint(notice.extra)) is not None:
                 self._on_hint(hint)
         self._on_notifications_read()
-        self._facts.emit_all(heard)
+        self._events.emit_all(received)
 
     async def wait(self, pgconn: PGconn, fd: int) -> None:
         """Until the next renewal is due. Notices are heard as they come, without waking this task: a job waits for them."""
@@ -227,7 +227,7 @@ class LeaseKeeper:
         if (hint := parse_host_hint(said)) is not None:
             self._on_hint(hint)
         self._on_notifications_read()
-        self._facts.emit(NotificationReceived(said))
+        self._events.emit(NotificationReceived(said))
 
     @property
     def is_watched(self) -> bool:
@@ -264,33 +264,39 @@ class LeaseKeeper:
         """Renew now, and act on what comes back."""
         sent, sent_boottime = monotonic(), boottime()
         self._must_renew_soon = False
-        settled = self._are_workers_up()
-        held, deadlines = self._dispatch.held_fences(), self._dispatch.held_deadlines()
-        renewed = await self._line.execute(
-            renew_lease(self._host, held, *self._snapshot(), deadlines=deadlines)
+        are_workers_up = self._are_workers_up()
+        held, deadlines = self._dispatcher.held_fences(), self._dispatcher.held_deadlines()
+        renewed = await self._connection.execute(
+            renew_lease(self._host_id, held, *self._snapshot(), deadlines=deadlines)
         )
         if not renewed.is_known:
             # The row was swept while this host was away. Its jobs are lost; the host begins anew under the same id.
-            await self._line.execute(self._registration())
+            await self._connection.execute(self._registration())
             self._on_hint(Reconnected())
         self._sent_at = sent
         self._due_at = sent + renewal_pause_seconds(
-            sent, self._started_at, self._watched_until, self._settings.renew, settled=settled
+            sent,
+            self._started_at,
+            self._watched_until,
+            self._settings.renew_interval,
+            are_workers_up=are_workers_up,
         )
         if self._must_renew_soon:  # the hint may be of a commit that this renewal did not see
             self._due_at = min(self._due_at, sent + MIN_HINT_INTERVAL_SECONDS)
         self.streak.record(sent)
         self.database_clock.record(
-            sent_boottime, renewed.database_time, max(renewed.longest_lease_seconds, self._settings.lease)
+            sent_boottime,
+            renewed.database_time,
+            max(renewed.longest_lease_seconds, self._settings.lease_duration),
         )
-        self._dispatch.is_only_host = renewed.is_alone
-        self._dispatch.other_hosts_sharing = renewed.sharing_hosts
+        self._dispatcher.is_only_host = renewed.is_alone
+        self._dispatcher.other_hosts_sharing = renewed.sharing_hosts
         for fence in renewed.cancel_requests:
-            self._dispatch.cancel(fence)
+            self._dispatcher.cancel(fence)
         for deadline in renewed.changed_deadlines:
-            self._dispatch.update_deadline(deadline)
+            self._dispatcher.update_deadline(deadline)
         for fence in renewed.lost_leases:
-            self._dispatch.on_lease_lost(fence, rescued=fence in renewed.rescued_leases)
+            self._dispatcher.on_lease_lost(fence, rescued=fence in renewed.rescued_leases)
         # Last: a worker that begins jobs again must not find one in its socket that is lost.
         self._on_renewed(sent_boottime)
 
@@ -300,7 +306,7 @@ class LeaseKeeper:
         )  # those that come with an answer
         # Not conn.execute(): notifications come before its answer is complete, and psycopg leaves them in libpq until then.
         exchange = AsyncSession(conn, self._settings.schema)
-        for channel in (self._settings.schema, self._host):
+        for channel in (self._settings.schema, self._host_id):
             await exchange.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)).as_bytes(conn))
         self._due_at = 0.0  # what was missed while deaf comes with the next renewal
         asyncio.get_running_loop().call_soon(self._on_hint, Reconnected())

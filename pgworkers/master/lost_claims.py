@@ -48,20 +48,20 @@ class LostClaims:
 
     def __init__(
         self,
-        host: str,
-        lines: dict[str, ReconnectingConnection],
-        dispatch: Dispatcher,
-        ends: Finisher,
+        host_id: str,
+        connections: dict[str, ReconnectingConnection],
+        dispatcher: Dispatcher,
+        finisher: Finisher,
         settings: Settings,
-        reckoned: Callable[[], datetime | None],
+        database_time: Callable[[], datetime | None],
     ) -> None:
-        self._host = host
-        self._line = lines["finish"]
-        self._watched_connections = [lines["claim"], lines["finish"]]
-        self._dispatch = dispatch
-        self._ends = ends
+        self._host_id = host_id
+        self._connection = connections["finish"]
+        self._watched_connections = [connections["claim"], connections["finish"]]
+        self._dispatcher = dispatcher
+        self._finisher = finisher
         self._settings = settings
-        self._database_time = reckoned  # the database's time, as this host reckons it
+        self._database_time = database_time  # the database's time, as this host reckons it
         self._session_numbers: list[int] = []  # of the lines, at the last look
         self._full_scans_until = -inf
         self._scanned_until: datetime | None = None  # claims up to then were looked at
@@ -70,35 +70,37 @@ class LostClaims:
     async def run(self) -> None:
         took = 0.0
         while True:
-            await asyncio.sleep(scan_pause_seconds(took, self._settings.rescue, self._settings.lease))
+            await asyncio.sleep(
+                scan_pause_seconds(took, self._settings.rescue_interval, self._settings.lease_duration)
+            )
             began = monotonic()
-            await self.release_lost(self._settings.lease)  # none is younger than a lease
+            await self.release_lost(self._settings.lease_duration)  # none is younger than a lease
             took = monotonic() - began
 
-    async def release_lost(self, age: float, *, whole: bool = False) -> int:
+    async def release_lost(self, age: float, *, is_full_scan: bool = False) -> int:
         """Give back what was claimed so long ago and is unknown here; how many. `whole`: look at everything."""
-        sessions, began = [line.session_number for line in self._watched_connections], monotonic()
+        sessions, began = [connection.session_number for connection in self._watched_connections], monotonic()
         if sessions != self._session_numbers:
             self._session_numbers, self._full_scans_until = (
                 sessions,
-                began + FULL_SCAN_LEASES_AFTER_RECONNECT * self._settings.lease,
+                began + FULL_SCAN_LEASES_AFTER_RECONNECT * self._settings.lease_duration,
             )
         since = (
             None
-            if whole or began < self._full_scans_until or began >= self._full_scan_at
+            if is_full_scan or began < self._full_scans_until or began >= self._full_scan_at
             else self._scanned_until
         )
         try:
             clock = self._database_time() if age else None  # at the end nothing is on its way
-            held = await self._line.execute(jobs_of_host(self._host, age, since, host_clock=clock))
+            held = await self._connection.execute(jobs_of_host(self._host_id, age, since, host_clock=clock))
         except (ConnectionDown, psycopg.Error):
             if since is None:  # all of it may be too much: the next look goes on, if there is a place for it
                 self._full_scan_at = monotonic() + FULL_SCAN_INTERVAL_SECONDS
             return 0  # the next look finds them
-        known = {*self._dispatch.held_fences(), *self._ends.pending_fences()}
+        known = {*self._dispatcher.held_fences(), *self._finisher.pending_fences()}
         unknown = [fence for fence in held.fences if fence not in known]
         if unknown:
-            self._ends.release(unknown, "the answer to the claim was lost")
+            self._finisher.release(unknown, "the answer to the claim was lost")
         if since is None:
             self._full_scan_at = monotonic() + max(
                 FULL_SCAN_INTERVAL_SECONDS, READ_REST_FACTOR * (monotonic() - began)

@@ -14,11 +14,12 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.events import StopRequested, WorkerStackDumped
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job import requests
 from pgworkers.job.notification_payloads import MIN_HINT_INTERVAL_SECONDS
 from pgworkers.job.requests import OperatorRequest
 from pgworkers.master.connection import ConnectionDown
-from pgworkers.master.worker_channel import WorkerChannel
+from pgworkers.master.worker_channel import WorkerChannel, WorkerState
 from pgworkers.supervisor.messages import DumpStacks, SuspendJob
 
 if TYPE_CHECKING:
@@ -89,8 +90,8 @@ class OperatorRequests:
         if held is None:
             return False, "the worker has no job now"
         if one.kind == "kill":
-            self._host.events.emit(StopRequested(*held.event_fields, "kill"))
-            self._host.supervisors.stop_job(worker, held, "kill", now=True)
+            self._host.events.emit(StopRequested(*held.event_fields, StopReason.KILL.word))
+            self._host.supervisors.stop_job(worker, held, StopReason.KILL, at_once=True)
             return True, "killed; the job is handed back and runs again"
         suspend = one.kind == "suspend"
         done, text = await self._ask_supervisor(
@@ -99,10 +100,10 @@ class OperatorRequests:
                 SuspendJob(worker.slot, worker.incarnation, *held.key, token, suspend)
             ),
         )
-        if done and suspend != (worker.state == "suspended"):
+        if done and suspend != worker.is_suspended:
             if not suspend:
                 held.suspended_seconds += monotonic() - worker.since
-            worker.move_to("suspended" if suspend else "busy")
+            worker.move_to(WorkerState.SUSPENDED if suspend else WorkerState.BUSY)
             self._host.lease_keeper.renew_now()
         return done, text
 

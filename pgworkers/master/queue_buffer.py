@@ -23,7 +23,7 @@ from math import inf
 from pgworkers.clock import monotonic
 from pgworkers.ipc import tickets
 from pgworkers.master.held_job import HeldJob
-from pgworkers.master.worker_channel import WorkerChannel
+from pgworkers.master.worker_channel import WorkerChannel, WorkerState
 from pgworkers.specs import QueueSpec
 
 #: A buffered job that no worker took for this long goes back to the other hosts,
@@ -38,13 +38,13 @@ LARGE_CLAIM_JOBS = 100
 MAX_CLAIMS_BUFFERED = 4
 
 
-def look_ahead_jobs(workers: int, typical: float | None, cap: int, *, alone: bool = False) -> int:
+def look_ahead_jobs(workers: int, typical: float | None, cap: int, *, is_only_host: bool = False) -> int:
     """How many jobs to claim beyond the idle workers: none until the queue's jobs are known to be short.
 
     Up to AHEAD seconds of work per worker wait in the buffer, and more where no other host could take it: then few
     claims are for many jobs, and no worker waits for one. What is urgent waits behind it for no longer than that.
     """
-    deep = LOOK_AHEAD_ONLY_HOST_SECONDS if alone else CLAIM_AHEAD_SECONDS
+    deep = LOOK_AHEAD_ONLY_HOST_SECONDS if is_only_host else CLAIM_AHEAD_SECONDS
     if typical is None or typical > deep:
         return 0
     return min(cap, int(workers * deep / max(typical, 1e-5)))
@@ -84,11 +84,11 @@ class QueueBuffer:
 
     def add(self, held: HeldJob) -> None:
         """Into the buffer: what is urgent goes before what was claimed earlier."""
-        buffer, priority = self.waiting, held.job.priority
-        if not buffer or buffer[-1].job.priority >= priority:
-            buffer.append(held)
+        waiting, priority = self.waiting, held.job.priority
+        if not waiting or waiting[-1].job.priority >= priority:
+            waiting.append(held)
             return
-        buffer.insert(next(nth for nth, one in enumerate(buffer) if one.job.priority < priority), held)
+        waiting.insert(next(nth for nth, one in enumerate(waiting) if one.job.priority < priority), held)
 
     def record_duration(self, duration: float, count: int = 1) -> None:
         """From when a worker could begin a job to its report: on a busy machine more than the handler took.
@@ -100,7 +100,7 @@ class QueueBuffer:
 
     def staying_workers(self) -> int:
         """Workers that stay."""
-        return sum(w.state != "leaving" and not w.is_retiring for w in self.workers)
+        return sum(w.state is not WorkerState.LEAVING and not w.is_retiring for w in self.workers)
 
     def has_too_many_workers(self) -> bool:
         """Are there more workers than there should be?"""
@@ -142,7 +142,7 @@ class QueueBuffer:
             and not self.has_too_many_workers()
         )
 
-    def capacity(self, batch: int, *, alone: bool = False) -> int:
+    def capacity(self, batch: int, *, is_only_host: bool = False) -> int:
         """How many jobs to claim now, at most `batch`.
 
         Nothing while most of what it may have in stock is left: few large claims are cheaper than many small ones. But the
@@ -156,7 +156,9 @@ class QueueBuffer:
         )
         useful = alive > 0 and self.is_grant_valid()
         stock = (
-            look_ahead_jobs(alive, self.typical_seconds, MAX_CLAIMS_BUFFERED * batch, alone=alone)
+            look_ahead_jobs(
+                alive, self.typical_seconds, MAX_CLAIMS_BUFFERED * batch, is_only_host=is_only_host
+            )
             if useful
             else 0
         )

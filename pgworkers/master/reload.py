@@ -36,7 +36,7 @@ async def reload(host: Host) -> bool:
     options = host.options
     try:
         app = await asyncio.to_thread(
-            describe, options.config, host.settings.boot, host.supervisors.other_children
+            describe, options.config, host.settings.import_timeout, host.supervisors.other_children
         )
         served = boot.choose_queues(app, options.queues, options.workers, host.settings.max_workers)
     except PgworkersError as error:

@@ -57,7 +57,7 @@ def target_workers(
     configs: Mapping[str, QueueConfig],
     grants: Mapping[str, int],
     current: Mapping[str, int],
-    most: int,
+    max_workers: int,
 ) -> dict[str, int]:
     """How many workers each queue of this host should have; never more than `most`."""
     wanted = {}
@@ -69,20 +69,23 @@ def target_workers(
             count = grants.get(name, 0)
         else:
             count = spec.workers if config.workers is None else config.workers
-        wanted[name] = min(count, most)
+        wanted[name] = min(count, max_workers)
     return wanted
 
 
 def cooldown_of(settings: Settings) -> CoolDown:
     return CoolDown(
-        settings.throttle, settings.throttle_growth, settings.throttle_max, settings.throttle_grace
+        settings.throttle_duration,
+        settings.throttle_factor,
+        settings.throttle_max_duration,
+        settings.throttle_quiet_period,
     )
 
 
 class Scaler:
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._line = host.connections["claim"]
+        self._connection = host.connections["claim"]
         self._changed = asyncio.Event()
         self._targets: dict[str, int] = {}
         self._granted: dict[str, int] = {}  # of the queues that are shared out,
@@ -119,7 +122,7 @@ class Scaler:
 
     def _interval_seconds(self) -> float:
         """A change is notified, so a look without one may be rare; but a share is acknowledged well within its lease."""
-        return self._host.settings.renew * (1 if self._granted else 3)
+        return self._host.settings.renew_interval * (1 if self._granted else 3)
 
     async def scale_once(self) -> None:
         """Read, decide, act; what cannot be read changes nothing."""
@@ -127,12 +130,12 @@ class Scaler:
             await self._reset_throttles()
             names = list(self._host.plan.queues)
             configs = {
-                config.name: config for config in await self._line.execute(queues.queue_configs(names))
+                config.name: config for config in await self._connection.execute(queues.queue_configs(names))
             }
             self._note_throttles(configs)
             grants = await self._grants(configs)
         except ConnectionDown:
-            await self._line.wait_for_backoff()
+            await self._connection.wait_for_backoff()
             self._changed.set()
         except psycopg.Error:
             pass  # told by the line; the next round tries again
@@ -152,11 +155,11 @@ class Scaler:
         without = [name for name in totals if name not in grants]
         if without and not self._host.is_leaving:
             clock = self._host.database_time()
-            seen = await self._line.execute(cluster_slots.shared_queues(host_clock=clock))
+            seen = await self._connection.execute(cluster_slots.shared_queues(host_clock=clock))
             live = {shared.queue: len(shared.hosts) for shared in seen}
             for name in without:
                 share = ceil(totals[name] / max(1, live.get(name, 1)))
-                await self._line.execute(
+                await self._connection.execute(
                     cluster_slots.grant_slots(name, totals[name], {self._host.id: share}, host_clock=clock)
                 )
             grants = await self._acknowledge_grants(totals)
@@ -166,18 +169,19 @@ class Scaler:
         sent = monotonic()
         held = {}
         for name in totals:
-            desk = self._host.dispatcher.buffers[name]
+            buffer = self._host.dispatcher.buffers[name]
             # What may begin while the statement is on its way counts as well.
             held[name] = max(
-                desk.assigned_jobs, 0 if desk.max_assigned_jobs == sys.maxsize else desk.max_assigned_jobs
+                buffer.assigned_jobs,
+                0 if buffer.max_assigned_jobs == sys.maxsize else buffer.max_assigned_jobs,
             )
-        grants = await self._line.execute(
+        grants = await self._connection.execute(
             cluster_slots.acknowledge_slots(self._host.id, held, leaving=self._host.is_leaving)
         )
         self._granted = grants
         self._acknowledged = {name: max(held[name], grant) for name, grant in grants.items()}
         for name in grants:
-            self._host.dispatcher.buffers[name].grant_valid_until = sent + self._host.settings.lease
+            self._host.dispatcher.buffers[name].grant_valid_until = sent + self._host.settings.lease_duration
         return grants
 
     # -- acting ---------------------------------------------------------------------------------------------------------
@@ -193,12 +197,12 @@ class Scaler:
         for name, count in wanted.items():
             if not host.supervisors.has_queue(name):
                 continue  # newer code is just being brought in
-            desk = host.dispatcher.buffers[name]
+            buffer = host.dispatcher.buffers[name]
             config = configs.get(name)
             if config is not None:
                 shared = config.total_workers is not None
-                desk.max_assigned_jobs = count if shared else sys.maxsize
-                desk.grant_valid_until = desk.grant_valid_until if shared else inf
+                buffer.max_assigned_jobs = count if shared else sys.maxsize
+                buffer.grant_valid_until = buffer.grant_valid_until if shared else inf
             before = self._targets.get(name)
             if before != count:  # else whoever changed it since (a signal) keeps his way
                 self._targets[name] = count
@@ -217,16 +221,16 @@ class Scaler:
 
     def _exceeds_grant(self, queue: str) -> bool:
         """Does this host still count for more than it has?"""
-        desk = self._host.dispatcher.buffers[queue]
+        buffer = self._host.dispatcher.buffers[queue]
         return self._acknowledged.get(queue, 0) > max(
-            self._granted.get(queue, 0), desk.max_assigned_jobs, desk.assigned_jobs
+            self._granted.get(queue, 0), buffer.max_assigned_jobs, buffer.assigned_jobs
         )
 
     # -- what others tell -------------------------------------------------------------------------------------------------
 
-    def __call__(self, fact: Event) -> None:
-        match fact:
-            case WorkerDied() if fact.queue in self._acknowledged and self._exceeds_grant(fact.queue):
+    def __call__(self, event: Event) -> None:
+        match event:
+            case WorkerDied() if event.queue in self._acknowledged and self._exceeds_grant(event.queue):
                 self.wake()  # one less runs beyond the grant
             case HostStateChanged(state="draining"):
                 self.wake()  # the others may have what this host no longer needs
@@ -234,21 +238,21 @@ class Scaler:
     def handler_for(self, kind: type) -> BatchHandler | None:
         return self.on_attempts_ended if kind is AttemptEnded else each(self)
 
-    def on_attempts_ended(self, facts: Iterator[AttemptEnded]) -> None:
+    def on_attempts_ended(self, events: Iterator[AttemptEnded]) -> None:
         if not self._acknowledged and not self._throttle_reset_at:
             return  # nothing is shared out and nothing cools down: any number of jobs may end
-        for fact in facts:
-            if fact.queue in self._acknowledged and self._exceeds_grant(fact.queue):
+        for event in events:
+            if event.queue in self._acknowledged and self._exceeds_grant(event.queue):
                 self.wake()
-            calm_at = self._throttle_reset_at.get(fact.queue)
-            if calm_at is not None and fact.verdict == Verdict.SUCCEEDED and monotonic() >= calm_at:
-                self._throttles_to_reset.add(fact.queue)
+            calm_at = self._throttle_reset_at.get(event.queue)
+            if calm_at is not None and event.verdict == Verdict.SUCCEEDED and monotonic() >= calm_at:
+                self._throttles_to_reset.add(event.queue)
                 self.wake()
 
     # -- throttles ----------------------------------------------------------------------------------------------------------
 
     def _note_throttles(self, configs: Mapping[str, QueueConfig]) -> None:
-        now, grace = monotonic(), self._host.settings.throttle_grace
+        now, grace = monotonic(), self._host.settings.throttle_quiet_period
         for config in configs.values():
             until = now + config.throttled_seconds
             if (
@@ -267,25 +271,29 @@ class Scaler:
 
     async def _reset_throttles(self) -> None:
         for name in list(self._throttles_to_reset):
-            await self._line.execute(queues.reset_throttle(name, self._host.settings.throttle_grace))
+            await self._connection.execute(
+                queues.reset_throttle(name, self._host.settings.throttle_quiet_period)
+            )
             self._throttles_to_reset.discard(name)
 
 
 def _max_assigned_jobs(host: Host) -> dict[str, int]:
-    return {name: desk.max_assigned_jobs for name, desk in host.dispatcher.buffers.items()}
+    return {name: buffer.max_assigned_jobs for name, buffer in host.dispatcher.buffers.items()}
 
 
 def share_cluster_workers(
-    asker: QueryExecutor, every: float, reckoned: Callable[[], datetime | None]
+    executor: QueryExecutor, every: float, database_time: Callable[[], datetime | None]
 ) -> Duty:
     """The leader's part: shares out each total anew when hosts come and go."""
 
     async def perform() -> int:
         changed = 0
-        for shared in await asker.execute(cluster_slots.shared_queues(host_clock=reckoned())):
+        for shared in await executor.execute(cluster_slots.shared_queues(host_clock=database_time())):
             wanted = cluster_slots.split_evenly(shared.total_workers, shared.hosts)
-            changed += await asker.execute(
-                cluster_slots.grant_slots(shared.queue, shared.total_workers, wanted, host_clock=reckoned())
+            changed += await executor.execute(
+                cluster_slots.grant_slots(
+                    shared.queue, shared.total_workers, wanted, host_clock=database_time()
+                )
             )
         return changed
 

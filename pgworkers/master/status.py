@@ -11,6 +11,7 @@ from pgworkers.clock import monotonic
 from pgworkers.events import HostStateChanged
 from pgworkers.master.boot import PACKAGE_VERSION
 from pgworkers.master.queue_buffer import StartProblem
+from pgworkers.master.worker_channel import STARTED_STATES, WorkerState
 from pgworkers.observe.escape import printable
 from pgworkers.observe.metrics import Metrics
 from pgworkers.observe.metrics_catalog import HOST_STATES, WORKER_STATES
@@ -39,7 +40,10 @@ def is_serving(host: Host) -> bool:
     wanted = any(host.supervisors.target_workers(queue) for queue in host.dispatcher.buffers)
     return host.state == "running" and (
         not wanted
-        or any(worker.state in ("idle", "busy", "suspended") for worker in host.dispatcher.all_workers())
+        or any(
+            worker.state in (WorkerState.IDLE, WorkerState.BUSY, WorkerState.SUSPENDED)
+            for worker in host.dispatcher.all_workers()
+        )
     )
 
 
@@ -53,8 +57,6 @@ HostSnapshot = tuple[str, str, float, int, str]  # state, workers as JSON, load,
 MAX_PROBLEM_CHARACTERS = 4000
 #: Seconds that a text of /metrics is given again.
 METRICS_PAGE_SECONDS = 0.1
-#: States of a worker that has booted and stays.
-READY_WORKER_STATES = ("ready", "idle", "busy", "suspended")
 
 
 def snapshot(host: Host, usage: ProcessUsage) -> tuple[str, str, float, int, str]:
@@ -120,7 +122,7 @@ def _usage_columns(found: tuple[float | None, int] | None) -> dict[str, Any]:
 
 def _job_columns(worker: WorkerChannel, held: HeldJob, now: float) -> dict[str, Any]:
     """What only a worker with a job has. A suspended job's clock stands still."""
-    until = worker.since if worker.state == "suspended" else now
+    until = worker.since if worker.is_suspended else now
     left = held.seconds_left(until)
     return {
         "attempt": held.job.attempt,
@@ -128,7 +130,7 @@ def _job_columns(worker: WorkerChannel, held: HeldJob, now: float) -> dict[str, 
         "running": round(now - held.began_at, 3) if held.began_at is not None else None,
         "left_over": round(left, 3) if left is not None else None,
         "stalled": held.is_stalled,
-        "wish": held.stop_reason,
+        "wish": held.stop_reason.word if held.stop_reason is not None else None,
     }
 
 
@@ -150,13 +152,13 @@ def title(host: Host) -> str:
     state = "leader" if host.state == "running" and host.leadership.is_leader else host.state
     if host.state == "running" and not any(line.is_up for line in host.connections.values()):
         state = "no database"
-    label = f", {printable(host.settings.label)[:40]}" if host.settings.label else ""
+    label = f", {printable(host.settings.host_label)[:40]}" if host.settings.host_label else ""
     return f"pgworkers: master {host.plan.app.name} [{state}] {busy}/{total} busy{label}"
 
 
 def are_workers_up(host: Host) -> bool:
     """Are as many workers up as are wanted?"""
-    up = [worker for worker in host.dispatcher.all_workers() if worker.state in READY_WORKER_STATES]
+    up = [worker for worker in host.dispatcher.all_workers() if worker.state in STARTED_STATES]
     return len(up) >= sum(host.supervisors.target_workers(queue) for queue in host.dispatcher.buffers)
 
 
@@ -196,7 +198,7 @@ def respond(host: Host, scrapes: MetricsPage, path: str, accept: str) -> tuple[i
 
 
 def ready_text(host: Host) -> str:
-    ready = sum(worker.state in READY_WORKER_STATES for worker in host.dispatcher.all_workers())
+    ready = sum(worker.state in STARTED_STATES for worker in host.dispatcher.all_workers())
     up = sum(line.is_up for line in host.connections.values())
     text = f"database: {up} connections up\nschema: {host.plan.schema_text}\nworkers: {ready} ready\nthe master is running\n"
     if (holder := host.leadership.lock_holder) is not None:
@@ -215,7 +217,7 @@ def not_ready_reasons(host: Host) -> list[str]:
         reasons.append(f"the master is {host.state}")
     for queue, desk in host.dispatcher.buffers.items():
         if host.supervisors.target_workers(queue) and not any(
-            w.state in READY_WORKER_STATES for w in desk.workers
+            w.state in STARTED_STATES for w in desk.workers
         ):
             reasons.append(f"queue {queue}: no worker is ready")
     reasons += [
@@ -237,7 +239,9 @@ def update_gauges(host: Host, metrics: Metrics) -> None:
         (one.name for one in app.schedules),
     )
     for name, desk in host.dispatcher.buffers.items():
-        states = ["idle" if worker.state == "ready" else worker.state for worker in desk.workers]
+        states: list[str] = [
+            WorkerState.IDLE if worker.state is WorkerState.READY else worker.state for worker in desk.workers
+        ]
         for state in WORKER_STATES:
             metrics.set("workers", states.count(state), name, state)
         held = [worker.current_job for worker in desk.busy_workers() if worker.current_job is not None]
@@ -249,4 +253,4 @@ def update_gauges(host: Host, metrics: Metrics) -> None:
     for state in HOST_STATES:
         metrics.set("master_state", host.state == state, state)
     metrics.families["build_info"].clear()
-    metrics.set("build_info", 1, PACKAGE_VERSION, app.version, host.settings.label)
+    metrics.set("build_info", 1, PACKAGE_VERSION, app.version, host.settings.host_label)

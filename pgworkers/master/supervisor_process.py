@@ -31,8 +31,8 @@ class SupervisorProcess:
         self,
         boot: Boot,
         version: str,
-        term: int,
-        on_fact: Callable[[SupervisorProcess, SupervisorFact, list[int]], None],
+        lease_deadline_fd: int,
+        on_message: Callable[[SupervisorProcess, SupervisorFact, list[int]], None],
         on_death: Callable[[SupervisorProcess], None],
     ) -> None:
         self.queue = boot.queue.name
@@ -44,7 +44,7 @@ class SupervisorProcess:
         self.is_unresponsive = False
         self.is_retired = False  # newer code, or no such queue any more: it leaves when its workers have
         self.was_killed = False  # by us: its jobs are not to blame
-        self._on_message = on_fact
+        self._on_message = on_message
         self._on_death = on_death
         self._unsent: list[bytes] = []
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -59,13 +59,13 @@ class SupervisorProcess:
                         "--control-fd",
                         str(theirs.fileno()),
                         "--lease-fd",
-                        str(term),
+                        str(lease_deadline_fd),
                         "--parent-pid",
                         str(os.getpid()),
                         TITLE_PADDING_ARGUMENT,
                     ),
                 ],
-                pass_fds=[theirs.fileno(), term],
+                pass_fds=[theirs.fileno(), lease_deadline_fd],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,  # cores are then shared out by queue: no crowd of workers starves us
                 env=environment.for_children(os.environ)

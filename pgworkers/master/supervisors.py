@@ -15,9 +15,17 @@ from typing import Any
 
 import msgspec
 
-from pgworkers import events
 from pgworkers.clock import monotonic
-from pgworkers.events import EventBus, SupervisorUnresponsive
+from pgworkers.events import (
+    EventBus,
+    OrphansKilled,
+    SupervisorBooted,
+    SupervisorBootFailed,
+    SupervisorDied,
+    SupervisorStarted,
+    SupervisorUnresponsive,
+)
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.master import orphans
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.held_job import HeldJob
@@ -35,21 +43,21 @@ class SupervisorPool:
     def __init__(
         self,
         settings: Settings,
-        facts: EventBus,
-        dispatch: Dispatcher,
+        events: EventBus,
+        dispatcher: Dispatcher,
         boots: dict[str, Boot],
         version: str,
-        term: int,
-        beside: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        lease_deadline_fd: int,
+        start_background: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         """`beside` starts an errand of the host: if that fails, the host says so and leaves."""
         self._settings = settings
-        self._facts = facts
-        self._dispatch = dispatch
+        self._events = events
+        self._dispatcher = dispatcher
         self._boots = boots
         self._version = version
-        self._start_background = beside
-        self._lease_deadline_fd = term  # descriptor of the page that says until when leases hold
+        self._start_background = start_background
+        self._lease_deadline_fd = lease_deadline_fd  # descriptor of the page that says until when leases hold
         self._host_id = next(iter(boots.values())).host
         self._budgets: dict[str, RestartBudget] = {}
         self._current: dict[str, SupervisorProcess] = {}
@@ -61,7 +69,7 @@ class SupervisorPool:
         self.other_children: set[int] = set()  # children that somebody else in this process waits for
         self.errors: dict[str, str] = {}  # why a queue has no workers
         self.tracebacks: dict[str, str] = {}  # of those errors that have one
-        self.workers = WorkerLifecycle(facts, dispatch)
+        self.workers = WorkerLifecycle(events, dispatcher)
 
     def start(self) -> None:
         for name in self._boots:
@@ -78,10 +86,14 @@ class SupervisorPool:
     def target_workers(self, queue: str) -> int:
         return self._boots[queue].workers if queue in self._boots else 0
 
-    def stop_job(self, worker: WorkerChannel, held: HeldJob, reason: str, *, now: bool = False) -> None:
+    def stop_job(
+        self, worker: WorkerChannel, held: HeldJob, reason: StopReason, *, at_once: bool = False
+    ) -> None:
         """Send a wish down, naming job and lease."""
-        ask, raise_ = (0.0, 0.0) if now else (self._settings.ask_grace, self._settings.raise_grace)
-        worker.send_to_supervisor(StopJob(worker.slot, worker.incarnation, *held.key, reason, ask, raise_))
+        ask, raise_ = (0.0, 0.0) if at_once else (self._settings.ask_grace, self._settings.raise_grace)
+        worker.send_to_supervisor(
+            StopJob(worker.slot, worker.incarnation, *held.key, reason.word, ask, raise_)
+        )
 
     async def replace(self, boots: dict[str, Boot], version: str) -> list[str]:
         """Newer code: a new supervisor for each queue, one by one; the old one leaves when its jobs are done.
@@ -97,7 +109,7 @@ class SupervisorPool:
             if self._is_stopping:
                 break  # a drain began meanwhile: what it hangs up on must not be replaced
             fresh = SupervisorProcess(boot, version, self._lease_deadline_fd, self._on_message, self._on_exit)
-            self._facts.emit(events.SupervisorStarted(queue, fresh.pid))
+            self._events.emit(SupervisorStarted(queue, fresh.pid))
             self._retiring.append(fresh)  # not the one to restart, until it has proved itself
             while not (fresh.is_booted or fresh.boot_error or fresh.process.returncode is not None):
                 await asyncio.sleep(0.02)
@@ -146,7 +158,7 @@ class SupervisorPool:
                 supervisor.last_message_at = now
         self._checked_at = now
         for supervisor in self._all():
-            _check_one(supervisor, now, self._settings, self._facts, self.errors)
+            _check_one(supervisor, now, self._settings, self._events, self.errors)
         self.workers.finish_jobs_of_unknown_workers([*self._all(), *self._dead])
 
     def unresponsive_queues(self) -> list[str]:
@@ -168,7 +180,7 @@ class SupervisorPool:
             self._boots[queue], self._version, self._lease_deadline_fd, self._on_message, self._on_exit
         )
         self._current[queue] = supervisor
-        self._facts.emit(events.SupervisorStarted(queue, supervisor.pid))
+        self._events.emit(SupervisorStarted(queue, supervisor.pid))
 
     def _retire(self, old: SupervisorProcess | None) -> None:
         if old is None:
@@ -177,7 +189,7 @@ class SupervisorPool:
         old.is_retired = True
         old.send(Scale(0))
         for worker in list(old.workers.values()):
-            self._dispatch.retire(worker)
+            self._dispatcher.retire(worker)
         self._close_if_empty(old)
 
     def _close_if_empty(self, supervisor: SupervisorProcess) -> None:
@@ -185,23 +197,23 @@ class SupervisorPool:
         if supervisor.is_retired and supervisor.is_booted and not supervisor.workers:
             supervisor.close()
 
-    def _on_message(self, supervisor: SupervisorProcess, fact: SupervisorFact, fds: list[int]) -> None:
-        match fact:
+    def _on_message(self, supervisor: SupervisorProcess, message: SupervisorFact, fds: list[int]) -> None:
+        match message:
             case Booted():
                 supervisor.is_booted = True
                 self._budget(supervisor.queue).record_ready()
                 self.errors.pop(supervisor.queue, None)
                 self.tracebacks.pop(supervisor.queue, None)
-                self._facts.emit(events.SupervisorBooted(supervisor.queue, supervisor.pid, fact.seconds))
+                self._events.emit(SupervisorBooted(supervisor.queue, supervisor.pid, message.seconds))
                 self._close_if_empty(supervisor)
             case BootFailed():
-                supervisor.boot_error = fact.error
+                supervisor.boot_error = message.error
                 if supervisor is self._current.get(supervisor.queue):
-                    self.errors[supervisor.queue] = fact.error
-                    self.tracebacks[supervisor.queue] = fact.traceback
-                self._facts.emit(events.SupervisorBootFailed(supervisor.queue, fact.error, fact.traceback))
+                    self.errors[supervisor.queue] = message.error
+                    self.tracebacks[supervisor.queue] = message.traceback
+                self._events.emit(SupervisorBootFailed(supervisor.queue, message.error, message.traceback))
             case _:
-                self.workers.on_message(supervisor, fact, fds)
+                self.workers.on_message(supervisor, message, fds)
                 self._close_if_empty(supervisor)
 
     def _on_exit(self, supervisor: SupervisorProcess) -> None:
@@ -220,7 +232,7 @@ class SupervisorPool:
         self._dead.append(supervisor)
         killed = await orphans.kill_strays(self._host_id, lambda: self.spared_pids)
         if killed:
-            self._facts.emit(events.OrphansKilled(killed))
+            self._events.emit(OrphansKilled(killed))
         self.workers.on_supervisor_died(
             supervisor,
             leaving=self._is_stopping,
@@ -229,7 +241,7 @@ class SupervisorPool:
         self._dead.remove(supervisor)
         again = was_current and not self._is_stopping
         pause = self._budget(queue).record_death(monotonic(), supervisor.is_booted) if again else None
-        self._facts.emit(events.SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
+        self._events.emit(SupervisorDied(queue, supervisor.pid, supervisor.status, pause))
         if (
             pause is not None
         ):  # nothing to bury any more: a drain does not wait for a restart that never comes
@@ -238,26 +250,30 @@ class SupervisorPool:
     def _budget(self, queue: str) -> RestartBudget:
         s = self._settings
         return self._budgets.setdefault(
-            queue, RestartBudget(s.restart_intensity, s.restart_period, s.restart_cap)
+            queue, RestartBudget(s.restart_limit, s.restart_period, s.restart_max_delay)
         )
 
 
 def _check_one(
-    supervisor: SupervisorProcess, now: float, settings: Settings, facts: EventBus, errors: dict[str, str]
+    supervisor: SupervisorProcess, now: float, settings: Settings, events: EventBus, errors: dict[str, str]
 ) -> None:
     """Frozen, starved, or hanging in the import of the app. `errors`: why a queue has no workers."""
     quiet = now - supervisor.last_message_at
-    if not supervisor.is_booted and quiet > settings.boot + settings.patience and not supervisor.was_killed:
+    if (
+        not supervisor.is_booted
+        and quiet > settings.import_timeout + settings.supervisor_timeout
+        and not supervisor.was_killed
+    ):
         supervisor.was_killed = True  # its own alarm did not ring: the import hangs in C
         supervisor.boot_error = "importing the app hangs; no worker was started"
         errors[supervisor.queue] = supervisor.boot_error
         supervisor.process.kill()
-    if not supervisor.is_booted or quiet < settings.patience / 2:
+    if not supervisor.is_booted or quiet < settings.supervisor_timeout / 2:
         supervisor.is_unresponsive = False
         return
     if not supervisor.is_unresponsive:
         supervisor.is_unresponsive = True
-        facts.emit(SupervisorUnresponsive(supervisor.queue, supervisor.pid, quiet))
-    if quiet >= settings.patience and not supervisor.was_killed:
+        events.emit(SupervisorUnresponsive(supervisor.queue, supervisor.pid, quiet))
+    if quiet >= settings.supervisor_timeout and not supervisor.was_killed:
         supervisor.was_killed = True
         supervisor.process.kill()

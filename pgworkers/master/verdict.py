@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.finish import JobFinish, JobRetry
 from pgworkers.job.model import CRASH_VERDICTS, ClaimedJob, JobState, Verdict
 from pgworkers.job.retry_policy import EndJob, decide_retry
@@ -158,7 +159,7 @@ def decide_result(
     children = None
     if verdict is Verdict.SUCCEEDED:
         state, children = JobState.SUCCEEDED, ending.children
-    elif verdict is Verdict.CANCELLED or held.stop_reason == "cancel":
+    elif verdict is Verdict.CANCELLED or held.stop_reason is StopReason.CANCEL:
         # A wish that met a failing handler is still a wish: it skips the retry curve.
         state = JobState.CANCELLED
     else:
@@ -300,22 +301,22 @@ def killed_children_clause(names: Sequence[str]) -> str:
 
 
 def _stop_reason_text(reason: str, held: HeldJob | None, peak: int, limit: int) -> str:
-    match reason:
-        case "cancel":
+    match StopReason.__members__.get(reason.upper()):
+        case StopReason.CANCEL:
             return "cancelled"
-        case "deadline":
+        case StopReason.DEADLINE:
             return f"stopped at its deadline{_deadline_text(held)}"
-        case "memory":
+        case StopReason.MEMORY:
             limit = limit or ((held.job.memory_bytes or held.task.memory or 0) if held is not None else 0)
             allowed = f", {format_size(limit)} allowed" if limit else ""
             return f"stopped over its memory limit: peak {format_size(peak)}{allowed}"
-        case "stall":
+        case StopReason.STALL:
             longest = held.task.stall_timeout if held is not None else None
             patience = f" for {format_duration(longest)}" if longest else ""
             return f"stopped: it showed no sign of life{patience} (stall_timeout)"
-        case "lease":
+        case StopReason.LEASE:
             return "stopped: another host holds the lease, or may soon"
-        case "kill":
+        case StopReason.KILL:
             return "interrupted: killed at once, by an operator or because its supervisor had to leave"
         case _:
             return "interrupted: the host was told to stop"

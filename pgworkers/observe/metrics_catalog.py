@@ -15,7 +15,7 @@ from pgworkers.job.model import LIVE_STATES, JobState, Verdict
 
 METRIC_PREFIX = "pgworkers_"
 
-WORKER_STATES = ("booting", "idle", "busy", "suspended", "silent", "leaving")
+WORKER_STATES = ("booting", "idle", "busy", "suspended", "unresponsive", "leaving")
 HOST_STATES = ("starting", "running", "draining", "stopping")
 STOP_REASONS = ("cancel", "deadline", "memory", "drain", "kill", "lease", "stall")
 TICK_RESULTS = ("fired", "skipped", "missed", "failed")

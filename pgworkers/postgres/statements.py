@@ -92,8 +92,6 @@ class Query(
     read: Callable[[list[tuple[Any, ...]]], T]
     #: Many rows of numbers, texts and arrays: in the binary format neither side makes texts of numbers.
     is_binary: bool = False
-    #: The very same is asked again and again: its values are written once.
-    is_repeated: bool = False
     #: Instead of `params`: the values in the order in which the statement names them, as texts for the server, without
     #: NUL. For what is asked so often that choosing a format for each value would be felt.
     encoded_params: tuple[bytes, ...] | None = None

@@ -13,21 +13,19 @@ import signal
 import sys
 import time
 import traceback
-from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
 from pgworkers.app import App
 from pgworkers.app_import import import_app
 from pgworkers.errors import AppNotLoaded
-from pgworkers.linux import limits, process_exit
+from pgworkers.linux import limits
 from pgworkers.observe import python_logging
 from pgworkers.settings import Settings
 from pgworkers.supervisor.describe import threads_error
 from pgworkers.supervisor.fork_safety import threads_blocking_fork
 from pgworkers.supervisor.messages import Boot, Booted, BootFailed
 from pgworkers.units import format_duration
-from pgworkers.worker.rehearsal import rehearse
 from pgworkers.worker.startup import configure_streams, empty_stdin
 
 
@@ -47,7 +45,7 @@ def settings_from_boot(boot: Boot) -> Settings:
     return Settings(**boot.settings)  # type: ignore[arg-type]
 
 
-def load_app(boot: Boot, parent: int) -> LoadedApp | BootFailed:
+def load_app(boot: Boot) -> LoadedApp | BootFailed:
     """Import the app and the queue's preload modules, and see that a fork is safe."""
     settings = settings_from_boot(boot)
     started = time.monotonic()
@@ -56,7 +54,7 @@ def load_app(boot: Boot, parent: int) -> LoadedApp | BootFailed:
     limits.set_nice(boot.queue.nice)
     _check_cores(boot)
     try:
-        with _ImportTimer(settings.boot):
+        with _ImportTimer(settings.import_timeout):
             app = import_app(boot.config)
             for name in boot.queue.preload:
                 importlib.import_module(name)
@@ -65,15 +63,15 @@ def load_app(boot: Boot, parent: int) -> LoadedApp | BootFailed:
             empty_stdin()
             configure_streams()
             if not app.start_hooks:
-                python_logging.configure_root_logger(settings.log, settings.log_level)
+                python_logging.configure_root_logger(settings.log_format, settings.log_level)
             for task in app.tasks.values():
                 task.build_codecs()
             if any(task.is_async for task in app.tasks.values()):
                 importlib.import_module("asyncio")  # once for all workers; without such tasks for none
     except _ImportTimedOut as error:
         return BootFailed(
-            f"importing {boot.config} took longer than {format_duration(settings.boot)}; no worker was started. "
-            "Move slow work to @app.on_worker_start, or raise the setting `boot`",
+            f"importing {boot.config} took longer than {format_duration(settings.import_timeout)}; no worker was started. "
+            "Move slow work to @app.on_worker_start, or raise the setting `import_timeout`",
             hide_passwords("".join(traceback.format_exception(error))),
         )
     except AppNotLoaded as error:
@@ -87,9 +85,6 @@ def load_app(boot: Boot, parent: int) -> LoadedApp | BootFailed:
     threads = threads_blocking_fork()
     if threads:
         return BootFailed(f"{threads_error(boot.config, threads)}; no worker was started")
-    with suppress(OSError):  # no descriptor left for it, for instance: workers are as good without
-        rehearse(settings, boot.queue, parent)
-    process_exit.restore_gc_threshold()
     gc.collect()
     gc.freeze()  # what is here now is shared with all workers: do not touch it
     return LoadedApp(app, settings, Booted(round(time.monotonic() - started, 3), len(sys.modules)))

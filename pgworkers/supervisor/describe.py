@@ -84,7 +84,7 @@ def describe(
     if data is None:
         raise AppNotLoaded(
             f"importing {config} took longer than {format_duration(timeout)}; nothing was started. "
-            "Move slow work to @app.on_worker_start, or raise the setting `boot`"
+            "Move slow work to @app.on_worker_start, or raise the setting `import_timeout`"
         )
     return _parse_answer(config, data, child.returncode)
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from _socket import AF_UNIX, SOCK_STREAM, socket, socketpair
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from os import _exit, close, setpgid  # as they were before `noting`
+from socket import AF_UNIX, SOCK_STREAM, socket, socketpair
 from typing import Any, NoReturn
 
 from pgworkers.app import App
@@ -20,7 +19,6 @@ from pgworkers.linux.descriptors import move_to_high_number
 from pgworkers.linux.prctl import become_subreaper, set_parent_death_signal
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
-from pgworkers.supervisor import hooks
 from pgworkers.supervisor.fork_safety import running_threads
 from pgworkers.supervisor.output import OutputCapture
 from pgworkers.supervisor.worker_record import WorkerRecord
@@ -66,7 +64,6 @@ class WorkerTemplate:
 
 
 _BLOCKED = signals.BlockedSignals()
-_SIGKILL = int(signal.SIGKILL)
 
 
 class ForkRefused(RuntimeError):
@@ -107,7 +104,7 @@ def fork_worker(
         if template.queue.max_jobs != 1:
             page = report_page.create()
         with _BLOCKED:  # until the child has handlers of its own
-            pid = _fork()
+            pid = os.fork()
             if pid == 0:
                 not_ours = [*private_descriptors, ours.fileno(), writes]
                 _child(
@@ -131,7 +128,7 @@ def fork_worker(
         raise
     theirs.close()
     try:
-        setpgid(pid, pid)  # the child does it too: whoever comes first
+        os.setpgid(pid, pid)  # the child does it too: whoever comes first
     except OSError:
         pass  # it has done so, or is dead
     return WorkerRecord(index, pid, incarnation, slot, capture), [
@@ -140,20 +137,6 @@ def fork_worker(
         writes,
         *([page] if page >= 0 else []),
     ]
-
-
-def _fork() -> int:
-    hooks.before()
-    try:
-        pid = os.fork()
-    except OSError:
-        hooks.in_parent()
-        raise
-    if pid:
-        hooks.in_parent()
-    else:
-        hooks.in_child()
-    return pid
 
 
 def _child(
@@ -172,12 +155,12 @@ def _child(
     try:
         if fault_points.IS_ARMED:
             fault_points.fault_point("fork_child_early")
-        if not set_parent_death_signal(_SIGKILL, parent):
-            _exit(0)
-        setpgid(0, 0)
+        if not set_parent_death_signal(signal.SIGKILL, parent):
+            os._exit(0)
+        os.setpgid(0, 0)
         become_subreaper()
         for fd in private_descriptors:
-            close(fd)
+            os.close(fd)
         channel = socket(AF_UNIX, SOCK_STREAM, 0, move_to_high_number(sock.detach()))
         reads, output, dump = (
             move_to_high_number(reads),
@@ -195,4 +178,4 @@ def _child(
     except BaseException:
         worker.write_traceback()
     finally:
-        _exit(status)
+        os._exit(status)

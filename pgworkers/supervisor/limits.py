@@ -44,7 +44,7 @@ def check_limits(worker: WorkerRecord, settings: Settings, now: float, fence: fl
         if is_far_over_memory_limit(running, used):
             known.shorten(0.0, 0.0)
         elif fenced:  # graces that were given to it before are longer than its lease may be
-            known.shorten(0.0, settings.lease / 6)
+            known.shorten(0.0, settings.lease_duration / 6)
         return
     clock = worker.suspended_at or now  # the deadline of a suspended job stands still
     reason = find_broken_limit(int(clock * 1e9), running, used)
@@ -52,7 +52,7 @@ def check_limits(worker: WorkerRecord, settings: Settings, now: float, fence: fl
     if reason is StopReason.MEMORY:
         ask = 0.0  # who eats memory is not asked first: every second of grace is more of it
     elif fenced:
-        reason, ask, raise_ = StopReason.LEASE, 0.0, settings.lease / 6
+        reason, ask, raise_ = StopReason.LEASE, 0.0, settings.lease_duration / 6
     elif (
         reason is StopReason.NONE
         and not worker.suspended_at

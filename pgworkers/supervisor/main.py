@@ -35,7 +35,6 @@ from pgworkers.supervisor.messages import (
     SuspendJob,
 )
 from pgworkers.supervisor.worker_pool import WorkerPool
-from pgworkers.worker import noting
 
 #: How often running jobs are looked at (memory, output); deadlines and deaths wake the loop by themselves.
 WORKER_CHECK_INTERVAL_SECONDS = 0.2
@@ -109,7 +108,7 @@ class Supervisor:
     def _check_workers(self, now: float) -> None:
         """At every worker: its limits, its ladder, its output."""
         self._next_check_at = now + WORKER_CHECK_INTERVAL_SECONDS
-        fence = self._lease_deadline.expires_at / 1e9 - self._settings.lease / 3
+        fence = self._lease_deadline.expires_at / 1e9 - self._settings.lease_duration / 3
         for worker in self._pool:
             worker_pool.look_after_young(worker, now)
             limits.check_limits(worker, self._settings, now, fence)
@@ -120,7 +119,7 @@ class Supervisor:
         self._pool.relay_output()
         if now >= self._next_round_at:
             self._next_round_at = now + max(
-                BUSY_ROUND_SECONDS, min(IDLE_ROUND_SECONDS, self._settings.patience / 5)
+                BUSY_ROUND_SECONDS, min(IDLE_ROUND_SECONDS, self._settings.supervisor_timeout / 5)
             )
             self._pool.every_round(now)
             if not self._control.unsent_count:  # a master that does not read gets no more to read
@@ -265,8 +264,7 @@ def main(fd: int, term: int, parent: int) -> int:
     titles.set_title(f"pgworkers: queue {boot.queue.name} booting")
     prctl.become_subreaper()
     control = PacketSocket(sock)
-    noting.begin()
-    loaded = load_app(boot, parent)
+    loaded = load_app(boot)
     if isinstance(loaded, BootFailed):
         control.send(msgspec.json.encode(loaded))
         return 6

@@ -15,7 +15,6 @@ import socket
 import stat as modes
 import time
 from collections.abc import Sequence
-from os import close  # as it was before `noting`
 from typing import Protocol
 
 from pgworkers.linux import memfd
@@ -117,8 +116,8 @@ class OutputCapture:
         return start + os.pread(self.output, RELAY_TURN_BYTES, start).find(b"\n") + 1
 
     def close(self) -> None:
-        close(self.output)
-        close(self.dump)
+        os.close(self.output)
+        os.close(self.dump)
 
 
 #: How long a full screen may take nothing until it counts as stuck.

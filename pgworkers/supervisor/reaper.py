@@ -26,11 +26,6 @@ def is_dead(worker: WorkerRecord) -> bool:
         return True
 
 
-#: A process that SIGKILL does not end within this time hangs in the kernel. It executes nothing more.
-KERNEL_HANG_SECONDS = 2.0
-#: Processes that are not even frozen after this time (they fork faster than they can be stopped) no longer hold up the end
-#: of the job. What is there then is killed, the sweep goes on, and the slot stays empty until nothing is left.
-SWEEP_TIMEOUT_SECONDS = 10.0
 #: A death takes a moment. A longer sweep must not keep the loop from its deadlines: it goes on at the next tick.
 SWEEP_SLICE_SECONDS = 0.02
 SWEEP_POLL_SECONDS = 0.0005

@@ -20,7 +20,7 @@ def check_worker(worker: WorkerRecord, settings: Settings, now: float) -> StallC
     """Has the worker just stalled, or come back?"""
     slot = worker.slot
     rests = slot.state == SlotState.IDLE
-    patience = stall_after_seconds(settings.heartbeat * (REST_FACTOR if rests else 1))
+    patience = stall_after_seconds(settings.heartbeat_interval * (REST_FACTOR if rests else 1))
     sign = slot.beat_count + slot.started_at  # to take up a job is a sign of life as well
     if rests and worker.life_signs.is_recent(now, sign, patience):
         return None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pgworkers.ipc.scoreboard import Scoreboard, SlotState
 from pgworkers.linux import limits, proc, signals
 from pgworkers.linux.oom import OomKillCounter
-from pgworkers.linux.sweep import ProcessSweep
+from pgworkers.linux.sweep import KERNEL_HANG_SECONDS, SWEEP_TIMEOUT_SECONDS, ProcessSweep
 from pgworkers.settings import Settings
 from pgworkers.supervisor import fork, reaper, stall_detector, stopper
 from pgworkers.supervisor.messages import (
@@ -74,7 +74,7 @@ class WorkerPool:
             None  # seconds from the beginning of a job to the death of its worker
         )
         self._budget = RestartBudget(
-            self._settings.restart_intensity, self._settings.restart_period, self._settings.restart_cap
+            self._settings.restart_limit, self._settings.restart_period, self._settings.restart_max_delay
         )
         self._next_start = 0.0
         self._oom_counter = OomKillCounter()
@@ -148,9 +148,7 @@ class WorkerPool:
         The kernel does not name the former owner of an orphan. So what is left counts for every worker that is dying.
         Processes that we may not signal are named, and from then on left alone: they keep no slot.
         """
-        limit = (
-            reaper.KERNEL_HANG_SECONDS if self._sweep.is_waiting_for_kernel else reaper.SWEEP_TIMEOUT_SECONDS
-        )
+        limit = KERNEL_HANG_SECONDS if self._sweep.is_waiting_for_kernel else SWEEP_TIMEOUT_SECONDS
         untold = [death for death in self._dying.values() if not death.is_emitted]
         if left and all(now - death.died_at < limit for death in untold):
             untold = []
@@ -321,7 +319,7 @@ def _without_pids(names: list[str], pids: set[int]) -> list[str]:
 
 def _is_stuck_in_kernel(worker: WorkerRecord, now: float) -> bool:
     """True if it was sent SIGKILL long ago and is still there: a call into the kernel does not end."""
-    return bool(worker.killed_at) and now - worker.killed_at > reaper.KERNEL_HANG_SECONDS
+    return bool(worker.killed_at) and now - worker.killed_at > KERNEL_HANG_SECONDS
 
 
 def _is_useless(worker: WorkerRecord, now: float) -> bool:

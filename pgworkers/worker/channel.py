@@ -14,9 +14,9 @@ socket did not take of a frame is kept and goes first next time.
 from __future__ import annotations
 
 import threading
-from _socket import MSG_DONTWAIT, MSG_NOSIGNAL
 from collections import deque
 from collections.abc import Callable
+from socket import MSG_DONTWAIT, MSG_NOSIGNAL
 
 from pgworkers.ipc import tickets
 from pgworkers.ipc.frames import Frame, FrameReader
@@ -25,6 +25,8 @@ from pgworkers.ipc.tickets import JobKey
 from pgworkers.linux.descriptors import OwnedDescriptor, OwnedSocket
 
 _RECEIVE_BYTES = 1 << 16
+#: A queued report waits at most this long while other jobs run, and less when the worker has nothing to do.
+MAX_QUEUE_NS = 1_000_000
 
 
 class OrderInbox:
@@ -52,7 +54,7 @@ class OrderInbox:
         while True:
             while frames:
                 frame = frames.popleft()
-                if frame[1:3] == key:
+                if frame.key == key:
                     return frame
             data = self.socket.recv(_RECEIVE_BYTES)
             if not data:
@@ -70,6 +72,7 @@ class ReportOutbox:
     def __init__(self) -> None:
         self.report_page: ReportPage | None = None
         self._unsent = b""
+        self._oldest_queued_at = 0  # of the frames on the page
         self.lock = threading.Lock()
 
     def send(self, frame: bytes) -> None:
@@ -84,9 +87,12 @@ class ReportOutbox:
         if shelf is not None:
             shelf.clear()
 
-    def queue(self, frame: bytes) -> None:
-        """From the main thread: to be sent with what comes next, and soon."""
-        if self.report_page is None or not self.report_page.append(frame):
+    def queue(self, frame: bytes, now: int) -> None:
+        """From the main thread: put a frame on the report page, or send it with those that have waited long enough."""
+        page = self.report_page
+        if page is not None and not page.used_bytes:
+            self._oldest_queued_at = now
+        if page is None or now - self._oldest_queued_at >= MAX_QUEUE_NS or not page.append(frame):
             self.send(frame)
 
     def flush(self) -> None:

@@ -59,7 +59,7 @@ class Heartbeat:
         self._alarm = _thread.allocate_lock()  # ends a rest when it is let go
         self._alarm.acquire()
         self._has_started = False
-        self._idle_cpu_monitor = IdleCpuMonitor(setup.settings.heartbeat)
+        self._idle_cpu_monitor = IdleCpuMonitor(setup.settings.heartbeat_interval)
         self._adopted_reaper = AdoptedChildReaper()
         self._has_reported_busy_threads = False  # that we burn
         self.start_hook_threads: list[int] = []  # threads that start hooks made
@@ -104,12 +104,12 @@ class Heartbeat:
                     # the handler ignores all signals: its stack is ours all the same
                     restore_dump_signal(self._setup.dump)
                 titles.set_title(self._title())
-                is_behind = self._adopted_reaper.reap(self._setup.settings.heartbeat)
+                is_behind = self._adopted_reaper.reap(self._setup.settings.heartbeat_interval)
             except Exception as error:  # a broken note must not stop the beat
                 self._log_error(error)
                 is_behind = False
             if not is_behind:
-                self._sleep(self._setup.settings.heartbeat)
+                self._sleep(self._setup.settings.heartbeat_interval)
 
     def _sleep(self, period: float) -> None:
         """Until the next beat. Whoever has had no job for a while beats less often, and is woken by the next one."""

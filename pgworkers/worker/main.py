@@ -8,9 +8,8 @@ import random
 import signal
 import sys
 import traceback
-from _socket import socket
 from collections.abc import Callable, Coroutine, Iterable
-from os import getpid
+from socket import socket
 from typing import Any
 
 import msgspec
@@ -22,10 +21,10 @@ from pgworkers.ipc.report_page import ReportPage
 from pgworkers.linux import fault_points, proc
 from pgworkers.linux.descriptors import OwnedDescriptor, OwnedSocket
 from pgworkers.observe import python_logging, tracing
-from pgworkers.worker import meter, noting, outcome
+from pgworkers.worker import meter, outcome
 from pgworkers.worker.attempt import Attempt, OrderTemplates
 from pgworkers.worker.channel import OrderInbox, ReportOutbox
-from pgworkers.worker.cleanup import SHORT_JOB_NS, ProcessCleanup, stop_timers, sweep_children
+from pgworkers.worker.cleanup import ProcessCleanup, stop_timers, sweep_children
 from pgworkers.worker.event_loop import WorkerEventLoop
 from pgworkers.worker.heartbeat import Heartbeat
 from pgworkers.worker.messages import FrameKind, Report, StartFailed, encode_success
@@ -42,6 +41,8 @@ from pgworkers.worker.startup import (
 
 #: After a job that needed so many bytes more than there were before it, memory is given back.
 RELEASE_MEMORY_AFTER_BYTES = 16 << 20
+#: A job that takes less is short: its report may wait for those of the jobs after it.
+SHORT_JOB_NS = 100_000
 _encode = msgspec.json.Encoder().encode
 _READY = frames.encode(FrameKind.READY, 0, 0)
 
@@ -64,7 +65,6 @@ class WorkerProcess:
         self._jobs_left = setup.queue.max_jobs or sys.maxsize
         self._hooks = bool(setup.app.start_hooks), bool(setup.app.stop_hooks)
         self._meter = JobMeter()
-        self._may_grow = setup.queue.max_rss is None
         self._templates = OrderTemplates(setup)
         self._short_tasks: set[str] = set()  # tasks whose last job was over at once
         self._has_queue_limits = has_queue_limits(setup)
@@ -113,7 +113,7 @@ class WorkerProcess:
         birth.dump = self._window.dump = OwnedDescriptor(dump)
         self._slot.dump_fd = dump
         birth.has_deferred_heartbeat = has_deferred_heartbeat
-        self._pid = getpid()
+        self._pid = os.getpid()
 
     def _start(self, has_deferred_heartbeat: bool) -> None:
         os.register_at_fork(after_in_child=self._at_fork)
@@ -129,11 +129,14 @@ class WorkerProcess:
             self._heartbeat.start_hook_threads = proc.own_thread_ids()
         python_logging.set_current_job_source(self._at_log)
         if hooked:  # else the supervisor has done it
-            python_logging.configure_root_logger(self._setup.settings.log, self._setup.settings.log_level)
+            python_logging.configure_root_logger(
+                self._setup.settings.log_format, self._setup.settings.log_level
+            )
         if self._jobs_left > 1:
             self._jobs_left = _with_jitter(self._jobs_left)
-            self._cleanup = ProcessCleanup(self._setup.output, self._setup.dump)
-        elif hooked:  # nobody comes after the first job: what it leaves goes with us
+            self._spared_children = set(proc.children(self._pid))
+            self._cleanup = ProcessCleanup(self._setup.output, self._setup.dump, self._spared_children)
+        elif hooked:  # its only job: what that leaves ends with this process
             self._spared_children = set(proc.children(self._pid))
         if fault_points.IS_ARMED:
             fault_points.fault_point("before_ready")
@@ -151,105 +154,101 @@ class WorkerProcess:
                     self._outbox.send(_READY)
                     continue
                 frame = self._inbox.order_for(key)
-                if frame is None or self._run_order(frame):
+                if frame is None or not self._run_order(frame):
                     return
         except OSError as error:  # the master has closed its end, or a handler ours
             if error.errno in (errno.EBADF, errno.ENOTSOCK):
                 self._slot.has_closed_channel = 1
 
     def _run_order(self, frame: Frame) -> bool:
-        """Run one order; True: it was the last."""
-        _, job, lease, body = frame
-        began = boottime_ns()
-        tidy, waited = self._cleanup, self._inbox.has_waited
+        """Run one job and report its outcome. False: this process must not take another job."""
         try:
-            plan, args = self._templates.of(body)
-            attempt = Attempt(self._setup, plan, args, job, lease, began)
-            cpu = self._meter.start(began, waited)
-            output = (self._setup.output.size() or 0) if tidy is None or waited else tidy.output_end
-            attempt.begin(cpu, output)
-        except Exception as error:  # too deep, not what an order looks like: no attempt can do better
+            attempt = self._begin(frame)
+        except Exception as error:
             self._reject(frame, error)
-            return False
-        is_brief = plan.order.task in self._short_tasks
-        if not is_brief or attempt.ctx is not None:
-            self._outbox.flush()  # nobody knows how long this one takes
-        heartbeat = self._heartbeat
-        if plan.order.stall_timeout:
-            heartbeat.start()  # who may not stand still must be seen to live
-        heartbeat.attempt = attempt
-        if heartbeat.is_resting:
-            heartbeat.wake()
+            return True
+        self._follow(attempt)
         attempt.run(self._window)
-        took = (ended := boottime_ns()) - began
-        if took < SHORT_JOB_NS and attempt.result is not None and tidy is not None and tidy.after_job(ended):
-            if is_brief and self._may_grow and self._jobs_left > 1 and attempt.is_plain_success():
-                self._finish_short_order(attempt, took, attempt.result)
-                return False
-            return self._finish_order(attempt, took)
-        if getpid() != self._pid:
+        ended_at = boottime_ns()
+        if os.getpid() != self._pid:
             os._exit(0)  # a child that the handler forked and that returned from it
-        return self._finish_order(attempt, None)
-
-    def _finish_short_order(self, attempt: Attempt, took: int, result: bytes) -> None:
-        """What is left to do after most very short jobs: nothing to put back, nothing to tell but the result."""
-        if fault_points.IS_ARMED:
-            fault_points.fault_point("before_report")
-        attempt.release_slot()
-        self._jobs_left -= 1
-        self._heartbeat.attempt = None
-        cpu, peak = self._meter.guess(took)
-        self._outbox.queue(encode_success(attempt.job, attempt.lease, took // 1000, cpu, peak, result))
-        if fault_points.IS_ARMED:
-            fault_points.fault_point("after_report")
-        self._slot.end_job()
-
-    def _finish_order(self, attempt: Attempt, short_duration: int | None) -> bool:
-        """What may be left to do after a job; True: it was the last.
-
-        `short_duration`: how long it took, if it was so short that a partial check was enough.
-        """
         attempt.close_sessions()
         if fault_points.IS_ARMED:
             fault_points.fault_point("before_report")
-        report = attempt.report()
+        report = attempt.report()  # reads texts of user code, so a stop request may still interrupt it
         attempt.drop_exception()
-        attempt.release_slot()
-        self._clean_up(report, short_duration is not None)
-        with self._outbox.lock:
+        attempt.release_slot()  # a stop request comes too late from here on
+        report.is_last = not self._clean_up(attempt, report, ended_at) or self._is_worn_out()
+        with self._outbox.lock:  # no progress of a job may follow its report
             self._heartbeat.attempt = None
-        took = boottime_ns() - attempt.started_at if short_duration is None else short_duration
-        # after the children were swept: their CPU time counts, too
-        cpu, peak = self._meter.stop(took) if short_duration is None else self._meter.guess(took)
+        duration = boottime_ns() - attempt.started_at
+        cpu, peak_rss = self._meter.stop()  # after the sweep: the CPU time of children counts
         attempt.complete(report)
-        said = attempt.ctx.take_metrics() if attempt.ctx is not None else None
-        if said is not None:
-            self._outbox.send(frames.encode(FrameKind.METRICS, attempt.job, attempt.lease, said))
-        if report.is_plain_success():
-            self._send_success(attempt, took, cpu, peak, should_queue=short_duration is not None)
-        else:
-            report.duration, report.cpu, report.peak_rss = took // 1000 / 1e6, cpu / 1e6, peak
-            self._outbox.send(frames.encode(FrameKind.REPORT, attempt.job, attempt.lease, _encode(report)))
+        report.duration, report.cpu, report.peak_rss = duration // 1000 / 1e6, cpu / 1e6, peak_rss
+        self._send_report(attempt, report, ended_at)
         if fault_points.IS_ARMED:
             fault_points.fault_point("after_report")
         self._slot.end_job()
-        if short_duration is None and self._meter.growth_bytes > RELEASE_MEMORY_AFTER_BYTES:
+        if self._meter.growth_bytes > RELEASE_MEMORY_AFTER_BYTES:
             meter.release_memory()
-        return report.is_last
+        return not report.is_last
 
-    def _send_success(self, attempt: Attempt, took: int, cpu: int, peak: int, *, should_queue: bool) -> None:
-        """In the short form, since it says it all; `should_queue`: many at once."""
+    def _begin(self, frame: Frame) -> Attempt:
+        """Read an order and enter it in the slot. Raises what makes the order unreadable."""
+        started_at = boottime_ns()
+        has_waited = self._inbox.has_waited
+        template, args = self._templates.of(frame.body)
+        attempt = Attempt(self._setup, template, args, frame.job, frame.lease, started_at)
+        cpu = self._meter.start(started_at, has_waited)
+        if self._cleanup is None or has_waited:
+            output_start = self._setup.output.size() or 0
+        else:
+            output_start = self._cleanup.output_end
+        attempt.begin(cpu, output_start)
+        return attempt
+
+    def _follow(self, attempt: Attempt) -> None:
+        """Send what waits, unless the job is likely short, and make the heartbeat report this job."""
+        order = attempt.template.order
+        if order.task not in self._short_tasks or attempt.ctx is not None:
+            self._outbox.flush()
+        if order.stall_timeout:
+            self._heartbeat.start()  # the supervisor watches its beat
+        self._heartbeat.attempt = attempt
+        if self._heartbeat.is_resting:
+            self._heartbeat.wake()
+
+    def _clean_up(self, attempt: Attempt, report: Report, now: int) -> bool:
+        """Undo what the handler changed. False: this process is not fit for another job."""
+        if report.outcome != "done":
+            report.killed_children = proc.describe_children(self._spared_children)
+        if self._cleanup is None:  # this was the only job of this process
+            stop_timers()
+            sweep_children(self._spared_children)  # the CPU time of its children counts
+            return False
         task = attempt.template.order.task
-        if took < SHORT_JOB_NS:
-            self._short_tasks.add(task)
+        return self._cleanup.after_job(task, now, has_succeeded=report.outcome == "done")
+
+    def _is_worn_out(self) -> bool:
+        """Count the job. True if this process must be replaced: its event loop is stuck, max_jobs or max_rss is reached."""
+        self._jobs_left -= 1
+        return self._loop.is_stuck or self._jobs_left == 0 or self._is_over_max_rss()
+
+    def _send_report(self, attempt: Attempt, report: Report, ended_at: int) -> None:
+        """Send a report. The success of a very short job may wait on the report page."""
+        metrics = attempt.ctx.take_metrics() if attempt.ctx is not None else None
+        if metrics is not None:
+            self._outbox.send(frames.encode(FrameKind.METRICS, attempt.job, attempt.lease, metrics))
+        if not report.is_plain_success():
+            self._outbox.send(frames.encode(FrameKind.REPORT, attempt.job, attempt.lease, _encode(report)))
+            return
+        frame = encode_success(attempt.job, attempt.lease, report)
+        if ended_at - attempt.started_at < SHORT_JOB_NS:
+            self._short_tasks.add(attempt.template.order.task)
+            self._outbox.queue(frame, ended_at)
         else:
-            self._short_tasks.discard(task)
-        result = attempt.result or b"null"
-        end = encode_success(attempt.job, attempt.lease, took // 1000, cpu, peak, result)
-        if should_queue:
-            self._outbox.queue(end)
-        else:
-            self._outbox.send(end)
+            self._short_tasks.discard(attempt.template.order.task)
+            self._outbox.send(frame)
 
     def _current_job(self) -> tuple[int, str, str, int] | None:
         """The job whose handler runs now, for the records it logs."""
@@ -269,23 +268,6 @@ class WorkerProcess:
     def _before_wait(self) -> bool:
         self._outbox.flush()
         return self._cleanup is None or self._cleanup.before_wait()
-
-    def _clean_up(self, report: Report, was_short: bool) -> None:
-        """Undo what the handler changed, and decide whether this process may have another job."""
-        if report.outcome != "done":
-            report.killed_children = self._children_left()
-        if self._cleanup is None:
-            stop_timers()
-            sweep_children(self._spared_children)  # its children's CPU time is its own
-        fit = was_short or (self._cleanup is not None and self._cleanup.check_everything(boottime_ns()))
-        self._jobs_left -= 1
-        report.is_last = not fit or self._loop.is_stuck or self._jobs_left == 0 or self._is_over_max_rss()
-
-    def _children_left(self) -> list[str]:
-        """Those that are about to be swept."""
-        return proc.describe_children(
-            self._cleanup.children if self._cleanup is not None else self._spared_children
-        )
 
     def _is_over_max_rss(self) -> bool:
         limit = self._setup.queue.max_rss
@@ -340,7 +322,6 @@ class WorkerProcess:
         self._is_forked = True
         self._outbox.close_in_child()
         self._inbox.close_in_child()
-        noting.noted[0] = True  # so that it finds out, should it return from the handler
         disable_stack_dumps()
         for signum, handler in ((signal.SIGUSR1, self._on_signal), (signal.SIGUSR2, ignore_dump_signal)):
             if signal.getsignal(signum) == handler:

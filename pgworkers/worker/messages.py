@@ -154,9 +154,16 @@ _SUCCESS_KIND = int(FrameKind.SUCCESS)  # with every job: to ask an enum takes l
 _pack_success, _unpack_success = _SUCCESS_FRAME.pack, _SUCCESS_BODY.unpack_from
 
 
-def encode_success(job: int, lease: int, duration: int, cpu: int, peak_rss: int, result: bytes) -> bytes:
-    """A DONE frame. Times in whole microseconds: rounding a float takes longer than all the rest here."""
-    return _pack_success(24 + len(result), _SUCCESS_KIND, job, lease, duration, cpu, peak_rss) + result
+def encode_success(job: int, lease: int, report: Report) -> bytes:
+    """A SUCCESS frame, for a report with `is_plain_success()`. Its times are whole microseconds."""
+    duration, cpu = round(report.duration * 1e6), round(report.cpu * 1e6)
+    result = bytes(report.result)
+    return (
+        _pack_success(
+            _SUCCESS_BODY.size + len(result), _SUCCESS_KIND, job, lease, duration, cpu, report.peak_rss
+        )
+        + result
+    )
 
 
 def check_success(body: bytes) -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import io
 import os
 import signal
 import sys
 from collections.abc import Callable
-from faulthandler import enable as _enable
-from faulthandler import register as _register
-from os import close, dup2  # as they were before `noting`
 from types import FrameType
 from typing import Any, cast
 
@@ -25,10 +21,6 @@ from pgworkers.linux import limits
 from pgworkers.linux.descriptors import OwnedDescriptor, OwnedSocket
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec
-
-_c_signal: Any = importlib.import_module("_signal")  # `signal` makes enums of what it answers
-_signal, _set_wakeup_fd, _sigmask = _c_signal.signal, _c_signal.set_wakeup_fd, _c_signal.pthread_sigmask
-_SIGUSR1, _SIGUSR2, _SIG_SETMASK = int(signal.SIGUSR1), int(signal.SIGUSR2), int(signal.SIG_SETMASK)
 
 SignalHandler = Callable[[int, FrameType | None], None]
 
@@ -62,23 +54,23 @@ class WorkerSetup(msgspec.Struct):
 def take_over_process(
     output: int, dump: int, signals_to_reset: list[tuple[int, Any]], on_signal: SignalHandler
 ) -> None:
-    """Streams, signals, dumps. The streams are dressed and stdin is empty: the supervisor's are.
+    """Redirect the output, replace the supervisor's signal handlers and enable stack dumps.
 
-    Every worker runs this, once, so that the interpreter learns nothing of it: no attribute is looked up, no enum made.
+    The supervisor has configured the streams and emptied stdin before the fork.
     """
-    dup2(output, 1)
-    dup2(output, 2)
-    _set_wakeup_fd(-1)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    signal.set_wakeup_fd(-1)
     for signum, wanted in signals_to_reset:
         try:
-            _signal(signum, wanted)
+            signal.signal(signum, wanted)
         except (OSError, ValueError):
             continue  # a real-time signal that the C library keeps for itself
-    _signal(_SIGUSR1, on_signal)
-    _signal(_SIGUSR2, ignore_dump_signal)
-    _enable(dump, True)
-    _register(_SIGUSR2, dump, True, False)
-    _sigmask(_SIG_SETMASK, ())
+    signal.signal(signal.SIGUSR1, on_signal)
+    signal.signal(signal.SIGUSR2, ignore_dump_signal)
+    faulthandler.enable(file=dump, all_threads=True)
+    faulthandler.register(signal.SIGUSR2, file=dump, all_threads=True, chain=False)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def apply_queue_limits(setup: WorkerSetup) -> None:
@@ -96,40 +88,32 @@ def has_queue_limits(setup: WorkerSetup) -> bool:
 
 def empty_stdin() -> None:
     empty = os.open(os.devnull, os.O_RDONLY)
-    dup2(empty, 0)
+    os.dup2(empty, 0)
     if empty != 0:
-        close(empty)
+        os.close(empty)
 
 
 def redirect_streams(output: int) -> None:
     """stdin empty, stdout and stderr into the capture file, also for the processes a handler starts."""
     empty_stdin()
-    dup2(output, 1)
-    dup2(output, 2)
-
-
-def _is_configured(stream: Any) -> bool:
-    return bool(
-        isinstance(stream, io.TextIOWrapper)
-        and not stream.closed
-        and stream.line_buffering
-        and (stream.encoding, stream.errors) == ("utf-8", "backslashreplace")
-    )
+    os.dup2(output, 1)
+    os.dup2(output, 2)
 
 
 def configure_streams() -> None:
-    """Whole lines at once, and a character that cannot be printed is no reason to fail a job. In the supervisor, for all."""
-    for name, fd in (("stdout", 1), ("stderr", 2)):
-        stream = getattr(sys, f"__{name}__")
-        if stream is not None and _is_configured(stream):
-            pass
-        elif isinstance(stream, io.TextIOWrapper) and not stream.closed:
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
-        else:  # the master was started with a closed stdout
-            stream = open(  # noqa: SIM115
-                fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
-            )
-        setattr(sys, name, stream)
+    """Make stdout and stderr line-buffered UTF-8 that can print any character. In the supervisor, for all its workers."""
+    sys.stdout = _configure(sys.__stdout__, 1)
+    sys.stderr = _configure(sys.__stderr__, 2)
+
+
+def _configure(stream: Any, fd: int) -> io.TextIOWrapper:
+    if (
+        not isinstance(stream, io.TextIOWrapper) or stream.closed
+    ):  # the master was started with a closed stdout
+        return open(fd, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    if not (stream.line_buffering and (stream.encoding, stream.errors) == ("utf-8", "backslashreplace")):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    return stream
 
 
 def enable_stack_dumps(dump: OwnedDescriptor) -> None:

@@ -66,12 +66,10 @@ def play(task: str) -> None:
     from pgworkers.linux import memfd
     from pgworkers.settings import Settings
     from pgworkers.specs import QueueSpec
-    from pgworkers.worker import noting
     from pgworkers.worker.main import WorkerProcess
     from pgworkers.worker.messages import NULL, FrameKind, Order, encode_order_header
     from pgworkers.worker.startup import WorkerSetup
 
-    noting.begin()
     app = App(name="alone")
 
     @app.task(name="nothing")

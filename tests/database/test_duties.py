@@ -68,7 +68,7 @@ def test_where_nothing_is_scheduled_looks_are_rarer_until_somebody_says_so(
             await line.close()
 
     later, heard = asyncio.run(story())
-    every = PATIENT.promote
+    every = PATIENT.promote_interval
     assert later == pytest.approx(every) if something else later >= NOTHING_DUE_INTERVAL_FACTOR * every
     assert heard <= MIN_DUE_CHECK_SECONDS, "a notification makes it due at once"
 

@@ -138,7 +138,7 @@ def test_a_host_whose_term_has_run_out_does_nothing_until_it_has_renewed(dsn: st
                 await conn.execute(
                     "UPDATE pgworkers.leader SET valid_until = now() - interval '1 s', pid = pid"
                 )
-            second_try = await lines[1].execute(hosts.try_lead(second._host, 60.0, may_depose=True))
+            second_try = await lines[1].execute(hosts.try_lead(second._host_id, 60.0, may_depose=True))
             assert second_try.was_expired  # and its session is left alive, as where the roles differ
             await first._run_once()
             assert not first.is_leader

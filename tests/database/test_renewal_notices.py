@@ -37,9 +37,9 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
     async def life() -> None:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
             host = object.__new__(LeaseKeeper)
-            host._host = "host"
-            host._line = OpenConnection(conn)  # type: ignore[assignment]
-            host._settings, host._facts, host._on_hint = Settings(), EventBus(), happened.append
+            host._host_id = "host"
+            host._connection = OpenConnection(conn)  # type: ignore[assignment]
+            host._settings, host._events, host._on_hint = Settings(), EventBus(), happened.append
             host._on_notifications_read = lambda: None
             host._is_stopping, host._stopped = False, asyncio.Event()
             await host.listen(conn)
@@ -66,8 +66,8 @@ def test_notices_are_heard_while_it_waits_and_a_lost_session_ends_the_wait(
     async def life() -> None:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
             host = object.__new__(LeaseKeeper)
-            host._host = "host"
-            host._settings, host._facts, host._due_at = Settings(), EventBus(), monotonic() + 3600
+            host._host_id = "host"
+            host._settings, host._events, host._due_at = Settings(), EventBus(), monotonic() + 3600
             host._on_hint, host._on_notifications_read = happened.append, lambda: None
             await host.listen(conn)
             host._due_at = monotonic() + 3600

@@ -169,6 +169,7 @@ def test_pages_named_in_the_code_exist() -> None:
         *(ROOT / "pgworkers").rglob("*.py"),
         *(ROOT / "pgworkers").rglob("*.sql"),
         *(ROOT / "scripts").iterdir(),
+        *(ROOT / "scripts").rglob("*.py"),
     ]
     for source in sources:
         if source.is_file():

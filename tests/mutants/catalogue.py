@@ -113,7 +113,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/duties.py",
-                r"rescued = await _rescue_one_by_one\(asker, host, reckoned\)",
+                r"rescued = await _rescue_one_by_one\(executor, host_id, database_time\)",
                 "raise",
             ),
         ),
@@ -165,7 +165,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/host.py",
-                r"self\.lease_deadline\.extend_to\(sent \+ self\.settings\.lease\)",
+                r"self\.lease_deadline\.extend_to\(sent \+ self\.settings\.lease_duration\)",
                 "self.lease_deadline.extend_to(sent + 1e6)",
             ),
         ),
@@ -178,8 +178,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/main.py",
-                r"(fence = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease / 3",
-                r"\1 + self._settings.lease * 0.8",
+                r"(fence = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease_duration / 3",
+                r"\1 + self._settings.lease_duration * 0.8",
             ),
         ),
         ("tests/tree/test_inside.py::test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers",),
@@ -222,7 +222,7 @@ MUTANTS = (
             Edit(
                 "pgworkers/master/drain.py",
                 r"(    for worker in host\.dispatcher\.busy_workers\(\):\n"
-                r'        host\.dispatcher\.request_stop\(worker, "drain"\))',
+                r"        host\.dispatcher\.request_stop\(worker, StopReason.DRAIN\))",
                 "    jobs = [worker.current_job for worker in host.dispatcher.busy_workers()]\n"
                 '    host.finisher.release([job.fence for job in jobs if job], "mutant")\n\\1',
             ),
@@ -236,8 +236,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/leadership.py",
-                r"return await self\._line\.execute\(query, session_number=self\._session_number\)",
-                "return await self._line.execute(query)",
+                r"return await self\._connection\.execute\(query, session_number=self\._session_number\)",
+                "return await self._connection.execute(query)",
             ),
         ),
         (
@@ -252,7 +252,7 @@ MUTANTS = (
         "cron without unique row",
         (
             Edit(
-                "pgworkers/schema/0002_schedule.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"PRIMARY KEY \(schedule, scope, at\)",
                 "UNIQUE (schedule, scope, at, fired_at)",
             ),
@@ -450,7 +450,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/finisher.py",
-                r"(await self\._line\.wait_for_backoff\(\)\n)                self\._requeue_deferred\(\)\n",
+                r"(await self\._connection\.wait_for_backoff\(\)\n)                self\._requeue_deferred\(\)\n",
                 r"\1",
             ),
         ),
@@ -462,7 +462,7 @@ MUTANTS = (
         "who was let begin does not fall with its parent",
         (
             Edit(
-                "pgworkers/schema/0003_flow.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"j\.id = ANY \(locked\) AND j\.state = 'scheduled' AND j\.run_at = pgworkers\.never\(\)(\n\s+AND EXISTS)",
                 r"j.id = ANY (locked)\1",
             ),

@@ -99,7 +99,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/dispatcher.py",
-                r"desk\.start_problem = StartProblem\(said\.error, said\.traceback\)",
+                r"buffer\.start_problem = StartProblem\(said\.error, said\.traceback\)",
                 "pass",
             ),
             Edit(
@@ -201,7 +201,7 @@ DAILY_USE = (
         "names that -Q a,b:4 cannot say are refused by SQL",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"CHECK \(VALUE !~ '\^\[\\s-\]\|\\s\$\|\[,:",
                 r"CHECK (VALUE !~ '^\\s|\\s$|[",
                 2,
@@ -215,7 +215,7 @@ DAILY_USE = (
         "the host of a running job hears of its new deadline as of a cancel",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"PERFORM pgworkers\.tell\('deadline:' \|\| set_deadline\.job_id\);",
                 "NULL;",
             ),
@@ -296,7 +296,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/duties.py",
-                r"self\._facts\.emit\(RowsPurged\(purged, int\(count\)\)\)",
+                r"self\._events\.emit\(RowsPurged\(purged, int\(count\)\)\)",
                 "pass",
             ),
         ),
@@ -325,7 +325,7 @@ DAILY_USE = (
                 r"from pgworkers\.master\.all_duties import make_duties",
                 "from pgworkers.master.duties import DutyRunner as make_duties",
             ),
-            Edit("pgworkers/cli/duties.py", r", desks=None", ""),
+            Edit("pgworkers/cli/duties.py", r", buffers=None", ""),
         ),
         ("tests/tree/test_leadership.py::test_each_duty_can_be_performed_by_hand",),
         r"Extra items in the left set",
@@ -375,7 +375,7 @@ DAILY_USE = (
         "a job that was claimed and not begun is not called running",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"THEN 'claimed' ELSE state END",
                 "THEN 'running' ELSE state END",
             ),

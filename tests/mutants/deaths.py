@@ -24,8 +24,8 @@ DEATHS = (
         (
             Edit(
                 "pgworkers/master/worker_lifecycle.py",
-                r"gone = supervisor\.workers\.pop\(fact\.incarnation, None\)",
-                "gone = [one for one in supervisor.workers.values() if one.slot == fact.slot][-1]",
+                r"gone = supervisor\.workers\.pop\(message\.incarnation, None\)",
+                "gone = [one for one in supervisor.workers.values() if one.slot == message.slot][-1]",
             ),
         ),
         ("tests/unit/test_brief_lives.py::test_the_death_of_an_earlier_occupant_is_not_that_of_the_next",),
@@ -50,7 +50,7 @@ DEATHS = (
         (
             Edit(
                 "pgworkers/master/worker_lifecycle.py",
-                r"supervisor\.workers\.keys\(\) - set\(fact\.incarnations\)",
+                r"supervisor\.workers\.keys\(\) - set\(message\.incarnations\)",
                 "set[int]()",
             ),
         ),

@@ -14,7 +14,7 @@ LIMITS = (
         "the walk over lanes that began in the middle ends where it began by a bound of the index",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"AND pgworkers\.lane\(j\.concurrency_key\) >= CASE WHEN l\.wrapped THEN start ELSE '-\d+' END",
                 "AND (NOT l.wrapped OR pgworkers.lane(j.concurrency_key) >= start)",
             ),
@@ -27,7 +27,7 @@ LIMITS = (
         "a task without room is passed whole, however many keys wait for it",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"w\.task = ANY \(admit\.tasks\) AND \(r\.room IS NULL OR r\.room > 0\)",
                 "w.task = ANY (admit.tasks)",
             ),
@@ -40,7 +40,7 @@ LIMITS = (
         "a key with room is found behind many keys without",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"CASE WHEN r\.room <= 0 THEN 0 ELSE 1 END",
                 "1",
             ),
@@ -51,7 +51,7 @@ LIMITS = (
     Mutant(
         "D3-slots-counted-from-the-beginning",
         "a count of slots passes by the jobs that ran while a snapshot was held",
-        (Edit("pgworkers/schema/0004_limits.sql", r"slots_read\(\) > 500 THEN", "slots_read() < 0 THEN"),),
+        (Edit("pgworkers/schema/0001_initial.sql", r"slots_read\(\) > 500 THEN", "slots_read() < 0 THEN"),),
         (f"{FLAT}::test_slots_are_counted_without_reading_all_that_ran_while_a_snapshot_is_held",),
         r"assert \d+ < \(\d+ \+ 60\)",
     ),
@@ -60,7 +60,7 @@ LIMITS = (
         "what ran before a mark is counted until it ends",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"VALUES \(one\.kind, one\.name, now\(\), living\)",
                 "VALUES (one.kind, one.name, now(), '{}')",
             ),
@@ -73,7 +73,7 @@ LIMITS = (
         "a claim that began before a mark was made takes nothing behind that limit",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"coalesce\(r\.since > now\(\), false\) AS late",
                 "false AS late",
             ),
@@ -84,14 +84,14 @@ LIMITS = (
     Mutant(
         "D3-lane-without-a-mark",
         "a walk over a lane passes by the jobs that were claimed while a snapshot was held",
-        (Edit("pgworkers/schema/0004_limits.sql", r"pgworkers\.lanes_read\(\) - walked <= ", "0 <= "),),
+        (Edit("pgworkers/schema/0001_initial.sql", r"pgworkers\.lanes_read\(\) - walked <= ", "0 <= "),),
         (f"{FLAT}::test_the_remains_of_what_was_claimed_of_a_lane_are_passed_by_while_a_snapshot_is_held",),
         r"assert \[\] == \[\('a', 't'\)\]",
     ),
     Mutant(
         "D3-lane-mark-for-ever",
         "a job that came back before the mark of its lane is found when the mark is over",
-        (Edit("pgworkers/schema/0004_limits.sql", r"\(one\.until > clock_timestamp\(\) OR", "(true OR"),),
+        (Edit("pgworkers/schema/0001_initial.sql", r"\(one\.until > clock_timestamp\(\) OR", "(true OR"),),
         (
             f"{FLAT}::test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_lane_is_looked_at_from_its_head",
         ),
@@ -102,7 +102,7 @@ LIMITS = (
         "a mark moves on with the jobs of its lane: a claim does not pass all that was claimed since it was made",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"CONTINUE WHEN pgworkers\.lanes_read\(\) - before <= 20;",
                 "CONTINUE;",
             ),
@@ -115,7 +115,7 @@ LIMITS = (
         "a job before the mark is found at once when nothing is ready behind it",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"AND NOT EXISTS \(SELECT FROM heads h",
                 "AND false AND NOT EXISTS (SELECT FROM heads h",
             ),
@@ -158,7 +158,7 @@ LIMITS = (
         "from a mark on the order of a lane is strict: a new job of a higher priority goes first",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"AND j\.priority OPERATOR\(pg_catalog\.>\) \$4 AND",
                 "AND false AND",
             ),
@@ -184,7 +184,7 @@ LIMITS = (
         "unknown tasks are passed in one probe, however many names they have",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"AND j\.task <= w\.next",
                 "AND j.task < coalesce(w.task, 'zzz')",
             ),
@@ -221,7 +221,7 @@ LIMITS = (
         "a lane whose first jobs are all among the best is read further",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql", r"WHERE l\.nth_of_lane = l\.first AND", "WHERE false AND"
+                "pgworkers/schema/0001_initial.sql", r"WHERE l\.nth_of_lane = l\.first AND", "WHERE false AND"
             ),
         ),
         (f"{FLAT}::test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first",),
@@ -245,7 +245,7 @@ LIMITS = (
         "what a claim in flight takes counts when a limit is set",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"array_agg\(pgworkers\.missed_jobs\(n\.task\)\)",
                 "array_agg(0::bigint)",
             ),
@@ -258,7 +258,7 @@ LIMITS = (
         "a running job that is locked when a limit is set has its slot",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"interval '1 s' THEN missed END",
                 "interval '1 s' THEN 0 END",
             ),
@@ -271,7 +271,7 @@ LIMITS = (
         "a mark that is younger than a claim in flight hides none of its jobs",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"DELETE FROM pgworkers\.limit_mark m WHERE m\.kind = 'task' AND m\.name = gate_running\.task;",
                 "NULL;",
             ),

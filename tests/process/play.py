@@ -84,7 +84,7 @@ def as_report(frame: frames.Frame) -> frames.Frame:
         return frame
     duration, cpu, peak, result = decode_success(frame.body)
     report = Report("done", duration, cpu, peak, result=msgspec.Raw(result))
-    return frame._replace(kind=FrameKind.REPORT, body=msgspec.json.encode(report))
+    return msgspec.structs.replace(frame, kind=FrameKind.REPORT, body=msgspec.json.encode(report))
 
 
 class PlayedWorker:

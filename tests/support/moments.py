@@ -77,9 +77,9 @@ def draw(seed: int, number: int) -> Drawn:
     [load] = chance.choices(list(LOADS), list(LOADS.values()))
     environ = dict(UNHURRIED)
     if load == "stubborn" and chance.random() < 0.7:
-        environ["PGWORKERS_DRAIN"] = "1s"
+        environ["PGWORKERS_DRAIN_TIMEOUT"] = "1s"
     elif load == "stubborn":  # the drain is longer than the lease
-        environ = {"PGWORKERS_LEASE": "5s", "PGWORKERS_DRAIN": "6s"}
+        environ = {"PGWORKERS_LEASE_DURATION": "5s", "PGWORKERS_DRAIN_TIMEOUT": "6s"}
     queues = QUEUES if load == "boot" or chance.random() < 0.4 else "default:3"
     most, later = {
         "boot": (0, 3.0),

@@ -26,20 +26,20 @@ ZOO = Path(__file__).with_name("zoo.py")
 
 #: Short timings: every test that starts hosts uses them.
 FAST = {
-    "PGWORKERS_RENEW": "0.5s",
-    "PGWORKERS_LEASE": "5s",
-    "PGWORKERS_RESCUE": "0.5s",
+    "PGWORKERS_RENEW_INTERVAL": "0.5s",
+    "PGWORKERS_LEASE_DURATION": "5s",
+    "PGWORKERS_RESCUE_INTERVAL": "0.5s",
     "PGWORKERS_STATEMENT_TIMEOUT": "1s",
     "PGWORKERS_CONNECT_TIMEOUT": "1s",
-    "PGWORKERS_RECONNECT": "0.5s",
-    "PGWORKERS_PROMOTE": "0.2s",
-    "PGWORKERS_LEADER_RETRY": "0.2s",
-    "PGWORKERS_POLL": "0.5s",
-    "PGWORKERS_DRAIN": "6s",
+    "PGWORKERS_RECONNECT_MAX_DELAY": "0.5s",
+    "PGWORKERS_PROMOTE_INTERVAL": "0.2s",
+    "PGWORKERS_LEADERSHIP_INTERVAL": "0.2s",
+    "PGWORKERS_POLL_INTERVAL": "0.5s",
+    "PGWORKERS_DRAIN_TIMEOUT": "6s",
     "PGWORKERS_ASK_GRACE": "0.5s",
     "PGWORKERS_RAISE_GRACE": "0.5s",
-    "PGWORKERS_HEARTBEAT": "0.2s",
-    "PGWORKERS_METRICS": "off",
+    "PGWORKERS_HEARTBEAT_INTERVAL": "0.2s",
+    "PGWORKERS_METRICS_ADDRESS": "off",
 }
 
 #: Runs until the turn of its lease (`Forest.open_turn`); one that hangs does so in its first lease only.
@@ -53,7 +53,7 @@ def turns(ctx: Ctx, hangs: bool = False) -> int:
     return ctx.lease
 """
 #: For tests of what a host writes as it leaves: it gives that up after a statement timeout, and a busy server needs more.
-UNHURRIED = {"PGWORKERS_LEASE": "60s", "PGWORKERS_STATEMENT_TIMEOUT": "10s"}
+UNHURRIED = {"PGWORKERS_LEASE_DURATION": "60s", "PGWORKERS_STATEMENT_TIMEOUT": "10s"}
 
 
 def wait_for(fact: Callable[[], T], *, timeout: float = 60.0, what: str = "") -> T:

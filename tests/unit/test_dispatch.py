@@ -12,6 +12,7 @@ import pytest
 from pgworkers.clock import boottime, monotonic
 from pgworkers.events import Event, EventBus, JobsReleased, WorkerLeakedThreads
 from pgworkers.ipc import frames, report_page, tickets
+from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.hosts import ChangedDeadline
 from pgworkers.job.model import ClaimedJob, Fence, Verdict
 from pgworkers.master import assignment, queue_buffer, worker_channel
@@ -20,17 +21,19 @@ from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.held_job import HeldJob
 from pgworkers.master.queue_buffer import CLAIM_AHEAD_SECONDS
-from pgworkers.master.worker_channel import WorkerChannel
+from pgworkers.master.worker_channel import ChannelDescriptors, WorkerChannel
 from pgworkers.observe.log_messages import message_of
 from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec, TaskSpec
 from pgworkers.supervisor.messages import Died
 from pgworkers.worker import messages
-from pgworkers.worker.messages import FrameKind
+from pgworkers.worker.messages import FrameKind, Report
+
+REPORT = Report(outcome="done", duration=1e-4, cpu=1e-4, peak_rss=1)
 
 
 def done(job: int) -> bytes:
-    return messages.encode_success(job, 1, 100, 100, 1, b"null")
+    return messages.encode_success(job, 1, REPORT)
 
 
 class Stage:
@@ -62,9 +65,16 @@ class Stage:
         reads, writes = tickets.create_pipe()
         heard, recover = self.dispatch.on_frames, self.dispatch.on_channel_closed
         slot = len(self.crew)
-        channel = ours, reads, writes, page
         worker = WorkerChannel(
-            "default", slot, os.getpid(), slot + 1, "v1", channel, heard, recover, lambda command: None
+            queue="default",
+            slot=slot,
+            pid=os.getpid(),
+            incarnation=slot + 1,
+            version="v1",
+            descriptors=ChannelDescriptors(ours, reads, writes, page),
+            on_frames=heard,
+            on_closed=recover,
+            send_to_supervisor=lambda command: None,
         )
         self.crew.append((worker, theirs))
         self.dispatch.add_worker(worker)
@@ -176,7 +186,7 @@ def test_the_number_of_a_lost_claim_that_is_given_again_is_another_job() -> None
         assert tickets.wait_for_ticket(stage.takes) == ((1, 1), False)
         old = stage.dispatch.held_jobs[1]
         stage.claims(1, at=7)
-        assert (stage.dispatch.held_jobs[1], old.stop_reason) == (old, "lease")
+        assert (stage.dispatch.held_jobs[1], old.stop_reason) == (old, StopReason.LEASE)
         assert stage.ends.pending_fences() == [(1, 1, 7)], (
             "given back: the next claim of it has another number"
         )
@@ -208,7 +218,7 @@ def test_a_new_claim_of_a_job_that_runs_here_stops_the_handler_of_the_old_one() 
         assert tickets.wait_for_ticket(stage.takes) == ((1, 1), False)
         old = stage.dispatch.held_jobs[1]
         stage.claims(1, lease=2, at=7)
-        assert old.stop_reason == "lease"
+        assert old.stop_reason is StopReason.LEASE
         assert (stage.dispatch.held_fences(), stage.ends.pending_fences()) == ([(1, 2, 7)], [])
 
     play(scene)
@@ -387,7 +397,7 @@ def test_of_ends_that_come_together_only_those_of_its_orders_count() -> None:
         stage.claims(1, 2, 3, 4)
         for job in (1, 2, 3):
             assert tickets.wait_for_ticket(stage.takes) == ((job, 1), False)
-        other_lease = messages.encode_success(2, 7, 100, 100, 1, b"null")
+        other_lease = messages.encode_success(2, 7, REPORT)
         stage.theirs.sendall(done(1) + other_lease + done(1) + done(2) + done(9))
         stage.worker.read_all()
         assert stage.worker.jobs_reported == 2
@@ -418,7 +428,7 @@ def test_an_order_says_the_same_whether_or_not_one_like_it_was_sent_before() -> 
             known = [worker_channel.encode_order(held) for _ in range(2)]
             (frame,) = frames.FrameReader().feed(known[0])
             assert known[1] == known[0]
-            assert frame[:3] == (FrameKind.ORDER, job.id, job.lease)
+            assert (frame.kind, frame.key) == (FrameKind.ORDER, (job.id, job.lease))
             head, args = messages.split_order(frame.body)
             order = messages.decode_order_header(head)
             assert (order.task, order.queue, args) == ("odd", job.queue, job.args.encode())

@@ -32,10 +32,13 @@ def test_nothing_is_claimed_ahead_until_the_jobs_are_known_to_be_short() -> None
     assert look_ahead_jobs(4, 0.02, 100) == 4
     assert look_ahead_jobs(4, 0.0001, 100) == 100
     assert look_ahead_jobs(2, 0.0, 100) == 100
-    assert (look_ahead_jobs(2, 0.0005, 1000), look_ahead_jobs(2, 0.0005, 1000, alone=True)) == (80, 400)
-    assert (look_ahead_jobs(2, 0.002, 1000), look_ahead_jobs(2, 0.002, 1000, alone=True)) == (20, 100)
-    assert (look_ahead_jobs(2, 0.05, 1000), look_ahead_jobs(2, 0.05, 1000, alone=True)) == (0, 4)
-    assert look_ahead_jobs(2, 0.11, 1000, alone=True) == 0, "something urgent may come"
+    assert (look_ahead_jobs(2, 0.0005, 1000), look_ahead_jobs(2, 0.0005, 1000, is_only_host=True)) == (
+        80,
+        400,
+    )
+    assert (look_ahead_jobs(2, 0.002, 1000), look_ahead_jobs(2, 0.002, 1000, is_only_host=True)) == (20, 100)
+    assert (look_ahead_jobs(2, 0.05, 1000), look_ahead_jobs(2, 0.05, 1000, is_only_host=True)) == (0, 4)
+    assert look_ahead_jobs(2, 0.11, 1000, is_only_host=True) == 0, "something urgent may come"
 
 
 def test_a_claim_is_made_while_the_stock_lasts_until_its_answer() -> None:
