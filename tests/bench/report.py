@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.bars import Judged
-from bench.jobs import Kept, Result
+from bench.measurement import Kept, Result
+from bench.targets import Judged
 
 #: Fields worth a column, in this order, wherever a measurement has them.
 FIELDS = {

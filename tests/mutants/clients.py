@@ -96,7 +96,7 @@ CLIENTS = (
             ),
         ),
         (
-            "tests/unit/test_engines.py"
+            "tests/unit/test_refused_engines.py"
             "::test_an_engine_that_cannot_work_is_refused_before_anything_is_asked[cockroach-False]",
         ),
         r"server closed the connection unexpectedly",
