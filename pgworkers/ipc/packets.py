@@ -1,7 +1,7 @@
 """Packets with descriptors over a SOCK_SEQPACKET socket that never blocks.
 
-The sender keeps what the other side does not take yet: a stopped reader costs memory, never time. One
-packet is one message; descriptors travel with it and are closed here once they are sent.
+The sender keeps what the other side does not take yet: a stopped reader costs memory, never time. One packet is one message.
+Descriptors travel with it and are closed here once they are sent.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ class PacketSocket:
             except BlockingIOError:
                 return
             except OSError as error:
-                # ETOOMANYREFS: too many descriptors in flight, the reader is behind; all else: nobody reads
-                # any more
+                # ETOOMANYREFS: too many descriptors in flight, the reader is behind. All else: the reader is gone.
                 if error.errno in (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM):
                     return
                 self.is_broken = True

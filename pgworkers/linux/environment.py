@@ -1,10 +1,10 @@
 """What a process that imports the user's code inherits: everything but the variables that hold the database's password.
 
-The master keeps them; a worker gets the address over its supervisor's socket, so `ctx.connect()` and `task.enqueue()` work,
-and what a handler prints, logs or hands to the programs it starts holds no password. What that is worth:
-docs/explanation/security.md.
+The master keeps these variables. The supervisor gets the address in its first message (`Boot`), and workers inherit it by
+fork, so `ctx.connect()` and `task.enqueue()` work. What a handler prints, logs or hands to the programs it starts holds no
+password. What that is worth: docs/explanation/security.md.
 
-Descriptors 0, 1 and 2 are there, whatever the parent closed: else the next file or socket becomes stdout.
+Descriptors 0, 1 and 2 are opened if the parent closed them, otherwise the next file or socket would become stdout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def for_children(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def missing_variable_hint(text: str) -> str:
-    """What to add to the error of an app that stumbled over a variable it is not given; empty: it did not."""
+    """What to add to the error of an app that needs one of these variables; empty: the error names none."""
     named = [name for name in SECRET_VARIABLES if name in text]
     if not named:
         return ""

@@ -1,4 +1,4 @@
-"""Signals as notes: the handler only wakes a selector, the loop does the work."""
+"""Signals: receive them in a loop, block them, send them to exactly the right process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SignalWakeup:
             signal.signal(signum, signal.SIG_IGN)
 
     def drain(self) -> set[int]:
-        """The signals since the last call. A full buffer loses numbers, so the loop also looks at each tick."""
+        """The signals since the last call. A full buffer loses numbers, so the loop checks its children at each tick."""
         taken: set[int] = set()
         while True:
             try:
@@ -47,8 +47,8 @@ class SignalWakeup:
 
 
 class BlockedSignals:
-    """No signal handler runs here, but that of `except_for`: around fork, where the child still has its parent's handlers,
-    and where a thread begins, which is born with the mask of its maker."""
+    """Block all signals but `except_for`: around a fork, where the child still has its parent's handlers, and where a thread
+    is started, which inherits the mask."""
 
     def __init__(self, except_for: int = 0) -> None:
         self._blocked = ALL_SIGNALS - {except_for}
@@ -79,7 +79,7 @@ def signal_name(signum: int) -> str:
 
 
 def send(pid: int, signum: int) -> bool:
-    """Signal a child that we have not reaped (its pid cannot be somebody else's). False: it is gone."""
+    """Signal a child that is not reaped yet, so that no other process can have its pid. False: it is gone."""
     try:
         os.kill(pid, signum)
     except ProcessLookupError:
@@ -107,7 +107,7 @@ def _main_blocks(pid: int, signum: int) -> bool:
 
 
 def send_to_group(pgid: int, signum: int) -> bool:
-    """Signal a group whose leader we have not reaped."""
+    """Signal a group whose leader is not reaped yet."""
     try:
         os.killpg(pgid, signum)
     except (ProcessLookupError, PermissionError):
@@ -117,7 +117,7 @@ def send_to_group(pgid: int, signum: int) -> bool:
 
 
 def kill_by_start_time(pid: int, start_ticks: int) -> bool:
-    """SIGKILL to a process that is not our child, named by pid and start time. False: it is gone, or not ours to kill."""
+    """SIGKILL a process that is not our child, named by pid and start time. False: it is gone, or that is not permitted."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:

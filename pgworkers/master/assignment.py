@@ -39,7 +39,7 @@ from pgworkers.master.queue_buffer import (
 )
 from pgworkers.master.worker_channel import WorkerChannel, WorkerState
 from pgworkers.specs import QueueSpec, TaskSpec
-from pgworkers.worker.messages import Report
+from pgworkers.worker.messages import Outcome, Report
 
 #: How often workers are looked at that have not reported for a while.
 WORKER_CHECK_SECONDS = 0.005
@@ -353,7 +353,12 @@ class Assigner:
         self.forget([held])
         ending = verdict.from_report(
             Report(
-                outcome="stopped", duration=0.0, cpu=0.0, peak_rss=0, reason=reason.word, has_started=False
+                outcome=Outcome.STOPPED,
+                duration=0.0,
+                cpu=0.0,
+                peak_rss=0,
+                reason=reason.word,
+                has_started=False,
             ),
             held,
         )

@@ -76,9 +76,9 @@ CREATE DOMAIN pgworkers.arguments AS jsonb
 CREATE FUNCTION pgworkers.never() RETURNS timestamptz
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT '9999-01-01 00:00:00+00'::pg_catalog.timestamptz $$;
 
--- A lane is the set of ready jobs of one queue and task with the same concurrency key. This is its number: a hash of the key. Claims begin
--- at a random number, so no lane is always the last one.
-CREATE FUNCTION pgworkers.lane(key text) RETURNS bigint
+-- A group is the set of ready jobs of one queue and task with the same concurrency key. This is the hash of the key. Claims begin at a random
+-- hash, so no group is always the last one.
+CREATE FUNCTION pgworkers.concurrency_group(key text) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 -- An index uses it, so its result must not depend on the search_path of the caller.
 SELECT ('x' OPERATOR(pg_catalog.||) pg_catalog.substr(pg_catalog.md5(coalesce($1, '')), 1, 16))::bit(64)::bigint
@@ -114,14 +114,14 @@ CREATE TABLE pgworkers.job (
     memory          pgworkers.job_memory,                -- bytes; NULL: what the task declares
     unique_key      pgworkers.unique_name,
     concurrency_key pgworkers.concurrency_name,
-    gated           boolean     NOT NULL DEFAULT false,  -- claimed only through admit(): its task is limited, or a host parked it
+    gated           boolean     NOT NULL DEFAULT false,  -- claimed only through admit_limited_jobs(): its task is limited, or a host parked it
     cancel_at       pgworkers.moment,                    -- when a cancel was requested
     checkpoint      pgworkers.job_notes,
     progress        pgworkers.job_notes,
     errors          pgworkers.error_lines NOT NULL DEFAULT '{}', -- one line per failed attempt, the last ten
     meta            pgworkers.job_meta,                  -- why it was enqueued
     batch_id        bigint,
-    linked          boolean     NOT NULL DEFAULT false,  -- its end calls ended(): it is in a batch, others wait for it, or it waited
+    linked          boolean     NOT NULL DEFAULT false,  -- its end calls settle_dependents(): it is in a batch, others wait for it, or it waited
     losses          pgworkers.spent NOT NULL DEFAULT 0,  -- attempts in a row that ended with the death of a supervisor or host
     enqueued_by     pgworkers.login_name NOT NULL DEFAULT session_user,  -- the login
     quota           integer,                             -- the enqueue_grant that counts it while it waits
@@ -168,7 +168,7 @@ CREATE TABLE pgworkers.history (
     batch_id        bigint,
     linked          boolean     NOT NULL DEFAULT false,
     enqueued_by     text        NOT NULL DEFAULT session_user,
-    kept            boolean     NOT NULL DEFAULT false,  -- outlives the partition of its day, see keep_rows()
+    kept            boolean     NOT NULL DEFAULT false,  -- outlives the partition of its day, see move_kept_rows()
     PRIMARY KEY (id, finished_at, kept),
     CONSTRAINT history_is_finished CHECK (state IN ('succeeded', 'dead', 'cancelled'))
 ) PARTITION BY RANGE (kept, finished_at);
@@ -214,7 +214,7 @@ CREATE TABLE pgworkers.dependency (
     CONSTRAINT dependency_on_failed CHECK (on_failed IN ('cancel', 'run', 'wait'))
 );
 
--- Jobs that ended with more followers than one statement settles. The leader goes on with them: renew_links(), link_parents().
+-- Jobs that ended with more followers than one statement settles. The leader goes on with them: reopen_links(), link_dependencies().
 CREATE TABLE pgworkers.ended_parent (
     id      bigint PRIMARY KEY,
     done_to bigint NOT NULL DEFAULT -9223372036854775808 -- followers up to this id are settled
@@ -254,7 +254,7 @@ CREATE TABLE pgworkers.queue (
     workers         integer,                             -- per host; NULL: what the app declares
     cluster_workers integer,                             -- over all hosts; NULL: what the app declares
     throttled_until pgworkers.moment,
-    throttles       integer     NOT NULL DEFAULT 0,      -- the throttle level, see throttle()
+    throttles       integer     NOT NULL DEFAULT 0,      -- the throttle level, see throttle_queue()
     retention       interval CONSTRAINT queue_retention_fits CHECK (retention BETWEEN '0' AND '36500 days'),
     created_at      timestamptz NOT NULL DEFAULT now(),
     updated_at      timestamptz NOT NULL DEFAULT now(),
@@ -408,7 +408,7 @@ CREATE TABLE pgworkers.leader (
     valid_until   timestamptz NOT NULL CHECK (isfinite(valid_until))
 ) WITH (fillfactor = 50);
 
--- Hosts that are idle and have free workers for jobs of a queue. A new job wakes one of them: tell_ready(). Without such a row no host is
+-- Hosts that are idle and have free workers for jobs of a queue. A new job wakes one of them: notify_ready(). Without such a row no host is
 -- notified: NOTIFY makes all commits wait for one another, and a busy host polls by itself (docs/adr/21). Unlogged: a host that reconnects
 -- writes its rows again.
 CREATE UNLOGGED TABLE pgworkers.asleep (
@@ -466,38 +466,38 @@ CREATE TABLE pgworkers.bucket (
     CONSTRAINT bucket_flows CHECK (rate > 0 AND rate < 'infinity' AND burst >= 1 AND burst < 'infinity')
 ) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 200, autovacuum_vacuum_scale_factor = 0);
 
--- Where counting the slots of a limit begins: each job that runs behind the limit was claimed at `since` or later, or is one of `older`.
+-- Where counting the slots of a limit begins: each job that runs behind the limit was claimed at `since` or later, or is one of `older_ids`.
 -- While a snapshot is held, the index entries of all jobs that ran since then stay. A count that begins at the mark does not read them.
--- Only mark_limits() makes a mark, with the limit locked. A limit without a mark is counted from the beginning, so deleting a mark is safe
+-- Only remember_limit_scans() makes a mark, with the limit locked. A limit without a mark is counted from the beginning, so deleting a mark is safe
 -- at any time. The newest mark of a limit is valid. It is the last one in the index, so what is left of older ones is not read.
-CREATE TABLE pgworkers.limit_mark (
-    kind  text        NOT NULL,
-    name  text        NOT NULL,
-    nth   bigint      GENERATED BY DEFAULT AS IDENTITY,
-    since timestamptz NOT NULL,
-    older bigint[]    NOT NULL,
+CREATE TABLE pgworkers.limit_scan_start (
+    kind      text        NOT NULL,
+    name      text        NOT NULL,
+    nth       bigint      GENERATED BY DEFAULT AS IDENTITY,
+    since     timestamptz NOT NULL,
+    older_ids bigint[]    NOT NULL,
     PRIMARY KEY (kind, name, nth)
 );
 
--- Where the first jobs of a lane are. When the mark was made, no job was ready before `id` in priority `level`, nor in higher priorities
--- among the ids up to `newest`. While a snapshot is held, the entries of all jobs that were claimed since then stay in the index job_lane.
+-- Where the first jobs of a group are. When the mark was made, no job was ready before `first_id` in `priority`, nor in higher priorities
+-- among the ids up to `newest_id`. While a snapshot is held, the entries of all jobs that were claimed since then stay in the index job_ready_limited.
 -- A scan that begins at the mark does not read them. A job that becomes ready before the mark later (a retry, a late commit) is found by the
--- next scan from the head of the lane. That scan is due at `until`, and at once when nothing is ready behind the mark. Only mark_lanes()
+-- next scan from the head of the group. That scan is due at `valid_until`, and at once when nothing is ready behind the mark. Only remember_group_scans()
 -- makes a mark. Deleting one is safe at any time. The newest one is valid, as above.
-CREATE TABLE pgworkers.lane_mark (
-    queue  text        NOT NULL,
-    task   text        NOT NULL,
-    lane   bigint      NOT NULL,
-    nth    bigint      GENERATED BY DEFAULT AS IDENTITY,
-    level  bigint      NOT NULL,
-    id     bigint      NOT NULL,
-    newest bigint      NOT NULL,
-    until  timestamptz NOT NULL,
-    PRIMARY KEY (queue, task, lane, nth)
+CREATE TABLE pgworkers.group_scan_start (
+    queue       text        NOT NULL,
+    task        text        NOT NULL,
+    group_hash  bigint      NOT NULL,
+    nth         bigint      GENERATED BY DEFAULT AS IDENTITY,
+    priority    bigint      NOT NULL,
+    first_id    bigint      NOT NULL,
+    newest_id   bigint      NOT NULL,
+    valid_until timestamptz NOT NULL,
+    PRIMARY KEY (queue, task, group_hash, nth)
 );
 
 -- Tasks whose limit was set a moment ago. A claim that began before that does not know of the limit: what it takes becomes a running job
--- that is not counted, after limit_running() has looked for such jobs. `before`: the transactions that may be such claims (virtual ids, as
+-- that is not counted, after limit_running_jobs() has looked for such jobs. `before`: the transactions that may be such claims (virtual ids, as
 -- in pg_locks); NULL: the first claim behind the limit finds out which. Written only with the limit locked.
 CREATE TABLE pgworkers.limit_new (
     task   text        PRIMARY KEY,
@@ -547,9 +547,9 @@ CREATE TABLE pgworkers.stat (
 -- The order of claims. Jobs behind a concurrency limit are not in it, so they never stand in front of jobs that can be claimed.
 CREATE INDEX job_ready ON pgworkers.job (queue, priority DESC, id)
     WHERE state = 'ready' AND NOT gated AND concurrency_key IS NULL;
--- Claims of jobs behind limits. The task comes before the lane: a task that is full, or that a host does not know, is skipped by one probe,
--- however many lanes it has.
-CREATE INDEX job_lane ON pgworkers.job (queue, task, pgworkers.lane(concurrency_key), priority DESC, id)
+-- Claims of jobs behind limits. The task comes before the group: a task that is full, or that a host does not know, is skipped by one probe,
+-- however many groups it has.
+CREATE INDEX job_ready_limited ON pgworkers.job (queue, task, pgworkers.concurrency_group(concurrency_key), priority DESC, id)
     WHERE state = 'ready' AND (gated OR concurrency_key IS NOT NULL);
 -- The duty `promote` takes the earliest. The id lets counts go on in portions.
 CREATE INDEX job_scheduled ON pgworkers.job (run_at, id) WHERE state = 'scheduled';
@@ -558,9 +558,9 @@ CREATE INDEX job_scheduled ON pgworkers.job (run_at, id) WHERE state = 'schedule
 CREATE INDEX job_running ON pgworkers.job (host, claimed_at) WHERE host IS NOT NULL;
 -- The slots in use of a task's limit and of a key's limit. Not `state = 'running'`, as above. The condition is inside coalesce(), so that
 -- only one of these two and job_running can serve a count: the planner believes that nothing runs, and would take any of them.
-CREATE INDEX job_of_task ON pgworkers.job (task, claimed_at)
+CREATE INDEX job_running_by_task ON pgworkers.job (task, claimed_at)
     WHERE coalesce(host IS NOT NULL AND (gated OR concurrency_key IS NOT NULL), false);
-CREATE INDEX job_of_key ON pgworkers.job (concurrency_key, claimed_at)
+CREATE INDEX job_running_by_key ON pgworkers.job (concurrency_key, claimed_at)
     WHERE coalesce(host IS NOT NULL AND concurrency_key IS NOT NULL, false);
 -- The unique key. An error message of the client names this index.
 CREATE UNIQUE INDEX job_unique ON pgworkers.job (task, unique_key) WHERE unique_key IS NOT NULL;
@@ -602,8 +602,8 @@ CREATE INDEX slots_host ON pgworkers.slots (host);
 CREATE INDEX request_open ON pgworkers.request (host) WHERE taken_at IS NULL;
 -- The duty `prune`, for requests and the two kinds of marks.
 CREATE INDEX request_asked ON pgworkers.request (asked_at);
-CREATE INDEX limit_mark_since ON pgworkers.limit_mark (since);
-CREATE INDEX lane_mark_until ON pgworkers.lane_mark (until);
+CREATE INDEX limit_scan_start_since ON pgworkers.limit_scan_start (since);
+CREATE INDEX group_scan_start_valid_until ON pgworkers.group_scan_start (valid_until);
 
 -- The operations on a job.
 CREATE INDEX operation_job ON pgworkers.operation (job_id, id);
@@ -622,63 +622,63 @@ CREATE INDEX operation_at ON pgworkers.operation (at);
 
 -- Send a notification, unless the server's queue of notifications is nearly full. A listener in a long transaction can fill that queue, and
 -- then each COMMIT that notifies fails. A lost notification only delays: hosts poll. No search_path, so that it is inlined (docs/adr/21).
-CREATE FUNCTION pgworkers.tell(word text, channel text DEFAULT 'pgworkers') RETURNS void
+CREATE FUNCTION pgworkers.notify(payload text, channel text DEFAULT 'pgworkers') RETURNS void
 LANGUAGE sql AS $$
 SELECT CASE WHEN pg_catalog.pg_notification_queue_usage() OPERATOR(pg_catalog.<) 0.9
-            THEN pg_catalog.pg_notify(channel, word) END
+            THEN pg_catalog.pg_notify(channel, payload) END
 $$;
 
 -- Notify one idle host that jobs of a queue are ready: a host that knows all of `tasks` and has renewed its row lately. Notify all hosts when
 -- there is no such host, when several jobs became ready at once, or while a host has asked for that (notify_all_until).
--- `jobs`: how many became ready; NULL: this transaction may add more. `passer`: a host that is not to be chosen, because it is full.
+-- `jobs`: how many became ready; NULL: this transaction may add more. `except_host`: a host that is not to be chosen, because it is full.
 -- The choice depends on the start of the transaction: over many transactions each host gets its share, and the identical notifications of
 -- one transaction become one. The channel of a host is its id, so that other hosts are not woken.
 -- No search_path. Index: the primary keys. (docs/adr/21)
-CREATE FUNCTION pgworkers.tell_ready(queue text, tasks text[], jobs bigint, passer uuid DEFAULT NULL) RETURNS void
+CREATE FUNCTION pgworkers.notify_ready(queue text, tasks text[], jobs bigint, except_host uuid DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    turn pg_catalog.int8 := pg_catalog.hashtextextended(pg_catalog.now()::pg_catalog.text, 0);
-    chosen pg_catalog.uuid;
+    seed pg_catalog.int8 := pg_catalog.hashtextextended(pg_catalog.now()::pg_catalog.text, 0);
+    chosen_host pg_catalog.uuid;
     notify_all pg_catalog.bool;
 BEGIN
-    IF tell_ready.jobs IS NULL OR tell_ready.jobs OPERATOR(pg_catalog.=) 1 THEN
-        SELECT sleeper.host, sleeper.notify_all INTO chosen, notify_all
+    IF notify_ready.jobs IS NULL OR notify_ready.jobs OPERATOR(pg_catalog.=) 1 THEN
+        SELECT idle.host, idle.notify_all INTO chosen_host, notify_all
           FROM (SELECT a.host, coalesce(a.notify_all_until OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp(), false) AS notify_all
                   FROM pgworkers.asleep a
-                 WHERE a.queue OPERATOR(pg_catalog.=) tell_ready.queue
-                   AND (tell_ready.passer IS NULL OR a.host OPERATOR(pg_catalog.<>) tell_ready.passer)
-                 ORDER BY 2 DESC, pg_catalog.uuid_hash_extended(a.host, turn)) sleeper
+                 WHERE a.queue OPERATOR(pg_catalog.=) notify_ready.queue
+                   AND (notify_ready.except_host IS NULL OR a.host OPERATOR(pg_catalog.<>) notify_ready.except_host)
+                 ORDER BY 2 DESC, pg_catalog.uuid_hash_extended(a.host, seed)) idle
          WHERE EXISTS (SELECT FROM pgworkers.host h
-                        WHERE h.id OPERATOR(pg_catalog.=) sleeper.host AND h.tasks OPERATOR(pg_catalog.@>) tell_ready.tasks
+                        WHERE h.id OPERATOR(pg_catalog.=) idle.host AND h.tasks OPERATOR(pg_catalog.@>) notify_ready.tasks
                           AND h.renewed_at OPERATOR(pg_catalog.>) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-)
                                                                    (h.lease OPERATOR(pg_catalog./) 3::pg_catalog.float8))
                        OFFSET 0)  -- no join: hosts are checked one after the other, until one fits
          LIMIT 1;
     END IF;
-    IF chosen IS NULL OR notify_all THEN
-        PERFORM pgworkers.tell(pg_catalog.concat('ready:', tell_ready.queue));
+    IF chosen_host IS NULL OR notify_all THEN
+        PERFORM pgworkers.notify(pg_catalog.concat('ready:', notify_ready.queue));
     ELSE
-        PERFORM pgworkers.tell(pg_catalog.concat(CASE WHEN tell_ready.jobs IS NULL THEN 'ready:' ELSE 'one:' END, tell_ready.queue,
-                                                 ':', chosen), chosen::pg_catalog.text);
+        PERFORM pgworkers.notify(pg_catalog.concat(CASE WHEN notify_ready.jobs IS NULL THEN 'ready:' ELSE 'one:' END, notify_ready.queue,
+                                                 ':', chosen_host), chosen_host::pg_catalog.text);
     END IF;
 END $$;
 
 -- Notify the hosts of a queue of each change of its row.
-CREATE FUNCTION pgworkers.tell_queue() RETURNS trigger
+CREATE FUNCTION pgworkers.notify_queue_changed() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    PERFORM pgworkers.tell('queue:' || NEW.name);
+    PERFORM pgworkers.notify('queue:' || NEW.name);
     RETURN NULL;
 END $$;
 CREATE TRIGGER queue_changed AFTER UPDATE ON pgworkers.queue
-FOR EACH ROW EXECUTE FUNCTION pgworkers.tell_queue();
+FOR EACH ROW EXECUTE FUNCTION pgworkers.notify_queue_changed();
 
 -- 4.2 Enqueue -----------------------------------------------------------------------------------------------------------------------
 
 -- Refuse values that no job can have, with a sentence instead of a violated constraint. enqueue() calls it only if there is more than a few
 -- small arguments.
-CREATE FUNCTION pgworkers.refuse_unfit(args jsonb, meta jsonb, run_at timestamptz, delay interval, timeout interval,
+CREATE FUNCTION pgworkers.check_new_job(args jsonb, meta jsonb, run_at timestamptz, delay interval, timeout interval,
                                      memory bigint, deadline interval, expires interval) RETURNS void
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
@@ -714,24 +714,24 @@ END $$;
 -- Return the first job that was enqueued with an idempotency key. NULL: the key was free or its window is over, and it now belongs to the
 -- transaction of the caller, which must set `job_id`. Waits for another open transaction that has taken the key. A repeated enqueue writes
 -- nothing and locks nothing. Always uses the index: the table was empty when the statements were planned.
-CREATE FUNCTION pgworkers.first_with_key(task text, login text, key text, lasts interval) RETURNS bigint
+CREATE FUNCTION pgworkers.reserve_idempotency_key(task text, login text, key text, lifetime interval) RETURNS bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    first bigint;
+    first_job bigint;
 BEGIN
-    IF lasts <= interval '0' OR lasts > interval '31 days' THEN
-        RAISE EXCEPTION 'idempotency_window must be longer than 0 and at most 31 days, not %', lasts
+    IF lifetime <= interval '0' OR lifetime > interval '31 days' THEN
+        RAISE EXCEPTION 'idempotency_window must be longer than 0 and at most 31 days, not %', lifetime
             USING ERRCODE = 'invalid_parameter_value';
     END IF;
     LOOP
-        SELECT k.job_id INTO first FROM pgworkers.idempotency_key k
-         WHERE k.task = first_with_key.task AND k.login = first_with_key.login AND k.key = first_with_key.key AND k.expires_at > now();
-        IF first IS NOT NULL THEN
-            RETURN first;
+        SELECT k.job_id INTO first_job FROM pgworkers.idempotency_key k
+         WHERE k.task = reserve_idempotency_key.task AND k.login = reserve_idempotency_key.login AND k.key = reserve_idempotency_key.key AND k.expires_at > now();
+        IF first_job IS NOT NULL THEN
+            RETURN first_job;
         END IF;
         INSERT INTO pgworkers.idempotency_key AS k (task, login, key, expires_at)
-        VALUES (first_with_key.task, first_with_key.login, first_with_key.key, now() + lasts)
+        VALUES (reserve_idempotency_key.task, reserve_idempotency_key.login, reserve_idempotency_key.key, now() + lifetime)
         ON CONFLICT (task, login, key) DO UPDATE SET job_id = NULL, expires_at = excluded.expires_at
           WHERE k.expires_at <= now() OR k.job_id IS NULL;
         IF FOUND THEN
@@ -744,26 +744,26 @@ END $$;
 -- Check whether this login may enqueue this task in this queue: which grant counts the job, and whether the login may replace the arguments
 -- of jobs that others enqueued. If several grants apply, one without a bound is taken, else one whose bound is not reached. The waiting jobs
 -- are counted without a lock, so sessions that enqueue at the same time can exceed a bound together by what they have not committed.
-CREATE FUNCTION pgworkers.permit(task text, queue text, OUT quota integer, OUT may_replace boolean)
+CREATE FUNCTION pgworkers.check_enqueue_grant(task text, queue text, OUT grant_id integer, OUT may_replace boolean)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     one record;
-    bound boolean := false;
-    fits boolean := false;
+    is_restricted boolean := false;
+    has_grant boolean := false;
     waiting integer;
 BEGIN
     may_replace := false;
     FOR one IN
         SELECT g.id, g.max_waiting, g.may_replace,
-               g.queue IN ('*', permit.queue) AND g.task IN ('*', permit.task) AS fits
+               g.queue IN ('*', check_enqueue_grant.queue) AND g.task IN ('*', check_enqueue_grant.task) AS fits
           FROM pgworkers.enqueue_grant g
           JOIN pg_roles r ON r.rolname = g.role
          WHERE pg_has_role(session_user, r.oid, 'MEMBER')
          ORDER BY g.max_waiting DESC NULLS FIRST, g.id
     LOOP
-        bound := true;
+        is_restricted := true;
         CONTINUE WHEN NOT one.fits;
-        fits := true;
+        has_grant := true;
         may_replace := one.may_replace;
         IF one.max_waiting IS NULL THEN
             RETURN;
@@ -771,77 +771,77 @@ BEGIN
         SELECT count(*) INTO waiting
           FROM (SELECT FROM pgworkers.job j WHERE j.quota = one.id AND j.host IS NULL LIMIT one.max_waiting) w;
         IF waiting < one.max_waiting THEN
-            quota := one.id;
+            grant_id := one.id;
             RETURN;
         END IF;
     END LOOP;
-    IF fits THEN
+    IF has_grant THEN
         RAISE EXCEPTION 'as many jobs of % wait as it may have waiting', session_user
             USING ERRCODE = 'configuration_limit_exceeded', HINT = 'pgworkers grants list shows the bounds.';
-    ELSIF bound THEN
-        RAISE EXCEPTION '% may not enqueue task % in queue %', session_user, permit.task, permit.queue
+    ELSIF is_restricted THEN
+        RAISE EXCEPTION '% may not enqueue task % in queue %', session_user, check_enqueue_grant.task, check_enqueue_grant.queue
             USING ERRCODE = 'insufficient_privilege', HINT = 'pgworkers grants list shows what it may.';
     END IF;
 END $$;
 
--- Find out what a new job that comes after the jobs `ids` has to wait for: `parents` that have not ended, or `failed`, a job that already
--- ended without success. `known_to`: the login that enqueues, if it may use only its own jobs. Jobs of other logins do not exist for it, and
+-- Find out what a new job that comes after the jobs `ids` has to wait for: `waiting_for`, which have not ended, or `failed`, a job that already
+-- ended without success. `only_of_login`: the login that enqueues, if it may use only its own jobs. Jobs of other logins do not exist for it, and
 -- it may not add a follower to a job that already has 5000, because each is work for the leader. They are counted without a lock.
 -- Takes no lock: the transaction that enqueues may stay open for long, and the end of a parent must not wait for it. A parent that ends in
--- the meantime is noticed by link_parents().
-CREATE FUNCTION pgworkers.follow(ids bigint[], on_failed text, known_to text, OUT parents bigint[], OUT failed bigint)
+-- the meantime is noticed by link_dependencies().
+CREATE FUNCTION pgworkers.find_parents(ids bigint[], on_failed text, only_of_login text, OUT waiting_for bigint[], OUT failed bigint)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    one record;
+    parent record;
 BEGIN
-    IF follow.on_failed NOT IN ('cancel', 'run', 'wait') THEN
-        RAISE EXCEPTION 'on_failed is %: use cancel, run or wait', follow.on_failed USING ERRCODE = 'invalid_parameter_value';
-    ELSIF cardinality(follow.ids) > 1000 THEN
-        RAISE EXCEPTION 'after names % jobs; a job comes after at most 1000 jobs', cardinality(follow.ids)
+    IF find_parents.on_failed NOT IN ('cancel', 'run', 'wait') THEN
+        RAISE EXCEPTION 'on_failed is %: use cancel, run or wait', find_parents.on_failed USING ERRCODE = 'invalid_parameter_value';
+    ELSIF cardinality(find_parents.ids) > 1000 THEN
+        RAISE EXCEPTION 'after names % jobs; a job comes after at most 1000 jobs', cardinality(find_parents.ids)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Use a batch, or a job in between.';
     END IF;
-    parents := '{}';
-    FOR one IN
+    waiting_for := '{}';
+    FOR parent IN
         SELECT w.id, p.state
-          FROM (SELECT DISTINCT u.id FROM unnest(follow.ids) AS u (id)) w
+          FROM (SELECT DISTINCT u.id FROM unnest(find_parents.ids) AS u (id)) w
           LEFT JOIN LATERAL (
                (SELECT j.state, j.enqueued_by FROM pgworkers.job j WHERE j.id = w.id)
                UNION ALL
                (SELECT h.state, h.enqueued_by FROM pgworkers.history h WHERE h.id = w.id ORDER BY h.finished_at DESC LIMIT 1)
-               LIMIT 1) p ON follow.known_to IS NULL OR p.enqueued_by = follow.known_to
+               LIMIT 1) p ON find_parents.only_of_login IS NULL OR p.enqueued_by = find_parents.only_of_login
          ORDER BY w.id
     LOOP
-        IF one.state IS NULL THEN
-            RAISE EXCEPTION 'there is no job #% to come after', one.id USING ERRCODE = 'no_data_found';
-        ELSIF one.state <= 'running' OR (one.state <> 'succeeded' AND follow.on_failed = 'wait') THEN
-            IF follow.known_to IS NOT NULL THEN
-                PERFORM FROM pgworkers.dependency d WHERE d.parent_id = one.id OFFSET 4999 LIMIT 1;
+        IF parent.state IS NULL THEN
+            RAISE EXCEPTION 'there is no job #% to come after', parent.id USING ERRCODE = 'no_data_found';
+        ELSIF parent.state <= 'running' OR (parent.state <> 'succeeded' AND find_parents.on_failed = 'wait') THEN
+            IF find_parents.only_of_login IS NOT NULL THEN
+                PERFORM FROM pgworkers.dependency d WHERE d.parent_id = parent.id OFFSET 4999 LIMIT 1;
                 IF FOUND THEN
-                    RAISE EXCEPTION '5000 jobs come after job #% already; % may not enqueue more', one.id, follow.known_to
+                    RAISE EXCEPTION '5000 jobs come after job #% already; % may not enqueue more', parent.id, find_parents.only_of_login
                         USING ERRCODE = 'configuration_limit_exceeded', HINT = 'Use a job in between.';
                 END IF;
             END IF;
-            parents := parents || one.id;
-        ELSIF one.state <> 'succeeded' AND follow.on_failed = 'cancel' THEN
-            failed := one.id;
+            waiting_for := waiting_for || parent.id;
+        ELSIF parent.state <> 'succeeded' AND find_parents.on_failed = 'cancel' THEN
+            failed := parent.id;
         END IF;
     END LOOP;
 END $$;
 
 -- Let a new job wait for its parents, or end it at once because one of them had failed.
-CREATE FUNCTION pgworkers.wait_for(job_id bigint, parents bigint[], on_failed text, failed bigint) RETURNS void
+CREATE FUNCTION pgworkers.add_dependencies(job_id bigint, parents bigint[], on_failed text, failed bigint) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO pgworkers.dependency (parent_id, job_id, on_failed)
-    SELECT p.id, wait_for.job_id, wait_for.on_failed FROM unnest(wait_for.parents) AS p (id);
-    IF cardinality(wait_for.parents) > 0 THEN
-        PERFORM pgworkers.tell('due:');  -- the leader links them
+    SELECT p.id, add_dependencies.job_id, add_dependencies.on_failed FROM unnest(add_dependencies.parents) AS p (id);
+    IF cardinality(add_dependencies.parents) > 0 THEN
+        PERFORM pgworkers.notify('due:');  -- the leader links them
     END IF;
-    IF wait_for.failed IS NOT NULL THEN
+    IF add_dependencies.failed IS NOT NULL THEN
         UPDATE pgworkers.job j
-           SET errors = ARRAY['cancelled: job #' || wait_for.failed || ', which it waited for, did not succeed']
-         WHERE j.id = wait_for.job_id;
-        PERFORM pgworkers.end_jobs(ARRAY[wait_for.job_id], 'cancelled');
+           SET errors = ARRAY['cancelled: job #' || add_dependencies.failed || ', which it waited for, did not succeed']
+         WHERE j.id = add_dependencies.job_id;
+        PERFORM pgworkers.end_jobs(ARRAY[add_dependencies.job_id], 'cancelled');
     END IF;
 END $$;
 
@@ -879,21 +879,21 @@ CREATE FUNCTION pgworkers.enqueue(
 ) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    known pgworkers.task;
+    declared pgworkers.task;
     due timestamptz := now();
-    later boolean := false;
-    waits boolean := enqueue.held;
+    is_later boolean := false;
+    is_waiting boolean := enqueue.held;
     -- True if this is the first statement of its transaction. Otherwise more may follow, and which hosts are idle at its end is unknown.
-    alone boolean := statement_timestamp() - now() < interval '20 ms' AND pg_current_xact_id_if_assigned() IS NULL;
-    trusted boolean := has_any_column_privilege(session_user, 'pgworkers.job'::regclass, 'INSERT');
-    own_quota integer;
-    replaces boolean := true;
+    is_own_transaction boolean := statement_timestamp() - now() < interval '20 ms' AND pg_current_xact_id_if_assigned() IS NULL;
+    is_trusted boolean := has_any_column_privilege(session_user, 'pgworkers.job'::regclass, 'INSERT');
+    grant_id integer;
+    may_replace boolean := true;
     parents bigint[];
     failed bigint;
-    key_login text := CASE WHEN trusted THEN '' ELSE session_user END;
+    key_login text := CASE WHEN is_trusted THEN '' ELSE session_user END;
 BEGIN
     IF enqueue.idempotency_key IS NOT NULL THEN
-        enqueue.id := pgworkers.first_with_key(enqueue.task, key_login, enqueue.idempotency_key,
+        enqueue.id := pgworkers.reserve_idempotency_key(enqueue.task, key_login, enqueue.idempotency_key,
                                                coalesce(enqueue.idempotency_window, interval '1 day'));
         IF enqueue.id IS NOT NULL THEN
             enqueue.created := false;
@@ -908,25 +908,25 @@ BEGIN
        OR num_nonnulls(enqueue.meta, enqueue.run_at, enqueue.delay, enqueue.timeout, enqueue.memory, enqueue.deadline,
                        enqueue.expires) > 0
     THEN
-        PERFORM pgworkers.refuse_unfit(enqueue.args, enqueue.meta, enqueue.run_at, enqueue.delay, enqueue.timeout,
+        PERFORM pgworkers.check_new_job(enqueue.args, enqueue.meta, enqueue.run_at, enqueue.delay, enqueue.timeout,
                                      enqueue.memory, enqueue.deadline, enqueue.expires);
         due := coalesce(enqueue.run_at, due) + coalesce(enqueue.delay, interval '0');
-        later := due > now();
+        is_later := due > now();
     END IF;
     IF cardinality(enqueue.after) > 0 THEN
-        SELECT f.parents, f.failed INTO parents, failed
-          FROM pgworkers.follow(enqueue.after, enqueue.on_failed, CASE WHEN NOT trusted THEN session_user END) f;
-        waits := waits OR failed IS NOT NULL OR cardinality(parents) > 0;
+        SELECT f.waiting_for, f.failed INTO parents, failed
+          FROM pgworkers.find_parents(enqueue.after, enqueue.on_failed, CASE WHEN NOT is_trusted THEN session_user END) f;
+        is_waiting := is_waiting OR failed IS NOT NULL OR cardinality(parents) > 0;
     END IF;
-    IF NOT trusted OR enqueue.queue IS NULL OR enqueue.priority IS NULL OR enqueue.max_attempts IS NULL
+    IF NOT is_trusted OR enqueue.queue IS NULL OR enqueue.priority IS NULL OR enqueue.max_attempts IS NULL
        OR enqueue.max_crashes IS NULL THEN
-        SELECT * INTO known FROM pgworkers.task t WHERE t.name = enqueue.task;
-        enqueue.queue := coalesce(enqueue.queue, known.queue, 'default');
-        enqueue.priority := coalesce(enqueue.priority, known.priority, 0);
-        enqueue.max_attempts := coalesce(enqueue.max_attempts, known.max_attempts, 10);
-        enqueue.max_crashes := coalesce(enqueue.max_crashes, known.max_crashes, 3);
+        SELECT * INTO declared FROM pgworkers.task t WHERE t.name = enqueue.task;
+        enqueue.queue := coalesce(enqueue.queue, declared.queue, 'default');
+        enqueue.priority := coalesce(enqueue.priority, declared.priority, 0);
+        enqueue.max_attempts := coalesce(enqueue.max_attempts, declared.max_attempts, 10);
+        enqueue.max_crashes := coalesce(enqueue.max_crashes, declared.max_crashes, 3);
     END IF;
-    IF NOT trusted THEN
+    IF NOT is_trusted THEN
         IF enqueue.held THEN
             RAISE EXCEPTION '% may not enqueue a held job', session_user USING ERRCODE = 'insufficient_privilege',
                 HINT = 'Only a login that may insert into pgworkers.job may.';
@@ -935,42 +935,42 @@ BEGIN
             RAISE EXCEPTION 'the concurrency key % begins with schedule:, which is for the jobs of schedules', enqueue.concurrency_key
                 USING ERRCODE = 'insufficient_privilege', HINT = 'Use another key.';
         END IF;
-        SELECT p.quota, p.may_replace INTO own_quota, replaces FROM pgworkers.permit(enqueue.task, enqueue.queue) p;
-        enqueue.max_attempts := least(enqueue.max_attempts, coalesce(known.max_attempts, 10));
-        enqueue.max_crashes := least(enqueue.max_crashes, coalesce(known.max_crashes, 3));
-        enqueue.timeout := CASE WHEN known.name IS NOT NULL AND enqueue.timeout IS NOT NULL
-                                THEN least(enqueue.timeout, known.timeout) END;
-        enqueue.memory := CASE WHEN enqueue.memory IS NOT NULL AND known.memory IS NOT NULL
-                               THEN least(enqueue.memory, known.memory) END;  -- NULL: what the queue declares
-        enqueue.priority := least(enqueue.priority, coalesce(known.priority, 0));
+        SELECT p.grant_id, p.may_replace INTO grant_id, may_replace FROM pgworkers.check_enqueue_grant(enqueue.task, enqueue.queue) p;
+        enqueue.max_attempts := least(enqueue.max_attempts, coalesce(declared.max_attempts, 10));
+        enqueue.max_crashes := least(enqueue.max_crashes, coalesce(declared.max_crashes, 3));
+        enqueue.timeout := CASE WHEN declared.name IS NOT NULL AND enqueue.timeout IS NOT NULL
+                                THEN least(enqueue.timeout, declared.timeout) END;
+        enqueue.memory := CASE WHEN enqueue.memory IS NOT NULL AND declared.memory IS NOT NULL
+                               THEN least(enqueue.memory, declared.memory) END;  -- NULL: what the queue declares
+        enqueue.priority := least(enqueue.priority, coalesce(declared.priority, 0));
     END IF;
     LOOP
         INSERT INTO pgworkers.job AS j (state, priority, queue, task, args, max_attempts, max_crashes, run_at, expires_at,
                                         deadline_at, timeout, memory, unique_key, concurrency_key, meta, linked, quota)
-        VALUES (CASE WHEN waits OR later THEN 'scheduled' ELSE 'ready' END::pgworkers.job_state, enqueue.priority,
+        VALUES (CASE WHEN is_waiting OR is_later THEN 'scheduled' ELSE 'ready' END::pgworkers.job_state, enqueue.priority,
                 enqueue.queue, enqueue.task, enqueue.args, enqueue.max_attempts, enqueue.max_crashes,
-                CASE WHEN waits THEN pgworkers.never() ELSE due END, due + enqueue.expires,
+                CASE WHEN is_waiting THEN pgworkers.never() ELSE due END, due + enqueue.expires,
                 due + enqueue.deadline, enqueue.timeout, enqueue.memory, enqueue.unique_key, enqueue.concurrency_key,
-                enqueue.meta, waits, own_quota)
+                enqueue.meta, is_waiting, grant_id)
         ON CONFLICT (task, unique_key) WHERE unique_key IS NOT NULL DO NOTHING
         RETURNING j.id INTO enqueue.id;
         IF FOUND THEN
             enqueue.created := true;
-            IF waits THEN
-                PERFORM pgworkers.wait_for(enqueue.id, parents, enqueue.on_failed, failed);
-            ELSIF NOT later AND (NOT alone OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue = enqueue.queue)) THEN
-                PERFORM pgworkers.tell_ready(enqueue.queue, ARRAY[enqueue.task], CASE WHEN alone THEN 1 END);
-            ELSIF later AND due < now() + interval '10 s' THEN
-                PERFORM pgworkers.tell('due:');
+            IF is_waiting THEN
+                PERFORM pgworkers.add_dependencies(enqueue.id, parents, enqueue.on_failed, failed);
+            ELSIF NOT is_later AND (NOT is_own_transaction OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue = enqueue.queue)) THEN
+                PERFORM pgworkers.notify_ready(enqueue.queue, ARRAY[enqueue.task], CASE WHEN is_own_transaction THEN 1 END);
+            ELSIF is_later AND due < now() + interval '10 s' THEN
+                PERFORM pgworkers.notify('due:');
             END IF;
             EXIT;
         END IF;
         IF enqueue.on_conflict = 'replace' THEN
             UPDATE pgworkers.job j SET args = enqueue.args, meta = enqueue.meta
              WHERE j.task = enqueue.task AND j.unique_key = enqueue.unique_key AND j.state <> 'running'
-               AND (replaces OR j.enqueued_by = session_user)
+               AND (may_replace OR j.enqueued_by = session_user)
             RETURNING j.id INTO enqueue.id;
-            IF enqueue.id IS NULL AND NOT replaces THEN
+            IF enqueue.id IS NULL AND NOT may_replace THEN
                 PERFORM FROM pgworkers.job j
                   WHERE j.task = enqueue.task AND j.unique_key = enqueue.unique_key AND j.enqueued_by <> session_user;
                 IF FOUND THEN
@@ -1008,90 +1008,90 @@ BEGIN
 END $$;
 
 -- Enqueue a job that is ready now and has no options, at less cost than enqueue(). For callers that know the task and have checked the
--- arguments. `alone`: the call is a transaction of its own. No search_path.
-CREATE FUNCTION pgworkers.enqueue_now(task text, args jsonb, queue text, priority integer, max_attempts integer,
-                                      max_crashes integer, alone boolean) RETURNS bigint
+-- arguments. `is_own_transaction`: the call is a transaction of its own. No search_path.
+CREATE FUNCTION pgworkers.enqueue_plain(task text, args jsonb, queue text, priority integer, max_attempts integer,
+                                      max_crashes integer, is_own_transaction boolean) RETURNS bigint
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    made pg_catalog.int8;
+    job_id pg_catalog.int8;
 BEGIN
     IF NOT pg_catalog.has_any_column_privilege(session_user, 'pgworkers.job'::pg_catalog.regclass, 'INSERT') THEN
-        SELECT e.id INTO made
-          FROM pgworkers.enqueue(enqueue_now.task, enqueue_now.args, enqueue_now.queue, enqueue_now.priority,
-                                 max_attempts => enqueue_now.max_attempts, max_crashes => enqueue_now.max_crashes) e;
-        RETURN made;
+        SELECT e.id INTO job_id
+          FROM pgworkers.enqueue(enqueue_plain.task, enqueue_plain.args, enqueue_plain.queue, enqueue_plain.priority,
+                                 max_attempts => enqueue_plain.max_attempts, max_crashes => enqueue_plain.max_crashes) e;
+        RETURN job_id;
     END IF;
     INSERT INTO pgworkers.job AS j (priority, queue, task, max_attempts, max_crashes, args)
-    VALUES (enqueue_now.priority, enqueue_now.queue, enqueue_now.task, enqueue_now.max_attempts, enqueue_now.max_crashes,
-            enqueue_now.args)
-    RETURNING j.id INTO made;
-    IF NOT enqueue_now.alone
-       OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue OPERATOR(pg_catalog.=) enqueue_now.queue) THEN
-        PERFORM pgworkers.tell_ready(enqueue_now.queue, ARRAY[enqueue_now.task], CASE WHEN enqueue_now.alone THEN 1 END);
+    VALUES (enqueue_plain.priority, enqueue_plain.queue, enqueue_plain.task, enqueue_plain.max_attempts, enqueue_plain.max_crashes,
+            enqueue_plain.args)
+    RETURNING j.id INTO job_id;
+    IF NOT enqueue_plain.is_own_transaction
+       OR EXISTS (SELECT FROM pgworkers.asleep a WHERE a.queue OPERATOR(pg_catalog.=) enqueue_plain.queue) THEN
+        PERFORM pgworkers.notify_ready(enqueue_plain.queue, ARRAY[enqueue_plain.task], CASE WHEN enqueue_plain.is_own_transaction THEN 1 END);
     END IF;
-    RETURN made;
+    RETURN job_id;
 END $$;
 
 -- Enqueue the jobs that other jobs enqueued with their own end (ctx.enqueue). The statement that writes those ends calls it. `children` has a
 -- list for each "id:lease"; `parents` are the keys of the ends that were written. Such jobs have neither unique keys nor `after`.
-CREATE FUNCTION pgworkers.bear(children jsonb, parents text[]) RETURNS void
+CREATE FUNCTION pgworkers.enqueue_children(children jsonb, parents text[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    one record;
+    child record;
 BEGIN
-    FOR one IN
+    FOR child IN
         SELECT c.*
-          FROM unnest(bear.parents) AS p (key)
-         CROSS JOIN LATERAL jsonb_to_recordset(bear.children -> p.key)
+          FROM unnest(enqueue_children.parents) AS p (key)
+         CROSS JOIN LATERAL jsonb_to_recordset(enqueue_children.children -> p.key)
                AS c (task text, args jsonb, queue text, priority integer, run_at timestamptz, delay double precision,
                      max_attempts integer, max_crashes integer, timeout double precision, memory bigint,
                      deadline double precision, expires double precision, concurrency_key text, meta jsonb)
     LOOP
         PERFORM pgworkers.enqueue(
-            task => one.task, args => one.args, queue => one.queue, priority => one.priority, run_at => one.run_at,
-            delay => make_interval(secs => one.delay), max_attempts => one.max_attempts, max_crashes => one.max_crashes,
-            timeout => make_interval(secs => one.timeout), memory => one.memory,
-            deadline => make_interval(secs => one.deadline), expires => make_interval(secs => one.expires),
-            concurrency_key => one.concurrency_key, meta => one.meta);
+            task => child.task, args => child.args, queue => child.queue, priority => child.priority, run_at => child.run_at,
+            delay => make_interval(secs => child.delay), max_attempts => child.max_attempts, max_crashes => child.max_crashes,
+            timeout => make_interval(secs => child.timeout), memory => child.memory,
+            deadline => make_interval(secs => child.deadline), expires => make_interval(secs => child.expires),
+            concurrency_key => child.concurrency_key, meta => child.meta);
     END LOOP;
 END $$;
 
 -- 4.3 Claim jobs behind limits ------------------------------------------------------------------------------------------------------
--- A claim of jobs without limits is one statement (job/claim.sql). Where there are limits it calls choose(), which calls admit():
+-- A claim of jobs without limits is one statement (job/claim.sql). Where there are limits it calls choose_claimed_jobs(), which calls admit_limited_jobs():
 --
---   1. Search the lanes of each task (room_of_task, room_of_key, lane_jobs) and choose the best jobs. This locks nothing.
+--   1. Search the groups of each task (free_slots_of_task, free_slots_of_key, limited_jobs) and choose the best jobs. This locks nothing.
 --   2. Lock the limits of the chosen jobs: rows of `mutex`.
 --   3. Count the slots again, now that no other claim can take one, and admit as many jobs as there are free slots.
 --
 -- While another session holds an old snapshot, vacuum removes nothing, and the indexes keep an entry for each job that ran since then. Two tables
--- keep the scans short nevertheless: `limit_mark` says where a count of slots begins, `lane_mark` where the first jobs of a lane are. Both
--- are optional and are made only after a scan has read many dead entries (slots_read, lanes_read).
+-- keep the scans short nevertheless: `limit_scan_start` says where a count of slots begins, `group_scan_start` where the first jobs of a group are. Both
+-- are optional and are made only after a scan has read many dead entries (running_entries_read, limited_entries_read).
 
--- The first `most` ready jobs of a lane, in order, from its mark on. Without a mark, `level` is higher than any priority, and all jobs are in the
+-- The first `max_jobs` ready jobs of a group, in order, from its mark on. Without a mark, `from_priority` is higher than any priority, and all jobs are in the
 -- last of the three parts. `>=` and `<=` instead of `=`: with an equals sign the planner could take the primary key for the order. The order does not
--- contain the lane: there is only one, and computing its number for each row takes longer than reading the row. Inlined, no search_path.
-CREATE FUNCTION pgworkers.lane_jobs(queue text, task text, lane bigint, level bigint, first bigint, newest bigint, most bigint)
+-- contain the group: there is only one, and computing its hash for each row takes longer than reading the row. Inlined, no search_path.
+CREATE FUNCTION pgworkers.limited_jobs(queue text, task text, group_hash bigint, from_priority bigint, first_id bigint, newest_id bigint, max_jobs bigint)
 RETURNS TABLE (id bigint, key text, priority integer)
 LANGUAGE sql STABLE ROWS 10 AS $$
 SELECT j.id, j.key, j.priority
   FROM ((SELECT j.id, j.concurrency_key::text AS key, j.priority::integer AS priority FROM pgworkers.job j
           WHERE j.queue OPERATOR(pg_catalog.=) $1 AND j.state OPERATOR(pg_catalog.=) 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-            AND j.task OPERATOR(pg_catalog.=) $2 AND pgworkers.lane(j.concurrency_key) OPERATOR(pg_catalog.=) $3
+            AND j.task OPERATOR(pg_catalog.=) $2 AND pgworkers.concurrency_group(j.concurrency_key) OPERATOR(pg_catalog.=) $3
             AND j.priority OPERATOR(pg_catalog.>) $4 AND j.id OPERATOR(pg_catalog.>) $6
             AND (j.expires_at IS NULL OR j.expires_at OPERATOR(pg_catalog.>) pg_catalog.now())
           ORDER BY j.priority DESC, j.id LIMIT $7)
         UNION ALL
         (SELECT j.id, j.concurrency_key::text, j.priority::integer FROM pgworkers.job j
           WHERE j.queue OPERATOR(pg_catalog.=) $1 AND j.state OPERATOR(pg_catalog.=) 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-            AND j.task OPERATOR(pg_catalog.=) $2 AND pgworkers.lane(j.concurrency_key) OPERATOR(pg_catalog.=) $3
+            AND j.task OPERATOR(pg_catalog.=) $2 AND pgworkers.concurrency_group(j.concurrency_key) OPERATOR(pg_catalog.=) $3
             AND j.priority OPERATOR(pg_catalog.>=) $4 AND j.priority OPERATOR(pg_catalog.<=) $4 AND j.id OPERATOR(pg_catalog.>=) $5
             AND (j.expires_at IS NULL OR j.expires_at OPERATOR(pg_catalog.>) pg_catalog.now())
           ORDER BY j.priority DESC, j.id LIMIT $7)
         UNION ALL
         (SELECT j.id, j.concurrency_key::text, j.priority::integer FROM pgworkers.job j
           WHERE j.queue OPERATOR(pg_catalog.=) $1 AND j.state OPERATOR(pg_catalog.=) 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-            AND j.task OPERATOR(pg_catalog.=) $2 AND pgworkers.lane(j.concurrency_key) OPERATOR(pg_catalog.=) $3
+            AND j.task OPERATOR(pg_catalog.=) $2 AND pgworkers.concurrency_group(j.concurrency_key) OPERATOR(pg_catalog.=) $3
             AND j.priority OPERATOR(pg_catalog.<) $4
             AND (j.expires_at IS NULL OR j.expires_at OPERATOR(pg_catalog.>) pg_catalog.now())
           ORDER BY j.priority DESC, j.id LIMIT $7)) j
@@ -1100,7 +1100,7 @@ $$;
 
 -- How many more jobs of a task may run (NULL: no limit), how many run, and the mark from which they were counted. It returns a set and has no
 -- search_path, so that it is inlined.
-CREATE FUNCTION pgworkers.room_of_task(task text) RETURNS TABLE (room bigint, used bigint, since timestamptz)
+CREATE FUNCTION pgworkers.free_slots_of_task(task text) RETURNS TABLE (free bigint, used bigint, since timestamptz)
 LANGUAGE sql STABLE ROWS 1 AS $$
 SELECT l.slots OPERATOR(pg_catalog.-) u.used, u.used, u.since
   FROM (SELECT coalesce((SELECT c.slots FROM pgworkers.concurrency c
@@ -1113,21 +1113,21 @@ SELECT l.slots OPERATOR(pg_catalog.-) u.used, u.used, u.since
                  FROM (SELECT FROM pgworkers.job j
                         WHERE j.task OPERATOR(pg_catalog.=) $1 AND j.claimed_at OPERATOR(pg_catalog.>=) coalesce(m.since, '-infinity')
                           AND coalesce(j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL), false)
-                        ORDER BY j.claimed_at LIMIT l.slots) young)
+                        ORDER BY j.claimed_at LIMIT l.slots) newer)
               OPERATOR(pg_catalog.+)
               (SELECT pg_catalog.count(*)
-                 FROM pg_catalog.unnest(m.older) AS o (id)
+                 FROM pg_catalog.unnest(m.older_ids) AS o (id)
                 CROSS JOIN LATERAL (
                       SELECT FROM pgworkers.job j
                        WHERE j.id OPERATOR(pg_catalog.=) o.id AND j.task OPERATOR(pg_catalog.=) $1
-                         AND coalesce(j.host IS NOT NULL, false) AND j.claimed_at OPERATOR(pg_catalog.<) m.since LIMIT 1) old) AS used
+                         AND coalesce(j.host IS NOT NULL, false) AND j.claimed_at OPERATOR(pg_catalog.<) m.since LIMIT 1) old_one) AS used
          FROM (SELECT) one
-         LEFT JOIN LATERAL (SELECT m.since, m.older FROM pgworkers.limit_mark m
+         LEFT JOIN LATERAL (SELECT m.since, m.older_ids FROM pgworkers.limit_scan_start m
                              WHERE m.kind OPERATOR(pg_catalog.=) 'task' AND m.name OPERATOR(pg_catalog.=) $1
                              ORDER BY m.nth DESC LIMIT 1) m ON true) u ON l.slots IS NOT NULL
 $$;
 -- The same for a concurrency key. A key without any limit has one slot.
-CREATE FUNCTION pgworkers.room_of_key(task text, key text) RETURNS TABLE (room bigint, used bigint, since timestamptz)
+CREATE FUNCTION pgworkers.free_slots_of_key(task text, key text) RETURNS TABLE (free bigint, used bigint, since timestamptz)
 LANGUAGE sql STABLE ROWS 1 AS $$
 SELECT l.slots OPERATOR(pg_catalog.-) u.used, u.used, u.since
   FROM (SELECT CASE WHEN $2 IS NOT NULL THEN
@@ -1142,16 +1142,16 @@ SELECT l.slots OPERATOR(pg_catalog.-) u.used, u.used, u.since
                         WHERE j.concurrency_key OPERATOR(pg_catalog.=) $2
                           AND j.claimed_at OPERATOR(pg_catalog.>=) coalesce(m.since, '-infinity')
                           AND coalesce(j.host IS NOT NULL AND j.concurrency_key IS NOT NULL, false)
-                        ORDER BY j.claimed_at LIMIT l.slots) young)
+                        ORDER BY j.claimed_at LIMIT l.slots) newer)
               OPERATOR(pg_catalog.+)
               (SELECT pg_catalog.count(*)
-                 FROM pg_catalog.unnest(m.older) AS o (id)
+                 FROM pg_catalog.unnest(m.older_ids) AS o (id)
                 CROSS JOIN LATERAL (
                       SELECT FROM pgworkers.job j
                        WHERE j.id OPERATOR(pg_catalog.=) o.id AND j.concurrency_key OPERATOR(pg_catalog.=) $2
-                         AND coalesce(j.host IS NOT NULL, false) AND j.claimed_at OPERATOR(pg_catalog.<) m.since LIMIT 1) old) AS used
+                         AND coalesce(j.host IS NOT NULL, false) AND j.claimed_at OPERATOR(pg_catalog.<) m.since LIMIT 1) old_one) AS used
          FROM (SELECT) one
-         LEFT JOIN LATERAL (SELECT m.since, m.older FROM pgworkers.limit_mark m
+         LEFT JOIN LATERAL (SELECT m.since, m.older_ids FROM pgworkers.limit_scan_start m
                              WHERE m.kind OPERATOR(pg_catalog.=) 'key' AND m.name OPERATOR(pg_catalog.=) $2
                              ORDER BY m.nth DESC LIMIT 1) m ON true) u ON l.slots IS NOT NULL
 $$;
@@ -1163,142 +1163,142 @@ SELECT (pg_catalog.hashtextextended($1 OPERATOR(pg_catalog.||) ' ' OPERATOR(pg_c
 $$;
 
 -- How many index entries of running jobs this transaction has read so far to count slots, with those of jobs that no longer run.
-CREATE FUNCTION pgworkers.slots_read() RETURNS bigint
+CREATE FUNCTION pgworkers.running_entries_read() RETURNS bigint
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-SELECT pg_stat_get_xact_tuples_returned('pgworkers.job_of_task'::regclass)
-     + pg_stat_get_xact_tuples_returned('pgworkers.job_of_key'::regclass)
+SELECT pg_stat_get_xact_tuples_returned('pgworkers.job_running_by_task'::regclass)
+     + pg_stat_get_xact_tuples_returned('pgworkers.job_running_by_key'::regclass)
 $$;
 
 -- How many index entries of waiting jobs behind limits this transaction has read so far.
-CREATE FUNCTION pgworkers.lanes_read() RETURNS bigint
+CREATE FUNCTION pgworkers.limited_entries_read() RETURNS bigint
 LANGUAGE sql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
-SELECT pg_stat_get_xact_tuples_returned('pgworkers.job_lane'::regclass)
+SELECT pg_stat_get_xact_tuples_returned('pgworkers.job_ready_limited'::regclass)
 $$;
 
 -- Set a mark for each of these limits whose count reads many entries of jobs that no longer run. The caller holds the limits (rows of
 -- `mutex`): each claim behind them has committed and is visible to the statements below, and the next one begins after this transaction. A
--- claim that began before the mark was made may come after it; admit() leaves such a limit to the next claim.
-CREATE FUNCTION pgworkers.mark_limits(tasks text[], keys text[]) RETURNS void
+-- claim that began before the mark was made may come after it; admit_limited_jobs() leaves such a limit to the next claim.
+CREATE FUNCTION pgworkers.remember_limit_scans(tasks text[], keys text[]) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    one    record;
-    before bigint;
-    living bigint[];
+    scanned    record;
+    read_before bigint;
+    running_ids bigint[];
 BEGIN
-    FOR one IN
-        SELECT l.kind, l.name, m.nth, m.since, m.older
-          FROM (SELECT 'task' AS kind, t.name FROM unnest(mark_limits.tasks) AS t (name)
-                UNION SELECT 'key', k.name FROM unnest(mark_limits.keys) AS k (name) WHERE k.name IS NOT NULL) l
-          LEFT JOIN LATERAL (SELECT * FROM pgworkers.limit_mark m
+    FOR scanned IN
+        SELECT l.kind, l.name, m.nth, m.since, m.older_ids
+          FROM (SELECT 'task' AS kind, t.name FROM unnest(remember_limit_scans.tasks) AS t (name)
+                UNION SELECT 'key', k.name FROM unnest(remember_limit_scans.keys) AS k (name) WHERE k.name IS NOT NULL) l
+          LEFT JOIN LATERAL (SELECT * FROM pgworkers.limit_scan_start m
                               WHERE m.kind = l.kind AND m.name = l.name ORDER BY m.nth DESC LIMIT 1) m ON true
          WHERE m.since IS NULL OR m.since <= now()
     LOOP
-        before := pgworkers.slots_read();
-        IF one.kind = 'task' THEN
-            living := ARRAY(SELECT j.id FROM pgworkers.job j
-                             WHERE j.task = one.name AND j.claimed_at >= coalesce(one.since, '-infinity')
+        read_before := pgworkers.running_entries_read();
+        IF scanned.kind = 'task' THEN
+            running_ids := ARRAY(SELECT j.id FROM pgworkers.job j
+                             WHERE j.task = scanned.name AND j.claimed_at >= coalesce(scanned.since, '-infinity')
                                AND coalesce(j.host IS NOT NULL AND (j.gated OR j.concurrency_key IS NOT NULL), false)
                              ORDER BY j.claimed_at);
         ELSE
-            living := ARRAY(SELECT j.id FROM pgworkers.job j
-                             WHERE j.concurrency_key = one.name AND j.claimed_at >= coalesce(one.since, '-infinity')
+            running_ids := ARRAY(SELECT j.id FROM pgworkers.job j
+                             WHERE j.concurrency_key = scanned.name AND j.claimed_at >= coalesce(scanned.since, '-infinity')
                                AND coalesce(j.host IS NOT NULL AND j.concurrency_key IS NOT NULL, false)
                              ORDER BY j.claimed_at);
         END IF;
-        CONTINUE WHEN pgworkers.slots_read() - before - cardinality(living) <= 20;
-        living := living || ARRAY(SELECT o.id FROM unnest(one.older) AS o (id)
+        CONTINUE WHEN pgworkers.running_entries_read() - read_before - cardinality(running_ids) <= 20;
+        running_ids := running_ids || ARRAY(SELECT o.id FROM unnest(scanned.older_ids) AS o (id)
                                    WHERE EXISTS (SELECT FROM pgworkers.job j
-                                                  WHERE j.id = o.id AND coalesce(j.host IS NOT NULL, false) AND j.claimed_at < one.since LIMIT 1));
-        INSERT INTO pgworkers.limit_mark (kind, name, since, older) VALUES (one.kind, one.name, now(), living);
-        DELETE FROM pgworkers.limit_mark m WHERE m.kind = one.kind AND m.name = one.name AND m.nth <= one.nth;
+                                                  WHERE j.id = o.id AND coalesce(j.host IS NOT NULL, false) AND j.claimed_at < scanned.since LIMIT 1));
+        INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_ids) VALUES (scanned.kind, scanned.name, now(), running_ids);
+        DELETE FROM pgworkers.limit_scan_start m WHERE m.kind = scanned.kind AND m.name = scanned.name AND m.nth <= scanned.nth;
     END LOOP;
 END $$;
 
--- Move the marks of these lanes to their first jobs, so that claims do not read many entries of jobs that were claimed.
--- A mark moves on to the first ready job behind it. When the mark is due, or when nothing is ready behind it, the lane is scanned from its head.
--- That reads all entries that vacuum could not remove, so the next scan from the head is due after 300 times as long as it takes for all lanes of
--- a claim (`beside` of them), at most after 5 s. A call begins no scan from a head after it has spent 20 ms on them, so that a claim does not
--- wait for all lanes at once; the next claims scan the others.
--- Returns true if a lane has jobs that the caller could not see from its mark.
-CREATE FUNCTION pgworkers.mark_lanes(queues text[], tasks text[], lanes bigint[], beside integer) RETURNS boolean
+-- Move the marks of these groups to their first jobs, so that claims do not read many entries of jobs that were claimed.
+-- A mark moves on to the first ready job behind it. When the mark is due, or when nothing is ready behind it, the group is scanned from its head.
+-- That reads all entries that vacuum could not remove, so the next scan from the head is due after 300 times as long as it takes for all groups of
+-- a claim (`group_count` of them), at most after 5 s. A call begins no scan from a head after it has spent 20 ms on them, so that a claim does not
+-- wait for all groups at once; the next claims scan the others.
+-- Returns true if a group has jobs that the caller could not see from its mark.
+CREATE FUNCTION pgworkers.remember_group_scans(queues text[], tasks text[], group_hashes bigint[], group_count integer) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    one      record;
+    scan      record;
     head     record;
-    before   bigint;
-    began    timestamptz;
+    read_before   bigint;
+    started_at    timestamptz;
     spent    interval := '0';
-    is_found boolean := false;
-    newest   bigint := coalesce(pg_sequence_last_value(pg_get_serial_sequence('pgworkers.job', 'id')::regclass), 0);
+    has_hidden_jobs boolean := false;
+    newest_id bigint := coalesce(pg_sequence_last_value(pg_get_serial_sequence('pgworkers.job', 'id')::regclass), 0);
 BEGIN
-    FOR one IN
-        SELECT l.queue, l.task, l.lane, m.nth, m.level, m.id, m.newest AS known, m.until
-          FROM unnest(mark_lanes.queues, mark_lanes.tasks, mark_lanes.lanes) AS l (queue, task, lane)
-          LEFT JOIN LATERAL (SELECT * FROM pgworkers.lane_mark m
-                              WHERE m.queue = l.queue AND m.task = l.task AND m.lane = l.lane ORDER BY m.nth DESC LIMIT 1) m ON true
-         ORDER BY m.until NULLS FIRST
+    FOR scan IN
+        SELECT l.queue, l.task, l.group_hash, m.nth, m.priority, m.first_id, m.newest_id, m.valid_until
+          FROM unnest(remember_group_scans.queues, remember_group_scans.tasks, remember_group_scans.group_hashes) AS l (queue, task, group_hash)
+          LEFT JOIN LATERAL (SELECT * FROM pgworkers.group_scan_start m
+                              WHERE m.queue = l.queue AND m.task = l.task AND m.group_hash = l.group_hash ORDER BY m.nth DESC LIMIT 1) m ON true
+         ORDER BY m.valid_until NULLS FIRST
     LOOP
-        IF one.nth IS NOT NULL THEN
-            before := pgworkers.lanes_read();
+        IF scan.nth IS NOT NULL THEN
+            read_before := pgworkers.limited_entries_read();
             SELECT j.id, j.priority INTO head
-              FROM pgworkers.lane_jobs(one.queue, one.task, one.lane, one.level, one.id, one.known, 1) j;
-            IF FOUND AND (one.until > clock_timestamp() OR spent > interval '20 ms') THEN
-                CONTINUE WHEN pgworkers.lanes_read() - before <= 20;
-                INSERT INTO pgworkers.lane_mark (queue, task, lane, level, id, newest, until)
-                VALUES (one.queue, one.task, one.lane, head.priority, head.id, newest, one.until);
-                DELETE FROM pgworkers.lane_mark m
-                 WHERE m.queue = one.queue AND m.task = one.task AND m.lane = one.lane AND m.nth <= one.nth;
+              FROM pgworkers.limited_jobs(scan.queue, scan.task, scan.group_hash, scan.priority, scan.first_id, scan.newest_id, 1) j;
+            IF FOUND AND (scan.valid_until > clock_timestamp() OR spent > interval '20 ms') THEN
+                CONTINUE WHEN pgworkers.limited_entries_read() - read_before <= 20;
+                INSERT INTO pgworkers.group_scan_start (queue, task, group_hash, priority, first_id, newest_id, valid_until)
+                VALUES (scan.queue, scan.task, scan.group_hash, head.priority, head.id, newest_id, scan.valid_until);
+                DELETE FROM pgworkers.group_scan_start m
+                 WHERE m.queue = scan.queue AND m.task = scan.task AND m.group_hash = scan.group_hash AND m.nth <= scan.nth;
                 CONTINUE;
             END IF;
             IF NOT FOUND THEN
-                is_found := true;
+                has_hidden_jobs := true;
             END IF;
         END IF;
         CONTINUE WHEN spent > interval '20 ms';
-        before := pgworkers.lanes_read();
-        began := clock_timestamp();
-        SELECT j.id, j.priority INTO head FROM pgworkers.lane_jobs(one.queue, one.task, one.lane, 1::bigint << 31, 0, 0, 1) j;
-        spent := spent + (clock_timestamp() - began);
-        IF FOUND AND pgworkers.lanes_read() - before > 20 THEN
-            INSERT INTO pgworkers.lane_mark (queue, task, lane, level, id, newest, until)
-            VALUES (one.queue, one.task, one.lane, head.priority, head.id, newest,
-                    clock_timestamp() + least(300 * beside * (clock_timestamp() - began), interval '5 s'));
+        read_before := pgworkers.limited_entries_read();
+        started_at := clock_timestamp();
+        SELECT j.id, j.priority INTO head FROM pgworkers.limited_jobs(scan.queue, scan.task, scan.group_hash, 1::bigint << 31, 0, 0, 1) j;
+        spent := spent + (clock_timestamp() - started_at);
+        IF FOUND AND pgworkers.limited_entries_read() - read_before > 20 THEN
+            INSERT INTO pgworkers.group_scan_start (queue, task, group_hash, priority, first_id, newest_id, valid_until)
+            VALUES (scan.queue, scan.task, scan.group_hash, head.priority, head.id, newest_id,
+                    clock_timestamp() + least(300 * group_count * (clock_timestamp() - started_at), interval '5 s'));
         END IF;
-        DELETE FROM pgworkers.lane_mark m
-         WHERE m.queue = one.queue AND m.task = one.task AND m.lane = one.lane AND m.nth <= one.nth;
+        DELETE FROM pgworkers.group_scan_start m
+         WHERE m.queue = scan.queue AND m.task = scan.task AND m.group_hash = scan.group_hash AND m.nth <= scan.nth;
     END LOOP;
-    RETURN is_found;
+    RETURN has_hidden_jobs;
 END $$;
 
 -- Count the running jobs of a task that are not counted yet (index job_running). Rows that another session has locked are skipped. A mark of the
 -- limit may be younger than their claims, so it is deleted.
-CREATE FUNCTION pgworkers.gate_running(task text) RETURNS void
+CREATE FUNCTION pgworkers.set_running_limited(task text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 BEGIN
     UPDATE pgworkers.job j SET gated = true
      WHERE j.ctid = ANY (ARRAY(SELECT j.ctid FROM pgworkers.job j
-                                WHERE j.host IS NOT NULL AND j.task = gate_running.task AND NOT j.gated FOR UPDATE SKIP LOCKED));
+                                WHERE j.host IS NOT NULL AND j.task = set_running_limited.task AND NOT j.gated FOR UPDATE SKIP LOCKED));
     IF FOUND THEN
-        DELETE FROM pgworkers.limit_mark m WHERE m.kind = 'task' AND m.name = gate_running.task;
+        DELETE FROM pgworkers.limit_scan_start m WHERE m.kind = 'task' AND m.name = set_running_limited.task;
     END IF;
 END $$;
 
 -- Count the jobs of a task that already run when a limit is set for it. The limit is locked, so claims at the same time leave its jobs to later
 -- claims: none may count, or make a mark, without these jobs. What is missed here, because another session has it locked or is claiming it, is
--- found by missed_jobs().
-CREATE FUNCTION pgworkers.limit_running(task text) RETURNS void
+-- found by uncounted_running_jobs().
+CREATE FUNCTION pgworkers.limit_running_jobs(task text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 BEGIN
-    PERFORM FROM pgworkers.mutex m WHERE m.id = pgworkers.limit_mutex('task', limit_running.task) FOR UPDATE;
-    PERFORM pgworkers.gate_running(limit_running.task);
-    DELETE FROM pgworkers.limit_mark m WHERE m.kind = 'task' AND m.name = limit_running.task;
-    INSERT INTO pgworkers.limit_new AS n (task) VALUES (limit_running.task)
+    PERFORM FROM pgworkers.mutex m WHERE m.id = pgworkers.limit_mutex('task', limit_running_jobs.task) FOR UPDATE;
+    PERFORM pgworkers.set_running_limited(limit_running_jobs.task);
+    DELETE FROM pgworkers.limit_scan_start m WHERE m.kind = 'task' AND m.name = limit_running_jobs.task;
+    INSERT INTO pgworkers.limit_new AS n (task) VALUES (limit_running_jobs.task)
     ON CONFLICT (task) DO UPDATE SET since = excluded.since, before = NULL;
 END $$;
 
@@ -1308,33 +1308,33 @@ END $$;
 -- a minute (statement_timeout). Called with the limit locked.
 -- A claim has the lock RowExclusiveLock on `job` before its snapshot is made, and until all sessions see what it wrote. So each claim that cannot see the
 -- limit has that lock when the first one that can see it calls this. (Other writers of `job` have the lock, too.)
-CREATE FUNCTION pgworkers.missed_jobs(task text) RETURNS bigint
+CREATE FUNCTION pgworkers.uncounted_running_jobs(task text) RETURNS bigint
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    new    pgworkers.limit_new;
-    open   text[];
-    missed bigint;
+    new_limit    pgworkers.limit_new;
+    open_claims   text[];
+    uncounted bigint;
 BEGIN
-    SELECT n.* INTO new FROM pgworkers.limit_new n WHERE n.task = missed_jobs.task;
+    SELECT n.* INTO new_limit FROM pgworkers.limit_new n WHERE n.task = uncounted_running_jobs.task;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
-    open := ARRAY(SELECT DISTINCT l.virtualtransaction FROM pg_locks l
+    open_claims := ARRAY(SELECT DISTINCT l.virtualtransaction FROM pg_locks l
                    WHERE l.locktype = 'relation' AND l.relation = 'pgworkers.job'::regclass AND l.mode = 'RowExclusiveLock'
                      AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
                      AND l.pid IS DISTINCT FROM pg_backend_pid()
-                     AND (new.before IS NULL OR l.virtualtransaction = ANY (new.before)));
+                     AND (new_limit.before IS NULL OR l.virtualtransaction = ANY (new_limit.before)));
     -- After reading the locks: these statements see what a session wrote that has released its lock.
-    PERFORM pgworkers.gate_running(missed_jobs.task);
-    SELECT count(*) INTO missed FROM pgworkers.job j WHERE j.host IS NOT NULL AND j.task = missed_jobs.task AND NOT j.gated;
-    IF missed = 0 AND (open = '{}' OR new.since < clock_timestamp() - interval '1 minute') THEN
-        DELETE FROM pgworkers.limit_new n WHERE n.task = missed_jobs.task;
-    ELSIF new.before IS DISTINCT FROM open THEN
-        UPDATE pgworkers.limit_new n SET before = open WHERE n.task = missed_jobs.task;
+    PERFORM pgworkers.set_running_limited(uncounted_running_jobs.task);
+    SELECT count(*) INTO uncounted FROM pgworkers.job j WHERE j.host IS NOT NULL AND j.task = uncounted_running_jobs.task AND NOT j.gated;
+    IF uncounted = 0 AND (open_claims = '{}' OR new_limit.since < clock_timestamp() - interval '1 minute') THEN
+        DELETE FROM pgworkers.limit_new n WHERE n.task = uncounted_running_jobs.task;
+    ELSIF new_limit.before IS DISTINCT FROM open_claims THEN
+        UPDATE pgworkers.limit_new n SET before = open_claims WHERE n.task = uncounted_running_jobs.task;
     END IF;
-    RETURN CASE WHEN open = '{}' OR new.since < clock_timestamp() - interval '1 s' THEN missed END;
+    RETURN CASE WHEN open_claims = '{}' OR new_limit.since < clock_timestamp() - interval '1 s' THEN uncounted END;
 END $$;
 
 -- Choose which of the jobs behind limits may be claimed now: up to `counts` of each queue, locked. The caller claims them, or some of them, in
@@ -1343,197 +1343,199 @@ END $$;
 -- slots are counted after that, in a snapshot that sees what earlier claims committed. (That is why this is a volatile function: inside one plain
 -- statement the snapshot would be older than the lock.) A limit that another claim holds is not waited for: its jobs are left to the next
 -- claim, which is notified. So jobs without a limit, or with another one, never wait.
--- Of each queue and task up to `look` lanes with free slots (or as many as jobs are wanted, if that is more) are compared by priority and age. If
--- there are more, they take turns. To find them a call skips up to fifty times as many lanes without a free slot, over all queues and tasks. A
+-- Of each queue and task up to `max_groups` groups with free slots (or as many as jobs are wanted, if that is more) are compared by priority and age. If
+-- there are more, they take turns. To find them a call skips up to fifty times as many groups without a free slot, over all queues and tasks. A
 -- task without a free slot, or that is not among `tasks`, is skipped as a whole.
-CREATE FUNCTION pgworkers.admit(queues text[], counts integer[], tasks text[], oldest boolean, look integer)
+CREATE FUNCTION pgworkers.admit_limited_jobs(queues text[], counts integer[], tasks text[], oldest_first boolean, max_groups integer)
 RETURNS TABLE (at tid, queue text, priority integer, id bigint, run_at timestamptz)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off AS $$
 #variable_conflict use_column
 DECLARE
-    start  bigint := ((random() - 0.5) * 1.8e19)::bigint;
-    names  text[];     -- of the chosen jobs, in the order in which they should run: their tasks,
-    keys   text[];     -- their keys,
-    ids    bigint[];
-    fit    bigint[];
-    mine   integer[];  -- rows of mutex
-    walked bigint;     -- index entries of waiting jobs that were read before
-    lane_queues text[];    -- of the lanes with free slots: their queues,
-    lane_tasks  text[];    -- their tasks,
-    lanes       bigint[];  -- their numbers,
-    lane_count  integer;   -- and how many there are
-    due    integer[];  -- positions in these arrays of the lanes that should be scanned from their heads
-    passed bigint;     -- index entries that the counts read, without those of jobs that run
-    late   boolean;    -- whether a limit was marked after this transaction began
-    young  text[];     -- tasks whose limit is new,
-    missed bigint[];   -- and how many jobs of each run and are not counted; NULL: unknown
+    first_group   bigint := ((random() - 0.5) * 1.8e19)::bigint;  -- the search begins at this hash, and goes round
+    chosen_tasks  text[];     -- of the chosen jobs, in the order in which they should run: their tasks,
+    chosen_keys   text[];     -- their keys,
+    chosen_ids    bigint[];   -- their ids
+    admitted_ids  bigint[];   -- those of them that there are free slots for
+    locked_limits integer[];  -- rows of mutex
+    entries_before bigint;    -- index entries of waiting jobs that were read before
+    group_queues  text[];     -- of the groups with free slots: their queues,
+    group_tasks   text[];     -- their tasks,
+    group_hashes  bigint[];   -- their hashes,
+    group_count   integer;    -- and how many there are
+    due_groups    integer[];  -- positions in these arrays of the groups that should be scanned from their heads
+    dead_entries  bigint;     -- index entries that the counts read, without those of jobs that run
+    is_mark_newer boolean;    -- whether a limit was marked after this transaction began
+    new_limit_tasks text[];   -- tasks whose limit is new,
+    uncounted     bigint[];   -- and how many jobs of each run and are not counted; NULL: unknown
 BEGIN
-    walked := pgworkers.lanes_read();
-    WITH RECURSIVE waits AS (
+    entries_before := pgworkers.limited_entries_read();
+    WITH RECURSIVE waiting_tasks AS (
         -- The tasks of each queue that have waiting jobs. Goes from a task to the next one that this host knows, so one probe skips all
-        -- unknown names between two known ones. Here and below backwards: the newest job of a lane is found at once, but before the
+        -- unknown names between two known ones. Here and below backwards: the newest job of a group is found at once, but before the
         -- oldest one are the dead entries of all jobs that were claimed while a snapshot is held.
-        SELECT w.queue, w.count, NULL::text AS task, (SELECT max(k.name) FROM unnest(admit.tasks) AS k (name)) AS next
-          FROM unnest(admit.queues, admit.counts) AS w (queue, count)
+        SELECT w.queue, w.count, NULL::text AS task, (SELECT max(k.name) FROM unnest(admit_limited_jobs.tasks) AS k (name)) AS next
+          FROM unnest(admit_limited_jobs.queues, admit_limited_jobs.counts) AS w (queue, count)
         UNION ALL
-        SELECT w.queue, w.count, j.task, (SELECT max(k.name) FROM unnest(admit.tasks) AS k (name) WHERE k.name < j.task)
-          FROM waits w
+        SELECT w.queue, w.count, j.task, (SELECT max(k.name) FROM unnest(admit_limited_jobs.tasks) AS k (name) WHERE k.name < j.task)
+          FROM waiting_tasks w
          CROSS JOIN LATERAL (
                SELECT j.task::text AS task FROM pgworkers.job j
                 WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL) AND j.task <= w.next
                 ORDER BY j.task DESC LIMIT 1) j
     ),
     open_tasks AS MATERIALIZED (
-        SELECT w.queue, w.count, w.task, r.room, greatest(admit.look, 50 * admit.look / count(*) OVER ()) AS most
-          FROM waits w
-         CROSS JOIN LATERAL pgworkers.room_of_task(w.task) r
-         WHERE w.task = ANY (admit.tasks) AND (r.room IS NULL OR r.room > 0)
+        SELECT w.queue, w.count, w.task, r.free AS task_free,
+               greatest(admit_limited_jobs.max_groups, 50 * admit_limited_jobs.max_groups / count(*) OVER ()) AS max_seen
+          FROM waiting_tasks w
+         CROSS JOIN LATERAL pgworkers.free_slots_of_task(w.task) r
+         WHERE w.task = ANY (admit_limited_jobs.tasks) AND (r.free IS NULL OR r.free > 0)
     ),
-    lanes AS (
-        SELECT t.queue, t.count, t.task, t.room, t.most, start AS lane, false AS wrapped, 0::bigint AS room_of_key, 0 AS seen, 0 AS open
+    groups AS (
+        SELECT t.queue, t.count, t.task, t.task_free, t.max_seen, first_group AS group_hash, false AS wrapped, 0::bigint AS key_free, 0 AS seen, 0 AS open
           FROM open_tasks t
         UNION ALL
-        SELECT l.queue, l.count, l.task, l.room, l.most, n.lane, n.wrapped, r.room, l.seen + 1,
-               l.open + CASE WHEN r.room <= 0 THEN 0 ELSE 1 END
-          FROM lanes l
+        SELECT l.queue, l.count, l.task, l.task_free, l.max_seen, n.group_hash, n.wrapped, r.free, l.seen + 1,
+               l.open + CASE WHEN r.free <= 0 THEN 0 ELSE 1 END
+          FROM groups l
          CROSS JOIN LATERAL (
                SELECT * FROM (
-                   (SELECT pgworkers.lane(j.concurrency_key) AS lane, l.wrapped, j.concurrency_key AS key
+                   (SELECT pgworkers.concurrency_group(j.concurrency_key) AS group_hash, l.wrapped, j.concurrency_key AS key
                       FROM pgworkers.job j
                      WHERE j.queue = l.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-                       AND j.task = l.task AND pgworkers.lane(j.concurrency_key) < l.lane
-                       AND pgworkers.lane(j.concurrency_key) >= CASE WHEN l.wrapped THEN start ELSE '-9223372036854775808' END
-                     ORDER BY pgworkers.lane(j.concurrency_key) DESC, j.priority, j.id DESC LIMIT 1)
+                       AND j.task = l.task AND pgworkers.concurrency_group(j.concurrency_key) < l.group_hash
+                       AND pgworkers.concurrency_group(j.concurrency_key) >= CASE WHEN l.wrapped THEN first_group ELSE '-9223372036854775808' END
+                     ORDER BY pgworkers.concurrency_group(j.concurrency_key) DESC, j.priority, j.id DESC LIMIT 1)
                    UNION ALL
-                   (SELECT pgworkers.lane(j.concurrency_key), true, j.concurrency_key
+                   (SELECT pgworkers.concurrency_group(j.concurrency_key), true, j.concurrency_key
                       FROM pgworkers.job j
                      WHERE NOT l.wrapped AND j.queue = l.queue AND j.state = 'ready'
                        AND (j.gated OR j.concurrency_key IS NOT NULL)
-                       AND j.task = l.task AND pgworkers.lane(j.concurrency_key) >= start
-                     ORDER BY pgworkers.lane(j.concurrency_key) DESC, j.priority, j.id DESC LIMIT 1)
+                       AND j.task = l.task AND pgworkers.concurrency_group(j.concurrency_key) >= first_group
+                     ORDER BY pgworkers.concurrency_group(j.concurrency_key) DESC, j.priority, j.id DESC LIMIT 1)
                    ) next
                 LIMIT 1) n
-         CROSS JOIN LATERAL pgworkers.room_of_key(l.task, n.key) r
-         WHERE l.seen < l.most AND l.open < greatest(admit.look, l.count)
+         CROSS JOIN LATERAL pgworkers.free_slots_of_key(l.task, n.key) r
+         WHERE l.seen < l.max_seen AND l.open < greatest(admit_limited_jobs.max_groups, l.count)
     ),
-    open_lanes AS MATERIALIZED (
-        -- `first`: how many jobs of each lane are read at first: more than an equal share of the jobs that are wanted.
-        SELECT l.queue, l.count, l.task, l.room, l.lane, l.free, least(l.free, 1 + 3 * l.count / (2 * count(*) OVER (PARTITION BY l.queue))) AS first,
-               coalesce(m.level, 1::bigint << 31) AS level, m.id AS begin, m.newest, m.until
-          FROM (SELECT l.*, least(l.room, l.room_of_key, l.count) AS free FROM lanes l WHERE l.seen > 0) l
-          LEFT JOIN LATERAL (SELECT m.level, m.id, m.newest, m.until FROM pgworkers.lane_mark m
-                              WHERE m.queue = l.queue AND m.task = l.task AND m.lane = l.lane
+    open_groups AS MATERIALIZED (
+        -- `read_first`: how many jobs of each group are read at first: more than an equal share of the jobs that are wanted.
+        SELECT l.queue, l.count, l.task, l.task_free, l.group_hash, l.group_free,
+               least(l.group_free, 1 + 3 * l.count / (2 * count(*) OVER (PARTITION BY l.queue))) AS read_first,
+               coalesce(m.priority, 1::bigint << 31) AS from_priority, m.first_id, m.newest_id, m.valid_until
+          FROM (SELECT l.*, least(l.task_free, l.key_free, l.count) AS group_free FROM groups l WHERE l.seen > 0) l
+          LEFT JOIN LATERAL (SELECT m.priority, m.first_id, m.newest_id, m.valid_until FROM pgworkers.group_scan_start m
+                              WHERE m.queue = l.queue AND m.task = l.task AND m.group_hash = l.group_hash
                               ORDER BY m.nth DESC LIMIT 1) m ON true
-         WHERE l.free > 0
+         WHERE l.group_free > 0
     ),
     heads AS MATERIALIZED (
-        SELECT l.*, j.key, j.id, CASE WHEN admit.oldest THEN 0 ELSE -j.priority::bigint END AS rank, j.nth_of_lane
-          FROM open_lanes l
+        SELECT l.*, j.key, j.id, CASE WHEN admit_limited_jobs.oldest_first THEN 0 ELSE -j.priority::bigint END AS rank, j.nth_of_group
+          FROM open_groups l
          CROSS JOIN LATERAL (
-               SELECT j.*, row_number() OVER () AS nth_of_lane
-                 FROM pgworkers.lane_jobs(l.queue, l.task, l.lane, l.level, l.begin, l.newest, l.first) j) j
+               SELECT j.*, row_number() OVER () AS nth_of_group
+                 FROM pgworkers.limited_jobs(l.queue, l.task, l.group_hash, l.from_priority, l.first_id, l.newest_id, l.read_first) j) j
     ),
     ranked AS (
         SELECT h.*, row_number() OVER (PARTITION BY h.queue ORDER BY h.rank, h.id) AS nth FROM heads h
     ),
     waiting AS (
         SELECT w.*, row_number() OVER (PARTITION BY w.task ORDER BY w.rank, w.id) AS nth_of_task
-          FROM (SELECT h.queue, h.count, h.room, h.task, h.key, h.id, h.rank FROM heads h
+          FROM (SELECT h.queue, h.count, h.task_free, h.task, h.key, h.id, h.rank FROM heads h
                 UNION ALL
-                -- If all jobs that were read of a lane are among the best, it may have more of them.
-                SELECT l.queue, l.count, l.room, l.task, j.key, j.id, CASE WHEN admit.oldest THEN 0 ELSE -j.priority::bigint END
+                -- If all jobs that were read of a group are among the best, it may have more of them.
+                SELECT l.queue, l.count, l.task_free, l.task, j.key, j.id, CASE WHEN admit_limited_jobs.oldest_first THEN 0 ELSE -j.priority::bigint END
                   FROM ranked l
                  CROSS JOIN LATERAL (
-                       SELECT * FROM pgworkers.lane_jobs(l.queue, l.task, l.lane, l.level, l.begin, l.newest, l.free) OFFSET l.first) j
-                 WHERE l.nth_of_lane = l.first AND l.nth <= l.count AND l.first < l.free) w
+                       SELECT * FROM pgworkers.limited_jobs(l.queue, l.task, l.group_hash, l.from_priority, l.first_id, l.newest_id, l.group_free) OFFSET l.read_first) j
+                 WHERE l.nth_of_group = l.read_first AND l.nth <= l.count AND l.read_first < l.group_free) w
     ),
     chosen AS (
         SELECT w.count, w.task, w.key, w.id, row_number() OVER (PARTITION BY w.queue ORDER BY w.rank, w.id) AS nth
-          FROM waiting w WHERE w.room IS NULL OR w.nth_of_task <= w.room
+          FROM waiting w WHERE w.task_free IS NULL OR w.nth_of_task <= w.task_free
     )
     SELECT array_agg(c.task ORDER BY c.nth), array_agg(c.key ORDER BY c.nth), array_agg(c.id ORDER BY c.nth),
-           (SELECT array_agg(l.queue) FROM open_lanes l), (SELECT array_agg(l.task) FROM open_lanes l),
-           (SELECT array_agg(l.lane) FROM open_lanes l),
+           (SELECT array_agg(l.queue) FROM open_groups l), (SELECT array_agg(l.task) FROM open_groups l),
+           (SELECT array_agg(l.group_hash) FROM open_groups l),
            (SELECT array_agg(l.nth)
-              FROM (SELECT l.*, row_number() OVER () AS nth FROM open_lanes l) l
-             WHERE l.until <= clock_timestamp()
-                OR l.until IS NOT NULL AND NOT EXISTS (SELECT FROM heads h WHERE h.queue = l.queue AND h.task = l.task AND h.lane = l.lane))
-      INTO names, keys, ids, lane_queues, lane_tasks, lanes, due
+              FROM (SELECT l.*, row_number() OVER () AS nth FROM open_groups l) l
+             WHERE l.valid_until <= clock_timestamp()
+                OR l.valid_until IS NOT NULL AND NOT EXISTS (SELECT FROM heads h WHERE h.queue = l.queue AND h.task = l.task AND h.group_hash = l.group_hash))
+      INTO chosen_tasks, chosen_keys, chosen_ids, group_queues, group_tasks, group_hashes, due_groups
       FROM chosen c WHERE c.nth <= c.count;
-    -- A mark is worth its cost from about twenty dead entries in a lane.
-    lane_count := coalesce(cardinality(lanes), 0);
-    IF pgworkers.lanes_read() - walked <= 1000 + 2 * coalesce(cardinality(ids), 0) + 20 * lane_count THEN
-        lane_queues := ARRAY(SELECT lane_queues[d.nth] FROM unnest(due) AS d (nth));
-        lane_tasks := ARRAY(SELECT lane_tasks[d.nth] FROM unnest(due) AS d (nth));
-        lanes := ARRAY(SELECT lanes[d.nth] FROM unnest(due) AS d (nth));
+    -- A mark is worth its cost from about twenty dead entries in a group.
+    group_count := coalesce(cardinality(group_hashes), 0);
+    IF pgworkers.limited_entries_read() - entries_before <= 1000 + 2 * coalesce(cardinality(chosen_ids), 0) + 20 * group_count THEN
+        group_queues := ARRAY(SELECT group_queues[d.nth] FROM unnest(due_groups) AS d (nth));
+        group_tasks := ARRAY(SELECT group_tasks[d.nth] FROM unnest(due_groups) AS d (nth));
+        group_hashes := ARRAY(SELECT group_hashes[d.nth] FROM unnest(due_groups) AS d (nth));
     END IF;
-    IF cardinality(lanes) > 0 AND pgworkers.mark_lanes(lane_queues, lane_tasks, lanes, lane_count) THEN
-        PERFORM pgworkers.tell('ready:' || q.name) FROM unnest(admit.queues) AS q (name);
+    IF cardinality(group_hashes) > 0 AND pgworkers.remember_group_scans(group_queues, group_tasks, group_hashes, group_count) THEN
+        PERFORM pgworkers.notify('ready:' || q.name) FROM unnest(admit_limited_jobs.queues) AS q (name);
     END IF;
-    IF ids IS NULL THEN
+    IF chosen_ids IS NULL THEN
         RETURN;
     END IF;
 
-    mine := ARRAY(
+    locked_limits := ARRAY(
         SELECT m.id FROM pgworkers.mutex m
-         WHERE m.id = ANY (ARRAY(SELECT pgworkers.limit_mutex('task', c.task) FROM unnest(names) AS c (task)
-                                 UNION SELECT pgworkers.limit_mutex('key', c.key) FROM unnest(keys) AS c (key)
+         WHERE m.id = ANY (ARRAY(SELECT pgworkers.limit_mutex('task', c.task) FROM unnest(chosen_tasks) AS c (task)
+                                 UNION SELECT pgworkers.limit_mutex('key', c.key) FROM unnest(chosen_keys) AS c (key)
                                         WHERE c.key IS NOT NULL))
          ORDER BY m.id FOR UPDATE SKIP LOCKED);
 
-    IF EXISTS (SELECT FROM pgworkers.limit_new n WHERE n.task = ANY (names)) THEN
-        SELECT array_agg(n.task), array_agg(pgworkers.missed_jobs(n.task)) INTO young, missed
-          FROM pgworkers.limit_new n WHERE n.task = ANY (names) AND pgworkers.limit_mutex('task', n.task) = ANY (mine);
+    IF EXISTS (SELECT FROM pgworkers.limit_new n WHERE n.task = ANY (chosen_tasks)) THEN
+        SELECT array_agg(n.task), array_agg(pgworkers.uncounted_running_jobs(n.task)) INTO new_limit_tasks, uncounted
+          FROM pgworkers.limit_new n WHERE n.task = ANY (chosen_tasks) AND pgworkers.limit_mutex('task', n.task) = ANY (locked_limits);
     END IF;
 
-    passed := -pgworkers.slots_read();
+    dead_entries := -pgworkers.running_entries_read();
     WITH chosen AS MATERIALIZED (
-        SELECT c.task, c.key, c.id, c.nth FROM unnest(names, keys, ids) WITH ORDINALITY AS c (task, key, id, nth)
-         WHERE pgworkers.limit_mutex('task', c.task) = ANY (mine)
-           AND (c.key IS NULL OR pgworkers.limit_mutex('key', c.key) = ANY (mine))
+        SELECT c.task, c.key, c.id, c.nth FROM unnest(chosen_tasks, chosen_keys, chosen_ids) WITH ORDINALITY AS c (task, key, id, nth)
+         WHERE pgworkers.limit_mutex('task', c.task) = ANY (locked_limits)
+           AND (c.key IS NULL OR pgworkers.limit_mutex('key', c.key) = ANY (locked_limits))
     ),
     of_task AS MATERIALIZED (
-        SELECT t.task, r.room - CASE WHEN n.task IS NULL THEN 0 ELSE coalesce(n.missed, r.room) END AS room, r.used,
-               coalesce(r.since > now(), false) AS late
+        SELECT t.task, r.free - CASE WHEN n.task IS NULL THEN 0 ELSE coalesce(n.uncounted, r.free) END AS free, r.used,
+               coalesce(r.since > now(), false) AS is_mark_newer
           FROM (SELECT DISTINCT c.task FROM chosen c) t
-         CROSS JOIN LATERAL pgworkers.room_of_task(t.task) r
-          LEFT JOIN unnest(young, missed) AS n (task, missed) ON n.task = t.task
+         CROSS JOIN LATERAL pgworkers.free_slots_of_task(t.task) r
+          LEFT JOIN unnest(new_limit_tasks, uncounted) AS n (task, uncounted) ON n.task = t.task
     ),
     of_key AS MATERIALIZED (
-        SELECT k.task, k.key, r.room, r.used, coalesce(r.since > now(), false) AS late
+        SELECT k.task, k.key, r.free, r.used, coalesce(r.since > now(), false) AS is_mark_newer
           FROM (SELECT DISTINCT c.task, c.key FROM chosen c WHERE c.key IS NOT NULL) k
-         CROSS JOIN LATERAL pgworkers.room_of_key(k.task, k.key) r
+         CROSS JOIN LATERAL pgworkers.free_slots_of_key(k.task, k.key) r
     )
-    SELECT array_agg(c.id ORDER BY c.nth) FILTER (WHERE NOT c.late AND (c.of_task IS NULL OR c.nth_of_task <= c.of_task)
-                                                    AND (c.of_key IS NULL OR c.nth_of_key <= c.of_key)),
-           bool_or(c.late),
-           passed - coalesce((SELECT sum(t.used) FROM of_task t), 0) - coalesce((SELECT sum(k.used) FROM of_key k), 0)
+    SELECT array_agg(c.id ORDER BY c.nth) FILTER (WHERE NOT c.is_mark_newer AND (c.free_of_task IS NULL OR c.nth_of_task <= c.free_of_task)
+                                                    AND (c.free_of_key IS NULL OR c.nth_of_key <= c.free_of_key)),
+           bool_or(c.is_mark_newer),
+           dead_entries - coalesce((SELECT sum(t.used) FROM of_task t), 0) - coalesce((SELECT sum(k.used) FROM of_key k), 0)
                   - 20 * ((SELECT count(*) FROM of_task) + (SELECT count(*) FROM of_key))
-      INTO fit, late, passed
-      FROM (SELECT c.id, c.nth, t.room AS of_task, k.room AS of_key, t.late OR coalesce(k.late, false) AS late,
+      INTO admitted_ids, is_mark_newer, dead_entries
+      FROM (SELECT c.id, c.nth, t.free AS free_of_task, k.free AS free_of_key, t.is_mark_newer OR coalesce(k.is_mark_newer, false) AS is_mark_newer,
                    row_number() OVER (PARTITION BY c.task ORDER BY c.nth) AS nth_of_task,
                    row_number() OVER (PARTITION BY c.key ORDER BY c.nth) AS nth_of_key
               FROM chosen c JOIN of_task t ON t.task = c.task
               LEFT JOIN of_key k ON k.task = c.task AND k.key = c.key) c;
-    IF passed + pgworkers.slots_read() > 500 THEN
-        PERFORM pgworkers.mark_limits(
-            ARRAY(SELECT t.name FROM unnest(names) AS t (name) WHERE pgworkers.limit_mutex('task', t.name) = ANY (mine)),
-            ARRAY(SELECT k.name FROM unnest(keys) AS k (name) WHERE pgworkers.limit_mutex('key', k.name) = ANY (mine)));
+    IF dead_entries + pgworkers.running_entries_read() > 500 THEN
+        PERFORM pgworkers.remember_limit_scans(
+            ARRAY(SELECT t.name FROM unnest(chosen_tasks) AS t (name) WHERE pgworkers.limit_mutex('task', t.name) = ANY (locked_limits)),
+            ARRAY(SELECT k.name FROM unnest(chosen_keys) AS k (name) WHERE pgworkers.limit_mutex('key', k.name) = ANY (locked_limits)));
     END IF;
-    IF late THEN
+    IF is_mark_newer THEN
         -- If the clock was set back, a mark lies in the future, and jobs claimed from now on would not be counted from it.
-        DELETE FROM pgworkers.limit_mark m
-         WHERE m.since > clock_timestamp() AND (m.kind = 'task' AND m.name = ANY (names) OR m.kind = 'key' AND m.name = ANY (keys));
+        DELETE FROM pgworkers.limit_scan_start m
+         WHERE m.since > clock_timestamp() AND (m.kind = 'task' AND m.name = ANY (chosen_tasks) OR m.kind = 'key' AND m.name = ANY (chosen_keys));
     END IF;
-    IF cardinality(fit) IS DISTINCT FROM cardinality(ids) AND array_position(missed, NULL) IS NULL THEN
-        -- Other claims were faster or hold a limit, or two lanes share one. The next claim finds these jobs, so it is notified. Jobs that
+    IF cardinality(admitted_ids) IS DISTINCT FROM cardinality(chosen_ids) AND array_position(uncounted, NULL) IS NULL THEN
+        -- Other claims were faster or hold a limit, or two groups share one. The next claim finds these jobs, so it is notified. Jobs that
         -- wait for the end of older claims are left to the poll: those claims may take a while.
-        PERFORM pgworkers.tell('ready:' || q.name) FROM unnest(admit.queues) AS q (name);
+        PERFORM pgworkers.notify('ready:' || q.name) FROM unnest(admit_limited_jobs.queues) AS q (name);
     END IF;
     RETURN QUERY
     SELECT locked.at, locked.queue::text, locked.priority::integer, f.id, locked.run_at::timestamptz
-      FROM unnest(fit) AS f (id)
+      FROM unnest(admitted_ids) AS f (id)
      CROSS JOIN LATERAL (
            SELECT j.ctid AS at, j.queue, j.priority, j.run_at
              FROM pgworkers.job j
@@ -1542,44 +1544,44 @@ BEGIN
 END $$;
 
 -- Choose what a claim takes where there are limits: the first `counts` jobs of each queue, from the jobs without limits that the claim has found and
--- locked (`free`) and from those that admit() returns. A job of a limited task that is still among the unlimited ones is moved behind its limit
+-- locked (`unlimited`) and from those that admit_limited_jobs() returns. A job of a limited task that is still among the unlimited ones is moved behind its limit
 -- instead, and a later claim takes it.
-CREATE FUNCTION pgworkers.choose(free tid[], queues text[], counts integer[], tasks text[], gates boolean, look integer)
+CREATE FUNCTION pgworkers.choose_claimed_jobs(unlimited tid[], queues text[], counts integer[], tasks text[], include_limited boolean, max_groups integer)
 RETURNS tid[]
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
-    name   text;
-    passed tid[];
+    moved_queue text;
+    admitted tid[];
 BEGIN
-    FOR name IN
+    FOR moved_queue IN
         UPDATE pgworkers.job j SET gated = true
-         WHERE j.ctid = ANY (choose.free) AND j.state = 'ready'
+         WHERE j.ctid = ANY (choose_claimed_jobs.unlimited) AND j.state = 'ready'
            AND j.task = ANY (ARRAY(SELECT t.name FROM pgworkers.task t WHERE t.concurrency IS NOT NULL
                                    UNION ALL SELECT c.name FROM pgworkers.concurrency c WHERE c.kind = 'task'))
         RETURNING j.queue
     LOOP
-        PERFORM pgworkers.tell('ready:' || name);
+        PERFORM pgworkers.notify('ready:' || moved_queue);
     END LOOP;
-    IF choose.gates THEN
-        SELECT array_agg(a.at) INTO passed
+    IF choose_claimed_jobs.include_limited THEN
+        SELECT array_agg(a.at) INTO admitted
           FROM (SELECT array_agg(w.queue) AS queues, array_agg(w.count) AS counts
-                  FROM unnest(choose.queues, choose.counts) AS w (queue, count)
+                  FROM unnest(choose_claimed_jobs.queues, choose_claimed_jobs.counts) AS w (queue, count)
                  WHERE w.count > 0 AND NOT EXISTS (SELECT FROM pgworkers.queue q
                                                     WHERE q.name = w.queue AND (q.paused OR q.throttled_until > now()))) open
-         CROSS JOIN LATERAL pgworkers.admit(open.queues, open.counts, choose.tasks, false, choose.look) a
+         CROSS JOIN LATERAL pgworkers.admit_limited_jobs(open.queues, open.counts, choose_claimed_jobs.tasks, false, choose_claimed_jobs.max_groups) a
          WHERE open.queues IS NOT NULL;
     END IF;
-    IF cardinality(choose.free) = 0 THEN
-        RETURN coalesce(passed, '{}');  -- admit() returns at most `counts` of each queue
+    IF cardinality(choose_claimed_jobs.unlimited) = 0 THEN
+        RETURN coalesce(admitted, '{}');  -- admit_limited_jobs() returns at most `counts` of each queue
     END IF;
     RETURN ARRAY(
         SELECT c.at
           FROM (SELECT j.ctid AS at, j.queue, row_number() OVER (PARTITION BY j.queue ORDER BY j.priority DESC, j.id) AS nth
                   FROM pgworkers.job j
-                 WHERE j.ctid = ANY (choose.free || passed) AND j.state = 'ready') c
-          JOIN unnest(choose.queues, choose.counts) AS w (queue, count) ON w.queue = c.queue
+                 WHERE j.ctid = ANY (choose_claimed_jobs.unlimited || admitted) AND j.state = 'ready') c
+          JOIN unnest(choose_claimed_jobs.queues, choose_claimed_jobs.counts) AS w (queue, count) ON w.queue = c.queue
          WHERE c.nth <= w.count);
 END $$;
 
@@ -1589,7 +1591,7 @@ END $$;
 
 -- A lower bound for the digits that a JSON value prints, from its long numbers alone: at least a tenth of them. A number takes a few bytes and can have
 -- 131,072 digits, so printing a value to learn its size may take longer than a statement may.
-CREATE FUNCTION pgworkers.least_digits(value jsonb) RETURNS bigint
+CREATE FUNCTION pgworkers.min_printed_digits(value jsonb) RETURNS bigint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
 SELECT 90000 * jsonb_array_length(jsonb_path_query_array(value, 'strict $.** ? (@ >= 1e100000 || @ <= -1e100000)'))::bigint
      + 9000 * jsonb_array_length(jsonb_path_query_array(value, 'strict $.** ? (@ >= 1e10000 || @ <= -1e10000
@@ -1599,39 +1601,39 @@ SELECT 90000 * jsonb_array_length(jsonb_path_query_array(value, 'strict $.** ? (
 $$;
 
 -- End the ready jobs whose data is too large to print: dead, verdict unfit. They are found without printing them, and without waiting for a
--- claim that still tries to. Their data is dropped: readers of history could not print it either. Reads up to `look` rows of each queue and
--- kind, by the indexes job_ready and job_lane.
-CREATE FUNCTION pgworkers.set_loud_aside(queues text[], tasks text[], look integer)
+-- claim that still tries to. Their data is dropped: readers of history could not print it either. Reads up to `max_rows` rows of each queue and
+-- kind, by the indexes job_ready and job_ready_limited.
+CREATE FUNCTION pgworkers.end_oversized_jobs(queues text[], tasks text[], max_rows integer)
 RETURNS TABLE (id bigint, lease integer, queue text, task text, attempt integer, max_attempts integer, reason text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
     fault constant text := 'no worker can have it: its arguments, checkpoint or meta are larger than 4MB when they are printed';
-    one   record;
+    job   record;
 BEGIN
-    FOR one IN
+    FOR job IN
         SELECT c.*
-          FROM unnest(set_loud_aside.queues) AS w (queue)
+          FROM unnest(end_oversized_jobs.queues) AS w (queue)
          CROSS JOIN LATERAL (
                (SELECT j.* FROM pgworkers.job j
                  WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
-                   AND j.task = ANY (set_loud_aside.tasks)
-                 ORDER BY j.priority DESC, j.id LIMIT set_loud_aside.look)
+                   AND j.task = ANY (end_oversized_jobs.tasks)
+                 ORDER BY j.priority DESC, j.id LIMIT end_oversized_jobs.max_rows)
                 UNION ALL
                (SELECT j.* FROM pgworkers.job j
                  WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-                   AND j.task = ANY (set_loud_aside.tasks)
-                 ORDER BY j.task LIMIT set_loud_aside.look)) c
-         WHERE pgworkers.least_digits(c.args) > 4194304 OR pgworkers.least_digits(c.checkpoint) > 4194304
-            OR pgworkers.least_digits(c.meta) > 4194304
+                   AND j.task = ANY (end_oversized_jobs.tasks)
+                 ORDER BY j.task LIMIT end_oversized_jobs.max_rows)) c
+         WHERE pgworkers.min_printed_digits(c.args) > 4194304 OR pgworkers.min_printed_digits(c.checkpoint) > 4194304
+            OR pgworkers.min_printed_digits(c.meta) > 4194304
     LOOP
         UPDATE pgworkers.job j SET args = '{}', meta = NULL, checkpoint = NULL, progress = NULL
-         WHERE j.id = one.id AND j.state = 'ready';
+         WHERE j.id = job.id AND j.state = 'ready';
         CONTINUE WHEN NOT FOUND;
-        PERFORM pgworkers.end_jobs(ARRAY[one.id], 'unfit', fault);
-        RETURN QUERY SELECT one.id, one.lease, one.queue::text, one.task::text, one.attempt::integer,
-                            one.max_attempts::integer, fault;
+        PERFORM pgworkers.end_jobs(ARRAY[job.id], 'unfit', fault);
+        RETURN QUERY SELECT job.id, job.lease, job.queue::text, job.task::text, job.attempt::integer,
+                            job.max_attempts::integer, fault;
     END LOOP;
 END $$;
 
@@ -1640,18 +1642,18 @@ END $$;
 -- nothing about a row are raised again, and no job is ended: locks, resources, damage (class XX), a foreign key (`job` has none of ours), the
 -- user's code in a trigger. Then, for each queue and task of a bad row, a new job without data is claimed for a trial, too. If that fails, the
 -- data of the row is not the cause, and its job is not ended.
--- Indexes job_ready and job_lane, up to `look` rows of each queue and kind.
-CREATE FUNCTION pgworkers.set_aside(queues text[], tasks text[], look integer)
+-- Indexes job_ready and job_ready_limited, up to `max_rows` rows of each queue and kind.
+CREATE FUNCTION pgworkers.end_unclaimable_jobs(queues text[], tasks text[], max_rows integer)
 RETURNS TABLE (id bigint, lease integer, queue text, task text, attempt integer, max_attempts integer, reason text)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 #variable_conflict use_column
 DECLARE
     ids     bigint[];
-    lows    integer[] := '{1}';  -- the slices of `ids` that are still to be tried
-    highs   integer[];
-    low     integer;
-    high    integer;
+    slice_starts    integer[] := '{1}';  -- the slices of `ids` that are still to be tried
+    slice_ends   integer[];
+    first     integer;
+    last    integer;
     middle  integer;
     printed bigint;
     context text;
@@ -1661,36 +1663,36 @@ DECLARE
     faults  text[] := '{}';
     one     record;
     probe   bigint;
-    spared  bigint[] := '{}';
+    not_ended  bigint[] := '{}';
 BEGIN
-    SELECT array_agg(c.id), ARRAY[count(*)::integer] INTO ids, highs
-      FROM unnest(set_aside.queues) AS w (queue)
+    SELECT array_agg(c.id), ARRAY[count(*)::integer] INTO ids, slice_ends
+      FROM unnest(end_unclaimable_jobs.queues) AS w (queue)
      CROSS JOIN LATERAL (
            SELECT free.id
              FROM (SELECT j.id FROM pgworkers.job j
                     WHERE j.queue = w.queue AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
-                      AND j.task = ANY (set_aside.tasks)
-                    ORDER BY j.priority DESC, j.id LIMIT set_aside.look
+                      AND j.task = ANY (end_unclaimable_jobs.tasks)
+                    ORDER BY j.priority DESC, j.id LIMIT end_unclaimable_jobs.max_rows
                       FOR UPDATE SKIP LOCKED) free
             UNION ALL
            SELECT held.id
              FROM (SELECT j.id FROM pgworkers.job j
                     WHERE j.queue = w.queue AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
-                      AND j.task = ANY (set_aside.tasks)
-                    ORDER BY j.task LIMIT set_aside.look
+                      AND j.task = ANY (end_unclaimable_jobs.tasks)
+                    ORDER BY j.task LIMIT end_unclaimable_jobs.max_rows
                       FOR UPDATE SKIP LOCKED) held) c;
-    WHILE ids IS NOT NULL AND cardinality(lows) > 0 LOOP
-        low := lows[cardinality(lows)];
-        high := highs[cardinality(highs)];
-        lows := lows[:cardinality(lows) - 1];
-        highs := highs[:cardinality(highs) - 1];
+    WHILE ids IS NOT NULL AND cardinality(slice_starts) > 0 LOOP
+        first := slice_starts[cardinality(slice_starts)];
+        last := slice_ends[cardinality(slice_ends)];
+        slice_starts := slice_starts[:cardinality(slice_starts) - 1];
+        slice_ends := slice_ends[:cardinality(slice_ends) - 1];
         BEGIN
             -- As claim.sql does, with all that it returns.
             WITH claimed AS (
                 UPDATE pgworkers.job j
                    SET state = 'running', host = '00000000-0000-0000-0000-000000000000', lease = j.lease + 1,
                        attempt = j.attempt + 1, claimed_at = now()
-                 WHERE j.id = ANY (ids[low:high]) AND j.state = 'ready'
+                 WHERE j.id = ANY (ids[first:last]) AND j.state = 'ready'
                 RETURNING j.args::text, date_part('epoch', j.timeout), date_part('epoch', j.deadline_at - now()),
                           j.checkpoint::text, j.meta::text, j.errors::text, date_part('epoch', now() - j.run_at),
                           extract(epoch FROM j.deadline_at)::double precision
@@ -1709,13 +1711,13 @@ BEGIN
                    OR array_length(string_to_array(context, 'PL/pgSQL'), 1) > 2 THEN
                     RAISE;
                 END IF;
-                IF low < high THEN
-                    middle := (low + high) / 2;
-                    lows := lows || (middle + 1) || low;
-                    highs := highs || high || middle;
+                IF first < last THEN
+                    middle := (first + last) / 2;
+                    slice_starts := slice_starts || (middle + 1) || first;
+                    slice_ends := slice_ends || last || middle;
                     CONTINUE;
                 END IF;
-                bad := bad || ids[low];
+                bad := bad || ids[first];
                 faults := faults || fault;
         END;
     END LOOP;
@@ -1733,16 +1735,16 @@ BEGIN
             WHEN SQLSTATE 'PW000' THEN
                 NULL;
             WHEN OTHERS THEN
-                spared := spared || one.ids;
+                not_ended := not_ended || one.ids;
         END;
     END LOOP;
-    IF cardinality(bad) > 0 AND cardinality(spared) = cardinality(bad) THEN
+    IF cardinality(bad) > 0 AND cardinality(not_ended) = cardinality(bad) THEN
         RAISE EXCEPTION USING ERRCODE = code, MESSAGE = fault,
             DETAIL = format('%s of %s jobs cannot be claimed, and neither can a job without any data. The cause is not their data. '
                             'None was ended.', cardinality(bad), cardinality(ids));
     END IF;
     FOR nth IN 1 .. cardinality(bad) LOOP
-        CONTINUE WHEN bad[nth] = ANY (spared);
+        CONTINUE WHEN bad[nth] = ANY (not_ended);
         fault := 'no worker can have it: ' || faults[nth];
         RETURN QUERY SELECT j.id, j.lease, j.queue::text, j.task::text, j.attempt::integer, j.max_attempts::integer, fault
                        FROM pgworkers.job j WHERE j.id = bad[nth];
@@ -1761,130 +1763,150 @@ END $$;
 
 -- 4.5 End jobs ----------------------------------------------------------------------------------------------------------------------
 
+-- Move waiting jobs from `job` to `history`. `ids` ascend, and the caller has locked these rows. `error_lines`: at the place of each id, the line
+-- that is added to its errors; NULL: none. Running jobs are left alone. Returns the jobs that were moved; the caller passes those with `linked` to
+-- settle_dependents(). No other function inserts into history, except move_kept_rows(); the statements of hosts include job/history_insert.fragment.sql.
+CREATE FUNCTION pgworkers.archive_waiting_jobs(ids bigint[], verdict text, error_lines text[] DEFAULT NULL)
+RETURNS TABLE (id bigint, batch_id bigint, linked boolean)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH ended AS (
+        DELETE FROM pgworkers.job j
+         WHERE j.id = ANY (archive_waiting_jobs.ids) AND j.state <> 'running'
+        RETURNING j.*, archive_waiting_jobs.error_lines[width_bucket(j.id, archive_waiting_jobs.ids)] AS error_line
+    ),
+    archived AS (
+        INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes, max_attempts,
+                                       max_crashes, created_at, run_at, deadline_at, timeout, memory, unique_key,
+                                       concurrency_key, checkpoint, progress, errors, meta, batch_id, linked, enqueued_by)
+        SELECT e.id, CASE archive_waiting_jobs.verdict WHEN 'cancelled' THEN 'cancelled' ELSE 'dead' END::pgworkers.job_state,
+               archive_waiting_jobs.verdict, e.priority, e.queue, e.task, e.args, e.lease, e.attempt, e.crashes, e.max_attempts,
+               e.max_crashes, e.created_at, e.run_at, e.deadline_at, e.timeout, e.memory, e.unique_key,
+               e.concurrency_key, e.checkpoint, e.progress,
+               CASE WHEN e.error_line IS NULL THEN e.errors
+                    ELSE (e.errors || e.error_line)[greatest(cardinality(e.errors) - 8, 1):] END,
+               e.meta, e.batch_id, e.linked, e.enqueued_by
+          FROM ended e
+    )
+    SELECT e.id, e.batch_id, e.linked FROM ended e;
+END $$;
+
 -- Let waiting jobs become ready that wait for nothing any more. The caller holds the locks of their rows.
-CREATE FUNCTION pgworkers.let_go(ids bigint[]) RETURNS void
+CREATE FUNCTION pgworkers.promote_waiting(ids bigint[]) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    freed record;
+    promoted record;
 BEGIN
-    FOR freed IN
+    FOR promoted IN
         WITH moved AS (
             UPDATE pgworkers.job j
                SET state = 'ready', run_at = now()
-             WHERE j.id = ANY (let_go.ids) AND j.state = 'scheduled' AND j.run_at = pgworkers.never()
+             WHERE j.id = ANY (promote_waiting.ids) AND j.state = 'scheduled' AND j.run_at = pgworkers.never()
                AND NOT EXISTS (SELECT FROM pgworkers.dependency d WHERE d.job_id = j.id)
             RETURNING j.queue, j.task
         )
         SELECT m.queue, array_agg(m.task::text) AS tasks, count(*) AS jobs FROM moved m GROUP BY m.queue
     LOOP
-        PERFORM pgworkers.tell_ready(freed.queue, freed.tasks, freed.jobs);
+        PERFORM pgworkers.notify_ready(promoted.queue, promoted.tasks, promoted.jobs);
     END LOOP;
 END $$;
 
--- Settle what depends on jobs that have ended. Jobs that `succeeded` does not name have failed. Jobs that wait for them become ready, or are
+-- Settle what depends on jobs that have ended. Jobs that `succeeded_ids` does not name have failed. Jobs that wait for them become ready, or are
 -- cancelled, and a batch without a live job is completed. Each statement that moves rows to history calls it with the jobs whose `linked` is set.
--- `ran`: the jobs were running, not waiting. Goes on level by level, up to `portion` links in all. If a level has more links than are left,
--- nothing of that level is settled: its parents go to `ended_parent`, and the leader goes on: renew_links(), link_parents().
+-- `were_running`: the jobs were running, not waiting. Goes on level by level, up to `max_links` links in all. If a level has more links than are left,
+-- nothing of that level is settled: its parents go to `ended_parent`, and the leader goes on: reopen_links(), link_dependencies().
 -- It waits for no lock of a job, because the session of an enqueuer may hold one that waits (on_conflict 'replace'). The links of such a job
--- are left to link_parents(), too.
-CREATE FUNCTION pgworkers.ended(ids bigint[], batches bigint[], ran boolean, succeeded bigint[] DEFAULT NULL,
-                                portion integer DEFAULT 1000) RETURNS void
+-- are left to link_dependencies(), too.
+CREATE FUNCTION pgworkers.settle_dependents(ids bigint[], batch_ids bigint[], were_running boolean, succeeded_ids bigint[] DEFAULT NULL,
+                                max_links integer DEFAULT 1000) RETURNS void
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    failed bigint[] := ARRAY(SELECT f.id FROM unnest(ended.ids) AS f (id) WHERE f.id <> ALL (coalesce(ended.succeeded, '{}')));
-    parents bigint[] := ended.ids;
+    failed bigint[] := ARRAY(SELECT f.id FROM unnest(settle_dependents.ids) AS f (id) WHERE f.id <> ALL (coalesce(settle_dependents.succeeded_ids, '{}')));
+    parents bigint[] := settle_dependents.ids;
     children bigint[];
     locked bigint[];
+    cancelled bigint[];
+    error_lines text[];
     doomed bigint[];
     one record;
     newest pgworkers.job_state;
 BEGIN
     WHILE cardinality(parents) > 0 LOOP
-        children := ARRAY(SELECT d.job_id FROM pgworkers.dependency d WHERE d.parent_id = ANY (parents) LIMIT portion + 1);
+        children := ARRAY(SELECT d.job_id FROM pgworkers.dependency d WHERE d.parent_id = ANY (parents) LIMIT max_links + 1);
         EXIT WHEN cardinality(children) = 0;
-        IF cardinality(children) > portion THEN
+        IF cardinality(children) > max_links THEN
             INSERT INTO pgworkers.ended_parent AS e (id)
             SELECT p.id FROM unnest(parents) AS p (id)
              WHERE EXISTS (SELECT FROM pgworkers.dependency d WHERE d.parent_id = p.id)
              ORDER BY p.id
             ON CONFLICT (id) DO UPDATE SET done_to = excluded.done_to;
-            PERFORM pgworkers.tell('due:');
+            PERFORM pgworkers.notify('due:');
             EXIT;
         END IF;
-        portion := portion - cardinality(children);
+        max_links := max_links - cardinality(children);
         locked := ARRAY(SELECT j.id FROM pgworkers.job j WHERE j.id = ANY (children) ORDER BY j.id FOR UPDATE SKIP LOCKED);
         UPDATE pgworkers.dependency d SET linked = false WHERE d.parent_id = ANY (parents) AND d.job_id <> ALL (locked);
         IF FOUND THEN
-            PERFORM pgworkers.tell('due:');
+            PERFORM pgworkers.notify('due:');
         END IF;
         doomed := '{}';
-        FOR one IN
-            WITH gone AS (
-                DELETE FROM pgworkers.job j
+        SELECT array_agg(c.id ORDER BY c.id), array_agg(c.error_line ORDER BY c.id) INTO cancelled, error_lines
+          FROM (SELECT j.id, 'cancelled: job #' || (SELECT min(d.parent_id) FROM pgworkers.dependency d
+                                                     WHERE d.job_id = j.id AND d.parent_id = ANY (failed))
+                             || ', which it waited for, did not succeed' AS error_line
+                  FROM pgworkers.job j
                  WHERE j.id = ANY (locked) AND j.state = 'scheduled' AND j.run_at = pgworkers.never()
                    AND EXISTS (SELECT FROM pgworkers.dependency d
                                 WHERE d.job_id = j.id AND d.parent_id = ANY (parents) AND d.parent_id = ANY (failed)
-                                  AND d.on_failed = 'cancel')
-                RETURNING j.*
-            )
-            INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,
-                                           max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
-                                           unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id, linked,
-                                           enqueued_by)
-            SELECT g.id, 'cancelled', 'cancelled', g.priority, g.queue, g.task, g.args, g.lease, g.attempt, g.crashes,
-                   g.max_attempts, g.max_crashes, g.created_at, g.run_at, g.deadline_at, g.timeout, g.memory, g.unique_key,
-                   g.concurrency_key, g.checkpoint, g.progress,
-                   g.errors || ('cancelled: job #' || (SELECT min(d.parent_id) FROM pgworkers.dependency d
-                                                        WHERE d.job_id = g.id AND d.parent_id = ANY (failed))
-                                || ', which it waited for, did not succeed'), g.meta, g.batch_id, g.linked,
-                   g.enqueued_by
-              FROM gone g
-            RETURNING id, batch_id
+                                  AND d.on_failed = 'cancel')) c;
+        FOR one IN SELECT a.id, a.batch_id FROM pgworkers.archive_waiting_jobs(cancelled, 'cancelled', error_lines) a
         LOOP
-            ended.ids := ended.ids || one.id;
-            ended.batches := ended.batches || one.batch_id;
+            settle_dependents.ids := settle_dependents.ids || one.id;
+            settle_dependents.batch_ids := settle_dependents.batch_ids || one.batch_id;
             doomed := doomed || one.id;
-            ended.ran := false;
-            PERFORM pgworkers.tell(one.id::text, 'pgworkers_done');
+            settle_dependents.were_running := false;
+            PERFORM pgworkers.notify(one.id::text, 'pgworkers_done');
         END LOOP;
         DELETE FROM pgworkers.dependency d
          WHERE d.parent_id = ANY (parents) AND d.job_id = ANY (locked)
            AND (d.on_failed <> 'wait' OR d.parent_id <> ALL (failed));
-        PERFORM pgworkers.let_go(locked);
+        PERFORM pgworkers.promote_waiting(locked);
         failed := failed || doomed;
         parents := doomed;
     END LOOP;
     -- Delete the links to what the ended jobs themselves waited for. Links that another session holds are skipped, so that two ends never
-    -- wait for each other: that session sets the link back to `linked = false`, and link_parents() deletes it.
+    -- wait for each other: that session sets the link back to `linked = false`, and link_dependencies() deletes it.
     DELETE FROM pgworkers.dependency d
-     USING (SELECT l.parent_id, l.job_id FROM pgworkers.dependency l WHERE l.job_id = ANY (ended.ids) FOR UPDATE SKIP LOCKED) f
+     USING (SELECT l.parent_id, l.job_id FROM pgworkers.dependency l WHERE l.job_id = ANY (settle_dependents.ids) FOR UPDATE SKIP LOCKED) f
      WHERE d.parent_id = f.parent_id AND d.job_id = f.job_id;
 
     FOR one IN
         SELECT b.id, bool_or(b.job_id = ANY (failed)) AS failed
-          FROM unnest(ended.ids, ended.batches) AS b (job_id, id)
+          FROM unnest(settle_dependents.ids, settle_dependents.batch_ids) AS b (job_id, id)
          WHERE b.id IS NOT NULL
          GROUP BY b.id
          ORDER BY b.id
     LOOP
-        -- A session with the exclusive lock, see settle(), either sees that our rows are deleted, or we have not yet got here. docs/adr/26
+        -- A session with the exclusive lock, see settle_batch(), either sees that our rows are deleted, or we have not yet got here. docs/adr/26
         PERFORM FROM pgworkers.mutex m WHERE m.id = pgworkers.batch_mutex(one.id) FOR KEY SHARE;
-        newest := pgworkers.newest(one.id);
+        newest := pgworkers.newest_live_state(one.id);
         IF newest IS NULL THEN
-            PERFORM pgworkers.complete(one.id, one.failed);
-        ELSIF newest = 'running' OR NOT ended.ran THEN
-            PERFORM pgworkers.tell('batch:' || one.id);  -- other sessions may be ending the rest: settle it after commit
+            PERFORM pgworkers.complete_batch(one.id, one.failed);
+        ELSIF newest = 'running' OR NOT settle_dependents.were_running THEN
+            PERFORM pgworkers.notify('batch:' || one.id);  -- other sessions may be ending the rest: settle it after commit
         END IF;
     END LOOP;
 END $$;
 
--- End waiting jobs by `verdict`: 'cancelled', or one that means dead. Not for operators, which call call_off().
--- Without `why` it also applies to running jobs: a cancel is requested, their hosts are notified, and they end when their processes are
--- dead. With `why`, a line that is added to their errors, it applies only to waiting jobs (discard, purge). Returns for each id 'cancelled' or
--- 'dead', 'cancelling', the state that it keeps, or NULL: no such job. Locks in id order. `traced`: a login asked for it, and a row in `operation`
--- records the login, its `reason` and its `os_user`. `portion`: see ended().
-CREATE FUNCTION pgworkers.end_jobs(ids bigint[], verdict text, why text DEFAULT NULL, reason text DEFAULT NULL,
-                                   os_user text DEFAULT NULL, traced boolean DEFAULT false, portion integer DEFAULT 1000)
+-- End waiting jobs by `verdict`: 'cancelled', or one that means dead. Not for operators, who call cancel_many() and discard_many().
+-- Without `error_line` it also applies to running jobs: a cancel is requested, their hosts are notified, and they end when their processes are
+-- dead. With `error_line`, a line that is added to their errors, it applies only to waiting jobs (discard, purge). Returns for each id 'cancelled' or
+-- 'dead', 'cancelling', the state that it keeps, or NULL: no such job. Locks in id order. `should_record`: a login asked for it, and a row in `operation`
+-- records the login, its `reason` and its `os_user`. `max_links`: see settle_dependents().
+CREATE FUNCTION pgworkers.end_jobs(ids bigint[], verdict text, error_line text DEFAULT NULL, reason text DEFAULT NULL,
+                                   os_user text DEFAULT NULL, should_record boolean DEFAULT false, max_links integer DEFAULT 1000)
 RETURNS TABLE (id bigint, answer text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -1892,58 +1914,43 @@ DECLARE
     wanted bigint[] := ARRAY(SELECT DISTINCT w.id FROM unnest(end_jobs.ids) AS w (id) ORDER BY w.id);
     outcome pgworkers.job_state := CASE end_jobs.verdict WHEN 'cancelled' THEN 'cancelled' ELSE 'dead' END;
     locked bigint[];
-    gone bigint[];
+    ended_ids bigint[];
     linked bigint[];
-    batches bigint[];
-    again bigint[] := '{}';
-    verb text := CASE WHEN end_jobs.verdict <> 'cancelled' THEN 'discard' WHEN end_jobs.why IS NULL THEN 'cancel' ELSE 'purge' END;
+    batch_ids bigint[];
+    requeued bigint[] := '{}';
+    verb text := CASE WHEN end_jobs.verdict <> 'cancelled' THEN 'discard' WHEN end_jobs.error_line IS NULL THEN 'cancel' ELSE 'purge' END;
     one record;
 BEGIN
     WHILE cardinality(wanted) > 0 LOOP
         locked := ARRAY(SELECT j.id FROM pgworkers.job j WHERE j.id = ANY (wanted) ORDER BY j.id FOR UPDATE);
-        WITH ended AS (
-            DELETE FROM pgworkers.job j WHERE j.id = ANY (locked) AND j.state <> 'running' RETURNING j.*
-        ),
-        kept AS (
-            INSERT INTO pgworkers.history (id, state, verdict, priority, queue, task, args, lease, attempt, crashes,
-                                           max_attempts, max_crashes, created_at, run_at, deadline_at, timeout, memory,
-                                           unique_key, concurrency_key, checkpoint, progress, errors, meta, batch_id, linked,
-                                           enqueued_by)
-            SELECT e.id, outcome, end_jobs.verdict, e.priority, e.queue, e.task, e.args, e.lease, e.attempt, e.crashes,
-                   e.max_attempts, e.max_crashes, e.created_at, e.run_at, e.deadline_at, e.timeout, e.memory,
-                   e.unique_key, e.concurrency_key, e.checkpoint, e.progress,
-                   CASE WHEN end_jobs.why IS NULL THEN e.errors
-                        ELSE (e.errors || end_jobs.why)[greatest(cardinality(e.errors) - 8, 1):] END,
-                   e.meta, e.batch_id, e.linked, e.enqueued_by
-              FROM ended e
-        )
         SELECT coalesce(array_agg(e.id), '{}'), array_agg(e.id) FILTER (WHERE e.linked),
                array_agg(e.batch_id) FILTER (WHERE e.linked)
-          INTO gone, linked, batches
-          FROM ended e;
-        IF end_jobs.traced THEN
+          INTO ended_ids, linked, batch_ids
+          FROM pgworkers.archive_waiting_jobs(locked, end_jobs.verdict,
+                   CASE WHEN end_jobs.error_line IS NOT NULL THEN array_fill(end_jobs.error_line, ARRAY[cardinality(locked)]) END) e;
+        IF end_jobs.should_record THEN
             INSERT INTO pgworkers.operation (verb, job_id, reason, os_user)
             SELECT verb, t.id, end_jobs.reason, end_jobs.os_user
-              FROM unnest(CASE verb WHEN 'cancel' THEN locked ELSE gone END) AS t (id);
+              FROM unnest(CASE verb WHEN 'cancel' THEN locked ELSE ended_ids END) AS t (id);
         END IF;
         IF linked IS NOT NULL THEN
-            PERFORM pgworkers.ended(linked, batches, false, portion => end_jobs.portion);
+            PERFORM pgworkers.settle_dependents(linked, batch_ids, false, max_links => end_jobs.max_links);
         END IF;
-        IF cardinality(gone) > 0 THEN
-            PERFORM pgworkers.tell(CASE WHEN octet_length(told.ids) > 7000 THEN '*' ELSE told.ids END, 'pgworkers_done')
-               FROM array_to_string(gone, ' ') AS told (ids);
-            RETURN QUERY SELECT g.id, outcome::text FROM unnest(gone) AS g (id);
+        IF cardinality(ended_ids) > 0 THEN
+            PERFORM pgworkers.notify(CASE WHEN octet_length(told.ids) > 7000 THEN '*' ELSE told.ids END, 'pgworkers_done')
+               FROM array_to_string(ended_ids, ' ') AS told (ids);
+            RETURN QUERY SELECT g.id, outcome::text FROM unnest(ended_ids) AS g (id);
         END IF;
-        IF cardinality(locked) > cardinality(gone) AND end_jobs.why IS NULL THEN
+        IF cardinality(locked) > cardinality(ended_ids) AND end_jobs.error_line IS NULL THEN
             RETURN QUERY
             WITH flagged AS (
                 UPDATE pgworkers.job j SET cancel_at = coalesce(j.cancel_at, now())
-                 WHERE j.id = ANY (locked) AND j.id <> ALL (gone)
-                RETURNING j.id, pgworkers.tell('cancel:' || j.id)
+                 WHERE j.id = ANY (locked) AND j.id <> ALL (ended_ids)
+                RETURNING j.id, pgworkers.notify('cancel:' || j.id)
             )
             SELECT f.id, 'cancelling' FROM flagged f;
-        ELSIF cardinality(locked) > cardinality(gone) THEN
-            RETURN QUERY SELECT r.id, 'running' FROM unnest(locked) AS r (id) WHERE r.id <> ALL (gone);
+        ELSIF cardinality(locked) > cardinality(ended_ids) THEN
+            RETURN QUERY SELECT r.id, 'running' FROM unnest(locked) AS r (id) WHERE r.id <> ALL (ended_ids);
         END IF;
         IF cardinality(wanted) = cardinality(locked) THEN
             RETURN;
@@ -1956,74 +1963,74 @@ BEGIN
              WHERE w.id <> ALL (locked)
         LOOP
             IF one.lives THEN
-                again := again || one.id;
+                requeued := requeued || one.id;
             ELSE
                 RETURN QUERY SELECT one.id, one.state;
             END IF;
         END LOOP;
-        wanted := again;
-        again := '{}';
+        wanted := requeued;
+        requeued := '{}';
     END LOOP;
 END $$;
 
 -- 4.6 Dependencies and batches ------------------------------------------------------------------------------------------------------
 
--- Of parents with more followers than one statement may settle, set at most `most` links back to `linked = false`, in the order of the followers,
--- so that link_parents() settles them. Each link is changed once. A parent without another link is done. Returns how many links were changed.
-CREATE FUNCTION pgworkers.renew_links(most integer) RETURNS integer
+-- Of parents with more followers than one statement may settle, set at most `max_links` links back to `linked = false`, in the order of the followers,
+-- so that link_dependencies() settles them. Each link is changed once. A parent without another link is done. Returns how many links were changed.
+CREATE FUNCTION pgworkers.reopen_links(max_links integer) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    one pgworkers.ended_parent;
+    parent pgworkers.ended_parent;
     followers bigint[];
-    renewed integer := 0;
+    reopened integer := 0;
 BEGIN
-    FOR one IN SELECT e.* FROM pgworkers.ended_parent e ORDER BY e.id LIMIT renew_links.most FOR UPDATE SKIP LOCKED LOOP
-        EXIT WHEN renewed >= renew_links.most;
+    FOR parent IN SELECT e.* FROM pgworkers.ended_parent e ORDER BY e.id LIMIT reopen_links.max_links FOR UPDATE SKIP LOCKED LOOP
+        EXIT WHEN reopened >= reopen_links.max_links;
         followers := '{}';
-        IF NOT EXISTS (SELECT FROM pgworkers.job j WHERE j.id = one.id) THEN  -- else an operator requeued it, and they wait for it again
+        IF NOT EXISTS (SELECT FROM pgworkers.job j WHERE j.id = parent.id) THEN  -- else an operator requeued it, and they wait for it again
             followers := ARRAY(SELECT d.job_id FROM pgworkers.dependency d
-                                WHERE d.parent_id = one.id AND d.job_id > one.done_to
-                                ORDER BY d.job_id LIMIT renew_links.most - renewed);
+                                WHERE d.parent_id = parent.id AND d.job_id > parent.done_to
+                                ORDER BY d.job_id LIMIT reopen_links.max_links - reopened);
         END IF;
         IF cardinality(followers) = 0 THEN
-            DELETE FROM pgworkers.ended_parent e WHERE e.id = one.id;
+            DELETE FROM pgworkers.ended_parent e WHERE e.id = parent.id;
             CONTINUE;
         END IF;
-        UPDATE pgworkers.dependency d SET linked = false WHERE d.parent_id = one.id AND d.job_id = ANY (followers);
-        UPDATE pgworkers.ended_parent e SET done_to = followers[cardinality(followers)] WHERE e.id = one.id;
-        renewed := renewed + cardinality(followers);
+        UPDATE pgworkers.dependency d SET linked = false WHERE d.parent_id = parent.id AND d.job_id = ANY (followers);
+        UPDATE pgworkers.ended_parent e SET done_to = followers[cardinality(followers)] WHERE e.id = parent.id;
+        reopened := reopened + cardinality(followers);
     END LOOP;
-    RETURN renewed;
+    RETURN reopened;
 END $$;
 
--- The duty `link` of the leader: link new followers to their parents, at most `most` links. A live parent is marked, so that its end settles
+-- The duty `link` of the leader: link new followers to their parents, at most `max_links` links. A live parent is marked, so that its end settles
 -- the follower. The end of a parent that has ended in the meantime takes effect now. Rows that others hold are left for the next time. The scan
 -- begins at a random place, so that links that are held cannot keep others waiting. Returns how many links were settled.
-CREATE FUNCTION pgworkers.link_parents(most integer) RETURNS integer
+CREATE FUNCTION pgworkers.link_dependencies(max_links integer) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     children bigint[];
     parents bigint[];
     locked bigint[];
     start bigint;
-    one record;
+    link record;
     settled integer := 0;
 BEGIN
-    PERFORM pgworkers.renew_links(link_parents.most);
+    PERFORM pgworkers.reopen_links(link_dependencies.max_links);
     SELECT l.lowest + floor(random()::numeric * (l.highest - l.lowest + 1)) INTO start
       FROM (SELECT min(d.job_id)::numeric AS lowest, max(d.job_id)::numeric AS highest FROM pgworkers.dependency d WHERE NOT d.linked) l;
     SELECT array_agg(n.job_id), array_agg(n.parent_id) INTO children, parents
       FROM ((SELECT d.job_id, d.parent_id FROM pgworkers.dependency d
-              WHERE NOT d.linked AND d.job_id >= start ORDER BY d.job_id LIMIT link_parents.most)
+              WHERE NOT d.linked AND d.job_id >= start ORDER BY d.job_id LIMIT link_dependencies.max_links)
             UNION ALL
             (SELECT d.job_id, d.parent_id FROM pgworkers.dependency d
-              WHERE NOT d.linked AND d.job_id < start ORDER BY d.job_id LIMIT link_parents.most)
-            LIMIT link_parents.most) n;
+              WHERE NOT d.linked AND d.job_id < start ORDER BY d.job_id LIMIT link_dependencies.max_links)
+            LIMIT link_dependencies.max_links) n;
     IF children IS NULL THEN
         RETURN 0;
     END IF;
     locked := ARRAY(SELECT j.id FROM pgworkers.job j WHERE j.id = ANY (children || parents) ORDER BY j.id FOR UPDATE SKIP LOCKED);
-    FOR one IN
+    FOR link IN
         SELECT d.parent_id, d.job_id, d.on_failed, p.id IS NOT NULL AS lives,
                (SELECT h.state FROM pgworkers.history h WHERE h.id = d.parent_id ORDER BY h.finished_at DESC LIMIT 1) AS state,
                NOT EXISTS (SELECT FROM pgworkers.job j WHERE j.id = d.job_id) AS childless
@@ -2033,30 +2040,30 @@ BEGIN
          WHERE NOT d.linked
          ORDER BY d.job_id, d.parent_id
     LOOP
-        IF one.childless THEN
-            DELETE FROM pgworkers.dependency d WHERE d.parent_id = one.parent_id AND d.job_id = one.job_id;
-        ELSIF one.job_id <> ALL (locked) OR (one.lives AND one.parent_id <> ALL (locked)) THEN
+        IF link.childless THEN
+            DELETE FROM pgworkers.dependency d WHERE d.parent_id = link.parent_id AND d.job_id = link.job_id;
+        ELSIF link.job_id <> ALL (locked) OR (link.lives AND link.parent_id <> ALL (locked)) THEN
             CONTINUE;
-        ELSIF one.lives THEN
-            UPDATE pgworkers.job j SET linked = true WHERE j.id = one.parent_id AND NOT j.linked;
-            UPDATE pgworkers.dependency d SET linked = true WHERE d.parent_id = one.parent_id AND d.job_id = one.job_id;
-        ELSIF one.state = 'succeeded' OR one.on_failed = 'run' THEN
-            DELETE FROM pgworkers.dependency d WHERE d.parent_id = one.parent_id AND d.job_id = one.job_id;
-            PERFORM pgworkers.let_go(ARRAY[one.job_id]);
-        ELSIF one.on_failed = 'wait' AND one.state IS NOT NULL THEN
-            PERFORM FROM pgworkers.history h WHERE h.id = one.parent_id FOR UPDATE SKIP LOCKED;
+        ELSIF link.lives THEN
+            UPDATE pgworkers.job j SET linked = true WHERE j.id = link.parent_id AND NOT j.linked;
+            UPDATE pgworkers.dependency d SET linked = true WHERE d.parent_id = link.parent_id AND d.job_id = link.job_id;
+        ELSIF link.state = 'succeeded' OR link.on_failed = 'run' THEN
+            DELETE FROM pgworkers.dependency d WHERE d.parent_id = link.parent_id AND d.job_id = link.job_id;
+            PERFORM pgworkers.promote_waiting(ARRAY[link.job_id]);
+        ELSIF link.on_failed = 'wait' AND link.state IS NOT NULL THEN
+            PERFORM FROM pgworkers.history h WHERE h.id = link.parent_id FOR UPDATE SKIP LOCKED;
             CONTINUE WHEN NOT FOUND;  -- an operator is requeuing it
-            UPDATE pgworkers.history h SET linked = true WHERE h.id = one.parent_id AND NOT h.linked;
-            UPDATE pgworkers.dependency d SET linked = true WHERE d.parent_id = one.parent_id AND d.job_id = one.job_id;
+            UPDATE pgworkers.history h SET linked = true WHERE h.id = link.parent_id AND NOT h.linked;
+            UPDATE pgworkers.dependency d SET linked = true WHERE d.parent_id = link.parent_id AND d.job_id = link.job_id;
         ELSE
-            DELETE FROM pgworkers.dependency d WHERE d.parent_id = one.parent_id AND d.job_id = one.job_id;
+            DELETE FROM pgworkers.dependency d WHERE d.parent_id = link.parent_id AND d.job_id = link.job_id;
             UPDATE pgworkers.job j
-               SET errors = j.errors || ('cancelled: job #' || one.parent_id || ', which it waited for, '
-                                         || CASE WHEN one.state IS NULL THEN 'is unknown' ELSE 'did not succeed' END)
-             WHERE j.id = one.job_id AND j.state = 'scheduled' AND j.run_at = pgworkers.never();
+               SET errors = j.errors || ('cancelled: job #' || link.parent_id || ', which it waited for, '
+                                         || CASE WHEN link.state IS NULL THEN 'is unknown' ELSE 'did not succeed' END)
+             WHERE j.id = link.job_id AND j.state = 'scheduled' AND j.run_at = pgworkers.never();
             IF FOUND THEN
-                PERFORM pgworkers.end_jobs(ARRAY[one.job_id], 'cancelled',  -- more followers: the next time
-                                           portion => greatest(3, link_parents.most / cardinality(children)));
+                PERFORM pgworkers.end_jobs(ARRAY[link.job_id], 'cancelled',  -- more followers: the next time
+                                           max_links => greatest(3, link_dependencies.max_links / cardinality(children)));
             END IF;
         END IF;
         settled := settled + 1;
@@ -2065,10 +2072,10 @@ BEGIN
 END $$;
 
 -- The state of the newest live job of a batch. NULL: the batch has no live job.
-CREATE FUNCTION pgworkers.newest(batch_id bigint) RETURNS pgworkers.job_state
+CREATE FUNCTION pgworkers.newest_live_state(batch_id bigint) RETURNS pgworkers.job_state
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN (SELECT j.state FROM pgworkers.job j WHERE j.batch_id = newest.batch_id ORDER BY j.id DESC LIMIT 1);
+    RETURN (SELECT j.state FROM pgworkers.job j WHERE j.batch_id = newest_live_state.batch_id ORDER BY j.id DESC LIMIT 1);
 END $$;
 
 -- The row of `mutex` that stands for a batch. Several batches may share a row; then a settle only has to be repeated.
@@ -2079,12 +2086,12 @@ $$;
 
 -- Complete a batch without live jobs: the job that comes after it begins, once. `failed`: a job that ends in this very statement has failed;
 -- other failures are found in history. Returns whether the batch was completed.
-CREATE FUNCTION pgworkers.complete(batch_id bigint, failed boolean) RETURNS boolean
+CREATE FUNCTION pgworkers.complete_batch(batch_id bigint, has_failed boolean) RETURNS boolean
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     found_batch pgworkers.batch;
 BEGIN
-    SELECT * INTO found_batch FROM pgworkers.batch b WHERE b.id = complete.batch_id AND b.finished_at IS NULL FOR UPDATE;
+    SELECT * INTO found_batch FROM pgworkers.batch b WHERE b.id = complete_batch.batch_id AND b.finished_at IS NULL FOR UPDATE;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -2092,71 +2099,76 @@ BEGIN
     IF NOT FOUND AND EXISTS (SELECT FROM pgworkers.job j WHERE j.id = found_batch.then_id) THEN
         RETURN false;  -- an enqueuer has locked it; the duty that settles open batches tries again
     END IF;
-    IF found_batch.then_id IS NOT NULL AND found_batch.on_failed <> 'run' AND NOT complete.failed THEN
-        complete.failed := EXISTS (SELECT FROM pgworkers.history h
-                                    WHERE h.batch_id = complete.batch_id AND h.state <> 'succeeded');
+    IF found_batch.then_id IS NOT NULL AND found_batch.on_failed <> 'run' AND NOT complete_batch.has_failed THEN
+        complete_batch.has_failed := EXISTS (SELECT FROM pgworkers.history h
+                                    WHERE h.batch_id = complete_batch.batch_id AND h.state <> 'succeeded');
     END IF;
-    IF found_batch.then_id IS NOT NULL AND complete.failed AND found_batch.on_failed = 'wait' THEN
+    IF found_batch.then_id IS NOT NULL AND complete_batch.has_failed AND found_batch.on_failed = 'wait' THEN
         RETURN false;  -- an operator may requeue what failed
     END IF;
-    UPDATE pgworkers.batch b SET finished_at = now() WHERE b.id = complete.batch_id;
-    IF found_batch.then_id IS NOT NULL AND complete.failed AND found_batch.on_failed = 'cancel' THEN
+    UPDATE pgworkers.batch b SET finished_at = now() WHERE b.id = complete_batch.batch_id;
+    IF found_batch.then_id IS NOT NULL AND complete_batch.has_failed AND found_batch.on_failed = 'cancel' THEN
         UPDATE pgworkers.job j
-           SET errors = j.errors || ('cancelled: batch #' || complete.batch_id || ' has jobs that did not succeed')
+           SET errors = j.errors || ('cancelled: batch #' || complete_batch.batch_id || ' has jobs that did not succeed')
          WHERE j.id = found_batch.then_id AND j.state = 'scheduled' AND j.run_at = pgworkers.never();
         IF FOUND THEN
             PERFORM pgworkers.end_jobs(ARRAY[found_batch.then_id], 'cancelled');
         END IF;
     ELSIF found_batch.then_id IS NOT NULL THEN
-        PERFORM pgworkers.let_go(ARRAY[found_batch.then_id]);
+        PERFORM pgworkers.promote_waiting(ARRAY[found_batch.then_id]);
     END IF;
-    PERFORM pgworkers.tell('batch:' || complete.batch_id, 'pgworkers_done');
+    PERFORM pgworkers.notify('batch:' || complete_batch.batch_id, 'pgworkers_done');
     RETURN true;
 END $$;
 
 -- Complete a batch if no job of it lives, after a notification 'batch:<id>': the transactions that ended its jobs have committed by now. Returns
 -- 'live', 'finished', 'waiting' (for a requeue), or 'busy': some transactions have not committed, call it again soon. Runs in a transaction of
 -- its own, which holds nothing that those transactions might wait for.
-CREATE FUNCTION pgworkers.settle(batch_id bigint) RETURNS text
+CREATE FUNCTION pgworkers.settle_batch(batch_id bigint) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF pgworkers.newest(settle.batch_id) <> 'running' THEN
+    IF pgworkers.newest_live_state(settle_batch.batch_id) <> 'running' THEN
         RETURN 'live';
     END IF;
-    PERFORM FROM pgworkers.mutex m WHERE m.id = pgworkers.batch_mutex(settle.batch_id) FOR UPDATE SKIP LOCKED;
+    PERFORM FROM pgworkers.mutex m WHERE m.id = pgworkers.batch_mutex(settle_batch.batch_id) FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 'busy';
     END IF;
-    IF pgworkers.newest(settle.batch_id) IS NOT NULL THEN
+    IF pgworkers.newest_live_state(settle_batch.batch_id) IS NOT NULL THEN
         RETURN 'live';
     END IF;
-    PERFORM FROM pgworkers.batch b WHERE b.id = settle.batch_id AND b.finished_at IS NULL FOR UPDATE SKIP LOCKED;
+    PERFORM FROM pgworkers.batch b WHERE b.id = settle_batch.batch_id AND b.finished_at IS NULL FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        RETURN CASE WHEN EXISTS (SELECT FROM pgworkers.batch b WHERE b.id = settle.batch_id AND b.finished_at IS NULL)
+        RETURN CASE WHEN EXISTS (SELECT FROM pgworkers.batch b WHERE b.id = settle_batch.batch_id AND b.finished_at IS NULL)
                     THEN 'busy' ELSE 'finished' END;
     END IF;
-    RETURN CASE WHEN pgworkers.complete(settle.batch_id, false) THEN 'finished' ELSE 'waiting' END;
+    RETURN CASE WHEN pgworkers.complete_batch(settle_batch.batch_id, false) THEN 'finished' ELSE 'waiting' END;
 END $$;
 
 -- 4.7 Operators ---------------------------------------------------------------------------------------------------------------------
 
--- Cancel, purge or discard jobs, each with a row in `operation`. It runs with the rights of the owner (roles.sql), so it sets the verdict and the
--- error line itself. `waiting`: jobs that run are left alone (purge); discard implies it. Returns what end_jobs() returns.
-CREATE FUNCTION pgworkers.call_off(ids bigint[], verdict text, waiting boolean DEFAULT false, reason text DEFAULT NULL,
-                                   os_user text DEFAULT NULL)
+-- Cancel or purge jobs, each with a row in `operation`. Runs with the rights of the owner (roles.sql), so it sets the verdict and the error line
+-- itself. `waiting_only`: running jobs are left alone (purge). Returns what end_jobs() returns.
+CREATE FUNCTION pgworkers.cancel_many(ids bigint[], waiting_only boolean DEFAULT false, reason text DEFAULT NULL,
+                                      os_user text DEFAULT NULL)
 RETURNS TABLE (id bigint, answer text)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    IF call_off.verdict IS NULL OR call_off.verdict NOT IN ('cancelled', 'discarded') THEN
-        RAISE EXCEPTION 'the verdict is %: use cancelled or discarded', coalesce(call_off.verdict, 'NULL')
-            USING ERRCODE = 'invalid_parameter_value';
-    END IF;
     RETURN QUERY
     SELECT e.id, e.answer
-      FROM pgworkers.end_jobs(call_off.ids, call_off.verdict,
-                              CASE WHEN call_off.verdict = 'discarded' THEN 'discarded by an operator'
-                                   WHEN call_off.waiting THEN 'purged by an operator' END,
-                              call_off.reason, call_off.os_user, traced => true) e;
+      FROM pgworkers.end_jobs(cancel_many.ids, 'cancelled', CASE WHEN cancel_many.waiting_only THEN 'purged by an operator' END,
+                              cancel_many.reason, cancel_many.os_user, should_record => true) e;
+END $$;
+
+-- Discard jobs that do not run, in the same way.
+CREATE FUNCTION pgworkers.discard_many(ids bigint[], reason text DEFAULT NULL, os_user text DEFAULT NULL)
+RETURNS TABLE (id bigint, answer text)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    RETURN QUERY
+    SELECT e.id, e.answer
+      FROM pgworkers.end_jobs(discard_many.ids, 'discarded', 'discarded by an operator', discard_many.reason, discard_many.os_user,
+                              should_record => true) e;
 END $$;
 
 -- Cancel a job. A ready or scheduled one is cancelled at once. For a running one its host is notified, and it becomes cancelled when
@@ -2164,7 +2176,7 @@ END $$;
 CREATE FUNCTION pgworkers.cancel(job_id bigint, reason text DEFAULT NULL, os_user text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN (SELECT c.answer FROM pgworkers.call_off(ARRAY[cancel.job_id], 'cancelled', false, cancel.reason, cancel.os_user) c);
+    RETURN (SELECT c.answer FROM pgworkers.cancel_many(ARRAY[cancel.job_id], false, cancel.reason, cancel.os_user) c);
 END $$;
 
 -- Give up a job that does not run: dead, verdict discarded. Returns the state that it then has ('running': nothing was done), or NULL: no
@@ -2172,8 +2184,7 @@ END $$;
 CREATE FUNCTION pgworkers.discard(job_id bigint, reason text DEFAULT NULL, os_user text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    RETURN (SELECT c.answer FROM pgworkers.call_off(ARRAY[discard.job_id], 'discarded', true,
-                                                    discard.reason, discard.os_user) c);
+    RETURN (SELECT d.answer FROM pgworkers.discard_many(ARRAY[discard.job_id], discard.reason, discard.os_user) d);
 END $$;
 
 -- Set the deadline of a job, over all attempts, to this long from now. 0 means that it must end now. The host of a running job is
@@ -2194,7 +2205,7 @@ BEGIN
         VALUES ('deadline', set_deadline.job_id, 'within ' || within, set_deadline.os_user);
     END IF;
     IF found_state = 'running' THEN
-        PERFORM pgworkers.tell('deadline:' || set_deadline.job_id);
+        PERFORM pgworkers.notify('deadline:' || set_deadline.job_id);
     ELSIF found_state IS NULL THEN
         SELECT h.state INTO found_state FROM pgworkers.history h
          WHERE h.id = set_deadline.job_id ORDER BY h.finished_at DESC LIMIT 1;
@@ -2222,7 +2233,7 @@ BEGIN
          ORDER BY h.id
            FOR UPDATE
     ),
-    back AS (
+    requeued AS (
         INSERT INTO pgworkers.job (id, state, priority, queue, task, args, lease, max_attempts, max_crashes, created_at,
                                    deadline_at, timeout, memory, unique_key, concurrency_key, checkpoint, errors, meta,
                                    batch_id, linked, enqueued_by)
@@ -2234,36 +2245,36 @@ BEGIN
         ON CONFLICT DO NOTHING
         RETURNING id, queue
     ),
-    gone AS (
+    deleted AS (
         DELETE FROM pgworkers.history h
          USING picked p
-         WHERE h.id = p.id AND h.finished_at = p.finished_at AND h.id IN (SELECT id FROM back)
+         WHERE h.id = p.id AND h.finished_at = p.finished_at AND h.id IN (SELECT id FROM requeued)
     ),
-    early AS MATERIALIZED (
+    scheduled AS MATERIALIZED (
         SELECT j.id
           FROM pgworkers.job j
          WHERE j.id = ANY (requeue.ids) AND j.state::text = 'scheduled'
          ORDER BY j.id
            FOR UPDATE
     ),
-    woken AS (
+    promoted AS (
         UPDATE pgworkers.job j
            SET state = 'ready', run_at = now()
-         WHERE j.id = ANY (ARRAY(SELECT id FROM early)) AND j.state::text = 'scheduled'
+         WHERE j.id = ANY (ARRAY(SELECT id FROM scheduled)) AND j.state::text = 'scheduled'
         RETURNING j.id, j.queue
     ),
-    traced AS (
+    recorded AS (
         INSERT INTO pgworkers.operation (verb, job_id, reason, os_user, state, finished_at)
-        SELECT 'retry', b.id, requeue.reason, requeue.os_user, p.state, p.finished_at FROM back b JOIN picked p ON p.id = b.id
+        SELECT 'retry', b.id, requeue.reason, requeue.os_user, p.state, p.finished_at FROM requeued b JOIN picked p ON p.id = b.id
         UNION ALL
-        SELECT 'retry', w.id, requeue.reason, requeue.os_user, 'scheduled', NULL FROM woken w
+        SELECT 'retry', w.id, requeue.reason, requeue.os_user, 'scheduled', NULL FROM promoted w
         RETURNING job_id
     ),
-    told AS MATERIALIZED (
-        SELECT pgworkers.tell('ready:' || queue) FROM (SELECT queue FROM back UNION SELECT queue FROM woken) q
+    notified AS MATERIALIZED (
+        SELECT pgworkers.notify('ready:' || queue) FROM (SELECT queue FROM requeued UNION SELECT queue FROM promoted) q
     )
     SELECT w.id,
-           CASE WHEN w.id IN (SELECT id FROM back UNION ALL SELECT id FROM woken) THEN 'requeued'
+           CASE WHEN w.id IN (SELECT id FROM requeued UNION ALL SELECT id FROM promoted) THEN 'requeued'
                 WHEN w.id IN (SELECT id FROM picked) THEN 'conflict'
                 WHEN seen.state IN ('scheduled', 'dead', 'cancelled') THEN 'changing'
                 ELSE coalesce(seen.state, 'missing') END
@@ -2271,20 +2282,20 @@ BEGIN
      CROSS JOIN LATERAL (
            SELECT coalesce((SELECT j.state::text FROM pgworkers.job j WHERE j.id = w.id),
                            (SELECT h.state::text FROM pgworkers.history h WHERE h.id = w.id LIMIT 1)) AS state) seen
-     WHERE (SELECT count(*) FROM told) >= 0 AND (SELECT count(*) FROM traced) >= 0
+     WHERE (SELECT count(*) FROM notified) >= 0 AND (SELECT count(*) FROM recorded) >= 0
      ORDER BY w.id;
 END $$;
 
 -- Delete dead jobs for good, with their attempts. Index: the primary keys. Guard: still dead under the row lock, so a job that an operator has
 -- requeued in the meantime is never deleted. Rows are locked in id order. A job that another one waits for is kept: its follower needs it for the
--- reason, and perhaps for a retry. Retention moves a row once, by a DELETE and an INSERT, see keep_rows(): a session that waited for
+-- reason, and perhaps for a retry. Retention moves a row once, by a DELETE and an INSERT, see move_kept_rows(): a session that waited for
 -- that finds nothing in the first round, and the new row in the second.
-CREATE FUNCTION pgworkers.forget(ids bigint[], reason text DEFAULT NULL, os_user text DEFAULT NULL) RETURNS SETOF bigint
+CREATE FUNCTION pgworkers.purge_dead(ids bigint[], reason text DEFAULT NULL, os_user text DEFAULT NULL) RETURNS SETOF bigint
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    wanted    bigint[] := forget.ids;
-    found     bigint[];
-    forgotten bigint[] := '{}';
+    wanted    bigint[] := purge_dead.ids;
+    deleted_ids     bigint[];
+    purged bigint[] := '{}';
 BEGIN
     FOR round IN 1 .. 2 LOOP
         EXIT WHEN coalesce(cardinality(wanted), 0) = 0;
@@ -2296,30 +2307,30 @@ BEGIN
              ORDER BY h.id
                FOR UPDATE
         ),
-        gone AS (
+        deleted AS (
             DELETE FROM pgworkers.history h
              USING dead d
              WHERE h.id = d.id AND h.finished_at = d.finished_at AND h.state = 'dead'
             RETURNING h.id, h.finished_at
         ),
-        traced AS (
+        recorded AS (
             INSERT INTO pgworkers.operation (verb, job_id, reason, os_user, state, finished_at)
-            SELECT 'forget', g.id, forget.reason, forget.os_user, 'dead', g.finished_at FROM gone g
+            SELECT 'forget', g.id, purge_dead.reason, purge_dead.os_user, 'dead', g.finished_at FROM deleted g
         )
-        SELECT coalesce(array_agg(g.id), '{}') INTO found FROM gone g;
-        forgotten := forgotten || found;
-        wanted := ARRAY(SELECT w.id FROM unnest(wanted) AS w (id) WHERE w.id <> ALL (found));
+        SELECT coalesce(array_agg(g.id), '{}') INTO deleted_ids FROM deleted g;
+        purged := purged || deleted_ids;
+        wanted := ARRAY(SELECT w.id FROM unnest(wanted) AS w (id) WHERE w.id <> ALL (deleted_ids));
     END LOOP;
-    IF cardinality(forgotten) > 0 THEN
+    IF cardinality(purged) > 0 THEN
         FOR round IN 1 .. 2 LOOP
-            DELETE FROM pgworkers.attempt a WHERE a.job_id = ANY (forgotten);
+            DELETE FROM pgworkers.attempt a WHERE a.job_id = ANY (purged);
         END LOOP;
     END IF;
-    RETURN QUERY SELECT f.id FROM unnest(forgotten) AS f (id) ORDER BY f.id;
+    RETURN QUERY SELECT f.id FROM unnest(purged) AS f (id) ORDER BY f.id;
 END $$;
 
 -- Record each change of a retention, whatever statement makes it: a shorter one deletes history.
-CREATE FUNCTION pgworkers.trace_retention() RETURNS trigger
+CREATE FUNCTION pgworkers.record_retention_change() RETURNS trigger
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
     INSERT INTO pgworkers.operation (verb, queue, reason)
@@ -2328,21 +2339,21 @@ BEGIN
     RETURN NULL;
 END $$;
 CREATE TRIGGER queue_retention_changed AFTER UPDATE OF retention ON pgworkers.queue
-FOR EACH ROW WHEN (OLD.retention IS DISTINCT FROM NEW.retention) EXECUTE FUNCTION pgworkers.trace_retention();
+FOR EACH ROW WHEN (OLD.retention IS DISTINCT FROM NEW.retention) EXECUTE FUNCTION pgworkers.record_retention_change();
 
 -- 4.8 Hosts and queues --------------------------------------------------------------------------------------------------------------
 
 -- Ranges of host ids that contain no live host. A search for the jobs of lost hosts reads only these ranges of job_running, which has as many
--- entries of a live host as it has run jobs since the last vacuum. `asking` is alive, whatever its row says. `clock`: the time of the database as
+-- entries of a live host as it has run jobs since the last vacuum. `asking_host` is alive, whatever its row says. `host_clock`: the time of the database as
 -- the asking host estimates it, if that is earlier than the database's own: setting that clock forward makes no host lost
 -- (master/lease_keeper). Inlined, no search_path.
-CREATE FUNCTION pgworkers.gaps(asking uuid, clock timestamptz) RETURNS TABLE (above uuid, below uuid)
+CREATE FUNCTION pgworkers.lost_host_ranges(asking_host uuid, host_clock timestamptz) RETURNS TABLE (after_id uuid, before_id uuid)
 LANGUAGE sql STABLE AS $$
 SELECT l.id, pg_catalog.lead(l.id) OVER (ORDER BY l.id)
   FROM (SELECT h.id FROM pgworkers.host h
-         WHERE h.renewed_at OPERATOR(pg_catalog.>=) (least(pg_catalog.now(), clock) OPERATOR(pg_catalog.-) h.lease)
+         WHERE h.renewed_at OPERATOR(pg_catalog.>=) (least(pg_catalog.now(), host_clock) OPERATOR(pg_catalog.-) h.lease)
         UNION
-        SELECT asking
+        SELECT asking_host
         UNION
         SELECT pg_catalog.unnest('{00000000-0000-0000-0000-000000000000,ffffffff-ffff-ffff-ffff-ffffffffffff}'::pg_catalog.uuid[])) l
 $$;
@@ -2360,8 +2371,8 @@ END $$;
 
 -- Grant workers of a queue to hosts: `wanted`, as far as `total` allows. A host that must give up workers is notified at once. What it has counts
 -- until it has acknowledged that they are gone, or until its lease is over. So the sum of what may run never exceeds the total, in whatever order
--- hosts ask. `clock`: see gaps(). Returns how many grants changed.
-CREATE FUNCTION pgworkers.grant_slots(queue text, total integer, hosts uuid[], wanted integer[], clock timestamptz)
+-- hosts ask. `host_clock`: see lost_host_ranges(). Returns how many grants changed.
+CREATE FUNCTION pgworkers.grant_cluster_slots(queue text, total integer, hosts uuid[], wanted integer[], host_clock timestamptz)
 RETURNS integer
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
@@ -2371,21 +2382,21 @@ DECLARE
     more    integer;
     changed integer;
 BEGIN
-    PERFORM FROM pgworkers.queue q WHERE q.name = grant_slots.queue FOR UPDATE;
-    PERFORM FROM pgworkers.slots s WHERE s.queue = grant_slots.queue ORDER BY s.host FOR UPDATE;
+    PERFORM FROM pgworkers.queue q WHERE q.name = grant_cluster_slots.queue FOR UPDATE;
+    PERFORM FROM pgworkers.slots s WHERE s.queue = grant_cluster_slots.queue ORDER BY s.host FOR UPDATE;
     DELETE FROM pgworkers.slots s USING pgworkers.host h
-     WHERE s.queue = grant_slots.queue AND h.id = s.host AND s.taken_at < least(now(), clock) - h.lease;
+     WHERE s.queue = grant_cluster_slots.queue AND h.id = s.host AND s.taken_at < least(now(), host_clock) - h.lease;
     UPDATE pgworkers.slots s SET workers = w.workers
-      FROM unnest(grant_slots.hosts, grant_slots.wanted) AS w (host, workers)
-     WHERE s.queue = grant_slots.queue AND s.host = w.host AND w.workers < s.workers;
+      FROM unnest(grant_cluster_slots.hosts, grant_cluster_slots.wanted) AS w (host, workers)
+     WHERE s.queue = grant_cluster_slots.queue AND s.host = w.host AND w.workers < s.workers;
     GET DIAGNOSTICS changed = ROW_COUNT;
-    SELECT grant_slots.total - coalesce(sum(greatest(s.workers, s.taken)), 0) INTO free
-      FROM pgworkers.slots s WHERE s.queue = grant_slots.queue;
+    SELECT grant_cluster_slots.total - coalesce(sum(greatest(s.workers, s.taken)), 0) INTO free
+      FROM pgworkers.slots s WHERE s.queue = grant_cluster_slots.queue;
     FOR one IN
         SELECT w.host, w.workers AS wanted, coalesce(s.workers, 0) AS granted, coalesce(s.taken, 0) AS taken
-          FROM unnest(grant_slots.hosts, grant_slots.wanted) WITH ORDINALITY AS w (host, workers, nth)
+          FROM unnest(grant_cluster_slots.hosts, grant_cluster_slots.wanted) WITH ORDINALITY AS w (host, workers, nth)
           JOIN pgworkers.host h ON h.id = w.host
-          LEFT JOIN pgworkers.slots s ON s.queue = grant_slots.queue AND s.host = w.host
+          LEFT JOIN pgworkers.slots s ON s.queue = grant_cluster_slots.queue AND s.host = w.host
          WHERE s.host IS NULL OR w.workers > s.workers
          ORDER BY w.nth
     LOOP
@@ -2393,47 +2404,47 @@ BEGIN
         more := least(one.wanted, greatest(one.granted, one.taken) + greatest(free, 0));
         free := free - greatest(more - greatest(one.granted, one.taken), 0);
         INSERT INTO pgworkers.slots AS s (queue, host, workers, taken)
-        VALUES (grant_slots.queue, one.host, more, one.taken)
+        VALUES (grant_cluster_slots.queue, one.host, more, one.taken)
         ON CONFLICT (queue, host) DO UPDATE SET workers = excluded.workers WHERE s.workers <> excluded.workers;
         IF FOUND THEN
             changed := changed + 1;
         END IF;
     END LOOP;
     IF changed > 0 THEN
-        PERFORM pgworkers.tell('queue:' || grant_slots.queue);
+        PERFORM pgworkers.notify('queue:' || grant_cluster_slots.queue);
     END IF;
     RETURN changed;
 END $$;
 
 -- Throttle a queue: nothing is claimed from it until the cool-down is over. The nth cool-down in a row takes min(base x growth^(n-1), most),
--- unless `after` gives its length. One level is dropped for each `grace` without a throttle. Throttles during a cool-down come from jobs that
+-- unless `seconds` gives its length. One level is dropped for each `quiet_seconds` without a throttle. Throttles during a cool-down come from jobs that
 -- had begun before it. They do not raise the level, and they never shorten the cool-down.
-CREATE FUNCTION pgworkers.throttle(name text, after double precision, base double precision, growth double precision,
-                                   most double precision, grace double precision) RETURNS boolean
+CREATE FUNCTION pgworkers.throttle_queue(name text, seconds double precision, base_seconds double precision, growth double precision,
+                                   max_seconds double precision, quiet_seconds double precision) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     now   timestamptz := clock_timestamp();
-    known pgworkers.queue;
-    worn  integer;
-    nth   integer;
-    long  double precision;
+    found_queue pgworkers.queue;
+    dropped_levels  integer;
+    level   integer;
+    cool_down  double precision;
 BEGIN
-    SELECT q.* INTO known FROM pgworkers.queue q WHERE q.name = throttle.name FOR UPDATE;
+    SELECT q.* INTO found_queue FROM pgworkers.queue q WHERE q.name = throttle_queue.name FOR UPDATE;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF known.throttled_until > now THEN
-        nth := greatest(known.throttles, 1);
-        long := coalesce(throttle.after, 0);
+    IF found_queue.throttled_until > now THEN
+        level := greatest(found_queue.throttles, 1);
+        cool_down := coalesce(throttle_queue.seconds, 0);
     ELSE
-        worn := least(extract(epoch FROM now - known.throttled_until) / greatest(throttle.grace, 0.001), 1000);
-        nth := greatest(known.throttles - coalesce(worn, 0), 0) + 1;
-        long := coalesce(throttle.after, least(throttle.base * throttle.growth ^ least(nth - 1, 60), throttle.most));
+        dropped_levels := least(extract(epoch FROM now - found_queue.throttled_until) / greatest(throttle_queue.quiet_seconds, 0.001), 1000);
+        level := greatest(found_queue.throttles - coalesce(dropped_levels, 0), 0) + 1;
+        cool_down := coalesce(throttle_queue.seconds, least(throttle_queue.base_seconds * throttle_queue.growth ^ least(level - 1, 60), throttle_queue.max_seconds));
     END IF;
     UPDATE pgworkers.queue q
-       SET throttled_until = greatest(q.throttled_until, now + make_interval(secs => long)), throttles = nth,
+       SET throttled_until = greatest(q.throttled_until, now + make_interval(secs => cool_down)), throttles = level,
            updated_at = now
-     WHERE q.name = throttle.name;
+     WHERE q.name = throttle_queue.name;
     RETURN true;
 END $$;
 
@@ -2475,11 +2486,11 @@ END $$;
 
 -- 4.10 Partitions -------------------------------------------------------------------------------------------------------------------
 
--- Make the daily partitions of history and attempt, from today to `ahead` days from now (UTC). Returns how many were missing. A partition is
+-- Make the daily partitions of history and attempt, from today to `days_ahead` days from now (UTC). Returns how many were missing. A partition is
 -- created as a table of its own and then attached. That lets finishes go on, and locks only the default partition, which it scans. So nothing is
--- attached while the default partition is large: keep_rows() empties it first. It waits for a lock for at most 30 ms; the next call makes
+-- attached while the default partition is large: move_kept_rows() empties it first. It waits for a lock for at most 30 ms; the next call makes
 -- what is missing. The bounds are written in full, independent of the caller's DateStyle and TimeZone.
-CREATE FUNCTION pgworkers.make_partitions(ahead integer) RETURNS integer
+CREATE FUNCTION pgworkers.make_partitions(days_ahead integer) RETURNS integer
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '30ms' AS $$
 DECLARE
     parent text;
@@ -2489,7 +2500,7 @@ DECLARE
 BEGIN
     FOREACH parent IN ARRAY ARRAY['history', 'attempt'] LOOP
         CONTINUE WHEN pg_relation_size(format('pgworkers.%I', parent || '_default')::regclass) > 33554432;  -- 32 MB
-        FOR day IN SELECT (now() AT TIME ZONE 'UTC')::date + n FROM generate_series(0, ahead) n LOOP
+        FOR day IN SELECT (now() AT TIME ZONE 'UTC')::date + n FROM generate_series(0, days_ahead) n LOOP
             name := parent || to_char(day, '_YYYYMMDD');
             CONTINUE WHEN to_regclass(format('pgworkers.%I', name)) IS NOT NULL;
             BEGIN
@@ -2512,43 +2523,43 @@ END $$;
 -- Move the rows that must outlive a daily partition of history or attempt to the partition of kept rows: dead jobs younger than `keep_dead`,
 -- jobs that another one waits for, and the attempts of such dead jobs. Of a default partition all rows are moved. The partition stays attached,
 -- and the only locks are those of a DELETE and an INSERT. `state::text`: no partial index matches, so each job is found by its primary key. One
--- call reads about `portion` rows after the key `after`, in the order of ids. `next` is the key to go on from; NULL after the last row. `moved` is
+-- call reads about `max_rows` rows after the key `after_key`, in the order of ids. `next_key` is the key to go on from; NULL after the last row. `moved` is
 -- NULL if another session holds one of the rows: then nothing was moved.
-CREATE FUNCTION pgworkers.keep_rows(name text, keep_dead interval, after bigint, portion integer, OUT next bigint, OUT moved integer)
+CREATE FUNCTION pgworkers.move_kept_rows(partition text, keep_dead interval, after_key bigint, max_rows integer, OUT next_key bigint, OUT moved integer)
 LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '30ms' SET enable_seqscan = off AS $$
 DECLARE
-    parent text := split_part(keep_rows.name, '_', 1);
+    parent text := split_part(move_kept_rows.partition, '_', 1);
     key text := CASE parent WHEN 'history' THEN 'id' ELSE 'job_id' END;
-    needed text;
+    condition text;
     job pgworkers.history;
     one pgworkers.attempt;
 BEGIN
-    IF keep_rows.name !~ '^(history|attempt)_([0-9]{8}|default)$' THEN
-        RAISE EXCEPTION '% is not a daily partition', keep_rows.name USING ERRCODE = 'invalid_parameter_value';
-    ELSIF keep_rows.name LIKE '%default' THEN
-        needed := 'true';
+    IF move_kept_rows.partition !~ '^(history|attempt)_([0-9]{8}|default)$' THEN
+        RAISE EXCEPTION '% is not a daily partition', move_kept_rows.partition USING ERRCODE = 'invalid_parameter_value';
+    ELSIF move_kept_rows.partition LIKE '%default' THEN
+        condition := 'true';
     ELSIF parent = 'history' THEN
-        needed := '(r.state = ''dead'' AND r.finished_at > now() - $3'
+        condition := '(r.state = ''dead'' AND r.finished_at > now() - $3'
                   ' OR EXISTS (SELECT FROM pgworkers.dependency d WHERE d.parent_id = r.id OFFSET 0))';
     ELSE
-        needed := 'EXISTS (SELECT FROM pgworkers.history h WHERE h.id = r.job_id AND h.state::text = ''dead'''
+        condition := 'EXISTS (SELECT FROM pgworkers.history h WHERE h.id = r.job_id AND h.state::text = ''dead'''
                   ' AND h.finished_at > now() - $3 OFFSET 0)';
     END IF;
     moved := 0;
     EXECUTE format('SELECT max(p.key) FROM (SELECT r.%1$I AS key FROM pgworkers.%2$I r WHERE r.%1$I > $1 ORDER BY r.%1$I LIMIT $2) p',
-                   key, keep_rows.name) INTO next USING keep_rows.after, keep_rows.portion;
-    IF next IS NULL THEN
+                   key, move_kept_rows.partition) INTO next_key USING move_kept_rows.after_key, move_kept_rows.max_rows;
+    IF next_key IS NULL THEN
         RETURN;
     ELSIF parent = 'history' THEN
-        FOR job IN EXECUTE format('DELETE FROM pgworkers.%I r WHERE r.id > $1 AND r.id <= $2 AND %s RETURNING r.*', keep_rows.name, needed)
-             USING keep_rows.after, next, keep_rows.keep_dead LOOP
+        FOR job IN EXECUTE format('DELETE FROM pgworkers.%I r WHERE r.id > $1 AND r.id <= $2 AND %s RETURNING r.*', move_kept_rows.partition, condition)
+             USING move_kept_rows.after_key, next_key, move_kept_rows.keep_dead LOOP
             job.kept := true;
             INSERT INTO pgworkers.history_kept SELECT job.*;
             moved := moved + 1;
         END LOOP;
     ELSE
-        FOR one IN EXECUTE format('DELETE FROM pgworkers.%I r WHERE r.job_id > $1 AND r.job_id <= $2 AND %s RETURNING r.*', keep_rows.name, needed)
-             USING keep_rows.after, next, keep_rows.keep_dead LOOP
+        FOR one IN EXECUTE format('DELETE FROM pgworkers.%I r WHERE r.job_id > $1 AND r.job_id <= $2 AND %s RETURNING r.*', move_kept_rows.partition, condition)
+             USING move_kept_rows.after_key, next_key, move_kept_rows.keep_dead LOOP
             one.kept := true;
             INSERT INTO pgworkers.attempt_kept SELECT one.*;
             moved := moved + 1;
@@ -2556,14 +2567,14 @@ BEGIN
     END IF;
 EXCEPTION
     WHEN undefined_table THEN
-        next := NULL;
+        next_key := NULL;
         moved := 0;
     WHEN lock_not_available THEN
-        next := keep_rows.after;
+        next_key := move_kept_rows.after_key;
         moved := NULL;
 END $$;
 
--- Drop one daily partition of history or attempt, with all its rows. Any other name is refused. Call keep_rows() first: this copies nothing,
+-- Drop one daily partition of history or attempt, with all its rows. Any other name is refused. Call move_kept_rows() first: this copies nothing,
 -- because finishes wait while it holds its lock. Returns false if it was already gone, and NULL if it could not be locked within 30 ms (a
 -- reader's transaction, a dump), so that the next call tries again.
 CREATE FUNCTION pgworkers.drop_partition(name text) RETURNS boolean
@@ -2584,16 +2595,16 @@ END $$;
 -- 4.11 Statistics and autoscaling ---------------------------------------------------------------------------------------------------
 
 -- Add two histograms, bucket by bucket.
-CREATE FUNCTION pgworkers.add(a bigint[], b bigint[]) RETURNS bigint[]
+CREATE FUNCTION pgworkers.add_histograms(a bigint[], b bigint[]) RETURNS bigint[]
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     -- Called for each row of `stat`, so it has no search_path.
     SELECT ARRAY(SELECT coalesce(u.x, 0) OPERATOR(pg_catalog.+) coalesce(u.y, 0)
                    FROM ROWS FROM (pg_catalog.unnest(a), pg_catalog.unnest(b)) WITH ORDINALITY AS u (x, y, n) ORDER BY u.n)
 $$;
-CREATE AGGREGATE pgworkers.merged(bigint[]) (SFUNC = pgworkers.add, STYPE = bigint[], INITCOND = '{}');
+CREATE AGGREGATE pgworkers.merge_histograms(bigint[]) (SFUNC = pgworkers.add_histograms, STYPE = bigint[], INITCOND = '{}');
 
 -- The value below which a share `q` of a histogram lies, in seconds: the middle of its bucket, so within 10 percent.
-CREATE FUNCTION pgworkers.percentile(histogram bigint[], q double precision) RETURNS double precision
+CREATE FUNCTION pgworkers.histogram_percentile(histogram bigint[], q double precision) RETURNS double precision
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $$
     SELECT CASE WHEN s.n = 1 THEN 0.0005 ELSE 0.001 * power(2, (s.n - 1.5) / 4) END
       FROM (SELECT u.n, u.c, sum(u.c) OVER (ORDER BY u.n) AS upto, sum(u.c) OVER () AS total
@@ -2605,34 +2616,34 @@ $$;
 
 -- For autoscalers: how much there is to do in a queue, or in all queues, as the number of jobs that are ready or running. KEDA asks
 -- `SELECT pgworkers.backlog('reports')` and divides by what one host works on at once. Ready jobs of a paused or throttled queue do not count.
--- Counts up to `most`, so that a long queue costs no more than a short one.
-CREATE FUNCTION pgworkers.backlog(queue text DEFAULT NULL, most integer DEFAULT 10000) RETURNS bigint
+-- Counts up to `max_count`, so that a long queue costs no more than a short one.
+CREATE FUNCTION pgworkers.backlog(queue text DEFAULT NULL, max_count integer DEFAULT 10000) RETURNS bigint
 LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
 WITH asked AS MATERIALIZED (
-    SELECT q.name, q.paused OR coalesce(q.throttled_until > now(), false) AS still
+    SELECT q.name, q.paused OR coalesce(q.throttled_until > now(), false) AS is_closed
       FROM pgworkers.queue q
      WHERE backlog.queue IS NULL OR q.name = backlog.queue
     UNION ALL
     SELECT backlog.queue, false
      WHERE backlog.queue IS NOT NULL AND NOT EXISTS (SELECT FROM pgworkers.queue q WHERE q.name = backlog.queue)
 )
-SELECT least(backlog.most, coalesce(sum(free.jobs + held.jobs), 0) + (
+SELECT least(backlog.max_count, coalesce(sum(free.jobs + held.jobs), 0) + (
            SELECT count(*) FROM (SELECT FROM pgworkers.job j
                                   WHERE j.host IS NOT NULL AND (backlog.queue IS NULL OR j.queue = backlog.queue)
-                                  LIMIT backlog.most) r))::bigint
+                                  LIMIT backlog.max_count) r))::bigint
   FROM asked a
  CROSS JOIN LATERAL (
        SELECT count(*) AS jobs
          FROM (SELECT FROM pgworkers.job j
-                WHERE j.queue = a.name AND NOT a.still AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
+                WHERE j.queue = a.name AND NOT a.is_closed AND j.state = 'ready' AND NOT j.gated AND j.concurrency_key IS NULL
                 ORDER BY j.priority DESC, j.id
-                LIMIT backlog.most) f) free
+                LIMIT backlog.max_count) f) free
  CROSS JOIN LATERAL (
        SELECT count(*) AS jobs
          FROM (SELECT FROM pgworkers.job j
-                WHERE j.queue = a.name AND NOT a.still AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
+                WHERE j.queue = a.name AND NOT a.is_closed AND j.state = 'ready' AND (j.gated OR j.concurrency_key IS NOT NULL)
                 ORDER BY j.task
-                LIMIT backlog.most) h) held
+                LIMIT backlog.max_count) h) held
 $$;
 
 
@@ -2722,12 +2733,12 @@ SELECT s.minute, s.queue, s.task,
        coalesce(sum(s.count) FILTER (WHERE s.verdict = 'succeeded'), 0)::bigint AS succeeded,
        coalesce(sum(s.count) FILTER (WHERE s.verdict NOT IN ('started', 'succeeded')), 0)::bigint AS unsuccessful,
        coalesce(jsonb_object_agg(s.verdict, s.count) FILTER (WHERE s.verdict <> 'started'), '{}') AS verdicts,
-       pgworkers.percentile(pgworkers.merged(s.histogram) FILTER (WHERE s.verdict <> 'started'), 0.5) AS duration_p50,
-       pgworkers.percentile(pgworkers.merged(s.histogram) FILTER (WHERE s.verdict <> 'started'), 0.95) AS duration_p95,
-       pgworkers.percentile(pgworkers.merged(s.histogram) FILTER (WHERE s.verdict <> 'started'), 0.99) AS duration_p99,
-       pgworkers.percentile(pgworkers.merged(s.histogram) FILTER (WHERE s.verdict = 'started'), 0.5) AS wait_p50,
-       pgworkers.percentile(pgworkers.merged(s.histogram) FILTER (WHERE s.verdict = 'started'), 0.95) AS wait_p95,
-       pgworkers.percentile(pgworkers.merged(s.histogram) FILTER (WHERE s.verdict = 'started'), 0.99) AS wait_p99,
+       pgworkers.histogram_percentile(pgworkers.merge_histograms(s.histogram) FILTER (WHERE s.verdict <> 'started'), 0.5) AS duration_p50,
+       pgworkers.histogram_percentile(pgworkers.merge_histograms(s.histogram) FILTER (WHERE s.verdict <> 'started'), 0.95) AS duration_p95,
+       pgworkers.histogram_percentile(pgworkers.merge_histograms(s.histogram) FILTER (WHERE s.verdict <> 'started'), 0.99) AS duration_p99,
+       pgworkers.histogram_percentile(pgworkers.merge_histograms(s.histogram) FILTER (WHERE s.verdict = 'started'), 0.5) AS wait_p50,
+       pgworkers.histogram_percentile(pgworkers.merge_histograms(s.histogram) FILTER (WHERE s.verdict = 'started'), 0.95) AS wait_p95,
+       pgworkers.histogram_percentile(pgworkers.merge_histograms(s.histogram) FILTER (WHERE s.verdict = 'started'), 0.99) AS wait_p99,
        sum(s.cpu) AS cpu_seconds
   FROM pgworkers.stat s
  GROUP BY s.minute, s.queue, s.task;

@@ -1,6 +1,7 @@
-"""Importing the app once, so that every worker has it for the price of a fork.
+"""Import the app before the first fork, so that all workers share it.
 
-Passwords out of texts that people will see: an app's own error may quote its DSN. Pure.
+Everything that workers would otherwise do for themselves is done here once: streams, logging, codecs of tasks. Errors of the
+import are reported without the passwords that they may quote.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ class _ImportTimedOut(BaseException):
 
 
 def settings_from_boot(boot: Boot) -> Settings:
-    """The master has parsed and checked them; JSON has kept the numbers."""
+    """The settings, as the master parsed and checked them."""
     return Settings(**boot.settings)  # type: ignore[arg-type]
 
 
 def load_app(boot: Boot) -> LoadedApp | BootFailed:
-    """Import the app and the queue's preload modules, and see that a fork is safe."""
+    """Import the app and the queue's preload modules, and check that a fork is safe."""
     settings = settings_from_boot(boot)
     started = time.monotonic()
     python_logging.install_record_factory()
@@ -58,7 +59,7 @@ def load_app(boot: Boot) -> LoadedApp | BootFailed:
             app = import_app(boot.config)
             for name in boot.queue.preload:
                 importlib.import_module(name)
-            app.use_database(settings.dsn, settings)  # here and not in each worker: what it makes is shared
+            app.use_database(settings.dsn, settings)  # here and not in each worker, so that it is shared
             app.client.has_single_connection = True  # a worker runs one handler at a time
             empty_stdin()
             configure_streams()
@@ -86,7 +87,7 @@ def load_app(boot: Boot) -> LoadedApp | BootFailed:
     if threads:
         return BootFailed(f"{threads_error(boot.config, threads)}; no worker was started")
     gc.collect()
-    gc.freeze()  # what is here now is shared with all workers: do not touch it
+    gc.freeze()  # shared with all workers: a collection would copy its pages
     return LoadedApp(app, settings, Booted(round(time.monotonic() - started, 3), len(sys.modules)))
 
 
@@ -108,7 +109,7 @@ def user_traceback(error: BaseException) -> str:
 
 
 class _ImportTimer:
-    """Raises where the import hangs. Code that hangs in C is left to the master's patience."""
+    """Raises _ImportTimedOut where the import hangs. For code that hangs in C, the master has a timeout."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -132,4 +133,5 @@ _PASSWORD_ASSIGNMENT = re.compile(
 
 
 def hide_passwords(text: str) -> str:
+    """Replace passwords in a text, such as an error that quotes its DSN."""
     return _PASSWORD_ASSIGNMENT.sub(r"\1***", _PASSWORD_IN_URL.sub(r"\1:***@", text))

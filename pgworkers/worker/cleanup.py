@@ -8,7 +8,8 @@ succeeded and changed nothing, a task is checked at most every CHECK_INTERVAL_NS
 another job. The first change that a trusted task makes can be seen by the jobs that start until then. A change takes the
 trust from every task that ran since the last check.
 
-Streams, the recursion limit and child processes are checked after every job.
+Streams and the recursion limit are checked after every job, and child processes after every job that took long enough to
+start one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ INTERVAL_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF
 TRUSTED_AFTER_JOBS = 100
 #: Time between two complete checks while only trusted tasks run.
 CHECK_INTERVAL_NS = 10_000_000
+#: A job that takes less time cannot have started a process: fork() alone takes longer.
+MIN_FORK_NS = 100_000
 SWEEP_POLL_SECONDS = 0.001
 
 
@@ -62,23 +65,23 @@ class ProcessCleanup:
         self._clean_jobs: dict[str, int] = {}  # by task: successive jobs that changed nothing
         self._unchecked_tasks: set[str] = set()  # tasks that ran since the last complete check
 
-    def after_job(self, task: str, now: int, *, has_succeeded: bool) -> bool:
+    def after_job(self, task: str, *, started_at: int, ended_at: int, has_succeeded: bool) -> bool:
         """Undo what a job of `task` changed. False: this process is not fit for another job."""
         self._unchecked_tasks.add(task)
         if (
             has_succeeded
-            and now < self._next_check_at
+            and ended_at < self._next_check_at
             and self._clean_jobs.get(task, 0) >= TRUSTED_AFTER_JOBS
-            and self._looks_unchanged()
+            and self._looks_unchanged(may_have_children=ended_at - started_at >= MIN_FORK_NS)
         ):
             return True
-        return self._check_everything(now)
+        return self._check_everything(ended_at)
 
     def before_wait(self) -> bool:
         """Check what was not checked after the last jobs. False: this process is not fit for another job."""
         return not self._unchecked_tasks or self._check_everything(0)
 
-    def _looks_unchanged(self) -> bool:
+    def _looks_unchanged(self, *, may_have_children: bool) -> bool:
         """Check what is cheap to read. False: something differs, so everything has to be checked."""
         stdin, stdout, stderr = self._streams
         if (
@@ -94,7 +97,9 @@ class ProcessCleanup:
         if output_end is None:
             return False
         self.output_end = output_end
-        return not _has_children() or not _children_besides(self._spared_children)
+        if not may_have_children or not _has_children():
+            return True
+        return not _children_besides(self._spared_children)
 
     def _check_everything(self, now: int) -> bool:
         """Put every difference back. False: that was not possible."""
@@ -107,7 +112,7 @@ class ProcessCleanup:
                 and self._dump.is_still_ours()
             )
         except (OSError, ValueError):
-            return False  # the result of the job counts all the same
+            return False  # the job keeps its result
         for task in self._unchecked_tasks:
             self._clean_jobs[task] = 0 if has_changed else self._clean_jobs.get(task, 0) + 1
         self._unchecked_tasks.clear()

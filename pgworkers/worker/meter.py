@@ -8,10 +8,21 @@ import os
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage, struct_rusage
 from typing import Any
 
+import msgspec
+
+from pgworkers.clock import boottime_ns
 from pgworkers.linux.descriptors import OwnedDescriptor, move_to_high_number
 
 #: Time after which the kernel's high-water mark is set back although no job moved it.
 PEAK_RESET_INTERVAL_NS = 10_000_000
+
+
+class Usage(msgspec.Struct, gc=False):
+    """What a job used. Times are microseconds."""
+
+    wall: int
+    cpu: int  # waited-for children included
+    peak_rss: int  # bytes
 
 
 class JobMeter:
@@ -20,8 +31,6 @@ class JobMeter:
     The end of a job is the start of the next one that follows at once. The kernel's high-water mark is set back when a job
     moved it, and every PEAK_RESET_INTERVAL_NS otherwise. So of very short jobs in a row, one may get the size that the
     process had shortly before it.
-
-    CPU times are microseconds.
     """
 
     def __init__(self) -> None:
@@ -31,6 +40,7 @@ class JobMeter:
         self._children_peak = 0
         self.growth_bytes = 0  # by which the last job needed more than there was before it
         self._next_reset = 0
+        self._started_at = 0
 
     def open(self) -> None:
         """Open the file that resets the high-water mark. Not needed in a process that runs one job and no start hooks."""
@@ -42,13 +52,14 @@ class JobMeter:
             pass  # not allowed
 
     def start(self, now: int, has_waited: bool) -> int:
-        """Returns the CPU time used so far. `has_waited`: time has passed since the last job ended."""
+        """Returns the CPU microseconds used so far. `has_waited`: time has passed since the last job ended."""
+        self._started_at = now
         if has_waited or self._peak < 0 or now >= self._next_reset:
             self._reset_peak(now)
         return self._cpu
 
-    def stop(self) -> tuple[int, int]:
-        """CPU time since `start`, and the peak in bytes."""
+    def stop(self) -> Usage:
+        """What was used since `start`."""
         own, children = getrusage(RUSAGE_SELF), getrusage(RUSAGE_CHILDREN)
         cpu = _cpu_microseconds(own, children)
         used, self._cpu = cpu - self._cpu, cpu
@@ -59,7 +70,7 @@ class JobMeter:
         if children.ru_maxrss > self._children_peak:  # the largest child so far was one of this job
             self._children_peak = children.ru_maxrss
             peak = max(peak, children.ru_maxrss)
-        return used, peak * 1024
+        return Usage(wall=(boottime_ns() - self._started_at) // 1000, cpu=used, peak_rss=peak * 1024)
 
     def _reset_peak(self, now: int) -> None:
         if self._clear_refs is not None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pgworkers.postgres.statements import read_sql
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pgworkers"
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -97,12 +99,15 @@ def test_loops_have_no_sql_and_verbs_have_no_loops_over_time() -> None:
 
 
 def test_whatever_ends_jobs_tells_those_who_wait_for_them() -> None:
+    exempt = ("pgworkers.settle_dependents(", "pgworkers.archive_waiting_jobs(", "pgworkers.move_kept_rows(")
     for path in sorted(PACKAGE.rglob("*.sql")):
-        for part in path.read_text().split("CREATE FUNCTION"):
-            if part.lstrip().startswith(("pgworkers.ended(", "pgworkers.keep_rows(")):
-                continue  # the function itself, and one that only moves jobs that ended long ago
-            if "INSERT INTO pgworkers.history" in part:
-                assert "pgworkers.ended(" in part, (
+        if path.name.endswith(".fragment.sql"):
+            continue
+        for part in read_sql(path).split("CREATE FUNCTION"):
+            if part.lstrip().startswith(exempt):
+                continue  # the function itself, a helper of its callers, and one that moves jobs that ended long ago
+            if "INSERT INTO pgworkers.history" in part or "FROM pgworkers.archive_waiting_jobs(" in part:
+                assert "pgworkers.settle_dependents(" in part, (
                     f"{path}: dependents and batches are not notified of these results"
                 )
 

@@ -290,7 +290,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/stopper.py",
-                r"if not ladder\.applies_to\(climb, now_seen\):",
+                r"if not ladder\.applies_to\(request, now_seen\):",
                 "if False:",
             ),
         ),
@@ -315,12 +315,12 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/worker_pool.py",
-                r"len\(self\._workers\) \+ len\(self\._dying\) < self\.wanted",
+                r"len\(self\._workers\) \+ len\(self\._reaper\.dying\) < self\.wanted",
                 "len(self._workers) < self.wanted",
             ),
             Edit(
                 "pgworkers/supervisor/worker_pool.py",
-                r"self\._workers\.keys\(\) \| self\._dying\.keys\(\)",
+                r"self\._workers\.keys\(\) \| self\._reaper\.dying\.keys\(\)",
                 "self._workers",
             ),
         ),

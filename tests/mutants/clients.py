@@ -54,8 +54,8 @@ CLIENTS = (
         (
             Edit(
                 SCHEMA,
-                r"k\.key = first_with_key\.key AND k\.expires_at > now\(\);",
-                "k.key = first_with_key.key;",
+                r"k\.key = reserve_idempotency_key\.key AND k\.expires_at > now\(\);",
+                "k.key = reserve_idempotency_key.key;",
             ),
         ),
         (f"{KEYS}::test_after_its_window_a_key_makes_another_job",),
@@ -71,7 +71,7 @@ CLIENTS = (
     Mutant(
         "key-shared-by-all-logins",
         "an enqueue-only login has idempotency keys of its own",
-        (Edit(SCHEMA, r"CASE WHEN trusted THEN '' ELSE session_user END", "''"),),
+        (Edit(SCHEMA, r"CASE WHEN is_trusted THEN '' ELSE session_user END", "''"),),
         (
             "tests/security/test_idempotency_keys.py"
             "::test_enqueuers_do_not_meet_the_keys_of_other_logins[newest-direct]",

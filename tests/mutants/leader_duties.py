@@ -60,7 +60,7 @@ UPKEEP = (
             Edit(
                 "pgworkers/job/batch_settle_open.sql",
                 r"b\.finished_at IS NULL AND",
-                "b.finished_at IS NULL AND pgworkers.newest(b.id) IS NULL AND",
+                "b.finished_at IS NULL AND pgworkers.newest_live_state(b.id) IS NULL AND",
             ),
         ),
         (f"{BOUNDED}::test_a_statement_of_a_duty_reads_no_more_with_many_rows[batches]",),

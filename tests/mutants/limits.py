@@ -15,8 +15,9 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"AND pgworkers\.lane\(j\.concurrency_key\) >= CASE WHEN l\.wrapped THEN start ELSE '-\d+' END",
-                "AND (NOT l.wrapped OR pgworkers.lane(j.concurrency_key) >= start)",
+                r"AND pgworkers\.concurrency_group\(j\.concurrency_key\) >= CASE WHEN l\.wrapped THEN first_group"
+                r" ELSE '-\d+' END",
+                "AND (NOT l.wrapped OR pgworkers.concurrency_group(j.concurrency_key) >= first_group)",
             ),
         ),
         (f"{FLAT}::test_a_claim_of_jobs_with_few_keys_reads_the_same_beside_ten_times_as_many[7]",),
@@ -28,8 +29,8 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"w\.task = ANY \(admit\.tasks\) AND \(r\.room IS NULL OR r\.room > 0\)",
-                "w.task = ANY (admit.tasks)",
+                r"w\.task = ANY \(admit_limited_jobs\.tasks\) AND \(r\.free IS NULL OR r\.free > 0\)",
+                "w.task = ANY (admit_limited_jobs.tasks)",
             ),
         ),
         (f"{FLAT}::test_a_full_task_is_passed_whole_however_many_tenants_it_has",),
@@ -41,7 +42,7 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"CASE WHEN r\.room <= 0 THEN 0 ELSE 1 END",
+                r"CASE WHEN r\.free <= 0 THEN 0 ELSE 1 END",
                 "1",
             ),
         ),
@@ -51,7 +52,13 @@ LIMITS = (
     Mutant(
         "D3-slots-counted-from-the-beginning",
         "a count of slots passes by the jobs that ran while a snapshot was held",
-        (Edit("pgworkers/schema/0001_initial.sql", r"slots_read\(\) > 500 THEN", "slots_read() < 0 THEN"),),
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"running_entries_read\(\) > 500 THEN",
+                "running_entries_read() < 0 THEN",
+            ),
+        ),
         (f"{FLAT}::test_slots_are_counted_without_reading_all_that_ran_while_a_snapshot_is_held",),
         r"assert \d+ < \(\d+ \+ 60\)",
     ),
@@ -61,8 +68,8 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"VALUES \(one\.kind, one\.name, now\(\), living\)",
-                "VALUES (one.kind, one.name, now(), '{}')",
+                r"VALUES \(scanned\.kind, scanned\.name, now\(\), running_ids\)",
+                "VALUES (scanned.kind, scanned.name, now(), '{}')",
             ),
         ),
         (f"{FLAT}::test_what_ran_before_a_mark_is_counted_until_it_ends",),
@@ -74,8 +81,8 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"coalesce\(r\.since > now\(\), false\) AS late",
-                "false AS late",
+                r"coalesce\(r\.since > now\(\), false\) AS is_mark_newer",
+                "false AS is_mark_newer",
             ),
         ),
         (f"{FLAT}::test_a_claim_that_began_before_a_mark_leaves_its_limit_to_the_next",),
@@ -84,14 +91,26 @@ LIMITS = (
     Mutant(
         "D3-lane-without-a-mark",
         "a walk over a lane passes by the jobs that were claimed while a snapshot was held",
-        (Edit("pgworkers/schema/0001_initial.sql", r"pgworkers\.lanes_read\(\) - walked <= ", "0 <= "),),
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"pgworkers\.limited_entries_read\(\) - entries_before <= ",
+                "0 <= ",
+            ),
+        ),
         (f"{FLAT}::test_the_remains_of_what_was_claimed_of_a_lane_are_passed_by_while_a_snapshot_is_held",),
         r"assert \[\] == \[\('a', 't'\)\]",
     ),
     Mutant(
         "D3-lane-mark-for-ever",
         "a job that came back before the mark of its lane is found when the mark is over",
-        (Edit("pgworkers/schema/0001_initial.sql", r"\(one\.until > clock_timestamp\(\) OR", "(true OR"),),
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"\(scan\.valid_until > clock_timestamp\(\) OR",
+                "(true OR",
+            ),
+        ),
         (
             f"{FLAT}::test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_lane_is_looked_at_from_its_head",
         ),
@@ -103,7 +122,7 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"CONTINUE WHEN pgworkers\.lanes_read\(\) - before <= 20;",
+                r"CONTINUE WHEN pgworkers\.limited_entries_read\(\) - read_before <= 20;",
                 "CONTINUE;",
             ),
         ),
@@ -217,7 +236,9 @@ LIMITS = (
         "a lane whose first jobs are all among the best is read further",
         (
             Edit(
-                "pgworkers/schema/0001_initial.sql", r"WHERE l\.nth_of_lane = l\.first AND", "WHERE false AND"
+                "pgworkers/schema/0001_initial.sql",
+                r"WHERE l\.nth_of_group = l\.read_first AND",
+                "WHERE false AND",
             ),
         ),
         (f"{FLAT}::test_the_order_is_strict_although_few_jobs_of_each_lane_are_read_at_first",),
@@ -242,7 +263,7 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"array_agg\(pgworkers\.missed_jobs\(n\.task\)\)",
+                r"array_agg\(pgworkers\.uncounted_running_jobs\(n\.task\)\)",
                 "array_agg(0::bigint)",
             ),
         ),
@@ -255,7 +276,7 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"interval '1 s' THEN missed END",
+                r"interval '1 s' THEN uncounted END",
                 "interval '1 s' THEN 0 END",
             ),
         ),
@@ -268,7 +289,7 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"DELETE FROM pgworkers\.limit_mark m WHERE m\.kind = 'task' AND m\.name = gate_running\.task;",
+                r"DELETE FROM pgworkers\.limit_scan_start m WHERE m\.kind = 'task' AND m\.name = set_running_limited\.task;",
                 "NULL;",
             ),
         ),

@@ -129,9 +129,9 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"    mine := ARRAY\(",
+                r"    locked_limits := ARRAY\(",
                 "    PERFORM pg_advisory_xact_lock(hashtextextended('task ' || n, 'pgworkers.job'::regclass::oid::bigint))\n"
-                "       FROM unnest(names) n;\n    mine := ARRAY(",
+                "       FROM unnest(chosen_tasks) n;\n    locked_limits := ARRAY(",
             ),
         ),
         (
@@ -185,9 +185,10 @@ BOUNDARY = (
             ),
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"    parents := '\{\}';\n    FOR one IN",
-                "    parents := '{}';\n    PERFORM FROM pgworkers.job j WHERE j.id = ANY (follow.ids) FOR UPDATE;\n"
-                "    FOR one IN",
+                r"    waiting_for := '\{\}';\n    FOR parent IN",
+                "    waiting_for := '{}';\n"
+                "    PERFORM FROM pgworkers.job j WHERE j.id = ANY (find_parents.ids) FOR UPDATE;\n"
+                "    FOR parent IN",
             ),
         ),
         (
@@ -201,7 +202,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"p ON follow\.known_to IS NULL OR p\.enqueued_by = follow\.known_to",
+                r"p ON find_parents\.only_of_login IS NULL OR p\.enqueued_by = find_parents\.only_of_login",
                 "p ON true",
             ),
         ),
@@ -216,7 +217,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"ELSIF cardinality\(follow\.ids\) > 1000 THEN",
+                r"ELSIF cardinality\(find_parents\.ids\) > 1000 THEN",
                 "ELSIF false THEN",
             ),
         ),
@@ -238,12 +239,12 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"THEN least\(enqueue\.timeout, known\.timeout\) END",
+                r"THEN least\(enqueue\.timeout, declared\.timeout\) END",
                 "THEN enqueue.timeout END",
             ),
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"THEN least\(enqueue\.memory, known\.memory\) END",
+                r"THEN least\(enqueue\.memory, declared\.memory\) END",
                 "THEN enqueue.memory END",
             ),
         ),
@@ -257,7 +258,9 @@ BOUNDARY = (
         "an enqueuer replaces only what it enqueued itself",
         (
             Edit(
-                "pgworkers/schema/0001_initial.sql", r"AND \(replaces OR j\.enqueued_by = session_user\)", ""
+                "pgworkers/schema/0001_initial.sql",
+                r"AND \(may_replace OR j\.enqueued_by = session_user\)",
+                "",
             ),
         ),
         ("tests/security/test_grants.py::test_the_arguments_of_others_are_not_replaced[newest-direct]",),
@@ -269,7 +272,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"    ELSIF bound THEN\n",
+                r"    ELSIF is_restricted THEN\n",
                 "    ELSIF false THEN\n",
             ),
         ),
@@ -322,7 +325,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"enqueue\.priority := least\(enqueue\.priority, coalesce\(known\.priority, 0\)\);",
+                r"enqueue\.priority := least\(enqueue\.priority, coalesce\(declared\.priority, 0\)\);",
                 "",
             ),
         ),
@@ -337,7 +340,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"enqueue\.memory IS NOT NULL AND known\.memory IS NOT NULL",
+                r"enqueue\.memory IS NOT NULL AND declared\.memory IS NOT NULL",
                 "enqueue.memory IS NOT NULL",
             ),
         ),
@@ -547,8 +550,8 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"FROM back b JOIN picked p ON p\.id = b\.id",
-                "FROM back b JOIN picked p ON p.id = b.id WHERE false",
+                r"FROM requeued b JOIN picked p ON p\.id = b\.id",
+                "FROM requeued b JOIN picked p ON p.id = b.id WHERE false",
             ),
         ),
         (

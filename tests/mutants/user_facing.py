@@ -53,8 +53,8 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/worker/outcome.py",
-                r'return ExceptionReport\("bad_result", sanitize\.one_line\(_text_of\(error\)\)\)',
-                'return ExceptionReport("error", one_line(error))',
+                r"return ExceptionReport\(Outcome\.BAD_RESULT, sanitize\.one_line\(_text_of\(error\)\)\)",
+                "return ExceptionReport(Outcome.ERROR, one_line(error))",
             ),
         ),
         ("tests/process/test_worker_outcomes.py::test_results_that_are_no_results_are_clear_errors",),
@@ -216,7 +216,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/schema/0001_initial.sql",
-                r"PERFORM pgworkers\.tell\('deadline:' \|\| set_deadline\.job_id\);",
+                r"PERFORM pgworkers\.notify\('deadline:' \|\| set_deadline\.job_id\);",
                 "NULL;",
             ),
         ),

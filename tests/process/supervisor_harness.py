@@ -220,7 +220,7 @@ class Play:
         config = directory / "app.py"
         config.write_text(HEAD + "\n".join(textwrap.dedent(source) for source in sources))
         # Long graces: whoever is ended by them although the machine was only busy makes a test that is sometimes wrong.
-        values = {"heartbeat": 0.05, "ask_grace": 600.0, "raise_grace": 600.0, **settings}
+        values = {"heartbeat_interval": 0.05, "ask_grace": 600.0, "raise_grace": 600.0, **settings}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = directory / "stderr"
         self.lease = LeaseDeadlineWriter()

@@ -169,7 +169,7 @@ def test_a_bad_row_in_a_batch_completes_it(admin: psycopg.Connection[Any]) -> No
     child = admin.execute(
         "SELECT (pgworkers.enqueue('work', queue => 'q', after => ARRAY[%s::bigint])).id", [parent]
     ).fetchone()
-    admin.execute("SELECT pgworkers.link_parents(10)")
+    admin.execute("SELECT pgworkers.link_dependencies(10)")
     admin.execute("UPDATE pgworkers.job SET lease = 2147483647 WHERE id = %s", [parent])
     run(admin, "pgworkers", end_unclaimable_jobs(["q"], ["work"]))
     assert child is not None

@@ -122,6 +122,7 @@ class Model:
             return 0
         job.attempt = max(0, job.attempt - 1)
         if job.wished:
+            job.host = None  # it never started, so no finish of this lease can be its end
             self._end(job, "cancelled", "cancelled")
         else:
             job.state, job.due, job.host = "ready", "now", None

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -27,13 +28,13 @@ from pgworkers.settings import Settings
 from pgworkers.specs import QueueSpec, TaskSpec
 from pgworkers.supervisor.messages import Died
 from pgworkers.worker import messages
-from pgworkers.worker.messages import FrameKind, Report
+from pgworkers.worker.messages import FrameKind
 
-REPORT = Report(outcome="done", duration=1e-4, cpu=1e-4, peak_rss=1)
+USED: Any = {"duration": 100, "cpu": 100, "peak_rss": 1, "result": b"null"}
 
 
 def done(job: int) -> bytes:
-    return messages.encode_success(job, 1, REPORT)
+    return messages.encode_success(job, 1, **USED)
 
 
 class Stage:
@@ -397,7 +398,7 @@ def test_of_ends_that_come_together_only_those_of_its_orders_count() -> None:
         stage.claims(1, 2, 3, 4)
         for job in (1, 2, 3):
             assert tickets.wait_for_ticket(stage.takes) == ((job, 1), False)
-        other_lease = messages.encode_success(2, 7, REPORT)
+        other_lease = messages.encode_success(2, 7, **USED)
         stage.theirs.sendall(done(1) + other_lease + done(1) + done(2) + done(9))
         stage.worker.read_all()
         assert stage.worker.jobs_reported == 2

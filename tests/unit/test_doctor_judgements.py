@@ -233,7 +233,13 @@ def test_queries_are_shown_without_their_texts(query: str, shown: str) -> None:
 
 
 def test_the_indexes_we_ship_are_known() -> None:
-    assert {"job_ready", "job_running", "job_unique", "schedule_due", "job_lane"} <= shipped_indexes()
+    assert {
+        "job_ready",
+        "job_running",
+        "job_unique",
+        "schedule_due",
+        "job_ready_limited",
+    } <= shipped_indexes()
 
 
 def test_the_worst_finding_decides() -> None:
