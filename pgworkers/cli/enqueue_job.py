@@ -163,7 +163,7 @@ def split_arguments(signature: Signature, args: dict[str, Any]) -> tuple[list[An
 SLOW_IMPORT_SECONDS = 2.0  # an import that takes longer is announced
 
 
-class _ImportTimedOut(BaseException):
+class _AppImportTimedOut(BaseException):
     """Not an Exception: an app that catches those while it is imported must not go on."""
 
 
@@ -171,7 +171,7 @@ def import_app(said: Invocation, config: str, timeout: float) -> App:
     try:
         with redirect_stdout(sys.stderr), _dump_stack_on_crash(), _import_timeout(said, config, timeout):
             return app_import.import_app(config)  # what an app prints while it is imported is not our data
-    except _ImportTimedOut:
+    except _AppImportTimedOut:
         raise AppNotLoaded(
             f"importing {config} took longer than {format_duration(timeout)}; nothing was enqueued. "
             "Move slow work to @app.on_worker_start, raise the setting `import_timeout`, or enqueue by name with --no-app"
@@ -203,7 +203,7 @@ def _import_timeout(said: Invocation, config: str, patience: float) -> Iterator[
     def rings(*_: Any) -> None:
         nonlocal told
         if told or patience <= SLOW_IMPORT_SECONDS:
-            raise _ImportTimedOut
+            raise _AppImportTimedOut
         told = True
         print_note(said, f"importing {config} …")
         signal.setitimer(signal.ITIMER_REAL, patience - first)

@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg import sql
-from support.leader import PATIENT
+from support.schedule_leader import PATIENT
 
 from pgworkers.clock import monotonic
 from pgworkers.events import DutyPerformed, EventBus

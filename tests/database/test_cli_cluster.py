@@ -13,9 +13,9 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
+from support.cluster import wait_for
 from support.command import Command, Forked
 from support.later_version import later_migrations, later_version
-from support.tree import wait_for
 
 from pgworkers.job.cancel import purge_dead, purge_waiting
 from pgworkers.postgres.migrate import known_migrations, status, up

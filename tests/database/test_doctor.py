@@ -14,8 +14,8 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support.command import Forked
-from support.desk import until
-from support.examined import examined
+from support.database_host import until
+from support.doctor_findings import examined
 from support.later_version import later_migrations
 from support.server import OwnServer, migrated
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.desk import Desk, blocked, until
+from support.database_host import Desk, blocked, until
 
 from pgworkers.errors import ArgumentError, UsageError
 from pgworkers.job import maintenance

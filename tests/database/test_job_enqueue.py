@@ -14,7 +14,7 @@ import msgspec
 import psycopg
 import pytest
 from psycopg.rows import dict_row
-from support.desk import Desk
+from support.database_host import Desk
 
 from pgworkers.errors import ArgumentError, DatabaseUnreachable, DuplicateJob, SchemaOutOfDate, UsageError
 from pgworkers.job import queues

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
-from support.desk import Desk, blocked, until
+from support.database_host import Desk, blocked, until
 
 from pgworkers.job import cancel, hosts, queries, queues, requeue
 from pgworkers.job.maintenance import RescuedJob, rescue_candidates, rescue_jobs

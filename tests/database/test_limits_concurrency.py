@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.desk import Desk, blocked, until
-from support.stranger import stranger_session
+from support.connect_only_login import stranger_session
+from support.database_host import Desk, blocked, until
 
 from pgworkers.job import claim, hosts, maintenance, model, queues
 from pgworkers.job.model import JobState

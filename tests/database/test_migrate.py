@@ -11,11 +11,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.bounds import BUSY
-from support.desk import Desk
+from support.cluster import wait_for
+from support.connect_only_login import stranger_session
+from support.database_host import Desk
 from support.server import Server
-from support.stranger import stranger_session
-from support.tree import wait_for
+from support.time_bounds import BUSY
 
 from pgworkers.errors import DatabaseUnreachable, SchemaOutOfDate, UsageError
 from pgworkers.job import cancel

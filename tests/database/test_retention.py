@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from support.desk import Desk, blocked, until
-from support.leader import PATIENT
+from support.database_host import Desk, blocked, until
+from support.schedule_leader import PATIENT
 
 from pgworkers.events import DutyFailed, Event, EventBus, StatementExecuted
 from pgworkers.job import cancel, maintenance, requeue

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.errors import InsufficientPrivilege
-from support.desk import Desk
+from support.database_host import Desk
 from support.server import Server
 from test_search_path import TRAP
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.desk import Desk
+from support.database_host import Desk
 
 from pgworkers.job.copy import copy_jobs
 from pgworkers.job.model import JobState, NewJob

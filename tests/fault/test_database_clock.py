@@ -13,13 +13,13 @@ from typing import Any
 
 import psycopg
 import pytest
-from support.bounds import BUSY, T_HOST, T_LEAD
-from support.forests import growing
+from support.clock_checks import BEAT, SHOWN, more_ticks, refuse_negatives, ticks, verdicts
+from support.cluster import Forest, wait_for
+from support.cluster_fixtures import growing
 from support.ledger import LATE, audit, most_at_once
 from support.server import OwnServer, migrated
-from support.shifted import Shifted
-from support.times import BEAT, SHOWN, more_ticks, refuse_negatives, ticks, verdicts
-from support.tree import Forest, wait_for
+from support.shifted_clock import Shifted
+from support.time_bounds import BUSY, T_HOST, T_LEAD
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]  # on a busy machine
 

@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support.bounds import BUSY, K, S
+from support.cluster import UNHURRIED, Forest, wait_for
 from support.ledger import audit, read
-from support.lives import Watch
+from support.process_watch import Watch
 from support.proxy import Proxy, mark
-from support.tree import UNHURRIED, Forest, wait_for
+from support.time_bounds import BUSY, K, S
 
 from pgworkers.clock import boottime
 from pgworkers.events import EventBus

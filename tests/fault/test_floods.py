@@ -8,10 +8,10 @@ import time
 import urllib.request
 
 import pytest
-from support.bounds import BUSY, P, S
+from support.cluster import Forest, wait_for
 from support.command import Forked
 from support.ledger import audit
-from support.tree import Forest, wait_for
+from support.time_bounds import BUSY, P, S
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support.bounds import BUSY, T_DB, P, S
+from support.cluster import UNHURRIED, Forest, wait_for
 from support.ledger import audit, read
 from support.proxy import Proxy
 from support.server import OwnServer
-from support.tree import UNHURRIED, Forest, wait_for
+from support.time_bounds import BUSY, T_DB, P, S
 
 from pgworkers.postgres.migrate import known_migrations
 

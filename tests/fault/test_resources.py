@@ -13,10 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.bounds import BUSY, D, H, K, P, S
+from support.cluster import Forest, Master, wait_for
 from support.ledger import audit
-from support.tallies import scrape, total
-from support.tree import Forest, Master, wait_for
+from support.metrics_check import scrape, total
+from support.time_bounds import BUSY, D, H, K, P, S
 
 pytestmark = pytest.mark.timeout(300)
 

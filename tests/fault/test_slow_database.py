@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.bounds import BUSY, D, S
+from support.cluster import Forest, wait_for
 from support.ledger import audit, read
-from support.tree import Forest, wait_for
+from support.time_bounds import BUSY, D, S
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 

@@ -1,4 +1,4 @@
-"""Mutants of issue 19, rows 7 and 11: clients behind a pooler, idempotency keys, and engines that are no Postgres."""
+"""Mutants of clients: behind a pooler, idempotency keys, and engines that are not Postgres."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ CLIENTS = (
             ),
         ),
         (
-            "tests/unit/test_engines.py"
+            "tests/unit/test_refused_engines.py"
             "::test_an_engine_that_cannot_work_is_refused_before_anything_is_asked[cockroach-False]",
         ),
         r"server closed the connection unexpectedly",

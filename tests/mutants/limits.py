@@ -1,11 +1,11 @@
-"""Mutants of issue 19, rows 1, 2, 3 and 8: what a claim reads where jobs stand behind limits."""
+"""Mutants of claims behind limits: what a claim reads when jobs wait for a concurrency limit."""
 
 from __future__ import annotations
 
 from mutants.mutant import Edit, Mutant
 
-FLAT = "tests/database/test_limits_flat.py"
-PARKED = "tests/database/test_parked.py"
+FLAT = "tests/database/test_limits_pages_read.py"
+PARKED = "tests/database/test_parked_jobs.py"
 LIMITED = "tests/database/test_limits_concurrency.py"
 
 LIMITS = (
@@ -152,9 +152,7 @@ LIMITS = (
                 "return max(inf if whole",
             ),
         ),
-        (
-            "tests/unit/test_claimer_parts.py::test_a_host_looks_again_as_soon_as_it_may_look_where_it_did_not",
-        ),
+        ("tests/unit/test_claim_policy.py::test_a_host_looks_again_as_soon_as_it_may_look_where_it_did_not",),
         r"assert 15\.0 == ",
     ),
     Mutant(
@@ -167,9 +165,7 @@ LIMITS = (
                 "0.0003 * limited",
             ),
         ),
-        (
-            "tests/unit/test_claimer_parts.py::test_a_slow_head_is_noticed_however_many_limited_jobs_it_brings",
-        ),
+        ("tests/unit/test_claim_policy.py::test_a_slow_head_is_noticed_however_many_limited_jobs_it_brings",),
         r"assert \[True, True\] == \[False, True\]",
     ),
     Mutant(
@@ -216,7 +212,7 @@ LIMITS = (
         "a claim of a crowded queue ends where the last portion ended",
         (Edit("pgworkers/master/claimer.py", r" \| self\._slow_queues\.ranges\(room\)", ""),),
         (
-            "tests/unit/test_crowds.py::test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task",
+            "tests/unit/test_claimer_parking.py::test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task",
         ),
         r"both are claimed after the first portion",
     ),
@@ -231,7 +227,7 @@ LIMITS = (
             ),
         ),
         (
-            "tests/database/test_line_then.py::test_of_a_statement_that_failed_nobody_has_an_answer[slow by itself]",
+            "tests/database/test_answer_callback.py::test_of_a_statement_that_failed_nobody_has_an_answer[slow by itself]",
         ),
         r"ConnectionDown",
     ),
@@ -258,7 +254,7 @@ LIMITS = (
                 "",
             ),
         ),
-        ("tests/database/test_duties.py::test_old_marks_of_limits_are_deleted_and_young_ones_kept",),
+        ("tests/database/test_leader_duties.py::test_old_marks_of_limits_are_deleted_and_young_ones_kept",),
         r"assert 0 == 5",
     ),
     Mutant(
@@ -323,7 +319,7 @@ LIMITS = (
                 "unwritten = len(self._pending)",
             ),
         ),
-        ("tests/unit/test_limited_ends.py::test_ends_that_are_set_aside_count_as_ends_that_wait",),
+        ("tests/unit/test_claimer_freed_slots.py::test_ends_that_are_set_aside_count_as_ends_that_wait",),
         r"assert not True",
     ),
     Mutant(
@@ -337,7 +333,7 @@ LIMITS = (
             ),
         ),
         (
-            "tests/unit/test_crowds.py::test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile",
+            "tests/unit/test_claimer_parking.py::test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile",
         ),
         r"\('a', 2000\) == \('a',",
     ),
@@ -346,7 +342,7 @@ LIMITS = (
         "a queue is claimed while its portions time out",
         (Edit("pgworkers/master/claim_policy.py", r"self\._open\.add\(queue\)", "pass"),),
         (
-            "tests/unit/test_crowds.py::test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile",
+            "tests/unit/test_claimer_parking.py::test_a_portion_that_timed_out_is_halved_and_its_queue_is_claimed_meanwhile",
         ),
         r"it does not rest",
     ),

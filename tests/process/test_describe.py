@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from play import is_alive, until
+from supervisor_harness import is_alive, until
 
 from pgworkers.errors import AppNotLoaded
 from pgworkers.supervisor.describe import FORK_IN_PROGRESS, describe

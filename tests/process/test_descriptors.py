@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import Died, DumpStacks, Play, StackDumped, is_alive, until
+from supervisor_harness import Died, DumpStacks, Play, StackDumped, is_alive, until
 
 APP = """
 import multiprocessing, socket

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from support.command import Command
-from support.embedded import Homes
+from support.embedded_servers import Homes
 
 NOT_RUNNING = 3
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from support.embedded import Homes
+from support.embedded_servers import Homes
 
 from pgworkers.embedded import cluster as sessions
 from pgworkers.embedded import process

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.tree import wait_for
+from support.cluster import wait_for
 
 from pgworkers.ipc.scoreboard import Scoreboard, SlotState
 from pgworkers.settings import Settings

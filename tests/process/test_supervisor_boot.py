@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import Booted, BootFailed, Died, Forked, Play, StartDelayed, is_alive, until
+from supervisor_harness import Booted, BootFailed, Died, Forked, Play, StartDelayed, is_alive, until
 
 TASKS = """
 @app.task

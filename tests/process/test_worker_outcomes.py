@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from play import Booted, Play, until
+from supervisor_harness import Booted, Play, until
 
 from pgworkers.worker.messages import FrameKind, Progress
 

@@ -7,8 +7,8 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg.errors import InsufficientPrivilege
-from support.desk import Desk
-from support.siege import not_refused
+from support.attacked_host import not_refused
+from support.database_host import Desk
 
 from pgworkers.job import batches, cancel, enqueue, operations, queues, requests, requeue
 from pgworkers.job.claim import end_oversized_jobs

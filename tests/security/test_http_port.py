@@ -7,8 +7,8 @@ import threading
 from http.client import HTTPConnection
 
 import pytest
+from support.cluster import Master, wait_for
 from support.logins import NEWEST_ONLY
-from support.tree import Master, wait_for
 
 SLOW_CLIENTS = 80
 PROBES = 40

@@ -1,11 +1,11 @@
-"""A cancel reaches its host by its notification. Forged ones are in tests/security/test_forged_hints.py."""
+"""A cancel reaches its host by its notification. Forged ones are in tests/security/test_forged_notifications.py."""
 
 from __future__ import annotations
 
 import time
 
-from support.siege import begins
-from support.tree import Forest
+from support.attacked_host import begins
+from support.cluster import Forest
 
 
 def test_a_cancel_is_heard_by_its_notification_and_not_by_the_next_renewal(forest: Forest) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from support.cluster import Forest, wait_for
 from support.ledger import read
-from support.tree import Forest, wait_for
 
 
 def running(forest: Forest, **options: str) -> int:

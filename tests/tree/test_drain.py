@@ -7,9 +7,9 @@ import signal
 import time
 
 import pytest
-from support.bounds import BACKOFF, BUSY, T_HOST, D, K, S
+from support.cluster import UNHURRIED, Forest, wait_for
 from support.ledger import audit, read
-from support.tree import UNHURRIED, Forest, wait_for
+from support.time_bounds import BACKOFF, BUSY, T_HOST, D, K, S
 
 
 def _boottime() -> int:

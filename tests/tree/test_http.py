@@ -11,8 +11,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from support.cluster import Forest, Master, wait_for
 from support.ledger import read
-from support.tree import Forest, Master, wait_for
 
 CLIENTS = 1000
 

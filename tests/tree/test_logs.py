@@ -8,7 +8,7 @@ import os
 import socket
 from typing import Any
 
-from support.tree import Forest, wait_for
+from support.cluster import Forest, wait_for
 
 from pgworkers.observe.log import JSON_KEYS
 

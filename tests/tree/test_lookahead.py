@@ -7,8 +7,8 @@ import os
 import random
 import signal
 
+from support.cluster import Forest, wait_for
 from support.ledger import audit, read
-from support.tree import Forest, wait_for
 
 
 def warm(forest: Forest) -> list[int]:

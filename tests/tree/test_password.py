@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from support.cluster import Forest, Master, wait_for
 from support.command import Command
-from support.tree import Forest, Master, wait_for
 
 CANARY = "c4n4ry-w1th-@-and-%"
 APP = """

@@ -8,8 +8,8 @@ import signal
 import time
 
 import pytest
+from support.cluster import UNHURRIED, Forest, Master, wait_for
 from support.ledger import audit, most_at_once, read
-from support.tree import UNHURRIED, Forest, Master, wait_for
 
 
 def kill(pid: int, deaths: dict[int, int]) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import pytest
 from support.cgroups import NoCgroup, memory_cgroup
+from support.cluster import Forest, Master, wait_for
 from support.ledger import audit, read
 from support.server import OwnServer
-from support.tree import Forest, Master, wait_for
 
 from pgworkers import App
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.cluster import Forest, wait_for
 from support.later_version import NEWEST, later_version
-from support.tree import Forest, wait_for
 
 #: Columns in every table that hosts write, an index and a trigger: what a later version may add.
 ADDITIVE = f"""\
