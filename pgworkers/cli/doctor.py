@@ -128,11 +128,11 @@ class _Lost(Exception):
 
 
 def _database(patient: DatabaseFacts) -> Iterator[Finding]:
-    from pgworkers.doctor.checks import ConnectionLost, run_checks
+    from pgworkers.doctor.checks import DoctorConnectionLost, run_checks
 
     try:
         yield from run_checks(patient)
-    except ConnectionLost as error:
+    except DoctorConnectionLost as error:
         raise _Lost(str(error)) from error
 
 

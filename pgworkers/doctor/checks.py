@@ -176,12 +176,12 @@ SCHEMA_CHECKS: dict[str, DatabaseCheck] = {
 }
 
 
-class ConnectionLost(Exception):
+class DoctorConnectionLost(Exception):
     """The database went away in the middle."""
 
 
 def run_checks(patient: DatabaseFacts) -> Iterator[Finding]:
-    """Every check of the database; ConnectionLost when it goes away."""
+    """Every check of the database; DoctorConnectionLost when it goes away."""
     for name, check in SERVER_CHECKS.items():
         yield from _run_check(patient, name, check)
     read = "migration_states" in patient.__dict__
@@ -219,7 +219,7 @@ def _run_check(patient: DatabaseFacts, name: str, check: DatabaseCheck) -> Itera
         found = [warn(name, f"no answer within {limit}", why, fix)]
     except psycopg.OperationalError as error:
         if patient.conn.closed or patient.conn.broken:
-            raise ConnectionLost(str(error)) from error
+            raise DoctorConnectionLost(str(error)) from error
         found = [fail(name, f"could not be looked at: {error}", "the database refused or lost a connection")]
     except psycopg.Error as error:
         found = [
