@@ -295,7 +295,7 @@ MUTANTS = (
             ),
         ),
         ("tests/process/test_kill_recheck.py::test_a_worker_that_went_on_meanwhile_is_not_killed[GoesOn]",),
-        "assert 'cancel' is None|it lives, and goes on",
+        "assert <StopReason.CANCEL: 1> is None|it lives, and goes on",
         note="the supervisor is the parent, so a zombie pins the pid; what can be hit by mistake is the worker's next job",
     ),
     Mutant(

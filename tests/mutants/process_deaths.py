@@ -86,7 +86,7 @@ DEATHS = (
             Edit(
                 "pgworkers/linux/descriptors.py",
                 r"        if self\.size\(\) is not None:\n            os\.close",
-                "        if True:\n            close",
+                "        if True:\n            os.close",
             ),
         ),
         ("tests/process/test_descriptors.py::test_a_grandchild_keeps_the_files_of_its_parent",),
