@@ -45,7 +45,7 @@ class EnqueueOptions(TypedDict, total=False):
     at: datetime | None  # start no earlier than this time
     priority: int | None  # higher runs first
     unique: str | None  # at most one live job of this task with this key
-    on_conflict: OnConflict  # if a job holds the key: "return" it, "replace" its arguments, or "raise"
+    on_conflict: OnConflict  # a held key: "return" its job, "replace" its arguments, or "raise" DuplicateJob
     idempotency_key: str | None  # repeats with this key return the first job, finished or not
     idempotency_window: Duration | None  # how long they do: by default a day, at most 31 days
     queue: str | None  # instead of the task's queue
