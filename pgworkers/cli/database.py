@@ -1,8 +1,8 @@
-"""Where a command works: which app, which settings, which database.
+"""Find the app, the settings and the database of a command, and open a connection.
 
-A command that needs only the database works without an app. The app is asked (by a `describe` child, never
-imported here) because it may name the dsn or the schema; when both are known from the command line or the
-environment the app is not asked. When it cannot be loaded but the dsn is known, that is only a warning.
+A command that needs only the database works without an app. The app may name the dsn or the schema, so it is described in
+a child process; it is never imported here. When both are known from the command line or the environment, this is skipped.
+When the app cannot be loaded but the dsn is known, the command only warns.
 """
 
 from __future__ import annotations

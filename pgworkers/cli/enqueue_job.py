@@ -1,9 +1,8 @@
-"""From typed words to a job that may be inserted: checked by the task itself when there is an app.
+"""Make a job from typed words. If there is an app, its task checks the arguments.
 
-The app, imported in the command's own process, as enqueueing needs it: its types check the arguments.
-
-Not in a child first, as `run` does: that would import it twice for each enqueue. So an import that takes its time says so
-and is interrupted after the setting `boot`, and one that ends the process by a signal leaves its Python line on stderr.
+The app is imported in the process of the command, not in a child first as `run` does, because that would import it twice
+for each enqueue. A slow import is announced, and it is interrupted after the setting `boot`. If the import ends the
+process by a signal, its Python line is printed to stderr.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one place where an exception becomes one line on stderr and an exit code."""
+"""Turn an exception into one line on stderr and an exit code. No other module does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How times, arguments and texts from jobs read. Pure."""
+"""Format times, arguments and texts of jobs for people. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests to hosts from the command line: asked in the table, answered by the host, awaited here."""
+"""Requests to hosts: written to a table, answered by the host, and awaited here."""
 
 from __future__ import annotations
 

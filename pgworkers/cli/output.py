@@ -1,9 +1,8 @@
-"""Rows as a table, as one JSON document, or as NDJSON.
+"""Print rows as a table, as one JSON document, or as NDJSON; and the progress of bulk work.
 
-A table on a terminal is drawn by rich and fits its width. Anywhere else it is plain: aligned columns, no
-colours, nothing cut to a width, so that grep and awk see all of it.
-
-How far bulk work is, on stderr: a bar on a terminal, now and then a line elsewhere, nothing with -q.
+A table on a terminal is drawn by rich and fits its width. Elsewhere it is plain: aligned columns, no colours, nothing
+shortened, so that grep and awk see everything. Progress goes to stderr: a bar on a terminal, a line every few seconds
+elsewhere, nothing with -q.
 """
 
 from __future__ import annotations

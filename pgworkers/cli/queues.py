@@ -1,7 +1,4 @@
-"""`pgworkers queues list | pause | resume | scale | retention | limit | limits | purge | drain`.
-
-`pgworkers queues purge | drain`: empty a queue at once, or wait until its workers have.
-"""
+"""`pgworkers queues list | pause | resume | scale | retention | limit | limits | purge | drain`."""
 
 from __future__ import annotations
 

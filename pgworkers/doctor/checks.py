@@ -1,4 +1,4 @@
-"""The checks in their order, each alone: one that cannot look, or takes too long, says so and the next one goes on."""
+"""The list of checks. Each runs by itself: if one fails or takes too long, that is a finding, and the next one runs."""
 
 from __future__ import annotations
 

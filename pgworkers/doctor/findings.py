@@ -1,4 +1,4 @@
-"""What a check says: a level, what is so, why it matters, and the fix as commands."""
+"""The result of a check: a level, what was found, why it matters, and the fix as commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stuck, and what waits and why. Judgements are pure."""
+"""Checks of jobs: which are stuck, and which wait and why. Checks are pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server itself: version, round trip, clock, pooler, schema, connections, notifications."""
+"""Checks of the server: version, round trip, clock, pooler, schema, connections, notifications."""
 
 from __future__ import annotations
 

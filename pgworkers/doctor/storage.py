@@ -1,4 +1,4 @@
-"""Tables and indexes, and who keeps vacuum from cleaning them."""
+"""Checks of tables and indexes, and of what keeps vacuum from cleaning them."""
 
 from __future__ import annotations
 

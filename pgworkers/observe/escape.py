@@ -1,4 +1,4 @@
-"""Text from jobs, unable to forge a line or to steer a terminal. Pure."""
+"""Escape texts of jobs, so that they cannot forge a log line or a command, or control a terminal. Pure."""
 
 from __future__ import annotations
 

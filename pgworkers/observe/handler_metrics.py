@@ -1,6 +1,7 @@
-"""Metrics of handlers: `ctx.metrics` in the worker adds them up; the heartbeat and the end of the job carry them up.
+"""Metrics of handlers: `ctx.metrics` in the worker, and their series in the master.
 
-Whatever a handler says, the master keeps a bounded number of series: names, labels and their lengths are capped twice.
+The worker adds values up and sends them with the heartbeat and with the report of the job. The master trusts nothing that
+a handler sends: numbers of series, names, labels and lengths are limited on both sides.
 """
 
 from __future__ import annotations

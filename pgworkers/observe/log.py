@@ -1,7 +1,7 @@
-"""Facts as log lines: text for people, JSON for machines; one fact, one line (docs/reference/log-lines.md).
+"""Events as log lines: text for people, JSON for machines; one line per event (docs/reference/log-lines.md).
 
-Texts that come from jobs are escaped, so that no payload can forge a line. Lines of one kind that come faster than
-a person can read are counted instead of listed: logging must never limit the rate of jobs.
+Texts that come from jobs are escaped, so that no payload can forge a line. Lines of one kind that come faster than a
+person can read are counted instead of listed: logging must never limit the rate of jobs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One fact as a person reads it. Pure: how bad it is and the sentence, or None where it is not worth a line."""
+"""The level and the sentence of each event, or None for an event that has no line. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Lines to a descriptor that may block, from a process that must not.
+"""Write lines to a descriptor that may block, from a process that must not.
 
-A thread writes; `put` only appends to a bounded buffer. When the reader of our stdout is stopped, has gone or its
-disk is full, lines are dropped and counted, and the count is written when it moves again.
+A thread writes; `put` only appends to a bounded buffer. When the reader of our stdout is stopped, has gone or its disk is
+full, lines are dropped and counted. The count is written when writing works again.
 """
 
 from __future__ import annotations

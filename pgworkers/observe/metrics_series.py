@@ -1,6 +1,7 @@
-"""Numbers in memory: a family for each metric, a cell for each of its series. A fact costs an addition; a scrape reads.
+"""The numbers of metrics in memory: a family per metric, with its series. An event adds to them; a scrape reads them.
 
-A family whose labels are names has a maximum number of series. Further names are counted under `other`, and counted.
+A family whose labels are names has a maximum number of series. Further names are counted under `other`, and
+`series_capped_total` counts how often.
 """
 
 from __future__ import annotations

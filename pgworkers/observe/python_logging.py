@@ -1,9 +1,9 @@
-"""Records of Python's `logging` as our lines: those of handlers name their job, those of the master's libraries go the way
-of its own lines.
+"""Records of Python's `logging` as our log lines.
 
-A worker passes `bind` a function that finds the job it runs. Every record then has it: our own lines end with it, and a
-format of the app's may ask for it (`%(job)s %(task)s %(queue)s %(attempt)s %(host)s`). What the app has configured stays
-as it is; only where it has no handler, or one that writes to the screen in the standard format, the line is ours.
+A worker passes `bind` a function that finds the job it runs. Every record then has the job: our own lines end with it,
+and a format of the app can use it (`%(job)s %(task)s %(queue)s %(attempt)s %(host)s`). What the app has configured is
+kept. Our format is used only if the app has no handler, or one that writes to the screen in a default format. Records of
+libraries in the master become lines of its log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Statistics: what happened per minute, queue and task, gathered in memory and written by the host in one batch.
+"""Statistics per minute, queue and task, collected in memory and written by the host in one batch.
 
-It listens to facts and only counts, so it delays nothing. Times go into buckets of fixed bounds, a quarter octave wide:
-histograms of several hosts add up exactly, and a percentile read from them is right within ten percent. The process knows no
-wall clock: it says how long ago something was, and the database says which minute that is.
+Times go into buckets of fixed bounds, a quarter octave wide. Histograms of several hosts add up exactly, and a percentile
+read from them is right within ten percent. The process does not use its wall clock: it sends how long ago something was,
+and the database computes the minute.
 
 The leader also reads the sizes of our tables and the oldest transaction that holds back vacuum, for its gauges.
 """

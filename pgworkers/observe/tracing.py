@@ -1,9 +1,8 @@
 """Traces: a job carries the W3C `traceparent` of its enqueuer, and with OpenTelemetry both ends have spans.
 
-It travels in `meta`, so it needs no column and comes along wherever `meta` does: COPY, SQL, retries, history.
-OpenTelemetry is never imported here: its API is used only when the process has imported it already, which a program that
-sets up a provider (or uses `opentelemetry-instrument`) has done. Without that nothing happens, and nothing is loaded.
-Spans never break a job: what goes wrong in here is left out.
+The `traceparent` is part of `meta`, so it needs no column and is kept by COPY, SQL, retries and history. OpenTelemetry is
+never imported here. Its API is used only if the process has imported it already, which a program that sets up a provider
+(or uses `opentelemetry-instrument`) has done. An error in here leaves out a span and never breaks a job.
 """
 
 from __future__ import annotations

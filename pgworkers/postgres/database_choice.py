@@ -1,7 +1,7 @@
-"""Whose a file is: what is found by itself must not be another user's trap.
+"""Decide which database is used, and refuse files that another user may have put there.
 
-Commands look for `app.py` in the current directory and for `.pgworkers` next to it. In a directory that others can
-write to, both may have been put there by anyone. What a user names is theirs to judge and is not asked about here.
+Commands look for `app.py` in the current directory and for `.pgworkers` next to it. In a directory that others can write
+to, both may have been put there by any user. Paths that the user names are not checked.
 """
 
 from __future__ import annotations

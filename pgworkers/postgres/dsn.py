@@ -1,7 +1,7 @@
-"""A dsn as people may see it, and the ones that are refused because showing them would show a password.
+"""Show a dsn without its password, and refuse one that cannot be shown safely.
 
-libpq reads a URL from the left: whatever of a wrongly written password comes after an unescaped `@` or `/` becomes the host,
-the port or the database, which messages name. So such a URL is not tried, and nothing of it is quoted.
+libpq reads a URL from the left: the rest of a wrongly written password after an unescaped `@` or `/` becomes the host,
+the port or the database, which messages name. Such a URL is not tried, and nothing of it is quoted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What `pgworkers bench` measures: the way to the database, enqueueing, a host at work. Each answers plain numbers.
+"""The measurements of `pgworkers bench`: round trips, enqueueing, a host at work. Each returns plain numbers.
 
-Everything happens in a schema of its own, held by an advisory lock: a schema of this name whose lock is free was left by
-a run that was killed, and the next run drops it.
+Everything happens in a schema of its own, whose name is locked by an advisory lock. A schema whose lock is free was left
+by a killed run, and the next run drops it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What keys do in `top`. Pure: a key and the state make the next state, and perhaps something to do."""
+"""The keys of `top`. Pure: a key and a state give the next state, and perhaps an action."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop of `top`: keys, signals and news in, frames out."""
+"""The loop of `top`: handles keys, signals and messages of the threads, and draws frames."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The terminal under `top`: taken over and given back, whatever happens in between.
+"""The terminal of `top`, which is restored in every case.
 
-Frames are compared with the last one and only lines that changed are sent: over ssh a quiet screen costs nothing. The
-terminal does not wrap lines meanwhile, so that a character whose width it sees differently spoils one line at most.
+Only lines that differ from the last frame are sent, so that a quiet screen costs nothing over ssh. Line wrapping is off
+meanwhile: a character whose width the terminal sees differently spoils one line at most.
 """
 
 from __future__ import annotations
