@@ -103,7 +103,7 @@ _COUNT_OTHER_SESSIONS = (
 
 
 def count_foreign_sessions(socket_dir: Path) -> int:
-    """How many sessions of others there are, once those that are about to end have ended. 0 if it does not answer."""
+    """Count foreign sessions, after those that are about to end have ended. 0 if the server does not answer."""
     own = _own_session_count(socket_dir)
     give_up = time.monotonic() + SESSION_END_TIMEOUT_SECONDS
     try:

@@ -118,7 +118,7 @@ class HandlerMetricFamilies:
         self._decode = msgspec.json.Decoder(list[SeriesUpdate]).decode
 
     def add(self, task: str, body: bytes) -> None:
-        """A frame of a worker. Handlers can write to any descriptor: nothing in it is believed."""
+        """Apply a frame of a worker. It is not trusted: handlers can write to any descriptor."""
         try:
             said = self._decode(body)
         except (msgspec.DecodeError, RecursionError):

@@ -34,7 +34,7 @@ class Series:
 
 
 class Histogram:
-    """One histogram: what fell into each bucket, by itself; summed up only when it is read."""
+    """One histogram. Counts are kept per bucket and summed up when they are read."""
 
     __slots__ = ("bounds", "counts", "exemplars", "line_prefixes", "total")
 

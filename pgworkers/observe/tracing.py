@@ -29,7 +29,7 @@ _MAX_TRACESTATE_CHARACTERS = 512
 
 
 def parse_traceparent(text: Any) -> tuple[int, int, int] | None:
-    """Trace, span and flags of a `traceparent` as W3C says; None: it is none."""
+    """Trace, span and flags of a W3C `traceparent`, or None if it is not valid."""
     found = (
         _TRACEPARENT.fullmatch(text)
         if isinstance(text, str) and len(text) <= _MAX_TRACEPARENT_CHARACTERS
@@ -166,12 +166,12 @@ def start_attempt_span(
 
 
 def is_enabled() -> bool:
-    """Has this process OpenTelemetry? Every job asks."""
+    """True if this process has OpenTelemetry. Called for every job."""
     return _OTEL_MODULE in sys.modules and _otel() is not None
 
 
 def flush() -> None:
-    """Let spans that wait for their exporter go, for as long as that may take."""
+    """Export the spans that wait, within the given time."""
     api = _otel()
     provider = None if api is None else api.get_tracer_provider()
     force = getattr(provider, "force_flush", None)

@@ -20,7 +20,7 @@ SECRET_PARAMETERS = ("password", "sslpassword")
 
 
 def parse_dsn(dsn: str) -> Mapping[str, Any]:
-    """Its parts; refused when it cannot be read, or was hardly meant as libpq reads it."""
+    """Parse a dsn. Refused if it cannot be parsed, or was hardly meant as libpq reads it."""
     try:
         parts = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
@@ -62,7 +62,7 @@ def show_dsn(dsn: str) -> str:
 
 
 def redact_passwords(text: str, dsn: str) -> str:
-    """What a driver says about it, without the passwords."""
+    """The message of a driver without the passwords."""
     parts = parse_dsn(dsn)
     secrets = {str(parts.get(name) or "") for name in SECRET_PARAMETERS} | {os.environ.get("PGPASSWORD", "")}
     for secret in secrets - {""}:
