@@ -33,7 +33,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def full_screen(self) -> Iterator[None]:
-        """Alternate screen, no cursor, keys at once; all of it put back on every way out."""
+        """Switch to the alternate screen without cursor and line buffering, and restore everything at the end."""
         self.enter()
         try:
             yield
@@ -77,7 +77,7 @@ class Terminal:
             self._write("".join(out).encode("utf-8", "replace"))
 
     def read(self) -> bytes | None:
-        """What was typed; None: there is no terminal any more."""
+        """The keys that were typed; None if the terminal is gone."""
         try:
             return os.read(self.keys, 4096) or None
         except BlockingIOError:
