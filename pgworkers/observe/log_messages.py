@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 
 import msgspec
 
@@ -11,8 +12,15 @@ from pgworkers.job.model import RETRY_REQUESTED_PREFIX
 from pgworkers.observe.escape import escape_line, printable
 from pgworkers.units import format_duration, format_size
 
-LogMessage = tuple[str, str]  # level, sentence
-INFO, WARNING, ERROR = "info", "warning", "error"
+
+class LogLevel(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+INFO, WARNING, ERROR = LogLevel
+LogMessage = tuple[LogLevel, str]
 
 
 def show_call(task: str, args: str) -> str:

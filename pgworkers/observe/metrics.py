@@ -26,7 +26,7 @@ from pgworkers.clock import monotonic
 from pgworkers.events import BatchHandler, ByKind, each
 from pgworkers.observe import metrics_catalog, metrics_exposition
 from pgworkers.observe.handler_metrics import HandlerMetricFamilies
-from pgworkers.observe.metrics_series import MAX_SERIES_PER_FAMILY, Family, Series
+from pgworkers.observe.metrics_series import MAX_SERIES_PER_FAMILY, Exemplar, Family, Series
 
 
 class Metrics(ByKind):
@@ -310,7 +310,7 @@ class JobMetrics:
             end = job.verdicts[verdict]
             end.value += len(alike)
             if verdict != "succeeded":
-                end.exemplar = (alike[-1].job, 1.0, now)
+                end.exemplar = Exemplar(alike[-1].job, 1.0, now)
             job.cpu.value += sum([fact.cpu for fact in alike if fact.cpu > 0])
             job.recent_peak = max(job.recent_peak, *[fact.peak_rss for fact in alike])
 
@@ -318,7 +318,7 @@ class JobMetrics:
         reason = fact.reason if fact.reason in metrics_catalog.STOP_REASONS else "kill"
         seconds = max(0.0, fact.seconds)
         histogram = self._families["job_stop_seconds"].histogram_for(reason)
-        histogram.observe(seconds, (fact.job, seconds, _now()))
+        histogram.observe(seconds, Exemplar(fact.job, seconds, _now()))
 
     def declare(self, queue: str, task: str) -> _TaskSeries:
         """The series of a queue and task, created at 0."""

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import isnan
+from typing import NamedTuple
 
 from pgworkers.observe.metrics_catalog import UNBOUNDED_LABELS, Metric
 
@@ -18,8 +19,12 @@ OTHER_LABEL_VALUE = "other"
 MAX_SERIES_PER_FAMILY = 500
 
 
-#: A job that stands for a number: its id, the number, Unix time. A plain tuple, because one is made for every job.
-Exemplar = tuple[int, float, float]
+class Exemplar(NamedTuple):
+    """A job that is an example of a value."""
+
+    job: int
+    value: float
+    at: float  # Unix time
 
 
 class Series:
@@ -63,7 +68,7 @@ class Histogram:
             last_of_bucket[bucket] = nth
         if jobs:
             for bucket, nth in last_of_bucket.items():
-                self.exemplars[bucket] = (jobs[nth], max(0.0, values[nth]), now)
+                self.exemplars[bucket] = Exemplar(jobs[nth], max(0.0, values[nth]), now)
 
     def merge(self, counts: list[int], total: float) -> None:
         """Add the counts of another histogram with the same bounds."""
