@@ -1,6 +1,6 @@
 """`pgworkers config show`: every setting, its value and where it came from.
 
-Variables that look like ours but mean nothing: most likely a setting with a typing error in its name.
+It also warns about PGWORKERS_ variables that nothing reads, which are most likely settings with a typing error.
 """
 
 from __future__ import annotations

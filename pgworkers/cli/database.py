@@ -1,8 +1,8 @@
-"""Where a command works: which app, which settings, which database.
+"""Find the app, the settings and the database of a command, and open a connection.
 
-A command that needs only the database works without an app. The app is asked (by a `describe` child, never
-imported here) because it may name the dsn or the schema; when both are known from the command line or the
-environment the app is not asked. When it cannot be loaded but the dsn is known, that is only a warning.
+A command that needs only the database works without an app. The app may name the dsn or the schema, so it is described in
+a child process; it is never imported here. When both are known from the command line or the environment, this is skipped.
+When the app cannot be loaded but the dsn is known, the command only warns.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class OpenDatabase:
 
 
 def find_config(said: Invocation) -> str | None:
-    """The app that is meant: the one given, else app.py in this directory if there is one.
+    """The app to use: the one given, else app.py in this directory if it exists.
 
     What is found and may be another user's doing is refused: AppNotLoaded.
     """
@@ -83,7 +83,7 @@ def load_settings(said: Invocation, extra: dict[str, Any] | None = None) -> sett
 
 
 def load_settings_with_app(said: Invocation) -> settings.LoadedSettings:
-    """The settings, with those of the app when something about the database is still open."""
+    """The settings, with those of the app if the dsn or the schema is not set elsewhere."""
     loaded = load_settings(said)
     known = {name for name in ("dsn", "schema") if loaded.sources[name] != "default"}
     if known == {"dsn", "schema"}:
@@ -119,7 +119,7 @@ def open_database(
     should_create_embedded: bool = False,
     should_check_schema: bool = True,
 ) -> Iterator[OpenDatabase]:
-    """A connection to the database that is meant; an embedded server is started for as long as it takes.
+    """Open a connection to the database of a command. An embedded server runs at least that long.
 
     `should_create_embedded` allows making an embedded server that does not exist yet; `should_check_schema` refuses a
     schema that this code does not speak.
@@ -155,7 +155,7 @@ def open_database(
 
 
 def embedded_home(said: Invocation, found: settings.Settings) -> Path:
-    """Where the embedded server of this app keeps its data, whether it is the one that is meant or not."""
+    """The directory of this app's embedded server, even if another database is used."""
     from pgworkers.postgres import database_choice
 
     chosen = database_choice.choose_database(

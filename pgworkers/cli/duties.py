@@ -1,4 +1,4 @@
-"""`pgworkers duties`: what the leader does for the whole cluster, and one of them by hand."""
+"""`pgworkers duties`: list the duties of the leader, and run one by hand."""
 
 from __future__ import annotations
 

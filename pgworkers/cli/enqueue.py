@@ -157,7 +157,7 @@ def _print_result(said: Invocation, db: database.OpenDatabase, job_id: int, time
 
 
 def _print_enqueued(said: Invocation, job: NewJob, made: Enqueued, sentence: str) -> None:
-    """What became of it, as data on stdout."""
+    """Print the new job to stdout."""
     if said.output != OutputFormat.TABLE:
         row = {"id": made.id, "created": made.is_new, "task": job.task}
         output.print_record(said, row)
@@ -171,7 +171,7 @@ def _enqueued_sentence(job: NewJob, job_id: int) -> str:
 
 
 def _conflict_sentence(db: database.OpenDatabase, job: NewJob, job_id: int) -> str:
-    """What became of the job that a key led to."""
+    """The sentence for a job that already existed under its key."""
     from pgworkers.job import queries
 
     if job.idempotency_key is not None:
@@ -213,7 +213,7 @@ def _enqueue_file(said: Invocation, ready: JobBuilder, file: str) -> None:
 
 @contextmanager
 def _translating_errors() -> Iterator[None]:
-    """Errors of the database while enqueueing, as what they mean to the caller."""
+    """Translate errors of the database for the user."""
     import psycopg
 
     from pgworkers.job.enqueue import enqueue_error

@@ -1,6 +1,7 @@
-"""`pgworkers export …`: files for the tools around pgworkers. None needs a database; those of a host ask the app.
+"""`pgworkers export`: files for other tools.
 
-`pgworkers export systemd|k8s|docker|procfile`: what a host needs around it.
+Dashboards and alerts need neither a database nor an app. The systemd unit, the Kubernetes manifests, the Dockerfile and
+the Procfile are made for an app.
 """
 
 from __future__ import annotations

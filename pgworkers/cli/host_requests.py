@@ -1,4 +1,4 @@
-"""Requests to hosts from the command line: asked in the table, answered by the host, awaited here."""
+"""Requests to hosts: written to a table, answered by the host, and awaited here."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def request_for_workers(
 
 
 def wait_for_answers(db: OpenDatabase, request_ids: Sequence[int]) -> list[RequestAnswer]:
-    """Wait until all are answered, or for as long as hosts may be expected to take."""
+    """Wait until all requests are answered, or a time limit for slow hosts is over."""
     give_up = time.monotonic() + ANSWER_TIMEOUT_SECONDS
     db.conn.execute(sql.SQL("LISTEN {}").format(sql.Identifier(f"{db.schema}_done")))
     hinted = False

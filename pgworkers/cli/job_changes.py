@@ -1,9 +1,8 @@
-"""Which jobs are meant: the options that filter them, and the question before many are changed.
+"""Change many jobs: what `jobs retry`, `cancel`, `discard` and `queues purge` share.
 
-`pgworkers jobs retry | cancel | discard`: by id, or every job that a filter finds.
-
-A filter first says how many jobs it means and asks; then it works in bounded batches, from the newest to the
-oldest: jobs enqueued meanwhile are never touched, and one that cannot be changed is passed by, not met again.
+Jobs are chosen by id or by a filter. With a filter the command first shows how many jobs it found and asks. Then it works
+in batches, from the newest job to the oldest. Jobs that are enqueued meanwhile are not changed, and a job that cannot be
+changed is skipped once.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _PASSWORD = re.compile(r"://[^/\s]*@|password\s*=", re.IGNORECASE)
 
 
 def hide_passwords_from_ps(argv: Sequence[str]) -> None:
-    """Show this process without the addresses that stood on its command line."""
+    """Overwrite the command line that `ps` shows, without addresses and passwords."""
     shown = redact_arguments(argv)
     if shown != list(argv):
         from pgworkers.linux import titles

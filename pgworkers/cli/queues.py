@@ -1,7 +1,4 @@
-"""`pgworkers queues list | pause | resume | scale | retention | limit | limits | purge | drain`.
-
-`pgworkers queues purge | drain`: empty a queue at once, or wait until its workers have.
-"""
+"""`pgworkers queues list | pause | resume | scale | retention | limit | limits | purge | drain`."""
 
 from __future__ import annotations
 
@@ -214,7 +211,7 @@ def limits(ctx: click.Context) -> None:
 
 
 def _require_queues(db: database.OpenDatabase, names: tuple[str, ...]) -> None:
-    """Refuse unknown queues; make the rows of those that so far only their jobs have named."""
+    """Refuse unknown queues. Create rows for queues that only jobs have named so far."""
     from pgworkers.job import queries
     from pgworkers.job.queues import declare_queues
 
@@ -249,7 +246,7 @@ def _show_state(queue: QueueView) -> str:
 
 
 def _show_workers(queue: QueueView) -> str:
-    """What holds: an operator's word, else the app's; of a number for each host, what the hosts that live make of it."""
+    """The effective number of workers: the operator's, else the app's; a number per host is multiplied by living hosts."""
     if queue.cluster_workers is not None:
         return f"{queue.cluster_workers} over all hosts (scaled)"
     if queue.workers is not None:

@@ -134,7 +134,7 @@ def _no_such_worker(worker: str) -> NotFound:
 
 
 def parse_worker(text: str) -> tuple[str | None, int | None]:
-    """`QUEUE` or `QUEUE/SLOT`; the slot is what stands behind the last stroke."""
+    """`QUEUE` or `QUEUE/SLOT`; the slot follows the last slash."""
     if not text:
         return None, None
     queue, stroke, slot = text.rpartition("/")

@@ -1,4 +1,4 @@
-"""The checks in their order, each alone: one that cannot look, or takes too long, says so and the next one goes on."""
+"""The list of checks. Each runs by itself: if one fails or takes too long, that is a finding, and the next one runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass
 class DatabaseFacts:
-    """The database under examination. What several checks need is asked for once."""
+    """The database that is checked. Facts that several checks need are queried once."""
 
     conn: psycopg.Connection[Any]
     schema: str
@@ -177,11 +177,11 @@ SCHEMA_CHECKS: dict[str, DatabaseCheck] = {
 
 
 class DoctorConnectionLost(Exception):
-    """The database went away in the middle."""
+    """The connection was lost during the checks."""
 
 
 def run_checks(patient: DatabaseFacts) -> Iterator[Finding]:
-    """Every check of the database; DoctorConnectionLost when it goes away."""
+    """Run every check of the database. Raises DoctorConnectionLost if the connection is lost."""
     for name, check in SERVER_CHECKS.items():
         yield from _run_check(patient, name, check)
     read = "migration_states" in patient.__dict__
@@ -241,7 +241,7 @@ def _run_check(patient: DatabaseFacts, name: str, check: DatabaseCheck) -> Itera
 
 
 def _viewer_grants(patient: DatabaseFacts) -> tuple[str, str]:
-    """What lets this login look: the role of viewers, and how it is made where there is none."""
+    """The commands that let this login read: grant the viewer role, and create it if it is missing."""
     viewer = f"{patient.schema}_viewer"
     return (
         psql_command(f"GRANT {quote_identifier(viewer)} TO {quote_identifier(patient.role)}"),

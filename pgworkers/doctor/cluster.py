@@ -152,7 +152,7 @@ def missing_mutexes() -> Query[int]:
 
 
 def check_mutexes(missing: int) -> list[Finding]:
-    """The rows of the table `mutex`: a limit or a batch without its row waits for ever."""
+    """Check the rows of the table `mutex`. A limit or a batch without its row waits for ever."""
     if not missing:
         return [ok("mutexes", "every row that limits and batches lock is there")]
     return [
@@ -347,7 +347,7 @@ def check_schedules(found: list[ScheduleStatus], leads: bool, tolerance: Thresho
 def check_paused_queues(
     found: list[PausedQueue], depths: Sequence[QueueDepth], tolerance: Thresholds
 ) -> list[Finding]:
-    """Pauses that are older than the patience; a failure after ten times that, if jobs wait behind one."""
+    """Warn about pauses longer than the threshold; fail after ten times that if jobs wait."""
     check, bad = "paused", []
     ready = {depth.queue: depth.ready for depth in depths}
     exact = all(depth.is_exact for depth in depths)

@@ -1,4 +1,4 @@
-"""What is stuck, and what waits and why. Judgements are pure."""
+"""Checks of jobs: which are stuck, and which wait and why. Checks are pure."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class WorkerGroup:
 
 @dataclass(frozen=True, slots=True)
 class QueueRate:
-    """The last five minutes of a queue: attempts that ended, jobs that came and still wait."""
+    """The last five minutes of a queue: attempts that ended, and jobs that were enqueued and still wait."""
 
     queue: str
     ended: int
@@ -144,7 +144,7 @@ def _judge_running_job(job: RunningJob, graces: float, tolerance: Thresholds) ->
 def check_backlog(
     depths: Sequence[QueueDepth], crew: list[WorkerGroup], pace: list[QueueRate], tolerance: Thresholds
 ) -> list[Finding]:
-    """Queues whose oldest ready job waits longer than the patience, with what their workers are busy with."""
+    """Warn about queues whose oldest ready job waits longer than the threshold, and what their workers do."""
     check, bad = "backlog", []
     paces = {one.queue: one for one in pace}
     for depth in depths:

@@ -37,7 +37,7 @@ _SYSTEMD_TIME_UNITS = {
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What is known of the process that was looked at: a master of this machine, else ourselves."""
+    """Facts about a master of this machine, or about this process if there is none."""
 
     pid: int
     is_master: bool
@@ -66,7 +66,7 @@ def read_machine(
     cgroups: Path = CGROUP_ROOT,
     systemctl: str | None = None,
 ) -> MachineFacts:
-    """Look at the master with this pid, or at ourselves."""
+    """Read the facts of the master with this pid, or of this process."""
     environ = os.environ if environ is None else environ
     of = os.getpid() if pid is None else pid
     places = _cgroup_directories(_read_file(proc / str(of) / "cgroup"), cgroups)
@@ -114,7 +114,7 @@ def systemd_unit_of(cgroup: str) -> str:
 
 
 def parse_systemd_time(text: str) -> float | None:
-    """`1min 30s`, as systemctl writes it, in seconds; None: it says nothing."""
+    """Seconds of `1min 30s`, as systemctl writes it; None if it is empty or unknown."""
     if not text:
         return None
     if text == "infinity":

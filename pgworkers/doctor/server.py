@@ -1,4 +1,4 @@
-"""The server itself: version, round trip, clock, pooler, schema, connections, notifications."""
+"""Checks of the server: version, round trip, clock, pooler, schema, connections, notifications."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OpenSession = Callable[[], psycopg.Connection[Any]]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionCounts:
-    """Connections: what there may be and what there is. A limit below 0: none."""
+    """Limits and numbers of connections. A limit below 0 means no limit."""
 
     max_connections: int
     reserved: int
@@ -114,7 +114,7 @@ class ConnectionSecurity:
 
 
 def connection_security(conn: psycopg.Connection[Any]) -> ConnectionSecurity:
-    """Read from the session itself, not from its address: the server and PGSSLMODE have a say, too."""
+    """Read from the session, not from its address, because the server and PGSSLMODE decide as well."""
     options = {option.keyword: option.val for option in conn.pgconn.info}
     sslmode = (options.get(b"sslmode") or b"prefer").decode()
     # A socket has no address. With a libpq that does not report one, a directory as host shows it.
@@ -192,7 +192,7 @@ def connection_counts() -> Query[ConnectionCounts]:
 
 
 def check_connections(found: ConnectionCounts) -> list[Finding]:
-    """The tightest of the three limits."""
+    """Check the tightest of the three limits of connections."""
     ways = [("the server", found.max_connections - found.reserved, found.connections, "max_connections")]
     if found.max_of_database >= 0:
         ways.append(
@@ -225,7 +225,7 @@ def oldest_transaction_id() -> Query[tuple[str, int]]:
 
 
 def check_transaction_ids(found: tuple[str, int]) -> list[Finding]:
-    """Autovacuum freezes what is old at a tenth of them (autovacuum_freeze_max_age): half is far too much."""
+    """Warn when half of the transaction ids are used. Autovacuum freezes old rows at a tenth of them."""
     name, age = found
     used = age / MAX_TRANSACTION_IDS
     what = f"{used:.0%} of the transaction ids are used up in the database {name}"

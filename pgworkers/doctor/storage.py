@@ -1,4 +1,4 @@
-"""Tables and indexes, and who keeps vacuum from cleaning them."""
+"""Checks of tables and indexes, and of what keeps vacuum from cleaning them."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def check_indexes(found: list[IndexStatistics], tolerance: Thresholds) -> list[F
             and index.rows_written > tolerance.unused_index_writes
         ):
             what = (
-                f"{index.name} on {index.table} was not created by pgworkers and has never been used "
+                f"{index.name} on {index.table} was not created by pgworkers, and has never been used "
                 f"({index.rows_written:,} rows written)"
             )
             why = "it makes every enqueue, claim and finish slower, and can prevent HOT updates"

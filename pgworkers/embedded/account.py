@@ -22,7 +22,7 @@ _INHERITED_VARIABLES = ("PATH", "TZ", "LD_LIBRARY_PATH")
 
 
 class EmbeddedServerError(DatabaseUnreachable):
-    """The embedded server cannot be had, and trying again without a change will not help."""
+    """The embedded server cannot be started, and a retry without a change will not help."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, is_transient=False)

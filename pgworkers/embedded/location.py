@@ -1,9 +1,9 @@
-"""Where the embedded server's data and socket lie.
+"""Choose the directories of the embedded server's data and socket.
 
-Normally below the home: `<home>/data` and `<home>/socket`. Two things can stand against it. Root runs the
-server as another account, and that account cannot enter the home (a project in /root): then the data gets a
-directory of its own below /var/lib/pgworkers, and the file `<home>/elsewhere` names it. Or the socket's path
-would be longer than the 107 bytes the kernel allows: then the socket lies in a short directory of its own.
+Normally they are `<home>/data` and `<home>/socket`. There are two exceptions. If root runs the server as another account,
+and that account cannot enter the home (a project in /root), the data gets a directory below /var/lib/pgworkers, and the
+file `<home>/elsewhere` names it. If the path of the socket would be longer than the 107 bytes that the kernel allows, the
+socket gets a short directory.
 """
 
 from __future__ import annotations

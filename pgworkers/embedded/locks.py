@@ -1,9 +1,8 @@
 """The users of the embedded server, counted by the kernel.
 
-Two lock files lie in the home. `start.lock` is held, exclusively and shortly, by the process that starts or stops the
-server. `users.lock` is held, shared, by every process that uses it, for as long as it does; a killed process
-loses it with everything else. Two files, because turning a shared lock into an exclusive one lets go of it in
-between.
+There are two lock files in the home. `start.lock` is held exclusively, for a short time, by the process that starts or
+stops the server. `users.lock` is held shared by every process that uses the server; the kernel releases it when the
+process is killed. There are two files because converting a shared lock into an exclusive one releases it in between.
 """
 
 from __future__ import annotations

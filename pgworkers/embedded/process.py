@@ -1,7 +1,7 @@
-"""The server as a process: is it there, start it, end it.
+"""The server as a process: find it, start it, stop it.
 
-`postmaster.pid` is a hint, not a fact: it outlives a crash, and its process id may belong to another program now.
-So a process counts as the server only if it is a `postgres` that works in this very data directory.
+`postmaster.pid` is only a hint: it outlives a crash, and its process id may belong to another program now. So a process
+counts as the server only if it is a `postgres` whose working directory is this data directory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Start, share and stop the embedded Postgres.
 
-`EmbeddedServer(home).acquire()` gives the address of a running server: the one that already serves this home,
-or a new one. Every process that acquired is a user; the last one to release stops the server, unless others are
-connected to its address, and the kernel releases for those that were killed. The reasons behind each step are in
-docs/adr/11-embedded-server.md.
+`EmbeddedServer(home).acquire()` returns the address of the server of this home, and starts it if it does not run. Every
+process that acquired it is a user. The last one to release stops the server, unless other sessions are connected. For a
+killed process the kernel releases. docs/adr/11-embedded-server.md has the reasons for each step.
 """
 
 from __future__ import annotations

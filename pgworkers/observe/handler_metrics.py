@@ -1,6 +1,7 @@
-"""Metrics of handlers: `ctx.metrics` in the worker adds them up; the heartbeat and the end of the job carry them up.
+"""Metrics of handlers: `ctx.metrics` in the worker, and their series in the master.
 
-Whatever a handler says, the master keeps a bounded number of series: names, labels and their lengths are capped twice.
+The worker adds values up and sends them with the heartbeat and with the report of the job. The master trusts nothing that
+a handler sends: numbers of series, names, labels and lengths are limited on both sides.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class HandlerMetricFamilies:
         self._decode = msgspec.json.Decoder(list[SeriesUpdate]).decode
 
     def add(self, task: str, body: bytes) -> None:
-        """A frame of a worker. Handlers can write to any descriptor: nothing in it is believed."""
+        """Apply a frame of a worker. It is not trusted: handlers can write to any descriptor."""
         try:
             said = self._decode(body)
         except (msgspec.DecodeError, RecursionError):

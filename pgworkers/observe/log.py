@@ -1,7 +1,7 @@
-"""Facts as log lines: text for people, JSON for machines; one fact, one line (docs/reference/log-lines.md).
+"""Events as log lines: text for people, JSON for machines; one line per event (docs/reference/log-lines.md).
 
-Texts that come from jobs are escaped, so that no payload can forge a line. Lines of one kind that come faster than
-a person can read are counted instead of listed: logging must never limit the rate of jobs.
+Texts that come from jobs are escaped, so that no payload can forge a line. Lines of one kind that come faster than a
+person can read are counted instead of listed: logging must never limit the rate of jobs.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class LineLimiter:
         return False
 
     def next_period(self, now: float) -> dict[str, int]:
-        """When its second is over: what was counted in it, and a fresh share."""
+        """Start the next second. Returns what was counted in the last one."""
         if now - self.period_start < LIMIT_PERIOD_SECONDS:
             return {}
         hidden, self.suppressed = self.suppressed, {}
@@ -109,7 +109,7 @@ class LineLimiter:
 
 
 class Log:
-    """The listener that writes lines.
+    """Writes a line for each event.
 
     `tick` is called a few times a second: it writes what was counted and opens the next second. No event reads a clock
     for it.
@@ -141,7 +141,7 @@ class Log:
         self.write("info", "said", text, {})
 
     def write(self, level: str, fact: str, message: str, data: dict[str, Any]) -> None:
-        """A line about no job."""
+        """Write a line that is not about a job."""
         if self._json:
             host, pid = self._host, self._pid
             self._write(
@@ -200,7 +200,7 @@ class Log:
                 self._write_summary(kind, hidden)
 
     def dropped_lines_message(self, count: int, why: str) -> str:
-        """The line that says how many others were lost; the writer asks for it when the output flows again."""
+        """The line that says how many lines were dropped. The writer needs it when writing works again."""
         text = f"{count:,} log lines were dropped: {why}"
         if self._json:
             data = {"count": count, "why": why}

@@ -1,8 +1,9 @@
-"""One fact as a person reads it. Pure: how bad it is and the sentence, or None where it is not worth a line."""
+"""The level and the sentence of each event, or None for an event that has no line. Pure."""
 
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 
 import msgspec
 
@@ -11,8 +12,15 @@ from pgworkers.job.model import RETRY_REQUESTED_PREFIX
 from pgworkers.observe.escape import escape_line, printable
 from pgworkers.units import format_duration, format_size
 
-LogMessage = tuple[str, str]  # level, sentence
-INFO, WARNING, ERROR = "info", "warning", "error"
+
+class LogLevel(StrEnum):
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+INFO, WARNING, ERROR = LogLevel
+LogMessage = tuple[LogLevel, str]
 
 
 def show_call(task: str, args: str) -> str:
@@ -30,7 +38,7 @@ def show_call(task: str, args: str) -> str:
 
 
 def message_of(fact: events.Event) -> LogMessage | None:
-    """The sentence of a fact, without time and without where the job is."""
+    """The level and sentence of an event, without the time and without the suffix of its job."""
     match fact:
         case events.AttemptEnded():
             return _job_ended(fact)
@@ -166,7 +174,7 @@ def message_of(fact: events.Event) -> LogMessage | None:
 
 
 def job_suffix(fact: events.Event, host: str) -> str:
-    """` [reports, attempt 1 of 5, web-1]`: what stands at the end of every line of a job."""
+    """` [reports, attempt 1 of 5, web-1]`: the end of every line of a job."""
     match fact:
         case events.AttemptEnded():
             return f" [{fact.queue}, attempt {fact.attempt} of {fact.max_attempts}, {host}]"
@@ -179,7 +187,7 @@ def job_suffix(fact: events.Event, host: str) -> str:
 
 
 def stack_lines(fact: events.Event) -> str:
-    """What follows the line of a stack, each line behind a bar: nothing in it can pass for another fact."""
+    """The lines of a stack, each after a bar, so that none can be taken for another event."""
     if not isinstance(fact, events.WorkerStackDumped):
         return ""
     return "".join(f"\n  | {printable(line)}" for line in fact.stack.splitlines())

@@ -1,7 +1,7 @@
-"""Lines to a descriptor that may block, from a process that must not.
+"""Write lines to a descriptor that may block, from a process that must not.
 
-A thread writes; `put` only appends to a bounded buffer. When the reader of our stdout is stopped, has gone or its
-disk is full, lines are dropped and counted, and the count is written when it moves again.
+A thread writes; `put` only appends to a bounded buffer. When the reader of our stdout is stopped, has gone or its disk is
+full, lines are dropped and counted. The count is written when writing works again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def dropped_lines_message(count: int, why: str) -> str:
 
 
 class LineWriter:
-    """Lines of `size` characters together may wait."""
+    """A thread that writes lines. At most `size` characters wait in its buffer."""
 
     def __init__(self, fd: int, max_characters: int = 8 << 20) -> None:
         self.dropped = 0
@@ -92,7 +92,7 @@ class LineWriter:
                 self.drop_reason = error
 
     def _write(self, data: bytes) -> str | None:
-        """Why it could not be written, all of it."""
+        """Write the data. Returns the reason if not all of it could be written."""
         view = memoryview(data)
         while view:
             try:

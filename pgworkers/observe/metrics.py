@@ -26,11 +26,11 @@ from pgworkers.clock import monotonic
 from pgworkers.events import BatchHandler, ByKind, each
 from pgworkers.observe import metrics_catalog, metrics_exposition
 from pgworkers.observe.handler_metrics import HandlerMetricFamilies
-from pgworkers.observe.metrics_series import MAX_SERIES_PER_FAMILY, Family, Series
+from pgworkers.observe.metrics_series import MAX_SERIES_PER_FAMILY, Exemplar, Family, Series
 
 
 class Metrics(ByKind):
-    """Listens to facts; answers scrapes."""
+    """Updates metrics from events, and answers scrapes."""
 
     def __init__(self, *, max_series: int = MAX_SERIES_PER_FAMILY) -> None:
         families: dict[str, Family] = {}
@@ -95,7 +95,7 @@ class Metrics(ByKind):
     def declare(
         self, tasks: Iterable[tuple[str, str]], queues: Iterable[str], schedules: Iterable[str] = ()
     ) -> None:
-        """Series at 0 for what the app declares; again after a reload."""
+        """Create series at 0 for what the app declares; called again after a reload."""
         f = self.families
         for queue in queues:
             if f["workers"].has_series(queue, "idle"):
@@ -249,7 +249,7 @@ class Metrics(ByKind):
 
 
 def _capped_label(metric: metrics_catalog.Metric) -> str:
-    """What there are too many of, when a family is full."""
+    """The label that has too many values, when a family is full."""
     if "task" in metric.labels:
         return "job"
     return next((what for what in metrics_catalog.CAPPED_LABELS if what in metric.labels), "queue")
@@ -268,7 +268,7 @@ _by_task, _by_verdict = attrgetter("queue", "task"), attrgetter("queue", "task",
 
 
 class _TaskSeries:
-    """The cells of one queue and task."""
+    """The series of one queue and task."""
 
     __slots__ = ("cpu", "duration", "peak", "previous_peak", "recent_peak", "started", "verdicts", "wait")
 
@@ -310,7 +310,7 @@ class JobMetrics:
             end = job.verdicts[verdict]
             end.value += len(alike)
             if verdict != "succeeded":
-                end.exemplar = (alike[-1].job, 1.0, now)
+                end.exemplar = Exemplar(alike[-1].job, 1.0, now)
             job.cpu.value += sum([fact.cpu for fact in alike if fact.cpu > 0])
             job.recent_peak = max(job.recent_peak, *[fact.peak_rss for fact in alike])
 
@@ -318,10 +318,10 @@ class JobMetrics:
         reason = fact.reason if fact.reason in metrics_catalog.STOP_REASONS else "kill"
         seconds = max(0.0, fact.seconds)
         histogram = self._families["job_stop_seconds"].histogram_for(reason)
-        histogram.observe(seconds, (fact.job, seconds, _now()))
+        histogram.observe(seconds, Exemplar(fact.job, seconds, _now()))
 
     def declare(self, queue: str, task: str) -> _TaskSeries:
-        """The cells of a queue and task, at 0 when they are new."""
+        """The series of a queue and task, created at 0."""
         job = self._jobs.get((queue, task))
         if job is None:
             job = _TaskSeries(self._families, queue, task)

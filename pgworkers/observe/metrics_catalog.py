@@ -1,10 +1,10 @@
-"""Every metric, declared once: name, kind, labels, what it means.
+"""Every metric, declared once: name, kind, labels and help text.
 
-docs/reference/metrics.md is made from this; dashboards and alerts use exactly these names (a law test).
+docs/reference/metrics.md is made from this. A law test checks that dashboards and alerts use exactly these names.
 
-Labels come from closed sets (states, verdicts, reasons), from names that the app declares (queues, tasks, schedules), and in
-`build_info` from versions and the setting `label`. Metrics that are cluster-wide are exported by the leader alone, so that a
-sum over hosts counts nothing twice.
+Labels come from closed sets (states, verdicts, reasons), from names that the app declares (queues, tasks, schedules), and
+in `build_info` from versions and the setting `label`. Metrics that are cluster-wide are exported by the leader alone, so
+that a sum over hosts counts nothing twice.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The numbers as text: Prometheus' own format, or OpenMetrics with a job as exemplar.
+"""Metrics as text: Prometheus' own format, or OpenMetrics with a job as exemplar.
 
-Written by hand because a scrape runs on the master's loop: the head of each line is made once, a scrape only adds the
-numbers (docs/adr/30).
+Written by hand because a scrape runs on the master's event loop: the prefix of each line is made once, and a scrape only
+adds the numbers (docs/adr/30).
 """
 
 from __future__ import annotations

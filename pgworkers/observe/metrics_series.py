@@ -1,6 +1,7 @@
-"""Numbers in memory: a family for each metric, a cell for each of its series. A fact costs an addition; a scrape reads.
+"""The numbers of metrics in memory: a family per metric, with its series. An event adds to them; a scrape reads them.
 
-A family whose labels are names has a maximum number of series. Further names are counted under `other`, and counted.
+A family whose labels are names has a maximum number of series. Further names are counted under `other`, and
+`series_capped_total` counts how often.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import isnan
+from typing import NamedTuple
 
 from pgworkers.observe.metrics_catalog import UNBOUNDED_LABELS, Metric
 
@@ -17,8 +19,12 @@ OTHER_LABEL_VALUE = "other"
 MAX_SERIES_PER_FAMILY = 500
 
 
-#: A job that stands for a number: its id, the number, Unix time. A plain tuple, because one is made for every job.
-Exemplar = tuple[int, float, float]
+class Exemplar(NamedTuple):
+    """A job that is an example of a value."""
+
+    job: int
+    value: float
+    at: float  # Unix time
 
 
 class Series:
@@ -33,7 +39,7 @@ class Series:
 
 
 class Histogram:
-    """One histogram: what fell into each bucket, by itself; summed up only when it is read."""
+    """One histogram. Counts are kept per bucket and summed up when they are read."""
 
     __slots__ = ("bounds", "counts", "exemplars", "line_prefixes", "total")
 
@@ -62,7 +68,7 @@ class Histogram:
             last_of_bucket[bucket] = nth
         if jobs:
             for bucket, nth in last_of_bucket.items():
-                self.exemplars[bucket] = (jobs[nth], max(0.0, values[nth]), now)
+                self.exemplars[bucket] = Exemplar(jobs[nth], max(0.0, values[nth]), now)
 
     def merge(self, counts: list[int], total: float) -> None:
         """Add the counts of another histogram with the same bounds."""

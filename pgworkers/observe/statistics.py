@@ -1,8 +1,8 @@
-"""Statistics: what happened per minute, queue and task, gathered in memory and written by the host in one batch.
+"""Statistics per minute, queue and task, collected in memory and written by the host in one batch.
 
-It listens to facts and only counts, so it delays nothing. Times go into buckets of fixed bounds, a quarter octave wide:
-histograms of several hosts add up exactly, and a percentile read from them is right within ten percent. The process knows no
-wall clock: it says how long ago something was, and the database says which minute that is.
+Times go into buckets of fixed bounds, a quarter octave wide. Histograms of several hosts add up exactly, and a percentile
+read from them is right within ten percent. The process does not use its wall clock: it sends how long ago something was,
+and the database computes the minute.
 
 The leader also reads the sizes of our tables and the oldest transaction that holds back vacuum, for its gauges.
 """
@@ -76,7 +76,7 @@ TotalsByMinute = dict[int, dict[TotalsKey, MinuteTotals]]  # by minute of the mo
 
 
 class Statistics(ByKind):
-    """A listener to facts. Once a minute and at the end: `take`, run the query, then `written`."""
+    """Collects totals from events. Once a minute and at the end: `write_query`, run it, `acknowledge`."""
 
     def __init__(self, now: Callable[[], float] = monotonic) -> None:
         self._now = now
@@ -104,7 +104,7 @@ class Statistics(ByKind):
             _totals_for(pocket, key).observe([fact.duration for fact in alike], [fact.cpu for fact in alike])
 
     def write_query(self) -> Query[int] | None:
-        """Write all that was not written yet; None: nothing happened. The answer is the number of rows.
+        """A query that writes all totals that are not written yet, or None. It returns the number of rows.
 
         Without `written` it is part of the next `take`: a write that got no answer is repeated, and counts twice in the rare
         case that only the answer was lost.
@@ -134,7 +134,7 @@ class Statistics(ByKind):
         return Query(_WRITE, params, len)
 
     def acknowledge(self) -> None:
-        """The query that `take` gave last was answered."""
+        """The last query of `write_query` succeeded."""
         self._unacknowledged = {}
 
     def _this_minute(self) -> dict[TotalsKey, MinuteTotals]:

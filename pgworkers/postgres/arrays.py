@@ -1,6 +1,6 @@
-"""Lists as array parameters in the binary format: for batches, where psycopg would look at each element for itself.
+"""Lists as array parameters in the binary format, for batches. psycopg would choose a format for each element.
 
-A list of the kind is wrapped where the parameters are made (`Bigints(ids)`); the SQL still says `::bigint[]`.
+A list is wrapped where the parameters are made (`Bigints(ids)`); the SQL still has the cast `::bigint[]`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whose a file is: what is found by itself must not be another user's trap.
+"""Decide which database is used, and refuse files that another user may have put there.
 
-Commands look for `app.py` in the current directory and for `.pgworkers` next to it. In a directory that others can
-write to, both may have been put there by anyone. What a user names is theirs to judge and is not asked about here.
+Commands look for `app.py` in the current directory and for `.pgworkers` next to it. In a directory that others can write
+to, both may have been put there by any user. Paths that the user names are not checked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PG_VARIABLES = ("PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGSERVICE")
 
 @dataclass(frozen=True, slots=True)
 class DatabaseChoice:
-    """Which Postgres, and why. `dsn` is empty for PG* variables (libpq reads them), and for the embedded server."""
+    """The Postgres to use. `dsn` is empty for PG* variables, which libpq reads, and for the embedded server."""
 
     dsn: str
     source: str
@@ -36,9 +36,10 @@ class DatabaseChoice:
 def choose_database(
     settings: Settings, sources: Mapping[str, str], config_dir: Path, environ: Mapping[str, str] | None = None
 ) -> DatabaseChoice:
-    """The first of: --dsn, PGWORKERS_DSN, DATABASE_URL, the app's dsn, PG* variables; else the embedded server.
+    """Choose the first of: --dsn, PGWORKERS_DSN, DATABASE_URL, the app's dsn, PG* variables; else the embedded server.
 
-    PG* variables come after the app because they only fill in what an address leaves open, as in libpq.
+    --dsn-file and PGWORKERS_DSN_FILE count like --dsn and PGWORKERS_DSN. PG* variables come after the app because
+    they only fill in what an address leaves open, as in libpq.
     """
     environ = os.environ if environ is None else environ
     home = (
@@ -57,7 +58,7 @@ def choose_database(
 
 
 def refuse_foreign_home(chosen: DatabaseChoice, app_owner: int | None) -> None:
-    """Refuse an embedded server's directory that was found and may be another user's doing.
+    """Refuse a directory of an embedded server that another user may have put there.
 
     `app_owner`: the user whose app was named or is running here already. Their directory is trusted as much as their code.
     """
@@ -105,7 +106,7 @@ _WRITABLE_BY_OTHERS = stat.S_IWOTH
 
 
 def reason_to_distrust(path: Path, trusted: Container[int] = ()) -> str | None:
-    """Why this file or directory may be another user's doing; None: it belongs to us, to root or to someone trusted."""
+    """Why another user may have put this file or directory there; None if it is trusted."""
     try:
         found, above = path.stat(), path.parent.stat()
     except OSError:

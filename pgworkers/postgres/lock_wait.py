@@ -57,7 +57,7 @@ class Blocker:
 
 
 class LockRetry:
-    """Attempts that failed for a lock: who held it, and how long to go on."""
+    """Retries after failed attempts to get a lock: which sessions held it, and how long to go on."""
 
     def __init__(self, on_message: Callable[[str], None], max_wait: float) -> None:
         self._on_message = on_message
@@ -69,7 +69,7 @@ class LockRetry:
 
     @contextmanager
     def recording_blockers(self, conn: psycopg.Connection[Any]) -> Iterator[None]:
-        """Note who blocks what runs here, in a transaction of `conn`."""
+        """Record the sessions that block the statements of this block, in a transaction of `conn`."""
         self._attempted_at = monotonic()
         self.blockers = []
         row = conn.execute(

@@ -139,7 +139,7 @@ def status(
 
 
 def describe_schema(conn: psycopg.Connection[Any], schema: str) -> str:
-    """What a host says at its start about a schema that it works with."""
+    """The line about the schema that a host logs at its start."""
     newer = [row.name for row in status(conn, schema) if row.state == MigrationState.NEWER]
     if newer:
         return f"newer than this pgworkers ({', '.join(newer)}), which it still serves"
@@ -149,7 +149,7 @@ def describe_schema(conn: psycopg.Connection[Any], schema: str) -> str:
 def check_schema(
     conn: psycopg.Connection[Any], schema: str, migrations: Sequence[Migration] | None = None
 ) -> None:
-    """Refuse a schema that this code does not speak."""
+    """Refuse a schema that this code cannot work with."""
     _refuse_incompatible(schema, rows := status(conn, schema, migrations))
     missing = [row.name for row in rows if row.state == MigrationState.PENDING]
     if len(missing) == len(rows):
@@ -188,7 +188,7 @@ def up(
     on_message: Callable[[str], None] = _log.warning,
     max_lock_wait: float = lock_wait.MAX_LOCK_WAIT_SECONDS,
 ) -> list[str]:
-    """Apply what is missing. Answers the names of what was applied.
+    """Apply the missing migrations. Returns the names of those that were applied.
 
     `on_message` gets a line while a migration waits for a lock. After `max_lock_wait` seconds of failed attempts in
     total it is DatabaseUnreachable; the migrations before it stay applied.
@@ -342,7 +342,7 @@ def _script_settings() -> list[str]:
 
 
 def _bootstrap_statements(conn: psycopg.Connection[Any], schema: str) -> list[str]:
-    """What makes the schema and the table `migration`, where they are missing."""
+    """Statements that create the schema and the table `migration` if they are missing."""
     statements = []
     if _fetch_value(conn, "SELECT to_regnamespace(%s)", _quote_schema(schema)) is None:
         statements.append(f"CREATE SCHEMA {_quote_schema(schema)}")
@@ -352,7 +352,7 @@ def _bootstrap_statements(conn: psycopg.Connection[Any], schema: str) -> list[st
 
 
 def _lock_migration_table(schema: str) -> str:
-    """Not an advisory lock, which any login can hold: this takes more than the right to read the table."""
+    """Lock the table. Any login could hold an advisory lock; this needs more than the right to read the table."""
     return f"LOCK TABLE {_table(schema)} IN SHARE ROW EXCLUSIVE MODE"
 
 
@@ -371,7 +371,7 @@ END $$"""
 
 
 def _insert_migration_row(schema: str, migration: Migration) -> str:
-    """A migration was applied, in the same transaction."""
+    """Record a migration as applied, in its transaction."""
     return (
         f"INSERT INTO {_table(schema)} (version, name, checksum, serves) VALUES"
         f" ({migration.version}, {_literal(migration.name)}, {_literal(migration.checksum)}, {migration.oldest_supported})"
@@ -381,7 +381,7 @@ def _insert_migration_row(schema: str, migration: Migration) -> str:
 def _explain_missing_grant(
     conn: psycopg.Connection[Any], schema: str, error: InsufficientPrivilege
 ) -> PermissionDenied:
-    """What the login tried, and the GRANT that it lacks."""
+    """The error for a login that lacks a GRANT, with that GRANT."""
     login, database = _quote_if_needed(conn.info.user), _quote_if_needed(conn.info.dbname)
     said = error.diag.message_primary or str(error)
     if _fetch_value(conn, "SELECT to_regnamespace(%s)", _quote_schema(schema)) is None:

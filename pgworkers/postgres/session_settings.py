@@ -43,7 +43,7 @@ IDLE_TIMEOUT_SETTINGS = ("idle_session_timeout", "transaction_timeout")
 
 
 def timeouts(settings: Settings) -> dict[str, str]:
-    """How long anything may take."""
+    """The timeouts of a session."""
     return {
         "statement_timeout": milliseconds(settings.statement_timeout),
         "lock_timeout": milliseconds(settings.statement_timeout),
@@ -63,7 +63,7 @@ def direct_settings(settings: Settings) -> dict[str, str]:
 
 
 def local_settings(settings: Settings) -> str:
-    """The same for one transaction, as statements that begin it."""
+    """The same settings as statements at the start of one transaction."""
     parts = ["SET TRANSACTION ISOLATION LEVEL READ COMMITTED, NOT DEFERRABLE"]
     for name, value in (STATEMENT_SETTINGS | timeouts(settings)).items():
         values = ", ".join(f"'{one}'" for one in value.split(","))

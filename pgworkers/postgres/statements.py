@@ -61,7 +61,7 @@ def with_schema(text: str, schema: str) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Statement:
-    """The text of one `.sql` file, with the schema it is written for and, rendered, with any other."""
+    """The text of one `.sql` file, which can be rendered for any schema."""
 
     name: str
     text: str
@@ -83,7 +83,7 @@ class Statement:
         return rendered
 
     def numbered(self, schema: str) -> tuple[bytes, tuple[str, ...]]:
-        """As the server takes it, with $1, $2 and so on; and the names of these parameters."""
+        """The text with $1, $2 and so on, as the server reads it, and the names of these parameters."""
         numbered = self._numbered_by_schema.get(schema)
         if numbered is None:
             names: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The app that `pgworkers bench` runs: jobs that do nothing but say when they began."""
+"""The app that `pgworkers bench` runs. Its jobs only return the time at which they started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pgworkers bench`: how fast this database is for pgworkers, from this machine, in about a minute."""
+"""`pgworkers bench`: measure this database from this machine, in about a minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pgworkers jobs deadline`: give a job more or less time, also while it runs."""
+"""`pgworkers jobs deadline`: move the deadline of a job, also while it runs."""
 
 from __future__ import annotations
 

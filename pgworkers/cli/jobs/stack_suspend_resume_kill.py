@@ -1,4 +1,4 @@
-"""`jobs stack|suspend|resume|kill` and `workers stack|stop`: reaching into a running job or worker, on any host."""
+"""`pgworkers jobs stack | suspend | resume | kill`: act on the process of a running job, on any host."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def _operator_sentence(operation: Operation) -> str:
 
 
 def _death(job: JobView, last: AttemptView | None) -> str:
-    """What it died of: whose decision, or which budget, and the last words."""
+    """Why the job is dead: a decision or a limit, and the last error."""
     verdict = job.verdict or (last.verdict if last else "")
     said = terminal_safe(shorten(rest_of_reason(verdict, job.error).lstrip(":; "))) if job.error else ""
     # Our own sentences say what the verdict means, and more; the text of user code needs the meaning in front of it.

@@ -1,4 +1,4 @@
-"""Await the end of jobs: by notification, with a look every second in case one was missed."""
+"""`pgworkers jobs wait`: wait for notifications that jobs ended, and look every second in case one was missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The database behind `top`, asked in threads: a server that does not answer must not freeze the screen."""
+"""The threads of `top` that query the database. A server that does not answer must not freeze the screen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keys do in `top`. Pure: a key and the state make the next state, and perhaps something to do."""
+"""The keys of `top`. Pure: a key and a state give the next state, and perhaps an action."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class ViewState:
-    """Where the reader is."""
+    """The state of the view: selection, scroll position, filter and question."""
 
     options: ViewOptions = field(default_factory=ViewOptions)
     selected: tuple[str, ...] | None = None
@@ -133,7 +133,7 @@ class ViewState:
 
 
 def keep_selection_visible(view: ViewState, rows: Sequence[TreeRow], room: int) -> ViewState:
-    """After a new picture or size: the selection stays on its row, and on the screen."""
+    """Keep the selection on its row and on the screen after a new snapshot or size."""
     if not rows:
         return replace(view, offset=0)
     keys = [row.key for row in rows]
@@ -149,7 +149,7 @@ def keep_selection_visible(view: ViewState, rows: Sequence[TreeRow], room: int) 
 def handle_key(
     view: ViewState, key: str, rows: Sequence[TreeRow], room: int
 ) -> tuple[ViewState, Action | None]:
-    """One key."""
+    """Handle one key. Returns the next state, and an action if there is one."""
     view = replace(view, message="", should_refresh=False, should_redraw=False)
     if key == "quit":
         return replace(view, is_quitting=True), None

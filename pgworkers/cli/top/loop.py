@@ -1,4 +1,4 @@
-"""The loop of `top`: keys, signals and news in, frames out."""
+"""The loop of `top`: handles keys, signals and messages of the threads, and draws frames."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TopLoop:
         return self._exit_code
 
     def _wait(self) -> None:
-        """Until a key, a signal or news; the clock of an outage goes on."""
+        """Wait for a key, a signal or a message, at most a second: the duration of an outage is shown."""
         waiting = [self._terminal.keys, self._inbox.reader, self._signals.reader.fileno()]
         ready, _, _ = select.select(waiting, [], [], 1.0)
         for signum in self._signals.drain():

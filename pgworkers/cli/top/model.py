@@ -16,7 +16,7 @@ DESCENDING_COLUMNS = frozenset({"cpu", "rss", "time", "progress"})
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that one refresh brought. `is_truncated`: there are more workers than were asked for."""
+    """The result of one refresh. `is_truncated`: there are more workers than were read."""
 
     hosts: Sequence[HostOverview] = ()
     workers: Sequence[WorkerOverview] = ()
@@ -26,7 +26,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """How the reader wants it."""
+    """The options of the view."""
 
     sort: str = "worker"
     is_reversed: bool = False  # the other way round
@@ -38,7 +38,7 @@ class ViewOptions:
 
 @dataclass(frozen=True, slots=True)
 class TreeRow:
-    """One line: a host, a queue on a host, or a worker. `key` is the same in the next picture."""
+    """One line: a host, a queue on a host, or a worker. `key` is the same in the next snapshot."""
 
     key: tuple[str, ...]
     host: HostOverview

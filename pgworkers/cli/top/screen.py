@@ -45,7 +45,7 @@ class ScreenContent:
 def render_frame(
     picture: Snapshot, rows: Sequence[TreeRow], scene: ScreenContent, width: int, height: int
 ) -> list[Line]:
-    """`height` lines of `width` cells."""
+    """Render `height` lines of `width` cells."""
     if width < MIN_TERMINAL_SIZE[0] or height < MIN_TERMINAL_SIZE[1]:
         lines: list[Line] = [[("the terminal is too small", "")]]
         return [fit_line(line, width) for line in [*lines, *([[]] * height)][:height]]
@@ -74,7 +74,7 @@ def body_height(height: int) -> int:
 
 
 def render_text(picture: Snapshot, rows: Sequence[TreeRow], scene: ScreenContent, width: int) -> list[str]:
-    """One frame without end, for a pipe; the last line says how old what it shows is."""
+    """Render all rows as text, for a pipe. The last line shows the age of the data."""
     lines = [_summary_line(picture, scene), headings(scene.options, width)]
     lines += [format_row(row, scene.options, width) for row in rows]
     ages = [host.age for host in picture.hosts if not host.lost]
