@@ -232,7 +232,7 @@ DEATHS = (
             ),
         ),
         (
-            "tests/process/test_worker_tidy.py"
+            "tests/process/test_worker_cleanup.py"
             "::test_what_a_trusted_task_changes_is_put_back_before_the_worker_waits_and_costs_it_its_trust",
         ),
         r"saw what \d+ did",
@@ -248,7 +248,7 @@ DEATHS = (
             ),
         ),
         (
-            "tests/process/test_worker_tidy.py"
+            "tests/process/test_worker_cleanup.py"
             "::test_what_a_trusted_task_changes_is_put_back_before_the_worker_waits_and_costs_it_its_trust",
         ),
         r"waited in vain for: the check before the wait",
