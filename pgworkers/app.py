@@ -23,7 +23,7 @@ from pgworkers.client.rates import RateRegistry
 from pgworkers.context import Ctx
 from pgworkers.errors import NotFound, UsageError
 from pgworkers.handles import Batch, Job
-from pgworkers.job.model import NewJob, OnFailed, PreparedJob, unwrap_prepared
+from pgworkers.job.model import OnFailed, PreparedJob, unwrap_prepared
 from pgworkers.limits.rate import Rate
 from pgworkers.options.arguments import takes_context
 from pgworkers.options.enqueue import ON_FAILED
@@ -36,8 +36,8 @@ from pgworkers.task import AnyFirstParameter, CtxTask, PlainTask, Task, TaskDeco
 if TYPE_CHECKING:
     import psycopg
 
-    from pgworkers.client.batches import CreatedBatch
     from pgworkers.options.schedule import ScheduleOptions
+    from pgworkers.postgres.steps import Steps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -222,7 +222,7 @@ class App:
 
         `progress` is called with the number inserted so far. `conn` is a psycopg connection of your own.
         """
-        return self.client.enqueue_many(map(unwrap_prepared, jobs), conn, progress)
+        return self.client.run_steps(self._enqueue_many_steps(jobs, conn, progress))
 
     async def aenqueue_many(
         self,
@@ -232,7 +232,7 @@ class App:
         progress: Callable[[int], None] | None = None,
     ) -> int:
         """`enqueue_many` for asyncio."""
-        return await self.client.aenqueue_many(map(unwrap_prepared, jobs), conn, progress)
+        return await self.client.arun_steps(self._enqueue_many_steps(jobs, conn, progress))
 
     def batch(
         self,
@@ -249,15 +249,7 @@ class App:
         finds the batch's number in `ctx.meta["batch"]`. "cancel": it is cancelled. "wait": it waits until an operator has
         retried them and all have succeeded.
         """
-        return self._batch_handle(
-            self.client.create_batch(
-                map(unwrap_prepared, jobs),
-                _optional_new_job(then),
-                _check_on_failed(on_failed),
-                conn,
-                progress,
-            )
-        )
+        return self.client.run_steps(self._batch_steps(jobs, then, on_failed, conn, progress))
 
     async def abatch(
         self,
@@ -269,15 +261,7 @@ class App:
         progress: Callable[[int], None] | None = None,
     ) -> Batch:
         """`batch` for asyncio."""
-        return self._batch_handle(
-            await self.client.acreate_batch(
-                map(unwrap_prepared, jobs),
-                _optional_new_job(then),
-                _check_on_failed(on_failed),
-                conn,
-                progress,
-            )
-        )
+        return await self.client.arun_steps(self._batch_steps(jobs, then, on_failed, conn, progress))
 
     # Handles, rates and scopes.
 
@@ -405,19 +389,30 @@ class App:
             self._resolve_queue(spec.queue)
         return spec
 
-    def _batch_handle(self, created: CreatedBatch) -> Batch:
-        then: Job[Any] | None = None if created.then_id is None else Job(created.then_id, self.client)
-        return Batch(created.id, self.client, then)
+    def _enqueue_many_steps(
+        self, jobs: Iterable[PreparedJob[Any]], conn: Any, progress: Callable[[int], None] | None
+    ) -> Steps[int]:
+        return self.client.enqueue_many_steps(map(unwrap_prepared, jobs), conn, progress)
 
-
-def _optional_new_job(then: PreparedJob[Any] | None) -> NewJob | None:
-    return None if then is None else then.job
-
-
-def _check_on_failed(on_failed: OnFailed) -> OnFailed:
-    if on_failed not in ON_FAILED:
-        raise UsageError(f"on_failed={on_failed!r}: use {', '.join(ON_FAILED)}; nothing was enqueued")
-    return on_failed
+    def _batch_steps(
+        self,
+        jobs: Iterable[PreparedJob[Any]],
+        then: PreparedJob[Any] | None,
+        on_failed: OnFailed,
+        conn: Any,
+        progress: Callable[[int], None] | None,
+    ) -> Steps[Batch]:
+        if on_failed not in ON_FAILED:
+            raise UsageError(f"on_failed={on_failed!r}: use {', '.join(ON_FAILED)}; nothing was enqueued")
+        created = yield from self.client.create_batch_steps(
+            map(unwrap_prepared, jobs),
+            None if then is None else then.job,
+            on_failed=on_failed,
+            conn=conn,
+            report_count=progress,
+        )
+        then_handle: Job[Any] | None = None if created.then_id is None else Job(created.then_id, self.client)
+        return Batch(created.id, self.client, then_handle)
 
 
 def _local_names(frame: FrameType) -> Mapping[str, Any]:

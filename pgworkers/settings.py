@@ -1,9 +1,9 @@
-"""All settings, each declared once: unit, default, environment name and one line of documentation.
+"""All settings. Each is declared once, with its kind, its default and one line of documentation.
 
-Everything else is derived: the environment variable is `PGWORKERS_` and the name in capitals, the reference page
-and `pgworkers config show` read the declarations. A value comes from, in this order: the command line, the
-environment, the app (`App(drain_timeout="1m")`), the default. DATABASE_URL is a part of the environment: the app's dsn is
-only the default of the code.
+Everything else is derived: the environment variable is `PGWORKERS_` and the name in capitals, and the reference page and
+`pgworkers config show` read the declarations. A value comes from the first of these that has it: the command line, the
+environment, the app (`App(drain_timeout="1m")`), the default. DATABASE_URL is part of the environment, so it takes
+precedence over the app's dsn.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Settings:
     )
 
     def validate(self) -> None:
-        """Refuse what cannot hold."""
+        """Raise UsageError for values that cannot work, alone or together."""
         needed = 1.5 * (3 * self.renew_interval + self.statement_timeout)
         if needed > self.lease_duration:
             raise UsageError(
@@ -249,7 +249,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def check_schema_name(name: str) -> None:
-    """UsageError for a schema that cannot be ours alone, or whose name cannot be written everywhere."""
+    """Raise UsageError for a schema that others use too, or whose name does not work everywhere."""
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", name):
         raise UsageError(f"schema={name!r}: use lower-case letters, digits and _, at most 40 characters")
     if name in ("public", "information_schema") or name.startswith("pg_"):
@@ -263,7 +263,7 @@ def setting_names() -> list[str]:
 
 
 def parse_setting(name: str, value: Any) -> Any:
-    """One value as its setting's kind, or a UsageError that names the setting."""
+    """Return a value as the kind of its setting, or raise a UsageError that names the setting."""
     declared = {f.name: f for f in fields(Settings)}.get(name)
     if declared is None:
         raise UsageError(f"there is no setting {name!r}; `pgworkers config show` lists them")
@@ -288,7 +288,7 @@ def parse_setting(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """The settings together with where each value came from."""
+    """The settings, and the source of each value."""
 
     settings: Settings
     sources: dict[str, str]
@@ -299,7 +299,7 @@ def load_settings(
     app: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> LoadedSettings:
-    """Settings from the command line, the environment, the app and the defaults, first one wins."""
+    """Load the settings from the command line, the environment, the app and the defaults, in this order."""
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -324,7 +324,7 @@ def load_settings(
 
 
 def load_one_setting(name: str, app: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Any:
-    """Read one setting from the environment and the app, without the command line and without other settings."""
+    """Load one setting as `load_settings` would without a command line. Cheap, and it validates nothing else."""
     text = (os.environ if environ is None else environ).get(ENVIRONMENT_PREFIX + name.upper())
     if text:
         return parse_setting(name, text)
@@ -332,7 +332,7 @@ def load_one_setting(name: str, app: Mapping[str, Any], environ: Mapping[str, st
 
 
 def read_dsn_file(path: str) -> str:
-    """Read a dsn from a file of one line. No error quotes the line, because it holds the password."""
+    """Return the address in a file with one line. Errors do not quote it, because it holds the password."""
     try:
         with open(os.path.expanduser(path), encoding="utf-8") as file:
             text = file.read(MAX_DSN_FILE_BYTES + 1)
@@ -357,7 +357,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
 
 
 def format_setting(name: str, value: Any) -> str:
-    """A value as a person writes it; secrets are hidden."""
+    """Format a value as a person writes it. Secrets are hidden."""
     declared = {f.name: f for f in fields(Settings)}[name]
     if declared.metadata.get("secret") and value:
         return "(set)"

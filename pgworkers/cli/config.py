@@ -35,8 +35,8 @@ def show(ctx: click.Context, defaults: bool) -> None:
     """Every setting, its value and where it came from.
 
     A value comes from the command line, else from its variable, else from the app, else it is the default.
-    The first row is the database that would be used, and why. Passwords are hidden. Variables that look like ours and
-    mean nothing are named on stderr.
+    The first row is the database that would be used, and why. Passwords are hidden. Warns about PGWORKERS_
+    variables that nothing reads.
 
     \b
     Examples:
@@ -164,6 +164,6 @@ def _unknown_variable_warning(name: str, known: list[str]) -> str:
     hint = (
         f"did you mean {ENVIRONMENT_PREFIX}{near[0]}?"
         if near
-        else "pgworkers config show --defaults lists those that do"
+        else "pgworkers config show --defaults lists the settings"
     )
-    return f"{name} is set but means nothing; {hint}"
+    return f"{name} is set, but no setting or option has this name; {hint}"

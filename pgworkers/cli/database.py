@@ -2,7 +2,7 @@
 
 A command that needs only the database works without an app. The app is asked (by a `describe` child, never
 imported here) because it may name the dsn or the schema; when both are known from the command line or the
-environment nobody asks it, and when it cannot be loaded but the dsn is known, that is only a warning.
+environment the app is not asked. When it cannot be loaded but the dsn is known, that is only a warning.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pgworkers import settings
 from pgworkers.cli.invocation import Invocation
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     import psycopg
 
     from pgworkers.postgres.database_choice import DatabaseChoice
+    from pgworkers.postgres.statements import Query
 
+T = TypeVar("T")
 DEFAULT_CONFIG = "app.py"
 
 
@@ -36,6 +38,12 @@ class OpenDatabase:
     settings: settings.Settings
     chosen: DatabaseChoice
     dsn: str
+
+    def run(self, query: Query[T]) -> T:
+        """Run a query on the connection."""
+        from pgworkers.postgres.statements import run
+
+        return run(self.conn, self.schema, query)
 
 
 def find_config(said: Invocation) -> str | None:
@@ -138,7 +146,9 @@ def open_database(
         with closing(connect.connect(loaded.settings, dsn, "cli")) as conn:
             if should_check_schema:
                 migrate.check_schema(conn, loaded.settings.schema)
-            yield OpenDatabase(conn, loaded.settings.schema, loaded.settings, chosen, dsn)
+            yield OpenDatabase(
+                conn=conn, schema=loaded.settings.schema, settings=loaded.settings, chosen=chosen, dsn=dsn
+            )
     finally:
         if server is not None:
             server.release()

@@ -84,7 +84,7 @@ def explain_error(exc: Exception) -> tuple[str, int]:
         exc, UnicodeEncodeError
     ):  # Python shows bytes of an argv that are no UTF-8 as halves of characters
         half = exc.object[exc.start : exc.end][:20]
-        return f"{half!r} is no text: these bytes are not UTF-8; write the word in UTF-8", 2
+        return f"{half!r} is not a text: these bytes are not UTF-8; write the word in UTF-8", 2
     if isinstance(exc, OSError):
         return f"{exc.strerror or exc}" + (f": {exc.filename}" if exc.filename else ""), 1
     return f"{type(exc).__name__}: {exc}", 1

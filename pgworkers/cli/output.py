@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from pgworkers.cli.formatting import terminal_safe
-from pgworkers.cli.invocation import Invocation
+from pgworkers.cli.invocation import Invocation, OutputFormat
 from pgworkers.observe.escape import encode_json, escape_json
 
 #: A column: its heading and how a row's cell reads.
@@ -51,9 +51,9 @@ def print_rows(
     quiet_column: str | None = None,
 ) -> None:
     """Print rows the way `-o` says; `-q` prints only the column `quiet_column` of each."""
-    if said.output == "json":
+    if said.output == OutputFormat.JSON:
         print_json([as_record(row) for row in found])
-    elif said.output == "ndjson":
+    elif said.output == OutputFormat.NDJSON:
         for row in found:
             print_json_line(row)
     elif said.is_quiet and quiet_column is not None:
@@ -68,6 +68,14 @@ def print_rows(
             _print_rich_table(headings, cells)
         else:
             print_text("\n".join(align_columns(headings, cells)), should_keep_lines=True)
+
+
+def print_record(said: Invocation, row: Any) -> None:
+    """Print one record as JSON, indented with `-o json` and in one line with `-o ndjson`."""
+    if said.output == OutputFormat.JSON:
+        print_json(as_record(row))
+    else:
+        print_json_line(row)
 
 
 def as_record(row: Any) -> dict[str, Any]:

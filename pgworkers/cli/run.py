@@ -43,7 +43,7 @@ class SettingOption(click.Option):
     is_flag=True,
     envvar="PGWORKERS_BURST",
     show_envvar=True,
-    help="End with 0 when nothing is left that this host could run, retries included; says what stays and why.",
+    help="Exit with 0 when no job is left that this host can run, including retries. Prints what is left and why.",
 )
 @click.option(
     "--drain",
@@ -67,7 +67,7 @@ class SettingOption(click.Option):
     is_flag=True,
     envvar="PGWORKERS_RELOAD",
     show_envvar=True,
-    help="Reload the code when a Python file beside the app changes; for development.",
+    help="Reload the code when a Python file next to the app changes; for development.",
 )
 @click.option(
     "--check",

@@ -47,8 +47,10 @@ class DatabaseFacts:
     psql: str = "psql"  # what reaches this database
 
     def query(self, query: Query[T]) -> T:
-        """Whatever a check asks for: nothing is written. Said for each transaction, for behind a pooler a session that was
-        made read-only would be the next one's who comes, and refuse its jobs."""
+        """Run a query in a read-only transaction.
+
+        Read-only is set for the transaction, not for the session: behind a pooler the next client gets the session.
+        """
         self.conn.read_only = True
         with self.conn.transaction():
             return run(self.conn, self.schema, query)
@@ -174,12 +176,12 @@ SCHEMA_CHECKS: dict[str, DatabaseCheck] = {
 }
 
 
-class ConnectionLost(Exception):
+class DoctorConnectionLost(Exception):
     """The database went away in the middle."""
 
 
 def run_checks(patient: DatabaseFacts) -> Iterator[Finding]:
-    """Every check of the database; ConnectionLost when it goes away."""
+    """Every check of the database; DoctorConnectionLost when it goes away."""
     for name, check in SERVER_CHECKS.items():
         yield from _run_check(patient, name, check)
     read = "migration_states" in patient.__dict__
@@ -210,14 +212,14 @@ def _run_check(patient: DatabaseFacts, name: str, check: DatabaseCheck) -> Itera
         found = [skip(name, why, *_viewer_grants(patient))]
     except (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable):
         limit = format_duration(patient.settings.statement_timeout)
-        why = "the server is overloaded, or somebody locks the tables; the statements of hosts are cut off the same way"
+        why = "the server is overloaded, or another session locks the tables; statements of hosts time out in the same way"
         fix = psql_command(
             "SELECT pid, usename, wait_event_type, wait_event, query FROM pg_stat_activity WHERE state = 'active'"
         )
         found = [warn(name, f"no answer within {limit}", why, fix)]
     except psycopg.OperationalError as error:
         if patient.conn.closed or patient.conn.broken:
-            raise ConnectionLost(str(error)) from error
+            raise DoctorConnectionLost(str(error)) from error
         found = [fail(name, f"could not be looked at: {error}", "the database refused or lost a connection")]
     except psycopg.Error as error:
         found = [

@@ -44,7 +44,7 @@ class Thresholds:
     dead_ratio: float = 5.0  # times what autovacuum waits for
     bloat_bytes: int = 8 << 20  # bytes of an index
     bloat_ratio: float = 5.0  # times what its entries need
-    unused_index_writes: int = 10_000  # rows written before an index that nobody reads is worth a word
+    unused_index_writes: int = 10_000  # rows written before an unused index is reported
     held_back_transactions: int = 1_000_000  # that a slot or a standby may hold back
 
 

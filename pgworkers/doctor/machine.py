@@ -165,7 +165,7 @@ def _pids_left(places: list[Path]) -> int | None:
 
 
 def _soft_limits(text: str) -> dict[str, int]:
-    """Soft limits by name. Without /proc, our own."""
+    """Soft limits by name. Without /proc, only our own limit of open files."""
     found = {}
     for line in text.splitlines():
         name, values = line[:26].strip(), line[26:].split()
@@ -199,13 +199,13 @@ OPEN_FILES_PER_WORKER = 4
 
 
 def check_limits(machine: MachineFacts, workers: int) -> list[Finding]:
-    """Open files and processes against what so many workers need."""
+    """Compare the limits of open files and processes with what this many workers need."""
     check, found = "limits", []
     whose = f"the master (pid {machine.pid})" if machine.is_master else "this shell"
     files, tasks = MASTER_OPEN_FILES + OPEN_FILES_PER_WORKER * workers, 2 * workers + 8
     raised = 1 << max(10, (2 * files).bit_length())
     if machine.max_open_files is not None and machine.max_open_files < files:
-        what = f"{whose} may open {machine.max_open_files} files; with {workers} workers it wants {files}"
+        what = f"{whose} can open {machine.max_open_files} files, but {workers} workers need {files}"
         why = "without a free descriptor a worker cannot be forked, a client not be answered, a log not be opened"
         found.append(
             warn(check, what, why, f"ulimit -n {raised}", f"LimitNOFILE={raised} in the systemd unit")
@@ -253,7 +253,7 @@ def check_oom_group(machine: MachineFacts) -> list[Finding]:
 
 
 def check_account(machine: MachineFacts) -> list[Finding]:
-    """Do jobs run as root?"""
+    """Warn if jobs run as root."""
     check = "account"
     if not machine.is_master:
         return [skip(check, "no host of this cluster runs here: whether jobs run as root was not looked at")]
@@ -271,7 +271,7 @@ def check_account(machine: MachineFacts) -> list[Finding]:
 
 
 def check_core_dumps(machine: MachineFacts) -> list[Finding]:
-    """Does a crash write arguments and passwords to a disk?"""
+    """Warn if a crash can write arguments and passwords to a disk."""
     check = "core dumps"
     if not machine.is_master:
         return [skip(check, "no host of this cluster runs here: its core limit was not looked at")]
@@ -316,7 +316,7 @@ def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) 
     wish = format_duration(needed)
     if given is None:
         if machine.is_kubernetes:
-            why = "Kubernetes does not tell a container its terminationGracePeriodSeconds"
+            why = "a container cannot see its terminationGracePeriodSeconds in Kubernetes"
             return [
                 *found,
                 skip(

@@ -153,7 +153,7 @@ def copy_installation(bindir: Path, version: str, store: Path) -> Path:
     prefix = bindir.parent
     libraries = prefix.parent.with_name(prefix.parent.name + ".libs")
     parts = {Path(prefix.parent.name, prefix.name): prefix}
-    if libraries.is_dir():  # the loader looks for them beside the package, by a path relative to the program
+    if libraries.is_dir():  # the loader looks for them next to the package, by a path relative to the program
         parts[Path(libraries.name)] = libraries
     target = store / "binaries" / f"{version}-{_digest(parts)}"
     if not target.is_dir():

@@ -101,7 +101,7 @@ def socket_directory(place: DataLocation, account: Account) -> Path:
     beside = place.root / "socket"
     if is_usable_socket_directory(beside):
         if not accounts.is_private(beside, account):
-            if beside.exists():  # of a copied project; no server of ours runs now, so nobody needs it
+            if beside.exists():  # of a copied project; no server of ours runs now, so it is not in use
                 shutil.rmtree(beside)
             accounts.make_private(beside, account)
         return beside
@@ -115,7 +115,7 @@ def socket_directory(place: DataLocation, account: Account) -> Path:
         try:
             accounts.make_private(directory, account)
         except OSError:
-            continue  # the name is somebody else's, or the parent is not ours to write
+            continue  # the name belongs to another user, or we may not write to the parent
         return directory
     return _random_directory(account)
 

@@ -1,6 +1,6 @@
 """The server as a process: is it there, start it, end it.
 
-`postmaster.pid` is a hint, not a fact: it outlives a crash, and its process id may since belong to anybody.
+`postmaster.pid` is a hint, not a fact: it outlives a crash, and its process id may belong to another program now.
 So a process counts as the server only if it is a `postgres` that works in this very data directory.
 """
 
@@ -29,7 +29,7 @@ START_TIMEOUT_SECONDS = (
 STOP_TIMEOUT_SECONDS = 60.0
 ORPHAN_BACKENDS_TIMEOUT_SECONDS = 30.0
 _MAX_LOG_BYTES = 8 << 20
-# In the background of a shell that ends at once, the server is nobody's child and has no pipe of ours; only
+# In the background of a shell that ends at once, the server is not our child and has no pipe of ours; only
 # its process id comes back. Arguments are passed as such, so no path needs quoting.
 _DETACH_SCRIPT = 'log=$1; shift; exec 2>>"$log"; "$@" </dev/null >&2 & echo $!'
 
@@ -111,7 +111,7 @@ def start(
 
 
 def wait_until_ready(data: Path, pid: int) -> bool:
-    """Wait for a server that somebody else started; False if it ended instead."""
+    """Wait for a server that another process started; False if it ended instead."""
     return _wait_ready(data, pid)
 
 
@@ -211,7 +211,7 @@ def _has_ended(descriptor: int, timeout: float) -> bool:
 def _remove_stale_pid_file(data: Path) -> None:
     """Remove a postmaster.pid whose number now belongs to a stranger: Postgres would take it for a server.
 
-    A number that belongs to nobody is left to Postgres, which checks more than we do.
+    A number without a process is left to Postgres, which checks more than we do.
     """
     pid = recorded_pid(data)
     if pid is not None and psutil.pid_exists(pid) and not is_server(pid, data):

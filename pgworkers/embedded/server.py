@@ -1,4 +1,4 @@
-"""A Postgres of our own, for people who have none running.
+"""Start, share and stop the embedded Postgres.
 
 `EmbeddedServer(home).acquire()` gives the address of a running server: the one that already serves this home,
 or a new one. Every process that acquired is a user; the last one to release stops the server, unless others are
@@ -28,7 +28,7 @@ from pgworkers.errors import PgworkersError
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """What `pgworkers pg status` tells."""
+    """What `pgworkers pg status` shows."""
 
     home: Path
     data: Path
@@ -54,7 +54,7 @@ class EmbeddedServer:
         on_message: Callable[[str], None] | None = None,
         stores: tuple[Path, ...] = places.SHARED_DIRECTORIES,
     ) -> None:
-        """`options` are settings of a server that this object starts; `on_message` is told what takes time."""
+        """`options` are settings of a server that this object starts; `on_message` gets a line for each slow step."""
         self.home = home.expanduser().absolute().resolve()
         self._options = dict(options or {})
         self._bindir = bindir
@@ -111,7 +111,7 @@ class EmbeddedServer:
             return self._stop()
 
     def reset(self) -> None:
-        """Stop the server and delete its data. Refused while anybody uses it."""
+        """Stop the server and delete its data. Refused while it is in use."""
         locks.refuse_unusable_home(self.home)
         if not self.home.is_dir():
             return
@@ -127,7 +127,7 @@ class EmbeddedServer:
                 (self.home / "elsewhere").unlink()
 
     def status(self) -> ServerStatus:
-        """What is there now; changes nothing, makes nothing, waits for nobody."""
+        """The current state. Changes nothing, creates nothing and does not wait."""
         locks.refuse_unusable_home(self.home)
         place = self._location()
         pid = process.running_pid(place.data_directory)
@@ -197,7 +197,7 @@ class EmbeddedServer:
             return
         if strangers := self._foreign_sessions(place):
             self._on_message(
-                f"the embedded Postgres in {place.root} goes on: others are connected to its address "
+                f"the embedded Postgres in {place.root} keeps running: other sessions are connected "
                 f"({strangers} {'session' if strangers == 1 else 'sessions'}); pgworkers pg stop ends it when they have left"
             )
             return
@@ -220,7 +220,9 @@ class EmbeddedServer:
         found = process.read_postmaster_file(place.data_directory)
         ended = process.stop(place.data_directory)
         if found is not None and ended and found.socket_dir.parent != place.root:
-            with suppress(OSError):  # a short directory elsewhere; not empty, not there, not ours: leave it
+            with suppress(
+                OSError
+            ):  # a short directory elsewhere, which may be gone, in use or another user's
                 found.socket_dir.rmdir()
         with suppress(FileNotFoundError):
             (place.root / "kept").unlink()

@@ -33,7 +33,7 @@ def shell_command(verb: str, *operands: object, **options: object) -> str:
 
     `command("jobs list", queue="a b", state="ready")` is `pgworkers jobs list --queue 'a b' --state ready`.
     An option whose value is True is a flag. Operands that look like options are put behind `--`. This is
-    the only place that writes commands: names of queues, tasks and schedules come from whoever may enqueue.
+    where every command with a name or an id is written: names of queues, tasks and schedules come from any client.
     """
     flags = []
     for name, value in options.items():

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import msgspec
 
 from pgworkers.errors import UsageError
-from pgworkers.observe.metrics_catalog import Metric
+from pgworkers.observe.metrics_catalog import Metric, MetricKind
 from pgworkers.observe.metrics_series import OTHER_LABEL_VALUE, Family
 
 MAX_METRICS = 50  #: metrics of the whole app
@@ -33,7 +33,7 @@ SeriesKey = tuple[str, str, tuple[tuple[str, str], ...]]  # kind, name, labels
 
 
 class SeriesUpdate(msgspec.Struct, array_like=True):
-    """What one job said of one series since it last said so."""
+    """What a job reported for one series since its last report."""
 
     kind: str
     name: str
@@ -71,7 +71,7 @@ class HandlerMetrics:
             series.value += value
 
     def take_updates(self) -> bytes | None:
-        """For the worker: what was said since it was last taken."""
+        """For the worker: the updates since the last call."""
         if not self._pending:
             return None
         with self._lock:
@@ -95,7 +95,7 @@ class HandlerMetrics:
 
 def _reason_to_refuse(name: str, value: float, labels: dict[str, object]) -> str:
     if not isinstance(name, str) or not _METRIC_NAME.fullmatch(name):
-        return f"{name!r} is no name; use a-z, 0-9 and _, at most {MAX_LABEL_CHARACTERS} characters"
+        return f"{name!r} is not a name; use a-z, 0-9 and _, at most {MAX_LABEL_CHARACTERS} characters"
     if name.endswith(_RESERVED_SUFFIXES):
         return f"{name}: the end of the name is added by itself"
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -109,7 +109,7 @@ def _reason_to_refuse(name: str, value: float, labels: dict[str, object]) -> str
 
 
 class HandlerMetricFamilies:
-    """The master's side: the families of what handlers said."""
+    """The master's side: the families of the metrics that handlers report."""
 
     def __init__(self, capped: Callable[[], None]) -> None:
         self.families: dict[str, Family] = {}
@@ -138,7 +138,11 @@ class HandlerMetricFamilies:
             name = f"user_{said.name}" + ("_total" if said.kind == "counter" else "")
             buckets = HISTOGRAM_BUCKETS if said.kind == "histogram" else ()
             metric = Metric(
-                name, said.kind, "Told by handlers of the app.", ("task", *sorted(labels)), buckets
+                name,
+                MetricKind(said.kind),
+                "Reported by handlers of the app.",
+                ("task", *sorted(labels)),
+                buckets,
             )
             family = self.families[said.name] = Family(
                 metric, self._on_capped, MAX_SERIES_PER_METRIC, should_cap_every_label=True

@@ -286,7 +286,7 @@ class _TaskSeries:
 
 
 class JobMetrics:
-    """Hears of jobs that started, ended and were stopped."""
+    """Metrics of jobs by queue and task: waits, durations, usage and verdicts."""
 
     def __init__(self, families: dict[str, Family], max_series: int) -> None:
         self._families = families

@@ -1,6 +1,6 @@
 """Numbers in memory: a family for each metric, a cell for each of its series. A fact costs an addition; a scrape reads.
 
-A family whose labels are names holds at most so many of them; further ones are counted under `other`, and that is counted.
+A family whose labels are names has a maximum number of series. Further names are counted under `other`, and counted.
 """
 
 from __future__ import annotations
@@ -52,29 +52,20 @@ class Histogram:
             self.exemplars[at] = exemplar
 
     def observe_many(self, values: list[float], jobs: Sequence[int] = (), now: float = 0.0) -> None:
-        """Times of jobs, in their order, and which jobs (they stand for their buckets). What is below 0 counts as 0."""
-        if not min(values) >= 0.0:
-            values = [value if value > 0.0 else 0.0 for value in values]
-        bounds, counts = self.bounds, self.counts
-        self.total += sum(values)
-        least, most = bisect_left(bounds, min(values)), bisect_left(bounds, max(values))
-        if least == most:  # as jobs that are told together mostly are
-            counts[most] += len(values)
-            if jobs:
-                self.exemplars[most] = (jobs[-1], values[-1], now)
-            return
-        places = [bisect_left(bounds, value) for value in values]
-        for at in places:
-            counts[at] += 1
+        """Observe the times of several jobs. The last job in a bucket becomes its exemplar. Negative times count as 0."""
+        last_of_bucket: dict[int, int] = {}
+        for nth, value in enumerate(values):
+            seconds = value if value > 0.0 else 0.0  # also NaN
+            bucket = bisect_left(self.bounds, seconds)
+            self.counts[bucket] += 1
+            self.total += seconds
+            last_of_bucket[bucket] = nth
         if jobs:
-            last = dict(
-                zip(places, range(len(places)), strict=True)
-            )  # which of them is the last in its bucket
-            for at, nth in last.items():
-                self.exemplars[at] = (jobs[nth], values[nth], now)
+            for bucket, nth in last_of_bucket.items():
+                self.exemplars[bucket] = (jobs[nth], max(0.0, values[nth]), now)
 
     def merge(self, counts: list[int], total: float) -> None:
-        """What somebody else observed, with the same bounds."""
+        """Add the counts of another histogram with the same bounds."""
         self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
         self.total += total
 
@@ -137,7 +128,7 @@ class Family:
         self._known_values.clear()
 
     def has_series(self, *values: str) -> bool:
-        """Has it a series for just these labels?"""
+        """True if there is a series with exactly these labels."""
         return values in self.series or values in self.histograms
 
     def capped_labels(self, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""Records of Python's `logging` as our lines: those of handlers name their job, those of the master's libraries go the
-way of its own lines.
+"""Records of Python's `logging` as our lines: those of handlers name their job, those of the master's libraries go the way
+of its own lines.
 
-A worker tells `bind` how to find the job it runs. Every record then knows it: our own lines end with it, and a format of
-the app's may ask for it (`%(job)s %(task)s %(queue)s %(attempt)s %(host)s`). What the app has configured stays as it is;
-only where it has no handler, or one that writes to the screen in the standard format, the line is ours.
+A worker passes `bind` a function that finds the job it runs. Every record then has it: our own lines end with it, and a
+format of the app's may ask for it (`%(job)s %(task)s %(queue)s %(attempt)s %(host)s`). What the app has configured stays
+as it is; only where it has no handler, or one that writes to the screen in the standard format, the line is ours.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def configure_root_logger(style: str, level: str) -> None:
         screen = StderrHandler()
         screen.setFormatter(JobLogFormatter(style))
         root.addHandler(screen)
-        if root.level == logging.WARNING:  # nobody has set another
+        if root.level == logging.WARNING:  # the default: no other level was set
             root.setLevel(level.upper())
         return
     for handler in root.handlers:
@@ -96,11 +96,15 @@ def configure_root_logger(style: str, level: str) -> None:
 
 
 def _is_default_format(formatter: logging.Formatter | None) -> bool:
-    return formatter is None or (
-        type(formatter) is logging.Formatter
-        and formatter._fmt in (logging.BASIC_FORMAT, "%(message)s")
-        and formatter.datefmt is None
-    )
+    if formatter is None:
+        return True
+    if type(formatter) is not logging.Formatter or formatter.datefmt is not None:
+        return False
+    probe = logging.LogRecord("probe", logging.WARNING, "", 0, "text", (), None)
+    try:
+        return formatter.format(probe) in ("WARNING:probe:text", "text")
+    except Exception:  # its format has a key that only the records of the app have
+        return False
 
 
 class StderrHandler(logging.Handler):

@@ -1,9 +1,9 @@
-"""Traces: a job carries the W3C `traceparent` of whoever enqueued it, and with OpenTelemetry both ends have spans.
+"""Traces: a job carries the W3C `traceparent` of its enqueuer, and with OpenTelemetry both ends have spans.
 
 It travels in `meta`, so it needs no column and comes along wherever `meta` does: COPY, SQL, retries, history.
-OpenTelemetry is never imported here: its API is used only when the process has imported it already, which whoever sets up
-a provider (or uses `opentelemetry-instrument`) has done. Without that nothing happens, and nothing is loaded. Spans never
-break a job: what goes wrong in here is left out.
+OpenTelemetry is never imported here: its API is used only when the process has imported it already, which a program that
+sets up a provider (or uses `opentelemetry-instrument`) has done. Without that nothing happens, and nothing is loaded.
+Spans never break a job: what goes wrong in here is left out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def parse_traceparent(text: Any) -> tuple[int, int, int] | None:
 
 
 def require_traceparent(text: Any) -> str:
-    """A `traceparent` that somebody wrote, or a UsageError."""
+    """A `traceparent` given by the user, or a UsageError."""
     if parse_traceparent(text) is None:
         raise UsageError(
             f"traceparent: {str(text)[:80]!r} is not W3C's 00-<32 hex digits>-<16 hex digits>-<2 hex digits>; "
@@ -191,7 +191,7 @@ def _flush_quietly(force: Any) -> None:
 
 
 def _otel() -> Any:
-    """`opentelemetry.trace`, if somebody imported it (to its end)."""
+    """`opentelemetry.trace`, if it is imported completely."""
     found = sys.modules.get(_OTEL_MODULE)
     if found is None:
         return None

@@ -1,7 +1,8 @@
 """Open connections: ours, direct or through a pooler, and those of user code.
 
-A session of ours is opened directly with the settings of `session_settings`. If a pooler is in between, it is opened again
-without them, and they travel with each statement (`pooler`). Which database is used is decided in `database_choice`.
+Our sessions are opened directly with the settings of `session_settings`. If a pooler is in between, the session is opened
+again without them, and they travel with each statement (`pooler`). Which database is used is decided in
+`database_choice`.
 
 Our connections read every timestamptz. Postgres has infinite times and years after 9999, which Python's datetime cannot
 hold. The tables refuse them (`pgworkers.moment`), but one such row must not hide all the others, so the nearest time that
@@ -286,8 +287,8 @@ def _unreachable(dsn: str, exc: psycopg.OperationalError) -> DatabaseUnreachable
     return DatabaseUnreachable(
         f"cannot connect to {show_dsn(dsn)}: {reason}; nothing was done; "
         "check that Postgres runs there and that the dsn is right",
-        transient=not any(sign in reason for sign in _PERMANENT_CONNECT_ERRORS),
-        brief=_short_reason(dsn, reason),
+        is_transient=not any(sign in reason for sign in _PERMANENT_CONNECT_ERRORS),
+        summary=_short_reason(dsn, reason),
     )
 
 

@@ -1,6 +1,6 @@
 """Whose a file is: what is found by itself must not be another user's trap.
 
-Commands look for `app.py` in the current directory and for `.pgworkers` beside it. In a directory that others can
+Commands look for `app.py` in the current directory and for `.pgworkers` next to it. In a directory that others can
 write to, both may have been put there by anyone. What a user names is theirs to judge and is not asked about here.
 """
 
@@ -30,7 +30,7 @@ class DatabaseChoice:
     source: str
     is_embedded: bool
     home: Path  # of the embedded server
-    is_home_configured: bool = False  # else it was found beside the app
+    is_home_configured: bool = False  # else it was found next to the app
 
 
 def choose_database(
@@ -59,7 +59,7 @@ def choose_database(
 def refuse_foreign_home(chosen: DatabaseChoice, app_owner: int | None) -> None:
     """Refuse an embedded server's directory that was found and may be another user's doing.
 
-    `app_owner`: the user whose app was named or is running here already. His directory is as good as his code.
+    `app_owner`: the user whose app was named or is running here already. Their directory is trusted as much as their code.
     """
     if chosen.is_home_configured:
         return
@@ -73,7 +73,7 @@ def refuse_foreign_home(chosen: DatabaseChoice, app_owner: int | None) -> None:
 
 
 def app_owner(config: str | None) -> int | None:
-    """The user that an app belongs to, as far as its name tells; None: there is no app."""
+    """The user that owns the file of an app; None if there is no app."""
     if config is None:
         return None
     file = Path(config.rpartition(":")[0] or config)
@@ -109,7 +109,7 @@ def reason_to_distrust(path: Path, trusted: Container[int] = ()) -> str | None:
     try:
         found, above = path.stat(), path.parent.stat()
     except OSError:
-        return None  # whoever opens it says what is wrong
+        return None  # opening it will raise the error
     if found.st_uid not in (0, os.geteuid()) and found.st_uid not in trusted:
         return f"belongs to {_user_name(found.st_uid)}"
     if found.st_mode & _WRITABLE_BY_OTHERS:

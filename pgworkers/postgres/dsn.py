@@ -71,7 +71,7 @@ def redact_passwords(text: str, dsn: str) -> str:
 
 
 def _has_misplaced_password(dsn: str, parts: Mapping[str, Any]) -> bool:
-    """Is a piece of a password where the host, the port or the database should be?
+    """True if a piece of a password is where the host, the port or the database should be.
 
     One `@` stands in a URL before its `?`, and nothing but digits is a port. A host may begin with `@` (a socket without a
     file) and not have one later.

@@ -89,7 +89,7 @@ class AsyncPooledCursor(psycopg.AsyncClientCursor[Any]):
 
 
 class PooledConnection(psycopg.Connection[Any]):
-    """A session of ours through a transaction pooler."""
+    """A connection through a transaction pooler."""
 
     settings_prefix = b""
 

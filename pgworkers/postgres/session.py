@@ -36,7 +36,7 @@ from pgworkers.postgres.statements import Query, Statement
 from pgworkers.units import format_duration
 
 _ParameterTypes = tuple[int, ...]
-Rows = list[tuple[Any, ...]]
+Rows = list[Any]
 T = TypeVar("T")
 
 #: Limit for a request to the server to cancel a statement.
@@ -97,7 +97,7 @@ class _StatementProtocol:
         pgconn = self._pgconn
         if self._pooled_conn is not None:
             text = self._pooled_text(query, self._pooled_conn)
-            return self.read_result((yield Send(pgconn.send_query, (text,))))
+            return self.read_result((yield Send(pgconn.send_query, (text,))), query.record)
         text, names = query.statement.numbered(self._schema)
         params: Sequence[Buffer | None]
         types: _ParameterTypes = ()
@@ -116,9 +116,10 @@ class _StatementProtocol:
             self.read_result((yield Send(pgconn.send_prepare, (name, text, types or None))))
             self._prepared_names[key] = name
         if name is None:
-            arguments = (text, params, types or None, formats, binary)
-            return self.read_result((yield Send(pgconn.send_query_params, arguments)))
-        return self.read_result((yield Send(pgconn.send_query_prepared, (name, params, formats, binary))))
+            unprepared = (text, params, types or None, formats, binary)
+            return self.read_result((yield Send(pgconn.send_query_params, unprepared)), query.record)
+        prepared = (name, params, formats, binary)
+        return self.read_result((yield Send(pgconn.send_query_prepared, prepared)), query.record)
 
     def _pooled_text(self, query: Query[Any], conn: PooledConnection | AsyncPooledConnection) -> bytes:
         """The statement after the settings that it needs, as one message, which is one transaction."""
@@ -134,8 +135,8 @@ class _StatementProtocol:
         self._use_counts[key] = used + 1
         return used >= self._prepare_threshold
 
-    def read_result(self, result: PGresult) -> Rows:
-        """The rows of a result. Raises the error that the server reported."""
+    def read_result(self, result: PGresult, record: type[Any] | None = None) -> Rows:
+        """The rows of a result, as tuples or as records. Raises the error that the server reported."""
         self.deliver_notifications()
         if result.status == ExecStatus.COMMAND_OK:
             return []
@@ -143,7 +144,8 @@ class _StatementProtocol:
             raise errors.error_from_result(result)
         self._transformer.set_pgresult(result)
         try:
-            return self._transformer.load_rows(0, result.ntuples, tuple)
+            make_row = tuple if record is None else _record_maker(record, result)
+            return self._transformer.load_rows(0, result.ntuples, make_row)
         finally:
             self._transformer.set_pgresult(None)
 
@@ -153,6 +155,11 @@ class _StatementProtocol:
         if handler is not None:
             while (notice := self._pgconn.notifies()) is not None:
                 handler(notice)
+
+
+def _record_maker(record: type[Any], result: PGresult) -> Callable[[Sequence[Any]], Any]:
+    names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
+    return lambda values: record(**dict(zip(names, values, strict=True)))
 
 
 class BlockingSession(_StatementProtocol):

@@ -158,7 +158,7 @@ class Attempt:
             meta=msgspec.json.decode(order.meta),
             errors=order.errors,
             checkpoint=msgspec.json.decode(order.checkpoint),
-            feed=self._feed,
+            control=self._feed,
             rate=self._setup.app.rate,
             connections=self,
         )

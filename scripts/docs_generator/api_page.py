@@ -31,11 +31,11 @@ from pgworkers.units import format_duration
 
 MAX_SIGNATURE_CHARACTERS = 100
 _INTRODUCTION = """\
-`from pgworkers import App, Ctx, Retry, …`: every name with a capital letter on this page is there, but `Rate` and `Metrics`.
+Every class with a chapter on this page, and every exception, can be imported from `pgworkers`, except `Rate` and `Metrics`.
 
 - A time is seconds (`90`, `0.5`) or a text (`"30s"`, `"5m"`, `"1h30m"`); where it says `Duration`, also a `timedelta`.
 - A size is bytes or a text (`"512MB"`, `"2GB"`).
-- What talks to the database has a twin for asyncio.
+- Every call that queries the database has a version for asyncio.
 - Arguments and results are JSON, checked against the annotations: plain values, lists, dicts, and `datetime`, `UUID`,
   `Decimal`, `Enum`, `Path`, dataclasses, `msgspec.Struct`.
 - Arguments take at most 1 MiB, a result 16 KiB (`payload_limit` and `result_limit` in [settings.md](settings.md))."""
@@ -119,7 +119,8 @@ INTERNAL_MEMBERS: dict[type, frozenset[str]] = {
     App: frozenset({"describe", "use_database"}),
     Task: frozenset(
         {
-            "arguments", "backoff_delay", "build_codecs", "declared_spec", "decode_result", "encode_result", "location",
+            "arguments", "backoff_delay", "build_codecs", "declared_spec", "decode_result", "encode_result",
+            "has_read_signature", "location",
             "queue", "run_handler", "to_spec", "try_read_signature",
         }
     ),

@@ -50,7 +50,7 @@ def test_an_unknown_queue_changes_nothing(cli: Command, db: Db) -> None:
 
 def test_hosts_and_workers(cli: Command, db: Db) -> None:
     assert "pgworkers run" in cli("hosts").err
-    assert "no host has told of any" in cli("workers").err
+    assert "no host has reported any" in cli("workers").err
     workers = [
         {
             "queue": "api",
@@ -278,4 +278,4 @@ def test_duties_are_told_as_data(cli: Command) -> None:
 def test_a_worker_that_is_not_there_is_not_found(cli: Command) -> None:
     for words in (["stack", "nosuch"], ["stack", "api/9"], ["stop", "nosuch"]):
         assert f"there is no worker {words[1]!r}" in cli.fails("workers", *words, code=3)
-    assert "no host has told of any" in cli("workers", "stack").err
+    assert "no host has reported any" in cli("workers", "stack").err

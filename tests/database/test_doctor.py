@@ -406,7 +406,7 @@ def test_queues_that_nobody_serves_and_tasks_that_nobody_knows(dsn: str, db: Db,
     db.execute("SELECT pgworkers.enqueue('rendr', queue => 'defualt') FROM generate_series(1, 3)")
     found = examined(dsn)
     unserved = only(found, "queues", Level.FAIL)
-    assert unserved.what == "nobody serves defualt, where 3 jobs are ready and 0 scheduled"
+    assert unserved.what == "no host serves the queue defualt, which has 3 ready and 0 scheduled jobs"
     assert unserved.fix[0] == "pgworkers run -Q defualt"
     stranger = only(found, "tasks", Level.FAIL)
     assert stranger.facts == {"task": "rendr", "jobs": 3}

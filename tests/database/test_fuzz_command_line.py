@@ -26,11 +26,12 @@ from support.argv_texts import CANARY, NASTY, judge, texts
 from support.command import Command, Forked, Warm
 from support.server import Server
 
-from pgworkers.cli.invocation import OUTPUTS
+from pgworkers.cli.invocation import OutputFormat
 from pgworkers.cli.parameters import parse_wait_duration
 from pgworkers.cli.root import walk_commands
 from pgworkers.settings import setting_names
 
+OUTPUTS = st.sampled_from([str(output) for output in OutputFormat])
 FEW = settings(
     max_examples=int(os.environ.get("TEXT_EXAMPLES", "3")),
     deadline=None,
@@ -201,7 +202,7 @@ def test_what_the_tables_here_name_exists() -> None:
 def test_any_text_as_a_word_is_refused_in_a_sentence_or_taken(
     pgworkers: Warm, word: Word, data: st.DataObject
 ) -> None:
-    leaf, output = word.leaf, data.draw(st.sampled_from(OUTPUTS))
+    leaf, output = word.leaf, data.draw(OUTPUTS)
     words, variables = [*leaf.name.split(), *besides(leaf, word.parameter)], around(pgworkers, leaf)
     for parameter in leaf.command.params:
         if parameter is word.parameter:
@@ -292,7 +293,14 @@ def test_any_text_as_a_setting_is_refused_in_a_sentence_or_taken(
 ) -> None:
     (pgworkers.cwd / "app.py").unlink(missing_ok=True)
     variable = {f"PGWORKERS_{name.upper()}": data.draw(texts(setting_names().index(name)))}
-    judge(pgworkers, "config", "show", "-o", data.draw(st.sampled_from(OUTPUTS)), **variable)
+    judge(
+        pgworkers,
+        "config",
+        "show",
+        "-o",
+        data.draw(OUTPUTS),
+        **variable,
+    )
 
 
 def besides(leaf: Leaf, tried: click.Parameter | None = None) -> list[str]:

@@ -217,8 +217,8 @@ def test_a_seat_in_the_middle_of_a_statement_is_not_closed_as_unused(emptied: st
     loop = asyncio.new_event_loop()
 
     async def first() -> asyncio.Task[list[tuple[Any, ...]]]:
-        await seats.run(say("SELECT 0"))
-        task = asyncio.create_task(seats.run(say("SELECT 1 FROM pg_sleep(0.3)")))
+        await seats.run_once(say("SELECT 0"))
+        task = asyncio.create_task(seats.run_once(say("SELECT 1 FROM pg_sleep(0.3)")))
         await asyncio.sleep(0.05)
         return task
 
@@ -228,7 +228,7 @@ def test_a_seat_in_the_middle_of_a_statement_is_not_closed_as_unused(emptied: st
         seats.close_unused()
         assert loop.run_until_complete(asyncio.wait_for(task, LONG)) == [(1,)]
         seats.close_unused()
-        assert loop.run_until_complete(asyncio.wait_for(seats.run(say("SELECT 2")), LONG)) == [(2,)]
+        assert loop.run_until_complete(asyncio.wait_for(seats.run_once(say("SELECT 2")), LONG)) == [(2,)]
         loop.run_until_complete(seats.close())
     finally:
         loop.close()

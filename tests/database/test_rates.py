@@ -181,7 +181,7 @@ def test_async_callers_share_the_bucket(app: App) -> None:
 
 
 def test_a_handler_that_should_stop_does_not_wait_and_keeps_no_token(app: App, desk: Desk) -> None:
-    ctx = Ctx(job=1, task="t", queue="q", feed=_Stopping(), rate=app.rate)
+    ctx = Ctx(job=1, task="t", queue="q", control=_Stopping(), rate=app.rate)
     rate = ctx.rate("x", rate=1, per="1h", burst=1)
     rate.acquire()
     with pytest.raises(JobStopped):

@@ -11,7 +11,7 @@ UPGRADES = (
     Mutant(
         "upgrade-serves-every-version",
         "code that a newer schema does not serve is refused",
-        (Edit(MIGRATE, r" and row\.serves <= newest else", " else"),),
+        (Edit(MIGRATE, r" and row\.serves <= newest\n", "\n"),),
         (
             f"{TESTS}::test_a_schema_newer_than_the_code_is_refused_and_not_touched",
             f"{TESTS}::test_code_goes_on_with_a_newer_schema_that_serves_it",
@@ -21,7 +21,7 @@ UPGRADES = (
     Mutant(
         "upgrade-serves-no-version",
         "code goes on with a newer schema that serves it",
-        (Edit(MIGRATE, r" and row\.serves <= newest else", " and False else"),),
+        (Edit(MIGRATE, r" and row\.serves <= newest\n", " and False\n"),),
         (
             f"{TESTS}::test_code_goes_on_with_a_newer_schema_that_serves_it",
             "tests/tree/test_upgrade.py::test_row_88_two_versions_side_by_side_and_the_way_back",

@@ -368,7 +368,7 @@ DAILY_USE = (
             ),
         ),
         ("tests/database/test_cli_jobs.py::test_show_says_which_login_and_user_cancelled_it_and_why",),
-        r"somebody cancelled it",
+        r"a cancel was requested",
     ),
     Mutant(
         "C12-claimed-is-running",
@@ -402,13 +402,13 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/client/client.py",
-                r"return translate_error\(exc, role=",
-                "return exc or translate_error(exc, role=",
+                r"return translate_error\(error, role=",
+                "return error or translate_error(error, role=",
             ),
             Edit(
                 "pgworkers/client/client.py",
-                r"return enqueue_error\(exc, ",
-                "return exc or enqueue_error(exc, ",
+                r"return enqueue_error\(error, ",
+                "return error or enqueue_error(error, ",
             ),
         ),
         ("tests/security/test_permission_errors.py::test_a_stranger_gets_an_error_of_ours[newest-direct]",),

@@ -59,7 +59,7 @@ def test_threads_that_burn_without_a_job_cost_their_worker_its_place(forest: For
         )
         assert len(told) == 1
         assert "worker default/0 (pid " in told[0]
-        assert "is replaced: threads left behind use CPU while it has no job" in told[0]
+        assert "is replaced: leftover threads use CPU while the worker has no job" in told[0]
         gone.append(int(told[0].split("(pid ")[1].split(")")[0]))
         wait_for(lambda: set(gone).isdisjoint(master.worker_pids("default")), what="gone")
     assert len(set(gone)) == 2

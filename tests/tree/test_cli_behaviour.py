@@ -129,11 +129,12 @@ def test_variables_that_mean_nothing_are_named(cli: Command) -> None:
     fine = {"PGWORKERS_JOBS_LIST_LIMIT": "4", "PGWORKERS_WORKERS": "2", "PGWORKERS_DRAIN_TIMEOUT": "3s"}
     for words, code in ((["config", "show"], 0), (["run", "--check"], 6)):
         said = cli(*words, code=code, PGWORKERS_DRIAN_TIMEOUT="3s", PGWORKERS_XYZ="1", **fine)
-        warned = [line for line in said.err.splitlines() if "means nothing" in line]
+        warned = [line for line in said.err.splitlines() if "no setting or option" in line]
         assert warned == [
-            "pgworkers: warning: PGWORKERS_DRIAN_TIMEOUT is set but means nothing; did you mean PGWORKERS_DRAIN_TIMEOUT?",
-            "pgworkers: warning: PGWORKERS_XYZ is set but means nothing; "
-            "pgworkers config show --defaults lists those that do",
+            "pgworkers: warning: PGWORKERS_DRIAN_TIMEOUT is set, but no setting or option has this name; "
+            "did you mean PGWORKERS_DRAIN_TIMEOUT?",
+            "pgworkers: warning: PGWORKERS_XYZ is set, but no setting or option has this name; "
+            "pgworkers config show --defaults lists the settings",
         ]
 
 

@@ -144,7 +144,7 @@ def test_manifests_that_kubernetes_understands(cli: Command) -> None:
 
 
 def test_s15_only_prometheus_reaches_the_port_of_a_pod(cli: Command) -> None:
-    text = cli("export", "k8s", "--monitoring", "prom").out
+    text = cli("export", "k8s", "--monitoring-namespace", "prom").out
     assert "0.0.0.0" not in text
     deployment, policy, _ = parsed(text)
     assert (policy["kind"], policy["spec"]["policyTypes"]) == ("NetworkPolicy", ["Ingress"])

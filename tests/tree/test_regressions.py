@@ -88,7 +88,7 @@ def test_a_frozen_supervisor_is_replaced_and_its_jobs_cost_nothing(forest: Fores
     wait_for(lambda: read(forest.ledger))
     [supervisor] = master.supervisor_pids()
     os.kill(supervisor, signal.SIGSTOP)
-    wait_for(lambda: "stopped or starved" in master.log())
+    wait_for(lambda: "it is stopped or starved of CPU" in master.log())
     wait_for(lambda: supervisor not in master.supervisor_pids() and master.supervisor_pids())
     row = forest.until(job, "succeeded")
     assert row["crashes"] == 0

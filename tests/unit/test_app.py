@@ -13,7 +13,7 @@ import pytest
 
 from pgworkers import App, Ctx, ExponentialBackoff, UsageError
 from pgworkers.settings import Settings
-from pgworkers.specs import AppSpec, BackoffSpec
+from pgworkers.specs import AppSpec, BackoffKind, BackoffSpec
 
 
 def made(*queues: str) -> App:
@@ -93,14 +93,14 @@ def test_defaults_of_a_task() -> None:
     ("backoff", "spec"),
     [
         (None, BackoffSpec()),
-        ("30s", BackoffSpec(kind="fixed", base=30, jitter=0)),
-        (5, BackoffSpec(kind="fixed", base=5, jitter=0)),
-        (["1s", 10], BackoffSpec(kind="list", delays=(1, 10), jitter=0)),
+        ("30s", BackoffSpec(kind=BackoffKind.FIXED, base=30, jitter=0)),
+        (5, BackoffSpec(kind=BackoffKind.FIXED, base=5, jitter=0)),
+        (["1s", 10], BackoffSpec(kind=BackoffKind.LIST, delays=(1, 10), jitter=0)),
         (
             ExponentialBackoff(base="1s", factor=3, cap="1m", jitter=0.5),
             BackoffSpec(base=1, factor=3, cap=60, jitter=0.5),
         ),
-        (lambda attempt: attempt, BackoffSpec(kind="function")),
+        (lambda attempt: attempt, BackoffSpec(kind=BackoffKind.FUNCTION)),
     ],
 )
 def test_backoffs(backoff: Any, spec: BackoffSpec) -> None:
@@ -135,7 +135,7 @@ def test_a_backoff_function_is_asked_and_its_failures_are_not_the_jobs() -> None
         ({"memory": "12"}, "memory: '12' is less than 1MB"),
         ({"priority": 1 << 40}, "priority: 1099511627776 is out of range"),
         ({"backoff": []}, "backoff: an empty list"),
-        ({"backoff": object()}, "backoff: object is no back-off"),
+        ({"backoff": object()}, "backoff: object is not a back-off"),
         ({"backoff": ExponentialBackoff(factor=0.5)}, "backoff: factor must be at least 1"),
         ({"backoff": ["1s", "x"]}, "backoff: 'x' is not a duration"),
         ({"queue": ""}, "queue: '' is empty"),

@@ -255,7 +255,7 @@ def _forges(text: str) -> bool:
     [
         ["export", "systemd", "--user", NASTY],
         ["export", "systemd", "--directory", NASTY],
-        ["export", "systemd", "--environment", NASTY],
+        ["export", "systemd", "--environment-file", NASTY],
         ["export", "docker", "--python", NASTY],
         ["export", "procfile", "-c", NASTY],
         ["export", "systemd", "-c", NASTY],

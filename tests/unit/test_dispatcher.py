@@ -308,7 +308,7 @@ def test_one_job_that_is_given_back_is_spoken_of_as_one(monkeypatch: pytest.Monk
         monkeypatch.setattr(stage.dispatch, "_buffer_timeout_seconds", lambda: -1.0)
         stage.dispatch._release_expired_buffers()
         (fact,) = (fact for fact in stage.told if isinstance(fact, JobsReleased))
-        assert message_of(fact) == ("info", "1 unstarted job given back: no worker was free")
+        assert message_of(fact) == ("info", "released 1 unstarted job: no worker was free")
 
     play(scene)
 

@@ -267,7 +267,7 @@ def test_every_command_that_a_fix_names_exists() -> None:
 
 
 #: Words that follow our name in sentences.
-_PROSE = {"has", "job", "refuses", "that"}
+_PROSE = {"and", "has", "job", "refuses", "that"}
 
 
 def test_jobs_that_run_as_root_are_a_warning() -> None:

@@ -234,6 +234,6 @@ def test_processes_of_a_former_host_that_do_not_end_are_told_although_none_was_k
     line = message_of(told[0])
     assert line is not None
     assert (
-        line[1]
-        == "2 processes left by a former host of this machine did not end: they are not ours to end, or hang"
+        line[1] == "2 processes left by a former host of this machine did not end: "
+        "they belong to another user or do not respond to SIGKILL"
     )

@@ -42,8 +42,8 @@ def test_retry_on_is_read_by_verdict() -> None:
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({"interrupted": False}, "the verdicts it can speak of are error, timeout"),
-        ({"lease_lost": False}, "the verdicts it can speak of"),
+        ({"interrupted": False}, "the verdicts it can name are error, timeout"),
+        ({"lease_lost": False}, "the verdicts it can name"),
         ({"oom": None}, "write True, False or a duration"),
         ({"oom": "soon"}, "oom"),
         (["oom"], "is not a mapping"),

@@ -8,7 +8,7 @@ import pytest
 
 from pgworkers.job.model import CRASH_VERDICTS, FREE_VERDICTS, MAX_CONSECUTIVE_LOSSES, JobState, Verdict
 from pgworkers.job.retry_policy import EndJob, RetryAfter, backoff_delay, decide_retry
-from pgworkers.specs import BackoffSpec
+from pgworkers.specs import BackoffKind, BackoffSpec
 from pgworkers.units import MAX_SECONDS
 
 EXACT = BackoffSpec(jitter=0.0)
@@ -92,7 +92,12 @@ def test_the_default_curve_doubles_to_an_hour() -> None:
 @pytest.mark.parametrize("attempt", [0, -5, 44, 1000, 10**6, 2**62])
 @pytest.mark.parametrize(
     "spec",
-    [BackoffSpec(), BackoffSpec(factor=1e308), BackoffSpec(base=1e300, cap=1e308), BackoffSpec("fixed")],
+    [
+        BackoffSpec(),
+        BackoffSpec(factor=1e308),
+        BackoffSpec(base=1e300, cap=1e308),
+        BackoffSpec(BackoffKind.FIXED),
+    ],
 )
 def test_no_attempt_overflows(spec: BackoffSpec, attempt: int) -> None:
     assert 0 <= backoff_delay(spec, attempt, 0.999) <= MAX_SECONDS
@@ -107,10 +112,10 @@ def test_jitter_spreads_around_the_curve_and_stays_under_the_cap() -> None:
 
 
 def test_fixed_list_and_function() -> None:
-    assert backoff_delay(BackoffSpec("fixed", base=30.0, jitter=0.0), 7, 0.3) == 30.0
-    listed = BackoffSpec("list", delays=(1.0, 10.0, 7200.0), jitter=0.0)
+    assert backoff_delay(BackoffSpec(BackoffKind.FIXED, base=30.0, jitter=0.0), 7, 0.3) == 30.0
+    listed = BackoffSpec(BackoffKind.LIST, delays=(1.0, 10.0, 7200.0), jitter=0.0)
     assert [backoff_delay(listed, attempt, 0.3) for attempt in (1, 2, 3, 4, 99)] == [1, 10, 7200, 7200, 7200]
-    assert backoff_delay(BackoffSpec("function", jitter=0.0), 2, 0.3) == 4.0, (
+    assert backoff_delay(BackoffSpec(BackoffKind.FUNCTION, jitter=0.0), 2, 0.3) == 4.0, (
         "the worker died before it could ask it"
     )
 

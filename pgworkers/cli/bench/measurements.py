@@ -32,7 +32,7 @@ BENCH_SCHEMA_PREFIX = "pgworkers_bench_"
 #: How long a host may take to start, and to do all its jobs.
 HOST_TIMEOUT_SECONDS = 120.0
 HOST_STOP_TIMEOUT_SECONDS = 15.0
-_ENDED = Statement.from_file(__file__, "bench_ends")
+_ENDED = Statement.from_file(__file__, "measurements_ended")
 #: Options of a `run` that is not this one; settings are passed on, they are what the user wants to know about.
 _EXCLUDED_VARIABLES = {
     f"PGWORKERS_{name}" for name in ("QUEUES", "WORKERS", "CONFIG", "BURST", "RELOAD", "CHECK", "QUIET")
@@ -99,7 +99,7 @@ def _refuse_unwritable(conn: psycopg.Connection[Any]) -> None:
 
 
 def _drop_leftovers(conn: psycopg.Connection[Any]) -> None:
-    """Schemas of runs that were killed: nobody holds their lock."""
+    """Schemas of runs that were killed: no session holds their lock."""
     found = conn.execute(
         "SELECT nspname FROM pg_namespace WHERE starts_with(nspname, %s)", [BENCH_SCHEMA_PREFIX]
     ).fetchall()
@@ -185,7 +185,7 @@ class EndedJobs:
 
 
 def ended_jobs(site: BenchSchema, after: int = 1 << 62) -> EndedJobs:
-    query = Query(_ENDED, {"after": after}, lambda rows: EndedJobs(*rows[0]))
+    query: Query[EndedJobs] = Query(_ENDED, {"after": after}, lambda found: found[0], record=EndedJobs)
     return run(site.conn, site.schema, query)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from pgworkers.cli.top.model import SORT_COLUMNS, TreeRow, ViewOptions
 from pgworkers.cli.top.screen import KEY_HELP
@@ -31,20 +32,31 @@ _CONTROL_KEYS = {
     0x0C: "redraw",
     0x15: "clear",
 }
-_MOVES = {"up": -1, "down": 1}
+
+
+class ActionKind(StrEnum):
+    CANCEL = "cancel"
+    STACK = "stack"
+    SUSPEND = "suspend"
+    RESUME = "resume"
+    KILL = "kill"
+    PAUSE = "pause"  #: of a queue
+    UNPAUSE = "unpause"  #: of a queue
+
+
 #: key -> (what is asked of the host, whether it is asked about first)
 JOB_ACTION_KEYS = {
-    "c": ("cancel", True),
-    "s": ("stack", False),
-    "z": ("suspend", False),
-    "r": ("resume", False),
-    "k": ("kill", True),
+    "c": (ActionKind.CANCEL, True),
+    "s": (ActionKind.STACK, False),
+    "z": (ActionKind.SUSPEND, False),
+    "r": (ActionKind.RESUME, False),
+    "k": (ActionKind.KILL, True),
 }
 MAX_FILTER_CHARACTERS = 60
 
 
 def decode_keys(data: bytes) -> list[str]:
-    """Keys by name; unknown escape sequences are no keys at all. A lone escape is `escape`."""
+    """Keys by name; unknown escape sequences are ignored. A lone escape is `escape`."""
     keys: list[str] = []
     at = 0
     while at < len(data):
@@ -81,9 +93,9 @@ def decode_keys(data: bytes) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something to ask of the database: a kind, and the job or queue that was selected when it was meant."""
+    """A request to the database: its kind, and the job or queue that was selected when the key was pressed."""
 
-    kind: str  # cancel, stack, suspend, resume, kill, pause, unpause
+    kind: ActionKind
     job: int | None = None
     queue: str | None = None
 
@@ -189,10 +201,8 @@ def _start_action(view: ViewState, key: str, rows: Sequence[TreeRow]) -> tuple[V
         if row.queue is None:
             return replace(view, message="select a queue, or a worker of it"), None
         depth = row.depth or next((one.depth for one in rows if one.queue == row.queue and one.depth), None)
-        act, asks = (
-            Action("unpause" if depth is not None and depth.paused else "pause", queue=row.queue),
-            True,
-        )
+        is_paused = depth is not None and depth.paused
+        act, asks = Action(ActionKind.UNPAUSE if is_paused else ActionKind.PAUSE, queue=row.queue), True
     else:
         kind, asks = JOB_ACTION_KEYS[key]
         if row.worker is None or row.worker.job is None:

@@ -1,4 +1,4 @@
-"""The screen of `top`: one line of figures, the headings, rows or a pane over them, and what is said below. Pure."""
+"""The screen of `top`: one line of figures, the headings, rows or a pane over them, and a message line. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ KEY_LINE = "c cancel s stack z suspend r resume k kill p pause / filter <> sort 
 KEY_HELP = """\
 c        cancel the job: the stop ladder, it ends for good (asks)
 s        its Python stack, now, also inside C code
-z        suspend the job: its processes stand still, its deadline waits
+z        suspend the job: its processes are stopped, its deadline is paused
 r        resume a suspended job
-k        kill its process; the job is handed back and runs again (asks)
+k        kill its process; the job is released and runs again (asks)
 p        pause the selected queue on all hosts, or resume it (asks)
 arrows   select; also Ctrl-P, Ctrl-N, page up and down, home, end
 /        filter by host, queue, task, #job, pid or state; Esc clears it
@@ -29,7 +29,7 @@ q        quit; here q or Esc closes this"""
 
 @dataclass(frozen=True, slots=True)
 class ScreenContent:
-    """All that a frame shows beside the picture."""
+    """Everything that a frame shows in addition to the snapshot."""
 
     options: ViewOptions = field(default_factory=ViewOptions)
     selected: tuple[str, ...] | None = None

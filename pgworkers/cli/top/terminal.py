@@ -63,7 +63,7 @@ class Terminal:
         return found.columns or 80, found.lines or 24
 
     def invalidate(self) -> None:
-        """The next frame is drawn whole: the size changed, or somebody else has painted."""
+        """Draw the next frame as a whole: the size changed, or another program has written to the terminal."""
         self._drawn = []
 
     def draw(self, frame: Sequence[Line]) -> None:

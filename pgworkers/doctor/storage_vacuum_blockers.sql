@@ -1,8 +1,8 @@
 -- Who may hold back vacuum, the oldest first: sessions of this database, prepared transactions, replication slots and
 -- standbys with feedback. The first row is about ourselves: how many sessions we may not look into. Vacuum itself holds
 -- nothing back. No guard: it only reads.
-SELECT 'hidden' AS kind, count(*)::text AS name, NULL AS pid, NULL AS usename, NULL AS application, NULL AS state,
-       NULL::double precision AS age, NULL::bigint AS transactions, NULL::double precision AS query_age, NULL AS query
+SELECT 'hidden' AS kind, count(*)::text AS name, NULL AS pid, NULL AS user, NULL AS application, NULL AS state,
+       NULL::double precision AS age, NULL::bigint AS held_back_transactions, NULL::double precision AS query_age, NULL AS query
   FROM pg_stat_activity a
  WHERE a.datname = current_database() AND a.backend_type IS NULL
 UNION ALL

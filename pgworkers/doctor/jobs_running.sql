@@ -16,9 +16,11 @@ seen AS MATERIALIZED (
      CROSS JOIN LATERAL jsonb_array_elements(h.workers) w
      WHERE h.renewed_at >= now() - h.lease AND (w ->> 'job_id') IS NOT NULL
 )
-SELECT j.id, j.queue, j.task, s.name, s.worker, s.pid, s.state, s.stalled, s.since, u.mean::double precision,
-       greatest(extract(epoch FROM now() - CASE WHEN isfinite(j.deadline_at) THEN j.deadline_at END), s.since - extract(epoch FROM j.timeout), s.over)::double precision,
-       extract(epoch FROM now() - j.cancel_at)::double precision
+SELECT j.id, j.queue, j.task, s.name AS host, s.worker, s.pid, s.state, s.stalled AS is_stalled, s.since AS running_seconds,
+       u.mean::double precision AS usual_seconds,
+       greatest(extract(epoch FROM now() - CASE WHEN isfinite(j.deadline_at) THEN j.deadline_at END), s.since - extract(epoch FROM j.timeout), s.over)::double precision
+           AS overdue_seconds,
+       extract(epoch FROM now() - j.cancel_at)::double precision AS seconds_since_cancel
   FROM pgworkers.job j
   JOIN seen s ON s.host = j.host AND s.job_id = j.id
   LEFT JOIN usual u ON u.task = j.task
