@@ -84,7 +84,13 @@ def test_code_and_quotations_are_left_alone(tmp_path: Path) -> None:
 
 def test_english_with_the_same_words_is_left_alone(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("It tells two hosts apart.\nA timeout is no evidence of bad data.\nThere is no host.\n")
+    sentences = (
+        "It tells two hosts apart.",
+        "The index tells whether there are any.",
+        "A timeout is no evidence of bad data.",
+        "There is no host.",
+    )
+    page.write_text("\n".join(sentences))
     assert lint(page) == []
 
 
