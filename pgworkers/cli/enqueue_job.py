@@ -1,8 +1,8 @@
 """Make a job from typed words. If there is an app, its task checks the arguments.
 
 The app is imported in the process of the command, not in a child first as `run` does, because that would import it twice
-for each enqueue. A slow import is announced, and it is interrupted after the setting `import_timeout`. If the import ends the
-process by a signal, its Python line is printed to stderr.
+for each enqueue. A slow import is announced, and it is interrupted after the setting `import_timeout`. If the import ends
+the process by a signal, its Python line is printed to stderr.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def seal_batch(batch_id: int, total: int, then_id: int | None) -> Query[None]:
 
 
 def settle_batch(batch_id: int) -> Query[SettleOutcome]:
-    """Complete the batch if nothing of it lives. "busy": somebody is ending its jobs just now, ask again soon."""
+    """Complete the batch if no job of it lives. "busy": other sessions are ending its jobs; call it again soon."""
     return Query(_BATCH_SETTLE, {"id": batch_id}, lambda rows: rows[0][0])
 
 
@@ -117,12 +117,12 @@ def cancel_batch(batch_id: int) -> Query[bool]:
 
 
 def cancel_batch_jobs(batch_id: int, limit: int) -> Query[tuple[int, bool]]:
-    """Cancel at most so many of its jobs: how many, and whether there are more to ask for."""
+    """Cancel at most `limit` of its jobs. Returns how many, and whether there are more."""
     return Query(
         _BATCH_CANCEL_JOBS, {"id": batch_id, "limit": limit}, lambda rows: (int(rows[0][0]), bool(rows[0][1]))
     )
 
 
 def prune_batches(older: float, limit: int) -> Query[int]:
-    """Forget at most so many batches that finished more than `older` seconds ago. Answers how many."""
+    """Delete at most `limit` batches that finished more than `older` seconds ago. Returns how many."""
     return Query(_BATCH_PRUNE, {"older": older, "limit": limit}, len)

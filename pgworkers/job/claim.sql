@@ -1,13 +1,13 @@
 -- Claim up to `count` ready jobs of each queue, by priority and then in enqueue order. Walks the index job_ready from the head of each queue.
 -- Where that would be slow, claim_ranges.sql says where to begin.
--- Jobs behind a concurrency limit are in job_ready_limited instead. One probe per queue (if `gates`) tells whether there are any, and two small
--- indexes tell whether a task is limited. Only then choose_claimed_jobs() decides between both kinds. What a claim does not need must not be
+-- Jobs behind a concurrency limit are in job_ready_limited instead. One probe per queue (if `include_limited`) shows whether there are any, and two small
+-- indexes show whether a task is limited. Only then choose_claimed_jobs() decides between both kinds. What a claim does not need must not be
 -- part of its plan: each node costs some microseconds, even if it is never reached (docs/adr/24).
 -- Guard: state = 'ready' under FOR UPDATE SKIP LOCKED, so two hosts claim disjoint sets. Paused and throttled queues, expired jobs and unknown
 -- tasks are left alone. The CTE is materialised: it is evaluated once whatever the join, so no more rows are claimed than were asked for.
 -- Updating by ctid is safe: if a row changed between the snapshot and the lock, this statement cannot see its new version and does not update
 -- it. The next claim finds it.
-WITH free AS MATERIALIZED (
+WITH unlimited AS MATERIALIZED (
     SELECT ready.at
       FROM unnest(%(queues)s::text[], %(counts)s::integer[]) AS w (queue, count)
       LEFT JOIN LATERAL (

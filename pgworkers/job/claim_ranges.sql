@@ -5,7 +5,7 @@
 -- they make the planner expect almost no rows from job_ready; by the primary key it would read all jobs between two ids, also those of other
 -- queues (docs/adr/05).
 -- Index, guard and the rest: claim.sql.
-WITH free AS MATERIALIZED (
+WITH unlimited AS MATERIALIZED (
     SELECT ready.at
       FROM unnest(%(queues)s::text[], %(counts)s::integer[]) WITH ORDINALITY AS w (queue, count, nth)
       LEFT JOIN LATERAL (
@@ -15,8 +15,8 @@ WITH free AS MATERIALIZED (
             LIMIT 1) q ON true
      CROSS JOIN LATERAL (
            SELECT found.at
-             FROM unnest(%(whose)s::integer[], %(lows)s::integer[], %(highs)s::integer[], %(firsts)s::bigint[],
-                         %(lasts)s::bigint[]) AS r (whose, low, high, first, last)
+             FROM unnest(%(queue_numbers)s::integer[], %(low_priorities)s::integer[], %(high_priorities)s::integer[], %(first_ids)s::bigint[],
+                         %(last_ids)s::bigint[]) AS r (queue_number, low, high, first, last)
             CROSS JOIN LATERAL (
                   SELECT at
                     FROM (SELECT j.ctid AS at
@@ -38,7 +38,7 @@ WITH free AS MATERIALIZED (
                            ORDER BY j.id
                            LIMIT w.count
                              FOR UPDATE SKIP LOCKED) step) found
-            WHERE r.whose = w.nth
+            WHERE r.queue_number = w.nth
             LIMIT w.count) ready
      WHERE q.closed IS NOT TRUE
 )

@@ -26,8 +26,8 @@ _COPY_PLAIN = Statement.from_file(__file__, "copy_plain")
 _COPY_ALL_COLUMNS = Statement.from_file(__file__, "copy_all_columns")
 _COPY_NOTIFY = Statement.from_file(__file__, "copy_notify")
 
-#: A block ends after so many rows or characters: the first of them on the caller's connection, where each is a COPY of its
-#: own that must not come near a statement timeout; the smaller one where a COPY stays open and the two sides overlap.
+#: A block ends after this many rows or characters. The first two apply on the connection of the caller, where each is a
+#: COPY of its own that must stay far below a statement timeout. The last one applies where a COPY stays open.
 BLOCK_ROWS = 5000
 BLOCK_CHARACTERS = 4 << 20
 STREAM_BLOCK_CHARACTERS = 64 << 10
@@ -115,7 +115,7 @@ _NO_TIMEOUTS = _NO_IDLE_TIMEOUT + ", pg_catalog.set_config('statement_timeout', 
 
 
 class CopyRows:
-    """Lines for COPY, from the database's clock and what the deployed apps said about their tasks."""
+    """Lines for COPY, from the database's clock and what the deployed apps declare about their tasks."""
 
     def __init__(self, found: list[tuple[Any, ...]]) -> None:
         self.now = UNIX_EPOCH + timedelta(microseconds=found[0][0])
@@ -126,7 +126,7 @@ class CopyRows:
         self._prefixes: dict[tuple[Any, ...], str] = {}
 
     def blocks(self, jobs: Iterable[NewJob], limit: int) -> Iterator[CopyBlock]:
-        """The rows of these jobs, so many characters at a time."""
+        """The rows of these jobs, in blocks of about this many characters."""
         lines: list[str] = []
         size = 0
         last, start = None, ""

@@ -59,5 +59,5 @@ def add_grant(
 
 
 def remove_grants(ids: Sequence[int]) -> Query[list[int]]:
-    """Take grants back; answers the numbers of those that were there."""
+    """Remove grants. Returns the ids of those that existed."""
     return Query(_ENQUEUE_GRANT_REMOVE, {"ids": list(ids)}, lambda rows: [row[0] for row in rows])

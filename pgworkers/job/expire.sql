@@ -21,10 +21,10 @@ ended AS (
 archived AS (
     /* include: history_insert.fragment.sql */
 ),
-told AS MATERIALIZED (
+notified AS MATERIALIZED (
     SELECT pgworkers.notify(id::text, 'pgworkers_done') FROM ended
     UNION ALL
     SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), false)
       FROM ended WHERE linked HAVING count(*) > 0
 )
-SELECT (SELECT count(*) FROM ended), (SELECT count(*) FROM told)
+SELECT (SELECT count(*) FROM ended), (SELECT count(*) FROM notified)

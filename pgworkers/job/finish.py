@@ -1,15 +1,12 @@
-"""Finish: the end of a job, written only by the lease that ran it.
+"""The end of attempts and jobs: finish, retry, release; and progress of running jobs.
 
-What is known about an attempt that ended, and how a batch of them becomes parameters.
+Only the lease that ran a job may write its end. `finish` ends jobs, `retry` ends an attempt and schedules the next one,
+`release` gives back jobs that were claimed but not started. `check_unwritten_finishes` and `check_unwritten_retries` ask
+what became of ends that a statement did not write. Workers send progress with the heartbeat, and the host writes it in
+batches between finishes.
 
-Everything a handler left behind is cleaned here, so that one bad text never fails the batch it travels in. A column in which
-no row of the batch has anything is NULL instead of an array: most attempts succeed, and have little to say.
-
-Unwritten: what became of ends that a finish or a retry did not write.
-
-Release: claimed but not started jobs go back to their queue, as if they had never been claimed.
-
-Progress and checkpoint of running jobs, flushed by the heartbeat.
+Texts that a handler left behind are cleaned here, so that one bad text never fails the batch it is part of. A parameter is
+NULL instead of an array if no row of the batch has a value: most attempts succeed and leave nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     id: int
     lease: int
-    claimed_at_us: int  # microseconds since 1970, as the claim said
+    claimed_at_us: int  # microseconds since 1970, as the claim returned it
     verdict: Verdict
     duration_seconds: float = 0.0  # seconds
     cpu_seconds: float = 0.0  # seconds, children included
@@ -312,11 +309,11 @@ _PROGRESS = Statement.from_file(__file__, "progress")
 
 @dataclass(frozen=True, slots=True)
 class ProgressUpdate:
-    """What one handler said since the last beat, as JSON text. None: unchanged."""
+    """What one handler reported since the last heartbeat, as JSON text. None: unchanged."""
 
     id: int
     lease: int
-    claimed_at_us: int  # microseconds since 1970, as the claim said
+    claimed_at_us: int  # microseconds since 1970, as the claim returned it
     progress: str | None
     checkpoint: str | None
 

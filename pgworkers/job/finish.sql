@@ -9,7 +9,7 @@
 -- An array in which no row has a value is NULL instead: most batches are successes, and all with the same `result`. Returns NULL if all were
 -- written, else the positions of those that were. A second statement (finish_check.sql) asks whether the others are on record, because reading
 -- `history` locks and opens each partition (docs/adr/03).
-WITH free AS MATERIALIZED (
+WITH locked AS MATERIALIZED (
     SELECT j.id
       FROM pgworkers.job j
      WHERE j.id = ANY (%(ids)s::bigint[]) AND j.lease = (%(leases)s::integer[])[width_bucket(j.id, %(ids)s::bigint[])]
@@ -17,9 +17,9 @@ WITH free AS MATERIALIZED (
        AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
        FOR UPDATE SKIP LOCKED
 ),
-gone AS (
+deleted AS (
     DELETE FROM pgworkers.job j
-     WHERE j.id = ANY (ARRAY(SELECT id FROM free))
+     WHERE j.id = ANY (ARRAY(SELECT id FROM locked))
     RETURNING j.*, width_bucket(j.id, %(ids)s::bigint[]) AS nth
 ),
 ended AS NOT MATERIALIZED (
@@ -34,12 +34,12 @@ ended AS NOT MATERIALIZED (
            claimed_at AS started_at, (%(durations)s::double precision[])[nth] AS duration,
            (%(cpus)s::double precision[])[nth] AS cpu_seconds, (%(peaks)s::bigint[])[nth] AS peak_rss,
            coalesce(%(result)s::jsonb, (%(results)s::text[])[nth]::jsonb) AS result
-      FROM gone d
+      FROM deleted d
 ),
 archived AS (
     /* include: history_insert.fragment.sql */
 ),
-examined AS (
+attempts_written AS (
     INSERT INTO pgworkers.attempt (job_id, attempt, lease, host, queue, task, verdict, started_at, duration, cpu_seconds,
                                    peak_rss, error, traceback, stack, exit_status, output, progress, rungs, worker,
                                    version)
@@ -49,22 +49,22 @@ examined AS (
            (%(exit_statuses)s::text[])[nth], (%(outputs)s::text[])[nth],
            coalesce((%(progresses)s::text[])[nth]::jsonb, progress), (%(rungs)s::text[])[nth]::jsonb,
            (%(workers)s::text[])[nth], (%(versions)s::text[])[nth]
-      FROM gone
+      FROM deleted
      WHERE %(verdicts)s::text[] IS NOT NULL AND (%(verdicts)s::text[])[nth] <> 'succeeded'
 ),
 written AS MATERIALIZED (
-    SELECT count(*) AS count, array_to_string(array_agg(id), ' ') AS ids, bool_or(linked) AS linked FROM gone
+    SELECT count(*) AS count, array_to_string(array_agg(id), ' ') AS ids, bool_or(linked) AS linked FROM deleted
 ),
-told AS MATERIALIZED (
+notified AS MATERIALIZED (
     SELECT pgworkers.notify(CASE WHEN octet_length(ids) > 7000 THEN '*' ELSE ids END, 'pgworkers_done'),
            CASE WHEN linked THEN
                 (SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true, array_agg(id) FILTER (
                             WHERE coalesce((%(states)s::text[])[nth], 'succeeded') = 'succeeded'))
-                   FROM gone WHERE linked) END,
+                   FROM deleted WHERE linked) END,
            CASE WHEN %(children)s::jsonb IS NOT NULL THEN
-                (SELECT pgworkers.enqueue_children(%(children)s::jsonb, array_agg(id || ':' || lease)) FROM gone) END
+                (SELECT pgworkers.enqueue_children(%(children)s::jsonb, array_agg(id || ':' || lease)) FROM deleted) END
       FROM written
      WHERE count > 0
 )
-SELECT CASE WHEN count < cardinality(%(ids)s::bigint[]) THEN ARRAY(SELECT nth FROM gone) END, (SELECT count(*) FROM told)
+SELECT CASE WHEN count < cardinality(%(ids)s::bigint[]) THEN ARRAY(SELECT nth FROM deleted) END, (SELECT count(*) FROM notified)
   FROM written

@@ -42,9 +42,9 @@ gone AS (
     DELETE FROM pgworkers.history h
      WHERE h.kept = %(kept)s::boolean AND h.id = ANY (ARRAY(SELECT l.id FROM locked l))
        AND h.finished_at <= (SELECT max(o.finished_at) FROM old o)
-    RETURNING h.id, h.state <> 'succeeded' OR h.lease > 1 AS examined
+    RETURNING h.id, h.state <> 'succeeded' OR h.lease > 1 AS has_attempts
 ),
 forgotten AS (
-    DELETE FROM pgworkers.attempt a WHERE a.job_id = ANY (ARRAY(SELECT g.id FROM gone g WHERE g.examined))
+    DELETE FROM pgworkers.attempt a WHERE a.job_id = ANY (ARRAY(SELECT g.id FROM gone g WHERE g.has_attempts))
 )
 SELECT (SELECT max(p.id) FROM page p HAVING count(*) >= %(portion)s::bigint), (SELECT count(*) FROM gone)

@@ -22,16 +22,16 @@ SELECT NULL::bigint AS nth, EXISTS (SELECT FROM alive) AS fact,
        (SELECT count(*) FROM pgworkers.host o, alive a
          WHERE o.id <> a.id AND o.queues && a.queues AND o.renewed_at >= now() - o.lease) AS sharing
 UNION ALL
-SELECT h.nth, found.wished, NULL, NULL, NULL, found.deadline,
+SELECT h.nth, found.is_cancel_requested, NULL, NULL, NULL, found.deadline,
        found.deadline - extract(epoch FROM now())::double precision,
-       CASE WHEN found.wished IS NULL THEN EXISTS (
+       CASE WHEN found.is_cancel_requested IS NULL THEN EXISTS (
             SELECT FROM pgworkers.attempt a
              WHERE a.job_id = h.id AND a.lease = h.lease AND a.started_at = h.claim AND a.verdict = 'host_lost') END,
        NULL
   FROM held h
   LEFT JOIN LATERAL (
-       SELECT j.cancel_at IS NOT NULL AS wished, extract(epoch FROM j.deadline_at)::double precision AS deadline
+       SELECT j.cancel_at IS NOT NULL AS is_cancel_requested, extract(epoch FROM j.deadline_at)::double precision AS deadline
          FROM pgworkers.job j
         WHERE j.id = h.id AND j.lease = h.lease AND j.claimed_at = h.claim AND j.host IS NOT DISTINCT FROM %(host)s::uuid AND j.state = 'running'
         LIMIT 1) found ON true
- WHERE found.wished IS NOT FALSE OR found.deadline IS DISTINCT FROM h.deadline
+ WHERE found.is_cancel_requested IS NOT FALSE OR found.deadline IS DISTINCT FROM h.deadline

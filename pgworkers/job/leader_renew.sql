@@ -15,10 +15,10 @@ renewed AS (
      WHERE l.host = %(host)s::uuid AND l.pid = pg_backend_pid() AND l.term = lock.term
     RETURNING l.locked
 ),
-told AS (
+flagged AS (
     UPDATE pgworkers.host h
        SET leader = (h.id = %(host)s::uuid)
      WHERE EXISTS (SELECT FROM renewed) AND h.leader <> (h.id = %(host)s::uuid)
     RETURNING h.id
 )
-SELECT r.locked, (SELECT count(*) FROM told) FROM renewed r
+SELECT r.locked, (SELECT count(*) FROM flagged) FROM renewed r

@@ -6,7 +6,7 @@ WITH given_up AS MATERIALIZED (
      WHERE l.host = %(host)s::uuid AND l.pid = pg_backend_pid() AND l.term = %(term)s::bigint
     RETURNING l.term
 ),
-told AS MATERIALIZED (
+flagged AS MATERIALIZED (
     UPDATE pgworkers.host h SET leader = false WHERE h.id = %(host)s::uuid AND h.leader RETURNING h.id
 )
-SELECT (SELECT count(*) FROM given_up), (SELECT count(*) FROM told), pg_advisory_unlock_all()
+SELECT (SELECT count(*) FROM given_up), (SELECT count(*) FROM flagged), pg_advisory_unlock_all()

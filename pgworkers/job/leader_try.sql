@@ -28,12 +28,12 @@ won AS (
      WHERE l.term = (SELECT h.term FROM held h)
     RETURNING l.term
 ),
-told AS (
+flagged AS (
     UPDATE pgworkers.host h
        SET leader = (h.id = %(host)s::uuid)
      WHERE EXISTS (SELECT FROM won) AND h.leader <> (h.id = %(host)s::uuid)
     RETURNING h.id
 )
 SELECT (SELECT term FROM won), lock.mine, h.locked, h.pid, h.session_start, h.ran_out AND NOT h.free,
-       (SELECT count(*) FROM told)
+       (SELECT count(*) FROM flagged)
   FROM lock LEFT JOIN held h ON true

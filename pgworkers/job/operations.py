@@ -1,6 +1,6 @@
-"""Operations: which login cancelled, discarded, purged or retried a job, and why.
+"""Operations: which login cancelled, discarded, purged or retried a job, or changed its deadline or a retention, and why.
 
-The SQL functions that do it write `pgworkers.operation`; nothing else does, and operators cannot.
+The SQL functions that do it write the table `operation`. Operators cannot write it themselves.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ moved AS (
      WHERE j.ctid = ANY (ARRAY(SELECT at FROM due)) AND j.state::text = 'scheduled'
     RETURNING j.queue, j.task
 ),
-told AS MATERIALIZED (
+notified AS MATERIALIZED (
     SELECT pgworkers.notify_ready(queue, array_agg(task::text), count(*)) FROM moved GROUP BY queue
 )
 SELECT (SELECT count(*) FROM moved),
@@ -24,4 +24,4 @@ SELECT (SELECT count(*) FROM moved),
          WHERE j.state = 'scheduled' AND j.run_at > now()
          ORDER BY j.run_at
          LIMIT 1),
-       (SELECT count(*) FROM told)
+       (SELECT count(*) FROM notified)

@@ -63,18 +63,18 @@ taken AS MATERIALIZED (
 archived AS (
     /* include: history_insert.fragment.sql */
 ),
-examined AS (
+attempts_written AS (
     INSERT INTO pgworkers.attempt (job_id, attempt, lease, host, queue, task, verdict, started_at, duration, error, progress)
     SELECT id, attempt, lease, host, queue, task, 'host_lost', claimed_at, greatest(extract(epoch FROM now() - claimed_at), 0),
            error, progress
       FROM taken
 ),
-told AS MATERIALIZED (
+notified AS MATERIALIZED (
     SELECT pgworkers.notify(id::text, 'pgworkers_done') FROM ended
     UNION ALL
     SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true)
       FROM ended WHERE linked HAVING count(*) > 0
 )
-SELECT t.id, t.lease, t.queue, t.task, t.attempt, t.state::text, (SELECT count(*) FROM told)
+SELECT t.id, t.lease, t.queue, t.task, t.attempt, t.state::text, (SELECT count(*) FROM notified)
   FROM taken t
  ORDER BY t.id

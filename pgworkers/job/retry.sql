@@ -19,7 +19,7 @@ held AS MATERIALIZED (
     SELECT a.*, locked.*
       FROM again a
      CROSS JOIN LATERAL (
-           SELECT j.host, j.queue, j.task, j.attempt, j.claimed_at, j.cancel_at IS NOT NULL AS wished,
+           SELECT j.host, j.queue, j.task, j.attempt, j.claimed_at, j.cancel_at IS NOT NULL AS is_cancel_requested,
                   j.crashes + coalesce(a.crash::integer, 0) AS end_crashes,
                   coalesce(a.checkpoint::jsonb, j.checkpoint) AS end_checkpoint,
                   coalesce(a.progress::jsonb, j.progress) AS end_progress,
@@ -38,14 +38,14 @@ moved AS (
            progress = a.end_progress, checkpoint = a.end_checkpoint
       FROM held a
      WHERE j.id BETWEEN a.id AND a.id AND j.lease = a.lease AND j.claimed_at = a.claim
-       AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND NOT a.wished
+       AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND NOT a.is_cancel_requested
     RETURNING j.id, j.queue, j.state, a.after
 ),
 ended AS (
     DELETE FROM pgworkers.job j
      USING held a
      WHERE j.id BETWEEN a.id AND a.id AND j.lease = a.lease AND j.claimed_at = a.claim
-       AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND a.wished
+       AND j.host IS NOT DISTINCT FROM a.host AND j.state = 'running' AND a.is_cancel_requested
     RETURNING j.*, 'cancelled'::pgworkers.job_state AS end_state, a.verdict AS end_verdict, j.args AS end_args,
               j.attempt AS end_attempt, a.end_crashes, a.end_checkpoint, a.end_progress, a.end_errors,
               j.claimed_at AS started_at, a.duration, a.cpu_seconds, a.peak_rss, NULL::jsonb AS result
@@ -53,7 +53,7 @@ ended AS (
 archived AS (
     /* include: history_insert.fragment.sql */
 ),
-examined AS (
+attempts_written AS (
     INSERT INTO pgworkers.attempt (job_id, attempt, lease, host, queue, task, verdict, started_at, duration, cpu_seconds,
                                    peak_rss, error, traceback, stack, exit_status, output, progress, rungs, worker,
                                    version)
@@ -61,7 +61,7 @@ examined AS (
            exit_status, output, end_progress, rungs::jsonb, worker, version
       FROM held
 ),
-told AS MATERIALIZED (
+notified AS MATERIALIZED (
     SELECT pgworkers.notify('ready:' || queue) FROM (SELECT DISTINCT queue FROM moved WHERE state = 'ready') q
     UNION ALL
     SELECT pgworkers.notify('due:') FROM moved WHERE after > 0 AND after < 10
@@ -71,4 +71,4 @@ told AS MATERIALIZED (
     SELECT pgworkers.settle_dependents(array_agg(id), array_agg(batch_id), true)
       FROM ended WHERE linked HAVING count(*) > 0
 )
-SELECT h.nth, (SELECT count(*) FROM told) FROM held h
+SELECT h.nth, (SELECT count(*) FROM notified) FROM held h

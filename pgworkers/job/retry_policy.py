@@ -1,4 +1,4 @@
-"""Retry: whether and when a job runs again (pure arithmetic), and the statement that says so."""
+"""Decide whether and when a job runs again. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def decide_retry(
     `attempt` counts this attempt, `crashes` are those before it (both as claimed). `requested_delay` is what the handler
     asked for; `random_fraction` in [0, 1) spreads the delay. `policy` is what the task says of this verdict: False, no
     further attempt; a number, the delay before it. It can shorten a job's life, not lengthen it: the budgets hold.
-    `is_supervisor_lost`: its supervisor died. That is no crash of the job, and `consecutive_losses` says how often in a
+    `is_supervisor_lost`: its supervisor died. That is not a crash of the job; `consecutive_losses` says how often in a
     row it happened before.
     """
     if verdict is Verdict.SUCCEEDED:

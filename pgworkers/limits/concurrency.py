@@ -50,5 +50,5 @@ def prune_limit_scan_starts(older: float, limit: int) -> Query[int]:
 
 
 def prune_group_scan_starts(older: float, limit: int) -> Query[int]:
-    """Delete marks of lanes that were due more than `older` seconds ago, at most `limit` of them. Returns how many."""
+    """Delete marks of groups that were due more than `older` seconds ago, at most `limit` of them. Returns how many."""
     return Query(_CONCURRENCY_PRUNE_GROUP_SCAN_STARTS, {"older": older, "limit": limit}, len)

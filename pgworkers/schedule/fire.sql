@@ -82,10 +82,10 @@ replaced AS MATERIALIZED (
       JOIN numbered n ON n.job_id = t.job_id
      WHERE n.overlap = 'replace' AND n.live
 ),
-told AS MATERIALIZED (
+notified AS MATERIALIZED (
     SELECT pgworkers.notify_ready(queue, array_agg(task::text), count(*)) FROM put WHERE state = 'ready' GROUP BY queue
 )
-SELECT m.name, m.scope, m.skipped, t.at, t.job_id, t.reason, (SELECT count(*) FROM told), (SELECT count(*) FROM replaced)
+SELECT m.name, m.scope, m.skipped, t.at, t.job_id, t.reason, (SELECT count(*) FROM notified), (SELECT count(*) FROM replaced)
   FROM moved m
   LEFT JOIN ticked t ON t.schedule = m.name AND t.scope = m.scope
  ORDER BY t.at, m.name, m.scope

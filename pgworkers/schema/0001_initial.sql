@@ -2663,7 +2663,7 @@ SELECT h.id AS host, h.name AS host_name, w.*
 
 -- Live and ended jobs together. A row that a host has claimed is 'running' here if a worker has it, as of the host's last renewal (`worker`
 -- is its name), and 'claimed' otherwise: it waits in the host's buffer, or began within the last second or so. The start of a job writes
--- nothing, so the tables cannot tell more. Payload is NULL for a role that may not read it in the table (otherwise args is never NULL).
+-- nothing, so the tables know no more. Payload is NULL for a role that may not read it in the table (otherwise args is never NULL).
 -- Both halves have the same types: domains are cast to their base types. Otherwise the planner would not flatten the UNION, and each reader would
 -- read all history, whatever its LIMIT.
 CREATE VIEW pgworkers.jobs AS

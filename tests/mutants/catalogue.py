@@ -399,7 +399,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/job/claim.sql",
-                r"WITH free AS MATERIALIZED \((.*?)\n\)\nUPDATE (.*?)= ANY \(\(.*\)::tid\[\]\)\n   AND j\.state = 'ready'",
+                r"WITH unlimited AS MATERIALIZED \((.*?)\n\)\nUPDATE (.*?)= ANY \(\(.*\)::tid\[\]\)\n"
+                r"   AND j\.state = 'ready'",
                 r"UPDATE \2IN (\1)\n   AND j.state = 'ready'",
             ),
         ),
@@ -494,7 +495,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/job/finish.sql",
-                r"lease\)\) FROM gone\)",
+                r"lease\)\) FROM deleted\)",
                 "lease)) FROM unnest(%(ids)s::bigint[], %(leases)s::integer[]) AS e (id, lease))",
             ),
             Edit("pgworkers/job/finish.sql", r"WHERE count > 0", "WHERE true"),

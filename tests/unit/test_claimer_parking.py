@@ -129,7 +129,7 @@ class Crowded(Quiet):
         if name in CLAIM_STATEMENTS:
             queues = tuple(params["queues"])
             self.told.append((name, queues))
-            if "j" in queues and self.left and (name == "claim" or LAST in params["lasts"][1:2]):
+            if "j" in queues and self.left and (name == "claim" or LAST in params["last_ids"][1:2]):
                 assert raise_timeouts, "the database is not to blame"
                 raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
         return await super().execute(query, then=then)
