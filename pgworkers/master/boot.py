@@ -47,9 +47,9 @@ PACKAGE_VERSION = package_version("pgworkers")
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BootPlan:
-    """All that is known before the first process is started."""
+    """What is known before the first process is started."""
 
     app: AppSpec
     loaded_settings: LoadedSettings
@@ -63,6 +63,14 @@ class BootPlan:
     @property
     def settings(self) -> Settings:
         return self.loaded_settings.settings
+
+
+@dataclass(slots=True)
+class ServedApp:
+    """The app that a host serves now. A reload replaces it."""
+
+    app: AppSpec
+    queues: dict[str, QueueSpec]
 
 
 def prepare(options: RunOptions, say: Callable[[str], None]) -> BootPlan:

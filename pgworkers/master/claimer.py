@@ -6,8 +6,6 @@ decides where in a queue it looks.
 A new job wakes one host. If that host has no room, it passes the notification on to another one. If it does not come,
 because it was killed or stopped, the poll of another host finds the job, and that host lets all be notified for a while.
 (docs/adr/21)
-
-What wakes a task of the master: somebody who rings, or the time.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from math import inf
 
 import psycopg
 
-from pgworkers.alarm import Alarm
 from pgworkers.clock import monotonic
 from pgworkers.events import AttemptEnded, ClaimTooSlow, EventBus, JobsParked
 from pgworkers.events import JobsClaimed as ClaimedFact
@@ -41,7 +38,6 @@ from pgworkers.master.connection import ConnectionDown, ReconnectingConnection, 
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.postgres.session import StatementTimedOut
 from pgworkers.postgres.statements import Query
-from pgworkers.prompt import Prompt
 from pgworkers.settings import Settings
 
 #: After so many jobs, and so many seconds, that are handed over the loop has another turn.
@@ -114,7 +110,7 @@ class Claimer:
                 looks_anyway = self._has_spare_capacity and self._sleep.is_awake(name)
                 self._sleep.record_notification(name, now)
                 if not looks_anyway:
-                    self._wakeup.mark()
+                    self._wakeup.set()
 
     def on_notification_for_this_host(self, queue: str, *, is_one_job: bool) -> None:
         """A notification that is for this host only: it claims the job, or passes the notification on."""
@@ -122,10 +118,6 @@ class Claimer:
             jobs = 1 if is_one_job else inf
             self._notified_jobs[queue] = self._notified_jobs.get(queue, 0) + jobs
             self.on_notification(queue)
-
-    def on_notifications_read(self) -> None:
-        """Jobs wait for what follows: it is done at once."""
-        self._wakeup.set_now()
 
     def on_reconnect(self) -> None:
         """The database may have forgotten that this host wants to be told, and notifications may have been missed."""
@@ -380,45 +372,20 @@ class Claimer:
 
 
 class Wakeup:
-    """One task waits, anybody rings. A bell that was rung while nobody waited is not waited for."""
+    """Wakes one task. A call of `set` while the task does not wait ends its next wait at once."""
 
     def __init__(self) -> None:
-        self._is_set = False
-        self._waiter: Prompt | None = None
-        self._scheduled: asyncio.Handle | None = None
-        self._alarm = Alarm(self._on_timeout)
-
-    def mark(self) -> None:
-        """As good as rung; the task goes on when somebody rings it now."""
-        self._is_set = True
+        self._event = asyncio.Event()
 
     def set(self) -> None:
-        """The task goes on in the next turn of the loop: whoever rings is in the middle of something."""
-        self._is_set = True
-        if self._waiter is not None and self._scheduled is None:
-            self._scheduled = self._waiter.get_loop().call_soon(self.set_now)
+        self._event.set()
 
-    def set_now(self) -> None:
-        """If it was rung, the task goes on within this call."""
-        if self._is_set and self._waiter is not None:
-            self._waiter.set()
-
-    async def wait(self, pause: Callable[[], float]) -> None:
-        """Until it is rung, or so many seconds have passed."""
-        if not self._is_set:
-            loop = asyncio.get_running_loop()
-            self._alarm.set(loop, loop.time() + pause())
-            self._waiter = Prompt(loop)
+    async def wait(self, max_seconds: Callable[[], float]) -> None:
+        """Wait until it is set, or for so many seconds."""
+        if not self._event.is_set():
             try:
-                await self._waiter
-            finally:
-                self._waiter = None
-                self._alarm.off()
-                if self._scheduled is not None:
-                    self._scheduled.cancel()
-                    self._scheduled = None
-        self._is_set = False
-
-    def _on_timeout(self) -> None:
-        self._is_set = True
-        self.set_now()
+                async with asyncio.timeout(max_seconds()):
+                    await self._event.wait()
+            except TimeoutError:
+                pass
+        self._event.clear()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 import psycopg
@@ -28,7 +29,15 @@ from pgworkers.postgres.session import AsyncSession, _shutdown_socket
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
-ConnectionRole = ("claim", "finish", "listen", "leadership")
+
+class ConnectionRole(StrEnum):
+    """What a connection of the host is for. Each host has one of each."""
+
+    CLAIM = "claim"  #: claims; also scaling, reload and operator requests
+    FINISH = "finish"  #: results; also lost claims and statistics
+    LISTEN = "listen"  #: notifications and renewals
+    LEADERSHIP = "leadership"  #: the term and the duties; also the end of a burst, batches, and the removal of the host
+
 
 T = TypeVar("T")
 
@@ -41,7 +50,7 @@ _SERVER_ERRORS = (
 )
 
 #: Lines that serve nothing but statements. (On the others somebody listens, or holds a lock.)
-STATEMENT_ONLY_ROLES = frozenset({"claim", "finish"})
+STATEMENT_ONLY_ROLES = frozenset({ConnectionRole.CLAIM, ConnectionRole.FINISH})
 
 #: SQLSTATEs of what PL/pgSQL raises.
 _PLPGSQL_SQLSTATE_CLASS = "P0"

@@ -201,8 +201,6 @@ class Finisher:
                 await self._wait_for_more()
                 try:
                     await self._send_once()
-                    # The answer was handled at once: reports of the same turn go with the next batch.
-                    await asyncio.sleep(0)
                 except ConnectionDown:
                     await self._connection.wait_for_backoff()
                 self._requeue_deferred()

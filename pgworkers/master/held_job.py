@@ -38,7 +38,7 @@ class HeldJob(msgspec.Struct, eq=False):
     @property
     def key(self) -> tuple[int, int]:
         """Job and lease: what the processes of this host call an execution."""
-        return self.job[:2]
+        return self.job.id, self.job.lease
 
     @property
     def fence(self) -> Fence:

@@ -14,7 +14,7 @@ be seen late; when the database's clock was set back; when a while has passed, f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from math import inf
 
@@ -22,7 +22,7 @@ import psycopg
 
 from pgworkers.clock import monotonic
 from pgworkers.job.hosts import jobs_of_host
-from pgworkers.master.connection import ConnectionDown, ReconnectingConnection
+from pgworkers.master.connection import ConnectionDown, ConnectionRole, ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.duties import READ_REST_FACTOR
 from pgworkers.master.finisher import Finisher
@@ -49,15 +49,15 @@ class LostClaims:
     def __init__(
         self,
         host_id: str,
-        connections: dict[str, ReconnectingConnection],
+        connections: Mapping[ConnectionRole, ReconnectingConnection],
         dispatcher: Dispatcher,
         finisher: Finisher,
         settings: Settings,
         database_time: Callable[[], datetime | None],
     ) -> None:
         self._host_id = host_id
-        self._connection = connections["finish"]
-        self._watched_connections = [connections["claim"], connections["finish"]]
+        self._connection = connections[ConnectionRole.FINISH]
+        self._watched_connections = [connections[ConnectionRole.CLAIM], connections[ConnectionRole.FINISH]]
         self._dispatcher = dispatcher
         self._finisher = finisher
         self._settings = settings

@@ -42,23 +42,25 @@ class SupervisorPool:
 
     def __init__(
         self,
+        *,
+        host_id: str,
         settings: Settings,
         events: EventBus,
         dispatcher: Dispatcher,
-        boots: dict[str, Boot],
-        version: str,
         lease_deadline_fd: int,
+        hurry: asyncio.Event,
         start_background: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        """`beside` starts an errand of the host: if that fails, the host says so and leaves."""
+        """`lease_deadline_fd`: the shared page with the deadline of the leases. `hurry`: set if the host must leave now."""
         self._settings = settings
         self._events = events
         self._dispatcher = dispatcher
-        self._boots = boots
-        self._version = version
+        self._boots: dict[str, Boot] = {}
+        self._version = ""  # of the app
         self._start_background = start_background
-        self._lease_deadline_fd = lease_deadline_fd  # descriptor of the page that says until when leases hold
-        self._host_id = next(iter(boots.values())).host
+        self._lease_deadline_fd = lease_deadline_fd
+        self._hurry = hurry
+        self._host_id = host_id
         self._budgets: dict[str, RestartBudget] = {}
         self._current: dict[str, SupervisorProcess] = {}
         self._retiring: list[SupervisorProcess] = []
@@ -70,6 +72,10 @@ class SupervisorPool:
         self.errors: dict[str, str] = {}  # why a queue has no workers
         self.tracebacks: dict[str, str] = {}  # of those errors that have one
         self.workers = WorkerLifecycle(events, dispatcher)
+
+    def set_queues(self, boots: dict[str, Boot], version: str) -> None:
+        """Name the queues to serve, with the first message for the supervisor of each. Called once, before `start`."""
+        self._boots, self._version = boots, version
 
     def start(self) -> None:
         for name in self._boots:
@@ -86,11 +92,10 @@ class SupervisorPool:
     def target_workers(self, queue: str) -> int:
         return self._boots[queue].workers if queue in self._boots else 0
 
-    def stop_job(
-        self, worker: WorkerChannel, held: HeldJob, reason: StopReason, *, at_once: bool = False
-    ) -> None:
-        """Send a wish down, naming job and lease."""
-        ask, raise_ = (0.0, 0.0) if at_once else (self._settings.ask_grace, self._settings.raise_grace)
+    def stop_job(self, worker: WorkerChannel, held: HeldJob, reason: StopReason) -> None:
+        """Ask the supervisor to stop a job, by its id and lease. A kill has no graces, nor has a host in a hurry."""
+        has_graces = reason is not StopReason.KILL and not self._hurry.is_set()
+        ask, raise_ = (self._settings.ask_grace, self._settings.raise_grace) if has_graces else (0.0, 0.0)
         worker.send_to_supervisor(
             StopJob(worker.slot, worker.incarnation, *held.key, reason.word, ask, raise_)
         )

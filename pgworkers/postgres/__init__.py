@@ -11,5 +11,5 @@ who is connected without that, `embedded_account` says as whom it runs, `embedde
 `embedded_binaries` where its programs come from, `embedded_process` starts and ends it, `embedded_cluster` makes what is
 inside. docs/adr/11 has the reasons. `ownership` says whether what was found may be another user's doing.
 
-Nothing here knows what a job is. May import: settings, bounds, clock, errors, prompt, alarm. Called by everything above.
+Nothing here knows what a job is. May import: settings, bounds, clock, errors. Called by everything above.
 """

@@ -35,10 +35,8 @@ from psycopg.adapt import PyFormat, Transformer
 from psycopg.pq import ConnStatus, ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 
-from pgworkers.alarm import Alarm
 from pgworkers.postgres.pooler import AsyncPooledConnection, PooledConnection, inline_parameters
 from pgworkers.postgres.statements import Query, Statement
-from pgworkers.prompt import Prompt
 from pgworkers.units import format_duration
 
 _ParameterTypes = tuple[int, ...]
@@ -321,22 +319,22 @@ class Waiting:
         self._fd = pgconn.socket
         self._stays = stays
         self._loop: asyncio.AbstractEventLoop | None = None  # that watches
-        self._came: Prompt | None = None
-        self._limit = Alarm(self._expire)
+        self._came: asyncio.Future[None] | None = None  # what the task waits for
+        self._timer: asyncio.TimerHandle | None = None
         self._expired = False
 
     def begin(self, limit: float | None) -> None:
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.get_running_loop()
-            loop.add_reader(self._fd, self._wake)
+            loop.add_reader(self._fd, self._on_readable)
         self._expired = False
         if limit is not None:
-            self._limit.set(loop, loop.time() + limit)
+            self._timer = loop.call_later(limit, self._expire)
 
     def end(self) -> bool:
         """True: it took too long."""
-        self._limit.off()
+        self._stop_timer()
         if not self._stays:
             self.leave()
         return self._expired
@@ -346,21 +344,22 @@ class Waiting:
         if self._loop is not None:
             self._loop.remove_reader(self._fd)
             self._loop = None
-        self._limit.stop()
+        self._stop_timer()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def result(self) -> PGresult:
         """The one answer to what was just sent."""
         pgconn = self._pgconn
         while pgconn.flush():
             await self._sendable()
-            pgconn.consume_input()  # it may answer before it has heard all
-            self._hear()
         answer = None
         while True:
             while pgconn.is_busy():
                 await self._ready()
-                pgconn.consume_input()
-                self._hear()
             result = pgconn.get_result()
             if result is None:
                 break
@@ -371,24 +370,40 @@ class Waiting:
 
     async def _sendable(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.add_writer(self._fd, self._wake)
+        loop.add_writer(
+            self._fd, self._wake
+        )  # what the server answers meanwhile is read, or it would not read on
         try:
             await self._ready()
         finally:
             loop.remove_writer(self._fd)
 
     async def _ready(self) -> None:
-        self._came = Prompt(asyncio.get_running_loop())
+        self._came = asyncio.get_running_loop().create_future()
         try:
             await self._came
         finally:
             self._came = None
 
+    def _on_readable(self) -> None:
+        """Read what has arrived, and wake the task when an answer is complete."""
+        came = self._came
+        if came is None:
+            self.leave()  # no statement is running: the session has ended, and the next statement finds that out
+            return
+        try:
+            self._pgconn.consume_input()
+            self._hear()
+        except BaseException as error:
+            if not came.done():
+                came.set_exception(error)
+            return
+        if not self._pgconn.is_busy():
+            self._wake()
+
     def _wake(self) -> None:
-        if self._came is not None:
-            self._came.set()
-        else:
-            self.leave()  # nobody asked: the session ends, and whoever asks next hears of it
+        if self._came is not None and not self._came.done():
+            self._came.set_result(None)
 
     def _expire(self) -> None:
         self._expired = True

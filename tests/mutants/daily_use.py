@@ -257,7 +257,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/scaling.py",
-                r"self\._host\.events\.emit\(\s+QueueThrottled\([^\n]*\)\s+\)",
+                r"self\._events\.emit\(\s+QueueThrottled\([^\n]*\)\s+\)",
                 "pass",
             ),
         ),

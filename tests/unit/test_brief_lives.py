@@ -98,8 +98,15 @@ class Stage:
         cast("Any", self.dispatch).on_channel_closed = look
         boot = Boot("app.py", ONE, 1, {}, "host")
         self.supervisors = SupervisorPool(
-            settings, facts, self.dispatch, {"default": boot}, "v1", -1, asyncio.create_task
+            host_id="host",
+            settings=settings,
+            events=facts,
+            dispatcher=self.dispatch,
+            lease_deadline_fd=-1,
+            hurry=asyncio.Event(),
+            start_background=asyncio.create_task,
         )
+        self.supervisors.set_queues({"default": boot}, "v1")
         self.supervisor = SimpleNamespace(
             queue="default",
             version="v1",

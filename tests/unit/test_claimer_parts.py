@@ -277,7 +277,6 @@ def chosen_host(
         for _ in range(rounds):
             for is_one_job in hints:
                 claims.on_notification_for_this_host("q", is_one_job=is_one_job)
-            claims.on_notifications_read()
             for _ in range(10):
                 await asyncio.sleep(0)
         assert not running.done()
@@ -363,7 +362,6 @@ def test_room_in_a_dry_queue_is_no_reason_to_look() -> None:
         seen = [len(connection.asked)]
         for happens in (claims.on_capacity, claims.on_notification, claims.on_capacity):
             happens("q")
-            claims.on_notifications_read()
             await asyncio.sleep(0.01)
             seen.append(len(connection.asked))
         claims.wake_for_all_queues()
@@ -392,7 +390,6 @@ def test_a_look_for_the_oldest_is_followed_by_an_ordinary_one() -> None:
         until = loop.time() + 60
         while "claim_oldest" not in connection.names and loop.time() < until:
             claims.on_notification("q")
-            claims.on_notifications_read()
             await asyncio.sleep(0.02)  # not so often that it stops asking to be told
         while connection.names[-1] != "claim" and loop.time() < until:
             await asyncio.sleep(0.01)  # nobody is heard of any more

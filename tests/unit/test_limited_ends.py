@@ -168,7 +168,6 @@ def test_an_end_that_is_written_while_a_claim_is_on_its_way_makes_it_look_once_m
         for limited, looks in ((False, 2), (True, 4)):
             host.connection.answers.clear()
             host.claims.on_notification("q")
-            host.claims.on_notifications_read()
             before = await host.looks()
             host.ends_together(limited)
             assert await host.looks() == before, "one claim at a time"
