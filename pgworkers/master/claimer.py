@@ -245,7 +245,7 @@ class Claimer:
 
     def _seconds_until_next_claim(self) -> float:
         now = monotonic()
-        self._sleep.host_count = 1 + self._dispatcher.other_hosts_sharing
+        self._sleep.host_count = 1 + self._dispatcher.cluster.other_hosts_sharing
         pause = self._sleep.seconds_until_claim(now, self._settings.poll, self._has_spare_capacity)
         return min(pause, max(0.0, self._pass_on_at - now)) if self._notified_jobs else pause
 
@@ -275,7 +275,7 @@ class Claimer:
         full = self._notified_jobs.keys() - (has_room - self._slow_queues.blocked(monotonic()))
         if not full:
             self._wakeup.set()
-        elif self._dispatcher.other_hosts_sharing == 0:
+        elif self._dispatcher.cluster.other_hosts_sharing == 0:
             self._notified_jobs.clear()
         elif monotonic() >= self._pass_on_at:
             for queue in full:
@@ -338,7 +338,7 @@ class Claimer:
             for job in claimed
             if job.ready_seconds > MISSED_NOTIFICATION_SECONDS and self._sleep.was_polled(job.queue)
         }
-        if missed and self._dispatcher.other_hosts_sharing > 0 and now >= self._notify_all_until:
+        if missed and self._dispatcher.cluster.other_hosts_sharing > 0 and now >= self._notify_all_until:
             self._notify_all_until = now + self._settings.lease / 3
             await self._connection.execute(notify_all_idle_hosts(self._host_id, missed))
 

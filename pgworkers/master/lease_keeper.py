@@ -212,8 +212,8 @@ class LeaseKeeper:
         self.database_clock.record(
             sent_boottime, renewed.database_time, max(renewed.longest_lease_seconds, self._settings.lease)
         )
-        self._dispatcher.is_only_host = renewed.is_alone
-        self._dispatcher.other_hosts_sharing = renewed.sharing_hosts
+        self._dispatcher.cluster.is_only_host = renewed.is_alone
+        self._dispatcher.cluster.other_hosts_sharing = renewed.sharing_hosts
         for fence in renewed.cancel_requests:
             self._dispatcher.cancel(fence)
         for deadline in renewed.changed_deadlines:

@@ -87,8 +87,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/dispatcher.py",
-                r"if \(known is not None and known\.key == job\[:2\]\) or job\[:2\] in self\._reclaimed_keys:",
-                "if False:",
+                r"if not \(known is not None and known\.key == key\) and not self\.assigner\.was_reclaimed\(key\):",
+                "if True:",
             ),
         ),
         (

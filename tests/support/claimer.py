@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from pgworkers.events import EventBus
 from pgworkers.job.claim import QueueCapacity
+from pgworkers.master.assignment import ClusterView
 from pgworkers.master.claimer import Claimer
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
@@ -49,11 +50,11 @@ class Roomy:
     """A buffer for each queue, with room for two more jobs."""
 
     is_claiming = True
-    other_hosts_sharing = 0
 
     def __init__(self, queues: str) -> None:
         self.buffers: dict[str, Any] = dict.fromkeys(queues)
         self.tasks: dict[str, Any] = {}
+        self.cluster = ClusterView()
 
     def capacity(self) -> list[QueueCapacity]:
         return [QueueCapacity(queue, 2) for queue in self.buffers]

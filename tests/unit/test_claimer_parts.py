@@ -244,10 +244,9 @@ class Sharing(Quiet):
 class Crowded(Roomy):
     """Buffers with room for as many jobs as `room` says, on a host that shares its queues with others."""
 
-    other_hosts_sharing = 3
-
     def __init__(self, queues: str, room: int) -> None:
         super().__init__(queues)
+        self.cluster.other_hosts_sharing = 3
         self.room = room
 
     def capacity(self) -> list[QueueCapacity]:
@@ -264,7 +263,7 @@ def chosen_host(
 
     async def story() -> list[str]:
         connection, dispatcher = Sharing(), Crowded("q", 1)
-        dispatcher.other_hosts_sharing = sharing
+        dispatcher.cluster.other_hosts_sharing = sharing
         settings = Settings(poll=3600.0, ageing=0)
         claims = Claimer(
             "host", cast("Any", connection), cast("Any", dispatcher), EventBus(), settings, lambda: True
@@ -327,7 +326,7 @@ def missed(waited: float, sharing: int) -> list[str]:
 
     async def story() -> list[str]:
         connection, dispatcher = Sharing(), Crowded("q", 2)
-        dispatcher.other_hosts_sharing = sharing
+        dispatcher.cluster.other_hosts_sharing = sharing
         settings = Settings(poll=3 * RECHECK_DELAYS_SECONDS[-1], ageing=0)
         claims = Claimer(
             "host", cast("Any", connection), cast("Any", dispatcher), EventBus(), settings, lambda: True
