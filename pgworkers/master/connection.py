@@ -100,11 +100,10 @@ class ReconnectingConnection:
         session_number: int | None = None,
         raise_refusals: bool = False,
         raise_timeouts: bool = False,
-        then: Callable[[T], None] | None = None,
     ) -> T:
         """Run one statement. Data errors are raised as they are; everything else becomes `ConnectionDown`.
 
-        `then` is called with the answer before this returns. With `session_number`, the statement runs only on that
+        With `session_number`, the statement runs only on that
         session: a connection that came back is another one. With `raise_refusals`, errors that code in the database
         raises are raised as they are, too: a user's trigger says nothing about the connection. With `raise_refusals` or
         `raise_timeouts`, so is a statement timeout: the server answers, so the statement is the cause.
@@ -134,8 +133,6 @@ class ReconnectingConnection:
             self._events.emit(StatementExecuted(name, clock.monotonic() - began, type(error).__name__))
             raise
         took = clock.monotonic() - began
-        if then is not None:
-            then(answer)
         self._events.emit(StatementExecuted(name, took, None))
         self._mark_up()
         return answer

@@ -158,8 +158,8 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/claimer.py",
-                r"            if name in self\._dispatcher\.buffers:\n",
-                "            if True:\n",
+                r"if name in self\._dispatcher\.buffers and ",
+                "if ",
             ),
             Edit(
                 "pgworkers/job/notification_payloads.py",

@@ -129,8 +129,8 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/master/claim_positions.py",
-                r"return min\(inf if whole",
-                "return max(inf if whole",
+                r"return min\(\n            inf if is_full_scan",
+                "return max(\n            inf if is_full_scan",
             ),
         ),
         (
@@ -195,7 +195,7 @@ LIMITS = (
     Mutant(
         "D2-crowded-queue-without-an-end",
         "a claim of a crowded queue ends where the last portion ended",
-        (Edit("pgworkers/master/claimer.py", r" \| self\._slow_queues\.ranges\(room\)", ""),),
+        (Edit("pgworkers/master/claim_policy.py", r" \| self\.slow_queues\.ranges\(capacity\)", ""),),
         (
             "tests/unit/test_crowds.py::test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task",
         ),

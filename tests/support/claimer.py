@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 from pgworkers.events import EventBus
@@ -32,14 +31,11 @@ class Quiet:
         *,
         raise_refusals: bool = False,
         raise_timeouts: bool = False,
-        then: Callable[[Any], None] | None = None,
     ) -> Any:
         if query.statement.name in CLAIM_STATEMENTS:
             self.asked.append(query)
         if query.statement.name == "host_set_idle":
             return frozenset(query.params["queues"])
-        if then is not None:
-            then([])
         return []
 
     async def wait_for_backoff(self) -> None:
