@@ -1,9 +1,11 @@
-"""Who runs what, on this host: claimed jobs wait in a small buffer per queue until a worker of it can have them.
+"""What the host holds: claimed jobs and workers. Reports, deaths and stop requests come in here.
 
-The buffer belongs to the queue and not to a worker, so no job waits behind a long one. It is deeper than the idle workers
-only while the queue's jobs are short or their ends foreseen, and what nobody took in time is given back to the other
-hosts. Of short jobs a few milliseconds' worth wait in front of each worker (`assignment`); they are taken back when the job
-before them runs long. No SQL here and no waiting: claims come in through `accept`, ends go out through `Finisher`.
+Claimed jobs wait in a small buffer per queue until a worker of the queue can take them. The buffer belongs to the queue and
+not to a worker, so no job waits behind a long one. It holds more jobs than there are idle workers only while the jobs of the
+queue are short or their ends predictable. Jobs that no worker took in time are released to other hosts. Of short jobs, a few
+milliseconds of work wait at each worker (`assignment`); they are reclaimed when the job before them runs long.
+
+There is no SQL here, and no waiting. Claims come in through `accept`; results go out through `Finisher`.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ class Dispatcher:
     # -- what the claimer asks ---------------------------------------------------------------------------------
 
     def capacity(self) -> list[QueueCapacity]:
-        """How many jobs of each queue this host could use now."""
+        """How many jobs of each queue to claim now."""
         if not self.is_claiming:
             return []
         wanted = [
@@ -145,13 +147,13 @@ class Dispatcher:
         return True
 
     def release_unstarted(self, why: str) -> None:
-        """Everything that has not begun, wherever it waits."""
+        """Release every job that has not started, in buffers and at workers."""
         for buffer in self.buffers.values():
             for worker in list(buffer.busy_workers()):
                 self._reclaim_and_continue(buffer, worker)
             self.assigner.release_buffer(buffer, why)
 
-    # -- what supervisors say ------------------------------------------------------------------------------------
+    # -- what supervisors report ------------------------------------------------------------------------------------
 
     def set_target_workers(self, queue: str, target: int) -> None:
         """Fewer workers: idle ones leave now, busy ones after their job."""
@@ -164,7 +166,7 @@ class Dispatcher:
                 self._reclaim_and_continue(buffer, worker)
 
     def retire(self, worker: WorkerChannel) -> None:
-        """Newer code, an operator's wish, threads that burn: it leaves now, or after its job."""
+        """Let a worker leave, now or after its job: its code was replaced, an operator asked, or its threads use CPU."""
         worker.is_retiring = True
         buffer = self.buffers[worker.queue]
         if worker in buffer.idle_workers:
@@ -175,7 +177,7 @@ class Dispatcher:
             self.assigner.assign_waiting(buffer)
 
     def _reclaim_and_continue(self, buffer: QueueBuffer, worker: WorkerChannel) -> None:
-        """Take what it has not begun. If that was all it had, nothing will come from it: it rests, or leaves, now."""
+        """Reclaim what a worker has not started. If that was all, no report will come: it becomes idle, or leaves, now."""
         had = bool(worker.orders)
         self.assigner.reclaim(worker)
         if had and not worker.orders:
@@ -185,7 +187,7 @@ class Dispatcher:
         self.buffers[worker.queue].workers.append(worker)
 
     def on_channel_closed(self, worker: WorkerChannel) -> None:
-        """It begins nothing more: what it has not begun goes to others, and costs nothing."""
+        """The worker takes no more orders: what it has not started goes to others, at no cost to the jobs."""
         buffer = self.buffers[worker.queue]
         if worker in buffer.idle_workers:
             buffer.idle_workers.remove(worker)
@@ -195,8 +197,8 @@ class Dispatcher:
         self.assigner.assign_waiting(buffer)
 
     def on_worker_died(self, worker: WorkerChannel, died: Died) -> Verdict | None:
-        """A worker is gone. What it had reported counts; otherwise its death is the end of its job."""
-        worker.move_to(WorkerState.GONE)  # it gets nothing more, whatever is still read from it
+        """A worker is gone. If it had reported its job, the report counts; otherwise its death ends the job."""
+        worker.move_to(WorkerState.GONE)  # frames that are still read do not make it idle again
         worker.read_all()
         buffer = self.buffers[worker.queue]
         if worker in buffer.workers:
@@ -211,7 +213,7 @@ class Dispatcher:
             held = worker.orders.popleft()
             self._forget_orders(buffer, worker, [held])
             if (died.job, died.lease) != held.key and died.signal == signal.SIGKILL:
-                # Its order was taken, and its handler never began. Only a kill from outside is not its doing.
+                # It had the ticket, but its handler never started. Only a kill from outside is not caused by the job.
                 self._finisher.release(
                     [held.fence], f"its worker ended by {died.status} before the job began"
                 )
@@ -225,7 +227,7 @@ class Dispatcher:
             ended = ending.verdict
         return ended
 
-    # -- what workers say ------------------------------------------------------------------------------------------
+    # -- what workers report ------------------------------------------------------------------------------------------
 
     def on_frames(self, worker: WorkerChannel, frames: list[Frame]) -> None:
         buffer = self.buffers[worker.queue]
@@ -239,13 +241,13 @@ class Dispatcher:
                 done = []
                 self._on_frame(buffer, worker, frame)
         self._on_done_frames(buffer, worker, done)
-        if worker.state is not WorkerState.BOOTING:  # else it has only said that it cannot start
+        if worker.state is not WorkerState.BOOTING:  # else it has only reported that it cannot start
             self._continue_worker(buffer, worker)
 
     def _on_frame(self, buffer: QueueBuffer, worker: WorkerChannel, frame: Frame) -> None:
         match frame.kind:
             case FrameKind.REPORT:
-                report = _decode_report(frame.body)  # first: what cannot be read ends nothing
+                report = _decode_report(frame.body)  # first: a report that cannot be read ends nothing
                 for held, _ in worker.pop_reported([frame]):
                     self._forget_orders(buffer, worker, [held])
                     self._on_report(buffer, worker, held, report)
@@ -273,7 +275,7 @@ class Dispatcher:
                 raise FrameError(f"a frame of an unknown kind ({frame.kind})")
 
     def _continue_worker(self, buffer: QueueBuffer, worker: WorkerChannel) -> None:
-        """It has reported what it had to: more, or rest, or leave."""
+        """Send the worker more orders, or make it idle, or let it leave."""
         if worker.orders:
             self.assigner.top_up(buffer, worker)
         elif worker.state not in _GETS_NO_ORDERS and not worker.is_awaiting_write:
@@ -292,13 +294,13 @@ class Dispatcher:
         self.assigner.assign_waiting(buffer)
 
     def _forget_orders(self, buffer: QueueBuffer, worker: WorkerChannel, jobs: list[HeldJob]) -> None:
-        """Their orders are out of the worker's hands."""
+        """Note that the worker no longer has the orders of these jobs."""
         buffer.assigned_jobs -= len(jobs)
         buffer.occupied_workers -= not worker.orders
         self.unstarted.forget(jobs)
         if (
             buffer.max_assigned_jobs != sys.maxsize or worker.is_retiring
-        ):  # its end may be what another, idle worker waits for
+        ):  # an idle worker may have waited for this
             asyncio.get_running_loop().call_soon(self.assigner.assign_waiting, buffer)
             self._on_capacity(buffer.name)
 
@@ -312,7 +314,7 @@ class Dispatcher:
                 self._finisher.save_progress(ProgressUpdate(*held.fence, progress, checkpoint))
 
     def _on_done_frames(self, buffer: QueueBuffer, worker: WorkerChannel, frames: list[Frame]) -> None:
-        """Jobs that went well and had nothing more to say, in their order: of very short ones many at once."""
+        """Handle successes without anything but a result, in their order. Of very short jobs many come at once."""
         ended = worker.pop_reported(frames)
         if not ended:
             return
@@ -366,27 +368,27 @@ class Dispatcher:
     ) -> None:
         ours = [
             pair for pair in results if pair[0].stop_reason is not StopReason.LEASE
-        ]  # else the database said so: not ours to write
+        ]  # a lost job is not ours to write
         if ours and not buffer.spec.lookahead and worker.state is not WorkerState.GONE:
             worker.is_awaiting_write = True
             ours[-1][0].on_written = partial(self._on_result_written, buffer, worker)
         elif (
             buffer.spec.max_jobs == 1
-        ):  # a process each: a statement each would be the dearer half of the rest
+        ):  # a process for each job: a statement for each would cost as much again
             for held, _ in ours:
                 held.may_delay_write = True
         self._finisher.add_all(ours)
 
     def _on_result_written(self, buffer: QueueBuffer, worker: WorkerChannel) -> None:
-        """The end is written, on a queue where nothing begins before that."""
+        """The result is written, on a queue where the worker waits for that."""
         worker.is_awaiting_write = False
         if worker.is_open:
             self._continue_worker(buffer, worker)
 
-    # -- wishes ----------------------------------------------------------------------------------------------------
+    # -- stop requests ----------------------------------------------------------------------------------------------------
 
     def cancel(self, fence: Fence) -> bool:
-        """A cancel for a job of this host: end it, running or not. False: it is not here."""
+        """Cancel a job, running or not. False: this host does not hold it."""
         held = self.held_jobs.get(fence.id)
         if held is None or held.fence != fence:
             return False
@@ -400,13 +402,13 @@ class Dispatcher:
         return True
 
     def update_deadline(self, found: ChangedDeadline) -> None:
-        """A renewal read a deadline that this host did not know: the job gets it, running or not."""
+        """Apply a deadline that a renewal has read, whether the job runs or not."""
         held = self.held_jobs.get(found.fence.id)
         if held is None or held.fence != found.fence or not held.update_deadline(found):
             return
         worker = held.worker
         if worker is None:
-            return  # its order is made when a worker gets it
+            return  # its order is encoded when a worker gets it
         if self.assigner.reclaim_one(held):
             held.worker = None
             buffer = self.buffers[worker.queue]
@@ -425,7 +427,7 @@ class Dispatcher:
         )
 
     def on_lease_lost(self, fence: Fence, *, rescued: bool = False) -> None:
-        """The database says another host owns it: whatever runs here is stopped, nothing of it is written."""
+        """Another host owns the job: stop it here, and write nothing of it."""
         held = self.held_jobs.get(fence.id)
         if held is None or held.fence != fence or held.stop_reason is StopReason.LEASE:
             return
@@ -440,13 +442,13 @@ class Dispatcher:
             self._request_stop(worker, held, StopReason.LEASE)
 
     def request_stop(self, worker: WorkerChannel, reason: StopReason) -> None:
-        """What the worker runs should stop."""
+        """Stop the job that the worker runs."""
         worker.read_all()
         if worker.current_job is not None:
             self._request_stop(worker, worker.current_job, reason)
 
     def _request_stop(self, worker: WorkerChannel, held: HeldJob, reason: StopReason) -> None:
-        """Latched: the first wish is told and sent once; a harder one may follow."""
+        """Each reason is emitted and sent once. A cancel or a lost lease stays the reason, whatever is sent after it."""
         if held.stop_reason is reason:
             return
         if held.stop_reason not in (StopReason.CANCEL, StopReason.LEASE):
@@ -477,5 +479,5 @@ class Dispatcher:
         return [held.fence for held in self.held_jobs.values()]
 
     def held_deadlines(self) -> list[float | None]:
-        """Of the jobs of `held_fences`, in its order: the deadlines as they were last read."""
+        """The deadlines of `held_fences`, in the same order, as they were last read."""
         return [held.job.deadline_epoch for held in self.held_jobs.values()]
