@@ -26,12 +26,10 @@ from types import ModuleType, TracebackType
 
 from pgworkers.app import App
 from pgworkers.errors import AppNotLoaded
-from pgworkers.linux import process_exit
 
 
 def import_app(config: str) -> App:
     """The App of `app.py`, `dir/app.py:name`, `pkg.mod:app` or `pkg.mod`; AppNotLoaded says why not."""
-    process_exit.note_foreign_code()
     module, name = _import_app_module(config)
     if name:
         found = getattr(module, name, None)

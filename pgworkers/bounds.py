@@ -16,8 +16,8 @@ MAX_NAME_BYTES = 200
 MAX_SCOPE_BYTES = 500
 #: Keys, which are indexed (`job_unique_fits`, `job_concurrency_key_fits`, `idempotency_key_fits`).
 MAX_KEY_BYTES = 1000
-#: How long an idempotency key can lead to its first job (`pgworkers.first_with_key()`). Enqueue-only logins write keys, so
-#: none of them stays for ever.
+#: How long an idempotency key can lead to its first job (`pgworkers.reserve_idempotency_key()`). Enqueue-only logins write
+#: keys, so no key may stay for ever.
 MAX_IDEMPOTENCY_WINDOW_DAYS = 31
 #: Begins the concurrency keys of the jobs of schedules with overlap="replace" (`schedule/fire.sql`, `pgworkers.enqueue()`).
 SCHEDULE_KEY_PREFIX = "schedule:"

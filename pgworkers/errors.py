@@ -163,7 +163,7 @@ class Discard(ControlException):
 class Throttled(ControlException):
     """The service behind this queue said no: the whole queue cools down, on every host; the job costs no attempt.
 
-    `after` says for how long; else it is the setting `throttle` (1 minute), longer each time in a row.
+    `after` says for how long; else it is the setting `throttle_duration` (1 minute), longer each time in a row.
     """
 
     def __init__(self, reason: str = "", *, after: float | str | None = None) -> None:

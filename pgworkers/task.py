@@ -70,9 +70,9 @@ class Task(Generic[P, R]):
         spec: TaskSpec,
         *,
         client: Client,
-        place: Callable[[str | None, str], str],
+        resolve_queue: Callable[[str | None, str], str],
         backoff: Callable[[int], float | str] | None = None,
-        local: Mapping[str, Any] | None = None,
+        local_names: Mapping[str, Any] | None = None,
     ) -> None:
         update_wrapper(self, fn)
         self.function = fn
@@ -80,9 +80,9 @@ class Task(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(inspect.unwrap(fn))
         self._spec = spec
         self._client = client
-        self._resolve_queue = place
+        self._resolve_queue = resolve_queue
         self._backoff = backoff
-        self._local_names = dict(local or {})
+        self._local_names = dict(local_names or {})
 
     # What a user's code calls.
 

@@ -42,7 +42,7 @@ def show(ctx: click.Context, defaults: bool) -> None:
     Examples:
       pgworkers config show
       pgworkers config show --defaults
-      PGWORKERS_DRAIN=1m pgworkers config show -o json
+      PGWORKERS_DRAIN_TIMEOUT=1m pgworkers config show -o json
     """
     invocation = invocation_of(ctx)
     if defaults:
@@ -100,7 +100,9 @@ def _load_settings_with_app(said: Invocation) -> settings.LoadedSettings:
         app = database.find_config(said)
         if app is None:
             return loaded
-        spec = describe(app, loaded.settings.boot, on_slow=lambda text: output.print_note(said, text))
+        spec = describe(
+            app, loaded.settings.import_timeout, on_slow=lambda text: output.print_note(said, text)
+        )
     except AppNotLoaded as exc:
         output.print_warning(said, f"{exc}; shown without what it sets")
         return loaded

@@ -86,7 +86,7 @@ def load_settings_with_app(said: Invocation) -> settings.LoadedSettings:
         app = find_config(said)
         if app is None:
             return loaded
-        spec = describe(app, loaded.settings.boot, on_slow=lambda text: print_note(said, text))
+        spec = describe(app, loaded.settings.import_timeout, on_slow=lambda text: print_note(said, text))
     except AppNotLoaded as exc:
         if "dsn" not in known:
             raise

@@ -150,7 +150,9 @@ def _check_app(said: Invocation) -> tuple[settings.LoadedSettings, list[Finding]
     from pgworkers.supervisor.describe import describe, threads_error
 
     try:
-        spec = describe(config, loaded.settings.boot, on_slow=lambda text: output.print_note(said, text))
+        spec = describe(
+            config, loaded.settings.import_timeout, on_slow=lambda text: output.print_note(said, text)
+        )
     except AppNotLoaded as error:
         why = "`pgworkers run` refuses to start, and a reload is refused; hosts that run go on with the old code"
         return loaded, [fail("app", str(error), why, shell_command("run", check=True, config=config))], 0
@@ -194,4 +196,4 @@ def _check_machine(found: settings.Settings, workers: int, master: int | None) -
     yield from machine.check_oom_group(seen)
     yield from machine.check_account(seen)
     yield from machine.check_core_dumps(seen)
-    yield from machine.check_stop_timeout(seen, found.stop_timeout, max_stop_seconds(found))
+    yield from machine.check_stop_timeout(seen, found.service_stop_timeout, max_stop_seconds(found))

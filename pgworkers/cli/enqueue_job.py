@@ -2,8 +2,8 @@
 
 The app, imported in the command's own process, as enqueueing needs it: its types check the arguments.
 
-Not in a child first, as `run` does: that would import it twice for each enqueue. So an import that takes its time says so
-and is interrupted after the setting `boot`, and one that ends the process by a signal leaves its Python line on stderr.
+Not in a child first, as `run` does: that would import it twice for each enqueue. So a slow import says so and is
+interrupted after the setting `import_timeout`. An import that ends the process by a signal leaves its Python line on stderr.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def job_builder(said: Invocation, task: str, how: dict[str, Any], *, no_app: boo
 
 
 def _builder_from_app(said: Invocation, config: str, name: str, how: dict[str, Any]) -> JobBuilder:
-    app: App = import_app(said, config, database.load_settings(said).settings.boot)
+    app: App = import_app(said, config, database.load_settings(said).settings.import_timeout)
     loaded = settings.load_settings(flags=said.flags(), app=app.settings)
     task = app.tasks.get(name)
     if task is None:
@@ -174,7 +174,7 @@ def import_app(said: Invocation, config: str, timeout: float) -> App:
     except _ImportTimedOut:
         raise AppNotLoaded(
             f"importing {config} took longer than {format_duration(timeout)}; nothing was enqueued. "
-            "Move slow work to @app.on_worker_start, raise the setting `boot`, or enqueue by name with --no-app"
+            "Move slow work to @app.on_worker_start, raise the setting `import_timeout`, or enqueue by name with --no-app"
         ) from None
 
 

@@ -226,7 +226,9 @@ def _deployment(said: Invocation, name: str | None, *, absolute: bool = False) -
         from pgworkers.supervisor.describe import describe
 
         try:
-            app = describe(found, loaded.settings.boot, on_slow=lambda text: output.print_note(said, text))
+            app = describe(
+                found, loaded.settings.import_timeout, on_slow=lambda text: output.print_note(said, text)
+            )
             loaded = settings.load_settings(flags=said.flags(), app=app.settings)
         except AppNotLoaded as error:
             output.print_warning(said, f"{error}; written without what it says")

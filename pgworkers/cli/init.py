@@ -32,9 +32,9 @@ def count_primes(ctx: Ctx, below: int = 100_000) -> dict[str, int]:
 
 ENV = """# Copy to .env and load it the way you start the app. Every setting: pgworkers config show --defaults
 # DATABASE_URL=postgresql://user:password@localhost:5432/app
-# PGWORKERS_DRAIN=25s
-# PGWORKERS_METRICS=127.0.0.1:9911
-# PGWORKERS_LOG=json
+# PGWORKERS_DRAIN_TIMEOUT=25s
+# PGWORKERS_METRICS_ADDRESS=127.0.0.1:9911
+# PGWORKERS_LOG_FORMAT=json
 """
 
 FILES = {"app.py": APP, "Procfile": render_procfile("app.py"), ".env.example": ENV}

@@ -36,6 +36,9 @@ class Invocation:
     is_verbose: bool = False
     is_confirmed: bool = False
 
+    def set_option(self, name: str, value: Any) -> None:
+        setattr(self, _FIELD_OF_OPTION.get(name, name), value)
+
     def flags(self) -> dict[str, Any]:
         """The global options that are settings, as `settings.load` takes them."""
         return {name: value for name in ("dsn", "schema") if (value := getattr(self, name)) is not None}
@@ -69,7 +72,7 @@ def _store_option(ctx: click.Context, param: click.Parameter, value: Any) -> Non
         # Read now and only once: the file may be a pipe, as in --dsn-file <(vault read ...).
         said.dsn_file, said.dsn = value, read_dsn_file(value)
     else:
-        setattr(said, _FIELD_OF_OPTION.get(name, name), value)
+        said.set_option(name, value)
 
 
 def global_options(*, is_root: bool = False) -> list[click.Parameter]:

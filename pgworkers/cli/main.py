@@ -6,6 +6,7 @@ overwritten before anything else happens; for the moments before that, `--dsn-fi
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from pgworkers.linux import process_exit
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The entry point of the `pgworkers` script."""
-    process_exit.raise_gc_threshold()
+    gc.set_threshold(20_000)  # importing makes many objects that stay
     if argv is None:
         from pgworkers.cli.main import hide_passwords_from_ps
 

@@ -182,11 +182,12 @@ def _status_lines(found: ServerStatus) -> list[tuple[str, str]]:
 
 
 def _show_process(pid: int) -> str:
-    """A process as people know it: its number and what it is."""
+    """The number of a process and its command line."""
+    import psutil
+
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read(200).replace(b"\0", b" ").decode(errors="replace").split()
-    except OSError:
+        words = psutil.Process(pid).cmdline()
+    except psutil.Error:
         return str(pid)
     words[:1] = [os.path.basename(word) for word in words[:1]]
     return f"{pid} ({' '.join(words)[:60]})"

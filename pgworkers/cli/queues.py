@@ -132,7 +132,7 @@ def scale(
 def retention(ctx: click.Context, *, name: str, keep: float | None, as_declared: bool) -> None:
     """Set how long a queue keeps its finished jobs.
 
-    Shorter or longer than the setting `retention`; dead jobs are kept for `retention_dead` at least. A deploy does not
+    Shorter or longer than the setting `retention`; dead jobs are kept for `dead_retention` at least. A deploy does not
     undo it.
 
     \b

@@ -156,5 +156,5 @@ async def await_end(client: Client, batch_id: int, timeout: float | None) -> bat
 
 
 def _next_wait_seconds(client: Client, until: float | None) -> float:
-    poll = client.settings.poll
+    poll = client.settings.poll_interval
     return poll if until is None else min(poll, until - monotonic())

@@ -110,8 +110,7 @@ class LoopConnection:
         """Close without awaiting: the loop may be closed already."""
         exchange, self.exchange = self.exchange, None
         if exchange is not None and self.pid == os.getpid():
-            exchange.leave()
-            exchange.conn.pgconn.finish()
+            exchange.close_now()
 
 
 class LoopConnections:

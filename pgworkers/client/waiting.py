@@ -3,7 +3,7 @@
 The rule that makes a missed end impossible: a waiter first joins, then looks at its job, then waits; and
 whoever opens a listening connection looks at all jobs that are waited for after LISTEN. What still slips
 through (a notification lost with its connection) is found by looking at all of them whenever nothing was
-heard for `poll` seconds.
+heard for `poll_interval` seconds.
 
 Threads take turns: one of the waiting threads reads the connection for all, the others sleep; when it leaves,
 it wakes the next. So there is no thread in the background of somebody else's process. Coroutines share one
@@ -86,7 +86,7 @@ class ThreadWaiters:
             if view is None or view.state in TERMINAL_STATES:
                 return view
             while waiter.view is None:
-                poll = self._client.settings.poll
+                poll = self._client.settings.poll_interval
                 step = poll if until is None else min(poll, until - monotonic())
                 if step <= 0:
                     return self._client.run(queries.get_job(job_id))
@@ -194,14 +194,14 @@ class LoopWaiters:
                     await conn.execute(listen(self._client.settings.schema))
                     await self._look(conn, self._waiting.keys())
                     while True:
-                        poll = self._client.settings.poll
+                        poll = self._client.settings.poll_interval
                         notes = [note async for note in conn.notifies(timeout=poll, stop_after=1)]
                         ids = self._waiting.keys()
                         hinted = set().union(*(hinted_jobs(note.payload, ids) for note in notes))
                         if not await self._look(conn, hinted if notes else ids) and hinted:
                             await asyncio.sleep(MIN_HINT_INTERVAL_SECONDS)
             except (Error, DatabaseUnreachable):
-                await asyncio.sleep(self._client.settings.poll)
+                await asyncio.sleep(self._client.settings.poll_interval)
 
     async def _look(self, conn: psycopg.AsyncConnection[Any], ids: Collection[int]) -> int:
         found = 0

@@ -20,7 +20,7 @@ from pgworkers.specs import AppSpec
 #: What a service manager should allow beyond the longest stop.
 STOP_MARGIN_SECONDS = 5
 #: Settings that the time of a stop is made of: an export says them, so that it stays true.
-_STOP_SETTINGS = ("drain", "ask_grace", "raise_grace", "statement_timeout")
+_STOP_SETTINGS = ("drain_timeout", "ask_grace", "raise_grace", "statement_timeout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def deployment_of(name: str, config: str, loaded: LoadedSettings, app: AppSpec |
         config=config,
         workers_per_queue={queue.name: queue.max_workers_per_host for queue in queues} or {"default": 1},
         memory_bytes=sum((queue.memory or 0) * queue.max_workers_per_host for queue in queues),
-        start_timeout_seconds=math.ceil(settings.connect_wait + 2 * settings.boot) + 30,
+        start_timeout_seconds=math.ceil(settings.startup_connect_timeout + 2 * settings.import_timeout) + 30,
         stop_timeout_seconds=math.ceil(max_stop_seconds(settings)) + STOP_MARGIN_SECONDS,
         schema=settings.schema,
         variables=said,
@@ -67,8 +67,8 @@ def render_dockerfile(app: Deployment, *, python: str) -> str:
     return f"""\
 # Made by `pgworkers export docker`. The master is PID 1: it reaps, and passes signals on itself; no init is needed.
 # Stop it with patience: docker run --stop-timeout {stop}, or stop_grace_period: {stop}s in a compose file.
-# /metrics answers inside the container only. For a Prometheus outside: -e PGWORKERS_METRICS=0.0.0.0:{port}, on a network
-# that only it shares; if it asks by a name, -e PGWORKERS_METRICS_HOSTS=NAME.
+# /metrics answers inside the container only. For a Prometheus outside: -e PGWORKERS_METRICS_ADDRESS=0.0.0.0:{port}, on a
+# network that only it shares; if it asks by a name, -e PGWORKERS_METRICS_ALLOWED_HOSTS=NAME.
 FROM python:{python}-slim
 RUN useradd --system --uid 10001 --create-home --shell /usr/sbin/nologin pgworkers
 WORKDIR /app
@@ -77,8 +77,8 @@ RUN pip install --no-cache-dir -r requirements.txt
 COPY . .
 USER 10001
 ENV PYTHONUNBUFFERED=1 \\
-    PGWORKERS_METRICS=127.0.0.1:{METRICS_PORT} \\
-    PGWORKERS_STOP_TIMEOUT={app.stop_timeout_seconds}s
+    PGWORKERS_METRICS_ADDRESS=127.0.0.1:{METRICS_PORT} \\
+    PGWORKERS_SERVICE_STOP_TIMEOUT={app.stop_timeout_seconds}s
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=15s --timeout=5s --start-period={app.start_timeout_seconds}s \\
     CMD ["python", "-P", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:{METRICS_PORT}/livez', timeout=3)"]
@@ -94,8 +94,8 @@ def render_kubernetes(
     name = dns_label(app.name)
     said = {
         **app.variables,
-        "PGWORKERS_METRICS": f"$(POD_IP):{METRICS_PORT}",
-        "PGWORKERS_STOP_TIMEOUT": f"{app.stop_timeout_seconds}s",
+        "PGWORKERS_METRICS_ADDRESS": f"$(POD_IP):{METRICS_PORT}",
+        "PGWORKERS_SERVICE_STOP_TIMEOUT": f"{app.stop_timeout_seconds}s",
     }
     variables = "".join(
         f"            - name: {key}\n              value: {json.dumps(value)}\n"

@@ -122,7 +122,9 @@ def _check_hosts(patient: DatabaseFacts) -> list[Finding]:
 def _check_stuck_jobs(patient: DatabaseFacts) -> list[Finding]:
     s = patient.settings
     return jobs.check_stuck_jobs(
-        patient.query(jobs.running_jobs()), s.ask_grace + s.raise_grace + 1.0 + s.renew, patient.thresholds
+        patient.query(jobs.running_jobs()),
+        s.ask_grace + s.raise_grace + 1.0 + s.renew_interval,
+        patient.thresholds,
     )
 
 

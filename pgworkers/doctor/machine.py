@@ -1,6 +1,7 @@
-"""The facts of this machine: limits of a process, its cgroup, its service manager. Reads only.
+"""Facts and checks of this machine: limits of a process, its cgroup and its service manager.
 
-Judgements of this machine. Pure.
+`read_machine` reads and changes nothing. The checks are pure. Two facts are read from files because psutil does not have
+them: it knows no cgroups, and its limits come from prlimit(2), which refuses a process of another user.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from pgworkers.doctor.findings import Finding, fail, ok, skip, warn
 from pgworkers.units import format_duration, format_size
@@ -79,7 +82,7 @@ def read_machine(
         max_processes=limits.get("Max processes"),
         max_core_bytes=limits.get("Max core file size", None if "Max core file size" in said_limits else 0),
         core_pattern=_read_file(proc / "sys/kernel/core_pattern").strip(),
-        is_root=_is_root(_read_file(proc / str(of) / "status")),
+        is_root=_is_root(of),
         pids_left=_pids_left(places),
         oom_group_file=next((str(path) for path, value in flags if value == "1"), ""),
         is_oom_group_readable=any(value for _, value in flags),
@@ -91,9 +94,12 @@ def read_machine(
     )
 
 
-def is_master(pid: int, *, proc: Path = PROC_ROOT) -> bool:
-    """Is this process of this machine a master?"""
-    return _read_file(proc / str(pid) / "cmdline").startswith("pgworkers: master")
+def is_master(pid: int) -> bool:
+    """True if this process of this machine is a master, by its title."""
+    try:
+        return " ".join(psutil.Process(pid).cmdline()).startswith("pgworkers: master")
+    except psutil.Error:
+        return False
 
 
 def systemd_unit_of(cgroup: str) -> str:
@@ -172,13 +178,12 @@ def _soft_limits(text: str) -> dict[str, int]:
     return found
 
 
-def _is_root(status: str) -> bool:
-    """Has a process the effective user id 0, by its /proc/PID/status?"""
-    for line in status.splitlines():
-        name, *ids = line.split()
-        if name == "Uid:" and len(ids) > 1:
-            return ids[1] == "0"
-    return False
+def _is_root(pid: int) -> bool:
+    """True if the effective user id of the process is 0."""
+    try:
+        return bool(psutil.Process(pid).uids().effective == 0)
+    except psutil.Error:
+        return False
 
 
 def _read_file(path: Path) -> str:
@@ -283,7 +288,7 @@ def check_core_dumps(machine: MachineFacts) -> list[Finding]:
             "a dump holds the memory of the process: arguments of jobs, and the password of the database",
             "LimitCORE=0 in the systemd unit (pgworkers export systemd)",
             "docker run --ulimit core=0, or ulimit -c 0 before pgworkers run",
-            "remove core_limit (PGWORKERS_CORE_LIMIT): without it a host allows none",
+            "remove core_dump_limit (PGWORKERS_CORE_DUMP_LIMIT): without it a host allows none",
         )
     ]
 
@@ -291,7 +296,7 @@ def check_core_dumps(machine: MachineFacts) -> list[Finding]:
 def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) -> list[Finding]:
     """Compare the time that a service manager allows with what a stop may take.
 
-    `configured` is the setting stop_timeout; 0: not set.
+    `configured` is the setting service_stop_timeout; 0: not set.
     """
     check = "drain"
     mode = machine.kill_mode
@@ -307,7 +312,7 @@ def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) 
             )
         ]
     given = configured or machine.stop_timeout_seconds
-    who = "stop_timeout says" if configured else f"{machine.systemd_unit} has TimeoutStopSec"
+    who = "service_stop_timeout says" if configured else f"{machine.systemd_unit} has TimeoutStopSec"
     wish = format_duration(needed)
     if given is None:
         if machine.is_kubernetes:
@@ -315,7 +320,9 @@ def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) 
             return [
                 *found,
                 skip(
-                    check, why, f"set PGWORKERS_STOP_TIMEOUT to it; {wish} are needed (pgworkers export k8s)"
+                    check,
+                    why,
+                    f"set PGWORKERS_SERVICE_STOP_TIMEOUT to it; {wish} are needed (pgworkers export k8s)",
                 ),
             ]
         return [*found, skip(check, f"no service manager is known; a stop may take {wish}")]
@@ -328,7 +335,7 @@ def check_stop_timeout(machine: MachineFacts, configured: float, needed: float) 
                 "jobs that are still running are killed with the host: they come back only after the lease, as host_lost, "
                 "and cost an attempt",
                 f"TimeoutStopSec={needed:.0f} (systemd), terminationGracePeriodSeconds: {needed:.0f} (Kubernetes)",
-                f"or shorten the drain by {format_duration(needed - given)}: PGWORKERS_DRAIN",
+                f"or shorten the drain by {format_duration(needed - given)}: PGWORKERS_DRAIN_TIMEOUT",
             ),
         ]
     return found or [ok(check, f"{who} {_show_stop_timeout(given)}; a stop takes {wish} at most")]

@@ -47,7 +47,7 @@ def choose_account(directory: Path, data: Path | None) -> Account:
         if data is not None and _owner(data) not in (None, me):
             raise EmbeddedServerError(
                 f"the embedded server's data in {data} belongs to {_show_user(_owner(data))}, not to you; "
-                "nothing was started. Run as that user, or give PGWORKERS_HOME a directory of your own"
+                "nothing was started. Run as that user, or give PGWORKERS_EMBEDDED_DIRECTORY a directory of your own"
             )
         found = _account(me)
         if found is None:

@@ -86,7 +86,7 @@ def shared_directory(stores: tuple[Path, ...]) -> Path:
     raise EmbeddedServerError(
         f"the account that runs Postgres needs a directory it can enter, and none of "
         f"{', '.join(map(str, stores))} can be made or is safe to use; nothing was started. "
-        "Give PGWORKERS_HOME a directory outside of private ones"
+        "Give PGWORKERS_EMBEDDED_DIRECTORY a directory outside of private ones"
     )
 
 

@@ -136,5 +136,5 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 def _unusable_home(home: Path, error: OSError) -> EmbeddedServerError:
     return EmbeddedServerError(
         f"the embedded server's directory {home} cannot be used ({error.strerror}); nothing was started. "
-        "Give PGWORKERS_HOME a directory you may write to, or name a Postgres with --dsn or DATABASE_URL"
+        "Give PGWORKERS_EMBEDDED_DIRECTORY a directory you may write to, or name a Postgres with --dsn or DATABASE_URL"
     )

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from pgworkers.embedded import account as accounts
 from pgworkers.embedded.account import Account, EmbeddedServerError
 from pgworkers.embedded.binaries import Binaries
@@ -68,15 +70,15 @@ def running_pid(data: Path) -> int | None:
 def is_server(pid: int, data: Path) -> bool:
     """Whether the process is the postmaster of this data; a zombie, a backend or a stranger is not."""
     try:
-        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
+        argv = psutil.Process(pid).cmdline()
+    except psutil.Error:
         return False
-    if os.path.basename(argv[0]) != b"postgres":
+    if not argv or os.path.basename(argv[0]) != "postgres":
         return False
-    try:
+    try:  # compared as a file: psutil's `cwd()` is a text, which bind mounts and symlinks spoil
         return os.path.samestat(os.stat(f"/proc/{pid}/cwd"), data.stat())
     except PermissionError:  # without the right to trace other accounts, even root may not look
-        return os.fsencode(data) in argv
+        return str(data) in argv
     except OSError:
         return False
 
@@ -212,7 +214,7 @@ def _remove_stale_pid_file(data: Path) -> None:
     A number that belongs to nobody is left to Postgres, which checks more than we do.
     """
     pid = recorded_pid(data)
-    if pid is not None and Path(f"/proc/{pid}").exists() and not is_server(pid, data):
+    if pid is not None and psutil.pid_exists(pid) and not is_server(pid, data):
         (data / "postmaster.pid").unlink(missing_ok=True)
 
 

@@ -15,9 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from pgworkers.embedded import account as accounts
 from pgworkers.embedded import binaries, cluster, locks, process
-from pgworkers.embedded import cluster as sessions
 from pgworkers.embedded import location as places
 from pgworkers.embedded.account import Account, EmbeddedServerError
 from pgworkers.embedded.binaries import Binaries
@@ -153,9 +154,10 @@ class EmbeddedServer:
         """Where the programs of the running server are, when they are not those that came with us."""
         pid = process.running_pid(self._location().data_directory)
         try:
-            return binaries.system_directory(Path(os.readlink(f"/proc/{pid}/exe"))) if pid else None
-        except OSError:  # it has just gone, or runs under an account that is not ours to look at
+            program = psutil.Process(pid).exe() if pid else ""
+        except psutil.Error:  # it has just ended, or we may not look at processes of its account
             return None
+        return binaries.system_directory(Path(program)) if program else None
 
     # -- under the start lock --------------------------------------------------------------------------------
 
@@ -208,7 +210,7 @@ class EmbeddedServer:
             else None
         )
         return (
-            sessions.count_foreign_sessions(found.socket_dir)
+            cluster.count_foreign_sessions(found.socket_dir)
             if found is not None and found.status == "ready"
             else 0
         )
@@ -252,7 +254,7 @@ class EmbeddedServer:
         ):
             raise EmbeddedServerError(
                 f"the embedded server in {self.home} is in use in another container; nothing was started. "
-                "Give PGWORKERS_HOME a directory of its own here, or name a Postgres with --dsn"
+                "Give PGWORKERS_EMBEDDED_DIRECTORY a directory of its own here, or name a Postgres with --dsn"
             )
 
     def _remove_leftovers(self, place: DataLocation) -> None:

@@ -1,8 +1,10 @@
-"""Batches: many jobs, and one that begins after the last of them. Counted from the jobs, never in a row of their own.
+"""Batches: many jobs, and one that runs after the last of them.
 
-When a job of a batch ends, `pgworkers.ended` looks whether any other lives. Sessions that end the last ones at one moment
-cannot see each other's; then the batch is *notified* (`batch:<id>` on the channel of the schema) and somebody settles it
-after their commits. `sweep` is the bound on a notification that nobody heard.
+The number of jobs is stored in the row of the batch. How many live or failed is counted from the jobs.
+
+When a job of a batch ends, the SQL function `settle_dependents()` checks whether another job of the batch lives. Sessions
+that end the last jobs at the same time cannot see each other's changes. They send `batch:<id>` on the channel of the schema,
+and the leader calls `settle_batch` after their commits. `settle_open_batches` does so if that notification was lost.
 """
 
 from __future__ import annotations

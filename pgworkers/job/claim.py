@@ -73,9 +73,7 @@ def claim(
         "look": GROUPS_COMPARED_PER_QUEUE,
     }
     if min_age_seconds is None and not scan_ranges:
-        return Query(
-            _CLAIM, params | {"gates": include_limited}, _read_claimed, is_binary=True, is_repeated=True
-        )
+        return Query(_CLAIM, params | {"gates": include_limited}, _read_claimed, is_binary=True)
     ranges = [
         (nth, place)
         for nth, queue in enumerate(counts, 1)

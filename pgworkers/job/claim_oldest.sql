@@ -1,8 +1,8 @@
--- A claim out of turn, now and then: first the oldest of the jobs that have been ready for `aged` seconds, whatever their
--- priority, then as claim.sql does. So low priority never starves. The oldest is found through job_ready as well, as the first
--- of each priority, in the ranges that claim_placed.sql would walk: of one priority, or, by a loose scan, of the `look` lowest in the range; no index of its own.
--- Guards, CTEs and the two ways to walk as in claim_placed.sql. The look at tasks that are limited is kept out of the scan: the planner would take the
--- rows for few and sort them. Moving such jobs behind their limit is left to claim.sql.
+-- From time to time: claim first the oldest of the jobs that have been ready for `aged` seconds, whatever their priority, then as claim.sql
+-- does. So low priorities never starve. The oldest job is found through job_ready as well, as the first one of each priority, in the ranges of
+-- claim_ranges.sql: of one priority or, by a loose scan, of the `look` lowest ones in the range. It needs no index of its own.
+-- Guards, CTEs and the two kinds of ranges: claim_ranges.sql. The check for limited tasks is not part of the scan: the planner would expect few
+-- rows and sort them. Moving such jobs behind their limit is left to claim.sql.
 WITH RECURSIVE sent AS MATERIALIZED (
     SELECT %(queues)s::text[] AS queues, %(counts)s::integer[] AS counts, %(tasks)s::text[] AS tasks
 ),
@@ -75,7 +75,7 @@ gates AS MATERIALIZED (
 admitted AS MATERIALIZED (
     SELECT a.queue, w.count, a.at, a.priority, a.id, a.run_at
       FROM gates g
-     CROSS JOIN LATERAL pgworkers.admit(g.queues, g.counts, g.tasks, true, %(look)s::integer) a
+     CROSS JOIN LATERAL pgworkers.admit_limited_jobs(g.queues, g.counts, g.tasks, true, %(look)s::integer) a
       JOIN wants w ON w.queue = a.queue
      WHERE g.queues IS NOT NULL
 ),
@@ -89,8 +89,4 @@ chosen AS MATERIALIZED (
 UPDATE pgworkers.job j
    SET state = 'running', host = %(host)s::uuid, lease = j.lease + 1, attempt = j.attempt + 1, claimed_at = now()
  WHERE j.ctid = ANY (ARRAY(SELECT at FROM chosen WHERE nth <= count)) AND j.state = 'ready'
-RETURNING j.id, j.lease, j.queue, j.task, j.args::text, j.attempt, j.crashes, j.max_attempts, j.max_crashes,
-          date_part('epoch', j.timeout), j.memory, date_part('epoch', j.deadline_at - now()), j.checkpoint::text, j.meta::text,
-          j.errors, least(greatest(date_part('epoch', now() - j.run_at), 0), 3153600000), j.cancel_at IS NOT NULL, j.priority,
-          j.gated OR j.concurrency_key IS NOT NULL, j.losses, extract(epoch FROM j.deadline_at)::double precision,
-          (date_part('epoch', j.claimed_at) * 1000000)::bigint
+RETURNING /* include: claim_returning.fragment.sql */

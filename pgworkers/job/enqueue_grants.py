@@ -1,6 +1,6 @@
 """Grants: which tasks and queues an enqueue-only role may use, and how many of its jobs may wait.
 
-`pgworkers.permit()` (schema/0007) obeys them, inside of every enqueue by a login that may not insert jobs itself.
+`pgworkers.check_enqueue_grant()` obeys them, inside of every enqueue by a login that may not insert jobs itself.
 """
 
 from __future__ import annotations

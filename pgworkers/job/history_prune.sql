@@ -1,8 +1,8 @@
--- Finished jobs past the retention of their queue, and their post-mortems; one portion of a walk in the order of ids. With `kept` those that
--- outlived their partition. Without it those in daily partitions, and only of queues that keep their jobs for less than the longest retention:
--- the others go with their partition. Dead ones are kept for longer, and those that another job waits for until it does not.
--- At most `portion` rows are read. Guard: the row lock, which skips what others hold; a row that an operator just
--- requeued is gone, not deleted twice. Indexes: the primary keys, attempt_job; a job that succeeded at once has no post-mortem.
+-- Delete ended jobs past the retention of their queue, with their attempts; one portion of a walk in the order of ids. With `kept`: those that
+-- outlived their partition. Without: those in daily partitions, and only of queues that keep their jobs for less than the longest retention;
+-- the others are dropped with their partition. Dead jobs are kept longer, and jobs that another one waits for as long as it waits.
+-- Reads at most `portion` rows. Guard: the row lock, which skips rows that others hold; a row that an operator requeued is already gone.
+-- Indexes: the primary keys, attempt_job; a job that succeeded at once has no attempts there.
 WITH terms AS MATERIALIZED (
     SELECT q.name, coalesce(q.retention, q.declared_retention) AS term FROM pgworkers.queue q
 ),

@@ -1,8 +1,8 @@
--- Renew the one row of this host, and with it every lease it holds; in the same round trip learn which of its jobs are
--- wished away or have another deadline than the host knows, which it no longer owns, whether it is alone (no other host lives), how many
--- living hosts share a queue with it, what time it is and the longest lease of all hosts. Guard: the host's id; a lease is lost unless
--- id, lease, claimed_at, host and state = 'running' still match; `rescued` says that a leader took it back (index attempt_job). Locks no
--- job. Index: the primary keys; the LIMIT keeps the lookup a nested loop.
+-- Renew the row of this host, and with it each lease it holds. The same round trip returns: for which of its jobs a cancel was requested or the
+-- deadline changed, which jobs it no longer owns, whether no other host lives, how many live hosts share a queue with it, the time, and the
+-- longest lease of all hosts. Guard: the host's id. A lease is lost unless id, lease, claimed_at, host and state = 'running' still match;
+-- `rescued` says that a leader rescued the job (index attempt_job). Locks no job. Index: the primary keys; the LIMIT keeps the lookup a nested
+-- loop.
 WITH alive AS (
     UPDATE pgworkers.host h
        SET renewed_at = now(), state = %(state)s::text, workers = %(workers)s::jsonb, problems = %(problems)s::jsonb,

@@ -6,7 +6,7 @@ Mine: what a host holds according to the tables. Its own memory may say less, wh
 
 Asleep: of which queues a host is notified, and what it does about a notification that was for another host.
 
-One sleeping host is notified of each new job (`pgworkers.tell_ready`). See docs/adr/21.
+One sleeping host is notified of each new job (`pgworkers.notify_ready`). See docs/adr/21.
 
 Leadership: a term in one row decides which host leads; an advisory lock is the fast path that shows an ended session.
 

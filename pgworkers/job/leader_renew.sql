@@ -1,6 +1,6 @@
--- Renew the term of the host that leads, and try for the lock if another session held it until now. Guard: host, session and number
--- of the term; no row is an answer: another host leads. A term that ran out and was not taken by another is renewed, too. The
--- host's row says that it leads, also if it was made again meanwhile. Index: the primary keys.
+-- Renew the term of the leading host, and try to get the lock if another session held it until now. Guard: host, session and number of the
+-- term. No row means that another host leads. A term that ran out and was not taken by another host is renewed, too. Sets the flag on the
+-- host's row, also if that row was inserted again. Index: the primary keys.
 WITH lock AS MATERIALIZED (
     SELECT l.term, CASE WHEN l.locked THEN true
                         ELSE pg_try_advisory_lock((1885828967::bigint << 32) | 'pgworkers'::regnamespace::oid::bigint)

@@ -1,5 +1,5 @@
--- Give up what this session has of leadership: the term if it is still this host's, the flag on its row, the lock. Guard: host, session
--- and number of the term. Index: the primary keys.
+-- Give up leadership: the term if it is still this host's, the flag on its row, and the lock. Guard: host, session and number of the term.
+-- Index: the primary keys.
 WITH given_up AS MATERIALIZED (
     UPDATE pgworkers.leader l
        SET host = NULL, locked = false, valid_until = now()

@@ -15,7 +15,7 @@ marks the parent in a short transaction of its own, or settles the link if the p
 
 Archive: history and attempts lie in daily partitions; keeping them ahead of time and dropping the old ones.
 
-A partition is retired in two acts. `keep_rows` moves what must outlive it, in portions and with row locks only. `drop`
+A partition is retired in two acts. `move_kept_rows` moves what must outlive it, in portions and with row locks only. `drop`
 then takes a short exclusive lock and copies nothing. A failure costs one day and no other.
 
 Idempotency keys: `pgworkers.enqueue()` writes them and finds the first job by them; here the old ones are deleted.
@@ -158,7 +158,7 @@ _PARTITION_DROP = Statement.from_file(__file__, "partition_drop")
 _HISTORY_PRUNE = Statement.from_file(__file__, "history_prune")
 _ATTEMPT_PRUNE = Statement.from_file(__file__, "attempt_prune")
 
-#: Partitions that take the rows of days without a partition. `keep_rows` empties them.
+#: Partitions that take the rows of days without a partition. `move_kept_rows` empties them.
 DEFAULT_PARTITIONS = ("history_default", "attempt_default")
 
 
@@ -193,7 +193,7 @@ def move_kept_rows(name: str, dead: float, portion: int, after: int | None = Non
 
 
 def drop_partition(name: str) -> Query[bool | None]:
-    """Drop one partition that `old_partitions` named, after `keep_rows` has come to its end.
+    """Drop one partition that `old_partitions` named, after `move_kept_rows` has come to its end.
 
     False: another host was faster. None: it could not be locked, and the next run of the duty tries again.
     """

@@ -138,7 +138,7 @@ def unwrap_prepared(prepared: PreparedJob[Any]) -> NewJob:
 MAX_CHILDREN_PER_JOB = 1000
 MAX_CHILDREN_CHARACTERS = 4 << 20
 
-#: What `pgworkers.bear` reads; the two texts are JSON themselves.
+#: What `pgworkers.enqueue_children` reads; the two texts are JSON themselves.
 _CHILD_FIELDS = (
     "queue", "priority", "run_at", "delay", "max_attempts", "max_crashes", "timeout", "memory", "deadline", "expires",
     "concurrency_key",

@@ -1,7 +1,7 @@
--- Every host with its workers and what their jobs say of themselves; hosts first by name, then queue and slot. With `watch` the
--- hosts are told that somebody looks: they write their view every second for a while. Bounded. Indexes: the primary keys.
+-- All hosts with their workers and what their jobs report; by host name, then queue and slot. With `watch` the hosts are notified that a view
+-- is open: they write their view each second for a while. Bounded. Indexes: the primary keys.
 WITH told AS MATERIALIZED (
-    SELECT pgworkers.tell('watch:') WHERE %(watch)s::boolean
+    SELECT pgworkers.notify('watch:') WHERE %(watch)s::boolean
 )
 SELECT h.id::text, h.name, h.pid, h.label, h.app, h.version, h.state, h.leader, h.queues, h.load, h.cores,
        extract(epoch FROM now() - h.renewed_at)::double precision, h.renewed_at < now() - h.lease, h.problems::text,

@@ -1,4 +1,4 @@
-"""Marks of limits and lanes: claims make them (`mark_limits()`, `mark_lanes()`). Here the old ones are deleted."""
+"""Concurrency limits that operators set, and the duty that deletes old marks of limits and groups (schema, part 4.3)."""
 
 from __future__ import annotations
 

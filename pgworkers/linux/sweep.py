@@ -22,8 +22,8 @@ left to it: it wants their exit status.
 The kernel does not say which process forked another, but the session does. A child inherits the session of its parent. It
 leaves it only by setsid(), and then the number of its session is its own pid. So a child whose session is neither ours nor
 its own was forked by another process. Our session is the one at the start of the worker, or has our own pid if the handler
-called setsid() in the worker. An orphan that stayed in our session, or leads its own, cannot be told from a child of the
-handler. It stays a zombie until the job is over.
+called setsid() in the worker. An orphan that stayed in our session, or leads its own, looks like a child of the handler.
+It stays a zombie until the job is over.
 """
 
 from __future__ import annotations
@@ -38,6 +38,12 @@ from collections.abc import Callable, Collection, Iterable
 from pgworkers.linux import proc
 from pgworkers.linux.proc import ProcessStat
 
+#: A process that SIGKILL does not end within this time hangs in the kernel. It executes nothing more.
+KERNEL_HANG_SECONDS = 2.0
+#: Processes that are not even frozen after this time (they fork faster than they can be stopped) no longer hold up the end
+#: of the job. A supervisor kills what is there then, goes on sweeping, and keeps the slot empty until nothing is left. A
+#: worker takes no other job.
+SWEEP_TIMEOUT_SECONDS = 10.0
 #: From then on strays are killed although some of them still run.
 FREEZE_TIMEOUT_SECONDS = 1.0
 #: How often one step looks for children that are new, at most.
@@ -233,7 +239,7 @@ def _stats(pids: Iterable[int]) -> list[ProcessStat]:
 
 
 def _with_descendants(children: Iterable[int]) -> list[ProcessStat]:
-    """These children of ours and everything below them, as one pass sees it.
+    """These children and everything below them, as one pass sees it.
 
     Zombies below them are left out: they run nothing, and become our children when their parent dies.
     """

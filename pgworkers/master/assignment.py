@@ -39,36 +39,36 @@ from pgworkers.master.queue_buffer import (
 )
 from pgworkers.master.worker_channel import WorkerChannel, WorkerState
 from pgworkers.specs import TaskSpec
-from pgworkers.worker.messages import Report
+from pgworkers.worker.messages import Outcome, Report
 
-#: How often workers are looked at that have not reported for a while.
+#: How often workers that have not reported for a while are checked.
 WORKER_CHECK_SECONDS = 0.005
 UNKNOWN_TASK_REASON = "the task is not in this version of the app"
 LEASE_REUSED_REASON = "after a failover the number of an earlier claim was given again"
-#: How many orders that were taken back are remembered: a worker's socket may hold them for as long as its job takes.
+#: How many reclaimed orders are remembered: a worker's socket may hold them for as long as its job takes.
 MAX_RECLAIMED_KEYS = 4096
 
 
-#: How much longer than expected a job may take before others need not wait behind it, if somebody is idle; seconds.
+#: How much longer than expected a job may take before others are reclaimed from behind it, if another worker is idle.
 LATE_JOB_GRACE_SECONDS = 0.005
-#: How long they wait behind it when nobody is: then perhaps another host has an idle worker.
+#: How long they wait behind it if no worker is idle: then perhaps another host has an idle one.
 RECLAIM_AFTER_SECONDS = 0.05
-#: How long a worker may leave even its first order untouched. A busy machine takes its time.
+#: How long a worker may leave even its first ticket in the pipe. On a busy machine that takes a while.
 UNRESPONSIVE_AFTER_SECONDS = 0.2
 
 
 class LateWorkerAction(Enum):
     WAIT = auto()
     RECLAIM = auto()  #: what waits behind its job
-    PING = auto()  #: take everything back, and ask it to say when it can have more
+    PING = auto()  #: reclaim everything, and ask it to send READY once it resumes
 
 
 class WorkerProgress(NamedTuple):
-    running_seconds: float  # seconds since it could begin its first order
-    expected_seconds: float  # seconds that this one should take
-    unreported_orders: int  # that it has not reported
-    unstarted_orders: int  # of which it has not taken
-    has_idle_worker: bool  # is another worker of the queue idle?
+    running_seconds: float  # since it could start its first order
+    expected_seconds: float  # of its first order
+    unreported_orders: int  # orders it has not reported
+    unstarted_orders: int  # of these, orders whose tickets it has not taken
+    has_idle_worker: bool  # another worker of the queue is idle
 
 
 def late_worker_action(seen: WorkerProgress) -> LateWorkerAction:
@@ -108,12 +108,12 @@ class UnstartedJobs:
         self._finisher.release([held.fence for held in jobs], why)
 
     def mark_started(self, held: HeldJob, at: float) -> None:
-        """Tell, once, that its handler has the process."""
+        """Emit, once, that the handler has started."""
         if not held.has_emitted_start:
             self._events.emit(self.started_event(held, at))
 
     def started_event(self, held: HeldJob, at: float) -> AttemptStarted:
-        """To be told, once."""
+        """The event that the handler has started. It must be emitted."""
         held.has_emitted_start = True
         job = held.job
         late = at - held.claimed_at_monotonic
@@ -124,7 +124,12 @@ class UnstartedJobs:
         self.forget([held])
         ending = verdict.from_report(
             Report(
-                outcome="stopped", duration=0.0, cpu=0.0, peak_rss=0, reason=reason.word, has_started=False
+                outcome=Outcome.STOPPED,
+                duration=0.0,
+                cpu=0.0,
+                peak_rss=0,
+                reason=reason.word,
+                has_started=False,
             ),
             held,
         )
@@ -132,7 +137,7 @@ class UnstartedJobs:
         self._finisher.add(held, verdict.decide_result(held, ending, random.random(), "", ""))
 
     def finish_unfit(self, held: HeldJob, reason: str) -> None:
-        """No worker can be sent this job: it ends here, and the others go on."""
+        """End a job that no worker can be sent, so that others are not delayed."""
         self.forget([held])
         ending = verdict.AttemptOutcome(
             Verdict.UNFIT, 0.0, 0.0, 0, error=f"no worker can have it: {reason}", has_started=False
@@ -140,16 +145,16 @@ class UnstartedJobs:
         self._finisher.add(held, verdict.decide_result(held, ending, random.random(), "", ""))
 
     def finish_stop_requested(self, held: HeldJob) -> None:
-        """Somebody wanted it stopped, and it had not begun."""
+        """End or release a job that was to be stopped before it had started."""
         if held.stop_reason is StopReason.CANCEL:
             self.finish_stopped(held, StopReason.CANCEL)
             return
         self.forget([held])
-        if held.stop_reason is not StopReason.LEASE:  # else not ours to write
+        if held.stop_reason is not StopReason.LEASE:  # else another host owns it
             self._finisher.release([held.fence], "stopped before it began")
 
     def forget(self, jobs: Sequence[HeldJob]) -> None:
-        """They are no longer this host's, or their ends are on their way."""
+        """Forget jobs that are no longer this host's, or whose results are on the way."""
         known = self._held_jobs
         for held in jobs:
             job = held.job.id
@@ -188,7 +193,7 @@ class Assigner:
     def assign_waiting(self, buffer: QueueBuffer) -> None:
         """Share the buffer out among the workers that can have more, the idle ones first.
 
-        Of very short jobs, whoever is woken gets as many as that is worth, and whoever has not as many yet comes first.
+        Of very short jobs, a worker that is woken gets enough to be worth it. Workers that have fewer come first.
         """
         waiting = buffer.waiting
         if not waiting:
@@ -225,7 +230,7 @@ class Assigner:
         return not late and has_room_for_more(worker.expected_load_seconds, len(worker.orders))
 
     def _send_orders(self, buffer: QueueBuffer, worker: WorkerChannel, most: int) -> None:
-        """Send at most so many orders, in one piece."""
+        """Send at most `most` orders, with one write."""
         jobs: list[HeldJob] = []
         data: list[bytes] = []
         load, count = worker.expected_load_seconds if worker.orders else 0.0, len(worker.orders)
@@ -266,14 +271,14 @@ class Assigner:
         self._schedule_worker_check()
 
     def _predict_end(self, worker: WorkerChannel) -> None:
-        """The next job is claimed just before the end of this one, if that can be foreseen."""
+        """Have the next job claimed just before the end of this one, if its end can be predicted."""
         expected = (
             self.durations.predicted_seconds(worker.orders[0].job.task) if len(worker.orders) == 1 else None
         )
         worker.predicted_end = inf if expected is None else worker.since + expected
         if expected is not None and not (
             self._cluster.is_only_host and expected <= LOOK_AHEAD_ONLY_HOST_SECONDS
-        ):  # else it is in stock
+        ):  # else the next one is buffered already
             asyncio.get_running_loop().call_later(
                 expected - CLAIM_AHEAD_SECONDS, self._on_capacity, worker.queue
             )
@@ -281,7 +286,7 @@ class Assigner:
     # -- reclaiming --------------------------------------------------------------------------------------------------
 
     def reclaim(self, worker: WorkerChannel) -> None:
-        """Everything that this worker has not begun goes to the front of the buffer."""
+        """Put everything that this worker has not started to the front of the buffer."""
         buffer = self._buffers[worker.queue]
         kept = []
         for held in self._reclaim_orders(buffer, worker):
@@ -301,7 +306,7 @@ class Assigner:
         return key in self._reclaimed_keys
 
     def reclaim_one(self, held: HeldJob) -> bool:
-        """Take one job away from where it waits; the others stay where they are. False: it has begun."""
+        """Take one job from the buffer or from its worker; other jobs stay where they are. False: it has started."""
         buffer, worker = self._buffers[held.job.queue], held.worker
         if worker is None:
             buffer.waiting.remove(held)
@@ -363,7 +368,7 @@ class Assigner:
             asyncio.get_running_loop().call_later(WORKER_CHECK_SECONDS, self._check_workers)
 
     def _check_workers(self) -> None:
-        """Which jobs have begun, who waits behind a long one, who does not even take what it was given?"""
+        """Note which jobs have started, and act on workers that are late."""
         self._has_check_timer = False
         now = monotonic()
         for buffer in self._buffers.values():
@@ -379,7 +384,7 @@ class Assigner:
             return
         worker.read_all()
         if worker.since > now or not worker.orders:
-            return  # it was busy, not silent
+            return  # its reports were on the way
         head = worker.orders[0]
         unbegun = worker.unstarted_orders()
         if unbegun < len(worker.orders):
@@ -401,7 +406,7 @@ class Assigner:
     def record_durations(
         self, buffer: QueueBuffer, worker: WorkerChannel, first: HeldJob, took: dict[str, list[float]]
     ) -> None:
-        """How long jobs took, by task, now that they are reported; `first` was the first of them."""
+        """Record how long reported jobs took, by task. `first` was the first of them."""
         count = sum(map(len, took.values()))
         buffer.record_duration((worker.since - (first.began_at or first.claimed_at_monotonic)) / count, count)
         for task, durations in took.items():

@@ -99,8 +99,8 @@ class BurstWatcher:
         ):
             if other.id not in self._reported_hosts:
                 self._reported_hosts.add(other.id)
-                own = self._settings.lease - (monotonic() - self._started_at)
-                self._lifecycle.note(waiting_sentence(other, own, self._settings.rescue))
+                own = self._settings.lease_duration - (monotonic() - self._started_at)
+                self._lifecycle.note(waiting_sentence(other, own, self._settings.rescue_interval))
         if self._last_busy_at is not None and monotonic() - self._last_busy_at > BURST_REPORT_SECONDS:
             self._last_busy_at = None
             more = " or more" if jobs >= burst_queries.UNFINISHED_SCAN_ROWS else ""

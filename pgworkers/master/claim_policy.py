@@ -62,7 +62,7 @@ class ClaimRequest:
     capacity: Mapping[str, int]  # queue -> jobs there is room for
     scan: ScanKind
     ranges: Mapping[str, Sequence[ScanRange]]  # where to look in a queue; one that is missing: everywhere
-    oldest_first_seconds: float | None  # jobs that have been ready for so long come first
+    oldest_first_seconds: float | None  # jobs that have been ready for this long come first
     includes_limited: bool  # jobs behind concurrency limits, too
     notified_jobs: Mapping[str, float]  # queue -> jobs that this host alone was notified of; inf: any number
     planned_at: float
@@ -78,7 +78,7 @@ class ClaimFollowUp:
 
 class ClaimPolicy:
     def __init__(self, *, poll_seconds: float, oldest_first_seconds: float, statement_timeout: float) -> None:
-        """`oldest_first_seconds`: now and then, jobs that have been ready for so long come first; 0: never."""
+        """`oldest_first_seconds`: now and then, jobs that have been ready for this long come first; 0: never."""
         self.sleep = SleepPolicy()
         self.slow_queues = SlowQueues(statement_timeout)
         self.positions = ClaimPositions(statement_timeout)
@@ -186,7 +186,7 @@ class ClaimPolicy:
             limited=sum(job.is_limited for job in jobs),
         )
         return self.positions.next_scan_at(
-            # Oldest first is no full scan: it leaves out jobs whose task has become limited.
+            # Oldest first is not a full scan: it leaves out jobs whose task has become limited.
             is_full_scan=is_round_over and request.scan is ScanKind.HEAD,
             includes_limited=request.includes_limited,
         )
@@ -207,20 +207,20 @@ class SleepPolicy:
         self._notification_windows: dict[
             str, tuple[float, int]
         ] = {}  # queue -> begin of the window, notifications in it
-        self._awake_last_useful: dict[str, float] = {}  # queue -> when it was last of use to be awake
-        self._announced: frozenset[str] | None = None  # what the database knows; None: nobody knows
+        self._awake_last_useful: dict[str, float] = {}  # queue -> when it last had jobs while awake
+        self._announced: frozenset[str] | None = None  # what the database knows; None: unknown
         self._recheck_times: list[float] = []
         self.host_count = 1  # that serve these queues, this one included
         self._full_queues: set[str] = set()
         self._empty_until: dict[str, float] = {}  # queue -> until when
-        self._poll_due: set[str] = set()  # were dry until now, and were not heard of
-        self._polled_queues: set[str] = set()  # of these, what the last claim looked at
+        self._poll_due: set[str] = set()  # no longer known to be empty, and not notified
+        self._polled_queues: set[str] = set()  # of these, queues of the last claim
         self._notified_since_claim: set[str] | None = (
             set()
-        )  # queues heard of since the last claim was sent; None: any may have jobs
+        )  # queues notified since the last claim was sent; None: any may have jobs
 
     def record_notification(self, queue: str, now: float) -> None:
-        """A notification of this queue came."""
+        """A notification of this queue arrived."""
         self._empty_until.pop(queue, None)
         self._poll_due.discard(queue)
         if self._notified_since_claim is not None:
@@ -232,29 +232,29 @@ class SleepPolicy:
             self._awake_last_useful[queue] = now
 
     def is_awake(self, queue: str) -> bool:
-        """True if the host looks at this queue by itself, without notifications."""
+        """True if the host claims from this queue without notifications."""
         return queue in self._awake_last_useful
 
     def assume_any_ready(self) -> None:
-        """Something changed that may let jobs of any queue begin."""
+        """Something changed: jobs of any queue may be ready."""
         self._empty_until.clear()
         self._poll_due.clear()
         self._notified_since_claim = None
 
     def forget_announcement(self) -> None:
-        """The database may know nothing of this host any more."""
+        """The database may have forgotten what this host announced."""
         self._announced = None
         self.assume_any_ready()
 
     def announcement_due(self, queues: Iterable[str]) -> frozenset[str] | None:
-        """Of which of its queues the host wants to be notified, when the database does not know that yet."""
+        """The queues of which the host wants to be notified; None: the database knows that already."""
         wanted = frozenset(queues) - self._awake_last_useful.keys() - self._full_queues
         return None if wanted == self._announced else wanted
 
     def record_announcement(
         self, asleep: frozenset[str], now: float, unattended: frozenset[str] | None = None
     ) -> None:
-        """The database knows. Whatever fell asleep is looked at again.
+        """The database knows. Queues that fell asleep are claimed from again.
 
         `unattended`: the queues for which no other host slept; None: all of them.
         """
@@ -275,19 +275,19 @@ class SleepPolicy:
         return self._empty_until.get(queue, now) > now
 
     def record_claim_sent(self) -> None:
-        """A claim is on its way: what is heard from now on it may have missed."""
+        """A claim was sent. It may miss jobs that are notified from now on."""
         self._notified_since_claim = set()
 
     def was_polled(self, queue: str) -> bool:
-        """True if the last claim looked at this queue only because the poll was due: no notification had come."""
+        """True if the last claim was for this queue only because the poll was due, without a notification."""
         return queue in self._polled_queues
 
     def record_claim(
         self, room: Mapping[str, int], found: Mapping[str, int], now: float, again: float
     ) -> None:
-        """A claim came back: these queues had room for so many, and in these it found some.
+        """A claim for `room` jobs of each queue came back with `found`.
 
-        `again`: when to look once more, whatever is heard until then.
+        `again`: when to claim once more, even without a notification.
         """
         self._recheck_times = [look for look in self._recheck_times if look > now]
         self._polled_queues = room.keys() & (self._poll_due | self._empty_until.keys())
@@ -312,7 +312,7 @@ class SleepPolicy:
                 self._notification_windows.pop(queue, None)
 
     def seconds_until_claim(self, now: float, poll: float, room: bool) -> float:
-        """How long the host may wait for a notification before it looks by itself."""
+        """How long the host may wait for a notification before it claims anyway. Consumes what is due."""
         pause = poll
         if self._recheck_times and self._recheck_times[0] <= now:
             del self._recheck_times[0]
@@ -341,9 +341,9 @@ class SleepPolicy:
 SLOW_CLAIM_SECONDS = 0.2
 #: Seconds until a queue in which there was nothing to park is looked at again.
 RECHECK_SLOW_QUEUE_SECONDS = 60.0
-#: So many of the newest ids are looked at in a crowded queue, and all that come later.
+#: How many of the newest ids a claim of a crowded queue scans, and all later ones.
 NEWEST_IDS_SCANNED = 10_000
-#: A queue that timed out alone rests for so many times as long as that took.
+#: A queue that timed out alone rests for this many times the duration of that claim.
 REST_PER_TIMEOUT_FACTOR = 12
 
 ParkedPlace = tuple[int, int]
@@ -370,7 +370,7 @@ class SlowQueues:
         self._resting_until: dict[str, float] = {}  # queue -> until when
 
     def has_claim_due(self, now: float) -> bool:
-        """True if the next claim is due, whatever is heard."""
+        """True if the next claim is due, even without a notification."""
         return bool(self._claimed_alone) or self.is_parking(now)
 
     def is_parking(self, now: float) -> bool:
@@ -400,7 +400,7 @@ class SlowQueues:
     def record_parked(
         self, queue: str, jobs: int, place: ParkedPlace | None, newest: int, now: float, took: float = 0.0
     ) -> bool:
-        """A portion moved so many jobs and came to this place; None: to the end of the queue. False: the queue is done."""
+        """A portion parked `jobs` jobs and reached this place; None: the end of the queue. False: the queue is done."""
         self._parked_up_to.pop(queue, None)
         self._due.pop(queue, None)
         self._open.discard(queue)

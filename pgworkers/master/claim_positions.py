@@ -131,7 +131,7 @@ class ClaimPositions:
         jobs: int,
         limited: int = 0,
     ) -> None:
-        """A claim took so long. It found so many jobs, of which `limited` are behind a concurrency limit."""
+        """A claim took `seconds`. It found `jobs` jobs, of which `limited` are behind a concurrency limit."""
         seconds = max(0.0, seconds - SLOW_SCAN_SECONDS_PER_JOB * jobs)
         before = self._scan_before(scan)
         if before is not None:
@@ -234,7 +234,7 @@ class SteppedScan:
         return not rounds
 
     def record_duration(self, extra_seconds: float, now: float, positions: NextIds, *, is_slow: bool) -> None:
-        """A scan took so many seconds longer than a claim without one. `is_slow`: other claims waited for that."""
+        """A scan took `extra_seconds` longer than a claim without one. `is_slow`: other claims waited for that."""
         self.next_at = now + min(
             (PAUSE_PER_LATE_SCAN_FACTOR if self._is_round_late else PAUSE_PER_SCAN_FACTOR) * extra_seconds,
             self._max_pause_seconds,

@@ -67,8 +67,8 @@ class Claimer:
         self._may_start_jobs = may_start_jobs
         self._wakeup = Wakeup()
         self._policy = ClaimPolicy(
-            poll_seconds=settings.poll,
-            oldest_first_seconds=settings.ageing,
+            poll_seconds=settings.poll_interval,
+            oldest_first_seconds=settings.ageing_delay,
             statement_timeout=settings.statement_timeout,
         )
         self._parked_jobs: Counter[tuple[str, str]] = Counter()  # jobs of each crowded queue and task
@@ -117,7 +117,7 @@ class Claimer:
                 self._wakeup.set()
             except psycopg.Error as error:
                 if not await self._finish_unclaimable_jobs(error):
-                    await asyncio.sleep(self._settings.poll)
+                    await asyncio.sleep(self._settings.poll_interval)
                 self._wakeup.set()
 
     async def _claim_once(self) -> None:
@@ -294,7 +294,7 @@ class Claimer:
     async def _report_missed_notifications(self, missed: frozenset[str], now: float) -> None:
         """Let all sleeping hosts be notified for a while, if the host that was notified of these queues did not come."""
         if missed and self._dispatcher.cluster.other_hosts_sharing > 0 and now >= self._notify_all_until:
-            self._notify_all_until = now + self._settings.lease / 3
+            self._notify_all_until = now + self._settings.lease_duration / 3
             await self._connection.execute(notify_all_idle_hosts(self._host_id, missed))
 
 
@@ -308,7 +308,7 @@ class Wakeup:
         self._event.set()
 
     async def wait(self, max_seconds: Callable[[], float]) -> None:
-        """Wait until it is set, or for so many seconds."""
+        """Wait until it is set, or for at most `max_seconds`."""
         if not self._event.is_set():
             try:
                 async with asyncio.timeout(max_seconds()):

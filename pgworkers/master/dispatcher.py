@@ -90,7 +90,7 @@ class Dispatcher:
             is_claiming=lambda: self.is_claiming,
             on_capacity=on_capacity,
         )
-        self._max_jobs_per_claim = settings.claim_batch
+        self._max_jobs_per_claim = settings.claim_batch_size
         self._events = events
         self._finisher = finisher
         self._on_capacity = on_capacity
@@ -368,7 +368,7 @@ class Dispatcher:
     ) -> None:
         ours = [
             pair for pair in results if pair[0].stop_reason is not StopReason.LEASE
-        ]  # a lost job is not ours to write
+        ]  # another host owns a lost job
         if ours and not buffer.spec.lookahead and worker.state is not WorkerState.GONE:
             worker.is_awaiting_write = True
             ours[-1][0].on_written = partial(self._on_result_written, buffer, worker)

@@ -44,7 +44,7 @@ def max_stop_seconds(settings: Settings) -> float:
     writing = settings.statement_timeout + 1.0
     stopping = settings.ask_grace + settings.raise_grace + LADDER_MARGIN_SECONDS + KILL_WAIT_SECONDS
     return (
-        settings.drain
+        settings.drain_timeout
         + stopping
         + 2 * writing
         + max_stop_hook_seconds(settings)
@@ -119,8 +119,8 @@ class Drainer:
         for worker in self._dispatcher.all_workers():
             if worker.state in (WorkerState.IDLE, WorkerState.UNRESPONSIVE):
                 worker.dismiss()
-        until = monotonic() + settings.drain
-        await self._wait_until_idle(settings.drain, lifecycle.hurry)
+        until = monotonic() + settings.drain_timeout
+        await self._wait_until_idle(settings.drain_timeout, lifecycle.hurry)
         if self._dispatcher.busy_workers():
             await self._stop_running_jobs()
         await self._wait_for_results(until)

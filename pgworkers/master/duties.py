@@ -98,7 +98,7 @@ class DutyRunner:
         self.duties = {
             duty.name: duty
             for duty in (
-                Duty("look", every.promote, self._check_due, "find out what is due", True),
+                Duty("look", every.promote_interval, self._check_due, "find out what is due", True),
                 Duty(
                     "promote",
                     MIN_DUE_CHECK_SECONDS,
@@ -108,7 +108,7 @@ class DutyRunner:
                 ),
                 Duty(
                     "expire",
-                    every.rescue,
+                    every.rescue_interval,
                     self._expire,
                     "end jobs that were not started in time",
                     is_on_demand=True,
@@ -120,12 +120,28 @@ class DutyRunner:
                     "tie new dependent jobs to their parents",
                     is_on_demand=True,
                 ),
-                Duty("rescue", every.rescue, self._rescue, "take jobs back from hosts that stopped renewing"),
-                Duty("sweep", every.rescue * 6, self._forget_hosts, "forget hosts that are long gone"),
                 Duty(
-                    "partitions", every.upkeep, self._partitions, "make partitions ahead, drop old ones", True
+                    "rescue",
+                    every.rescue_interval,
+                    self._rescue,
+                    "take jobs back from hosts that stopped renewing",
                 ),
-                Duty("prune", every.prune, self._prune, "delete finished jobs past their queue's retention"),
+                Duty(
+                    "sweep", every.rescue_interval * 6, self._forget_hosts, "forget hosts that are long gone"
+                ),
+                Duty(
+                    "partitions",
+                    every.partition_interval,
+                    self._partitions,
+                    "make partitions ahead, drop old ones",
+                    True,
+                ),
+                Duty(
+                    "prune",
+                    every.prune_interval,
+                    self._prune,
+                    "delete finished jobs past their queue's retention",
+                ),
                 Duty(
                     "ticks",
                     MIN_FIRE_INTERVAL_SECONDS,
@@ -135,14 +151,14 @@ class DutyRunner:
                 ),
                 Duty(
                     "batches",
-                    every.rescue,
+                    every.rescue_interval,
                     self._complete_batches,
                     "complete batches whose jobs have all ended",
                     is_on_demand=True,
                 ),
                 Duty(
                     "depth",
-                    every.depth,
+                    every.queue_depth_interval,
                     self._count_queues,
                     "count what waits in each queue, for the gauges",
                     True,
@@ -378,11 +394,11 @@ class DutyRunner:
 
     def _keep_rows(self, name: str) -> Callable[[int | None], Query[Portion[int]]]:
         return partial(
-            maintenance.move_kept_rows, name, self._settings.retention_dead, PARTITION_ROWS_PER_STATEMENT
+            maintenance.move_kept_rows, name, self._settings.dead_retention, PARTITION_ROWS_PER_STATEMENT
         )
 
     async def _prune(self) -> int:
-        keep, dead = self._settings.retention, self._settings.retention_dead
+        keep, dead = self._settings.retention, self._settings.dead_retention
         walks: dict[str, Callable[[Any], Query[Portion[Any]]]] = {
             "ticks": partial(fire.prune_ticks, keep, ROWS_PER_STATEMENT),
             "finished jobs": partial(maintenance.prune_history, keep, dead, ROWS_PER_STATEMENT),

@@ -87,7 +87,7 @@ class Host:
             host_id,
             finish_connection,
             events,
-            settings.finish_batch,
+            settings.finish_batch_size,
             cooldown_of(settings),
             log_args=settings.log_args,
         )
@@ -141,7 +141,7 @@ class Host:
             self._leadership,
             events,
             settings,
-            may_rescue=lambda: self._has_renewed_for(settings.lease),
+            may_rescue=lambda: self._has_renewed_for(settings.lease_duration),
             database_time=self._database_time,
             buffers=self._dispatcher.buffers,
         )
@@ -151,7 +151,7 @@ class Host:
         self.status = HostStatus(
             lifecycle=self._lifecycle,
             served=self._served,
-            label=settings.label,
+            label=settings.host_label,
             schema_text=plan.schema_text,
             dispatcher=self._dispatcher,
             finisher=self._finisher,
@@ -323,7 +323,7 @@ class Host:
                 workers=self._scaler.starting_workers(name, spec),
                 settings=settings,
                 host=self._id,
-                label=self._plan.settings.label,
+                label=self._plan.settings.host_label,
                 version=self._served.app.version,
             )
             for name, spec in self._served.queues.items()
@@ -336,19 +336,19 @@ class Host:
             self._id,
             name=socket.gethostname(),
             pid=os.getpid(),
-            label=self._plan.settings.label,
+            label=self._plan.settings.host_label,
             app=app.name,
             version=app.version,
             queues=list(self._served.queues),
             tasks=[task.name for task in app.tasks],
-            lease_seconds=self._plan.settings.lease,
+            lease_seconds=self._plan.settings.lease_duration,
             metrics=self._metrics_address,
         )
 
     def _on_renewed(self, sent: float) -> None:
         """Extend the leases, counted from the sending of the renewal. Nothing starts and nothing is claimed after them."""
         has_lapsed = not self._lease_deadline.is_held()
-        self._lease_deadline.extend_to(sent + self._plan.settings.lease)
+        self._lease_deadline.extend_to(sent + self._plan.settings.lease_duration)
         if has_lapsed:
             self._claimer.wake_for_all_queues()
 

@@ -1,11 +1,11 @@
-"""Who performs the cluster's duties: the host that holds the term of leadership.
+"""The term of leadership. The host that holds it performs the duties of the cluster.
 
     candidate --term taken--> leader --term or session lost, or drain--> candidate
 
 The term is a row that only workers can write: host, session, and until when it is valid by the database's clock. The leader
-renews it every `leader_retry`. A candidate takes it when the leader resigned, when its session is gone, or when it ran out:
-a frozen leader keeps its session and would lead for ever. An advisory lock, held by the leading session, is the fast
-path that tells a candidate of a session's end. Any login can hold that lock, so a lock that cannot be had stops no host
+renews it every `leadership_interval`. A candidate takes it when the leader resigned, when its session is gone, or when it
+ran out: a frozen leader keeps its session and would lead for ever. An advisory lock, held by the leading session, is the
+fast path that tells a candidate of a session's end. Any login can hold that lock, so a lock that cannot be had stops no host
 from leading; the session that holds it is reported (docs/adr/23).
 
 Every duty runs on the very connection that took the term (`ask`), so a host that lost the session cannot act, whatever it
@@ -45,13 +45,15 @@ class Leadership:
     ) -> None:
         self.is_leader = False
         self.leader_since = 0.0
-        self.lock_holder: hosts.LockHolder | None = None  #: a session that holds the lock and is no host's
+        self.lock_holder: hosts.LockHolder | None = (
+            None  #: a session that holds the lock and belongs to no host
+        )
         self._host_id = host_id
         self._connection = connection
         self._events = events
         self._settings = settings
-        self._has_renewed_for = has_renewed_for  # has this host renewed without a gap for so long?
-        self._database_time = database_time  # the database's time, as this host reckons it
+        self._has_renewed_for = has_renewed_for  # True if this host has renewed without a gap for that long
+        self._database_time = database_time  # as this host estimates it
         self._session_number = -1
         self._term = 0
         self._valid_until = 0.0  # the term, on CLOCK_BOOTTIME
@@ -63,7 +65,7 @@ class Leadership:
     @property
     def term_seconds(self) -> float:
         """A leader that has not renewed its term for this long may be deposed."""
-        return max(2 * self._settings.renew, 3 * self._settings.leader_retry)
+        return max(2 * self._settings.renew_interval, 3 * self._settings.leadership_interval)
 
     async def run(self) -> None:
         """Try for the term for as long as the host lives; while leading, renew it."""
@@ -73,7 +75,7 @@ class Leadership:
             except (ConnectionDown, psycopg.Error) as error:
                 self._lose(first_line(error))
                 await self._connection.wait_for_backoff()
-            await asyncio.sleep(self._settings.leader_retry)
+            await asyncio.sleep(self._settings.leadership_interval)
 
     async def _run_once(self) -> None:
         if self.is_leader:

@@ -1,18 +1,13 @@
-"""How a host comes to be known: its row, under a fresh id, before its first process.
+"""The host's row: its registration and its renewals, and an estimate of the database's clock.
 
-The renewer: listens for notifications and renews the host's row, on one connection.
+One UPDATE of one row renews every lease of the host. It returns which of its jobs are to be cancelled, which deadlines have
+changed, and which jobs the host no longer owns. `RenewalStreak` records how long the host has renewed without a gap.
 
-One UPDATE of one row keeps every lease of the host alive and brings back which of its jobs are wished away and
-which it no longer owns. It also keeps the no-gap record: how long this host has renewed without missing the lease;
-and what time it was there (reckoning).
-
-The database's time as this host reckons it, to judge others by: its clock may be set forward, and then nobody is lost.
-
-A host is called lost when it has not renewed for its lease, by the database's clock. When that clock jumps forward by more
-than a lease, everybody looks lost until they renew. So who judges goes by the earlier of two times: the database's own, and
-this one, reckoned by the judge's own clock (BOOTTIME). Each renewal compares the two clocks, and the smallest difference
-that was seen within the longest lease of the cluster counts: so long, and everybody who lives has renewed by the new time.
-A clock that is set back is believed at once: leases last longer by the jump, which loses nothing.
+`DatabaseClock` estimates the database's time. A host is lost when it has not renewed for its lease, by the database's clock.
+When that clock jumps forward by more than a lease, every host looks lost until it renews. So a host that judges others uses
+the earlier of two times: the database's own, and an estimate by the host's own clock (CLOCK_BOOTTIME). Each renewal compares
+the two clocks. The smallest difference within the longest lease of the cluster counts: after that time, every live host has
+renewed by the new time. A clock that is set back counts at once: leases last longer by the jump, which loses nothing.
 """
 
 from __future__ import annotations
@@ -36,22 +31,22 @@ from pgworkers.master.status import NEW_JOB_SHOWN_SECONDS, HostSnapshot
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
-#: A young host renews every second, so that operators see its workers as they come up, and no longer than it takes them.
+#: A young host renews every second until its workers are up, so that operators see them start.
 YOUNG_HOST_SECONDS = 10.0
-#: So does one that somebody watches (`pgworkers top`), for so long after each word of theirs.
+#: So does a host that is watched (`pgworkers top`), for this long after each notification of that.
 WATCHED_HOST_SECONDS = 10.0
 
 
 def renewal_pause_seconds(
     now: float, born: float, watched: float, renew: float, *, are_workers_up: bool = False
 ) -> float:
-    """Seconds until the next renewal; `settled`: all workers are up, and this one said so. Pure."""
+    """Seconds until the next renewal. Pure."""
     fresh = now - born < YOUNG_HOST_SECONDS and not are_workers_up
     return min(1.0, renew) if fresh or now < watched else renew
 
 
 class RenewalStreak:
-    """Since when this host has renewed without a gap; pure. `gap` is the longest silence that is no gap."""
+    """Since when this host has renewed without a gap. `gap`: the longest pause that is allowed. Pure."""
 
     def __init__(self, gap: float) -> None:
         self._max_gap_seconds = gap
@@ -64,7 +59,7 @@ class RenewalStreak:
         self._last = sent
 
     def has_lasted(self, period: float, now: float) -> bool:
-        """Has it renewed without a gap for `period`, and is the last one fresh?"""
+        """True if it has renewed without a gap for `period`, and recently."""
         if self._since is None or self._last is None:
             return False
         return now - self._last <= self._max_gap_seconds and now - self._since >= period
@@ -102,7 +97,7 @@ class LeaseKeeper:
         self._is_stopping = False
         self._stopped = asyncio.Event()
         self.database_clock = DatabaseClock()
-        self.streak = RenewalStreak(2 * settings.renew + settings.statement_timeout)
+        self.streak = RenewalStreak(2 * settings.renew_interval + settings.statement_timeout)
         connection.on_connect = listener.listen
         listener.on_listening = self._on_listening
 
@@ -141,7 +136,7 @@ class LeaseKeeper:
             await self._listener.wait(conn.pgconn, conn.fileno(), lambda: self._due_at)
 
     async def stop(self) -> None:
-        """Renew no more; waits for what is on its way. A renewal that finds the row gone would make it anew."""
+        """Stop renewing, and wait for a renewal on the way: it would write a removed row again."""
         self._is_stopping = True
         self._listener.wake()
         await self._stopped.wait()
@@ -155,19 +150,19 @@ class LeaseKeeper:
         return monotonic() < self._watched_until
 
     def on_watched(self) -> None:
-        """Somebody looks at the process view: for a while it is written every second."""
+        """An operator watches the process view: for a while it is written every second."""
         self._watched_until = monotonic() + WATCHED_HOST_SECONDS
         self._due_at = min(self._due_at, self._sent_at + 1.0)
 
     def renew_for_new_jobs(self) -> None:
-        """A job runs that the process view does not show yet: it is written within a second of the last time."""
+        """Renew within a second of the last time: the process view does not show a running job yet."""
         due = max(self._sent_at + NEW_JOB_SHOWN_SECONDS, monotonic())
         if due < self._due_at:
             self._due_at = due
             self._listener.wake()
 
     def renew_now(self) -> None:
-        """Something has changed that operators look for in the process view: it is written now."""
+        """Renew now: something has changed that operators look for in the process view."""
         self._due_at = 0.0
         self._listener.wake()
 
@@ -199,18 +194,24 @@ class LeaseKeeper:
             )
         )
         if not renewed.is_known:
-            # The row was swept while this host was away. Its jobs are lost; the host begins anew under the same id.
+            # The row was removed while this host was away. Its jobs are lost; the host registers again with the same id.
             await self._connection.execute(self._registration())
             self._listener.on_hint(Reconnected())
         self._sent_at = sent
         self._due_at = sent + renewal_pause_seconds(
-            sent, self._started_at, self._watched_until, self._settings.renew, are_workers_up=are_workers_up
+            sent,
+            self._started_at,
+            self._watched_until,
+            self._settings.renew_interval,
+            are_workers_up=are_workers_up,
         )
         if self._must_renew_soon:  # the hint may be of a commit that this renewal did not see
             self._due_at = min(self._due_at, sent + MIN_HINT_INTERVAL_SECONDS)
         self.streak.record(sent)
         self.database_clock.record(
-            sent_boottime, renewed.database_time, max(renewed.longest_lease_seconds, self._settings.lease)
+            sent_boottime,
+            renewed.database_time,
+            max(renewed.longest_lease_seconds, self._settings.lease_duration),
         )
         self._dispatcher.cluster.is_only_host = renewed.is_alone
         self._dispatcher.cluster.other_hosts_sharing = renewed.sharing_hosts
@@ -220,12 +221,12 @@ class LeaseKeeper:
             self._dispatcher.update_deadline(deadline)
         for fence in renewed.lost_leases:
             self._dispatcher.on_lease_lost(fence, rescued=fence in renewed.rescued_leases)
-        # Last: a worker that begins jobs again must not find one in its socket that is lost.
+        # Last: a worker that may start jobs again must not find a lost one in its socket.
         self._on_renewed(sent_boottime)
 
 
 class DatabaseClock:
-    """Pure: its times are arguments, of CLOCK_BOOTTIME."""
+    """Estimates the database's time. Pure: the times of this host are arguments, of CLOCK_BOOTTIME."""
 
     def __init__(self) -> None:
         self._offsets: deque[tuple[float, float]] = (
@@ -233,13 +234,13 @@ class DatabaseClock:
         )  # when, and how far the database's clock was from ours
 
     def record(self, sent: float, at: datetime, longest: float) -> None:
-        """The database answered with its time. Counted from the sending, so a slow answer never makes us late."""
+        """Record the database's time, counted from the sending, so that a slow answer makes no difference."""
         while self._offsets and sent - self._offsets[0][0] > longest:
             self._offsets.popleft()
         self._offsets.append((sent, at.timestamp() - sent))
 
     def read(self, now: float) -> datetime | None:
-        """None before the first renewal: nobody is judged by then, or by the database's clock alone."""
+        """The estimated time; None before the first renewal."""
         if not self._offsets:
             return None
         return datetime.fromtimestamp(now + min(away for _, away in self._offsets), UTC)

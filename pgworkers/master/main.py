@@ -11,7 +11,7 @@ import sys
 from functools import partial
 
 from pgworkers.events import EventBus, LogLinesDropped
-from pgworkers.linux import limits, process_exit, sd_notify
+from pgworkers.linux import limits, sd_notify
 from pgworkers.linux.sd_notify import ServiceNotifier
 from pgworkers.master import boot, orphans, signals
 from pgworkers.master.boot import RunOptions, new_host_id
@@ -32,14 +32,14 @@ from pgworkers.observe.python_logging import MasterLogHandler
 
 
 def run(options: RunOptions) -> int:
-    """Run a host until it is told to stop; the exit code."""
+    """Run a host until it is asked to stop. Returns the exit code."""
     signals.ignore_until_loop_runs()
     host_id = new_host_id()
     os.environ[orphans.ORIGIN_VARIABLE] = orphans.origin_value(host_id)
     systemd_socket = sd_notify.from_environment()
     plan = boot.prepare(options, lambda text: print(f"pgworkers: {text}", file=sys.stderr, flush=True))
     try:
-        limits.set_core_dump_limit(plan.settings.core_limit)
+        limits.set_core_dump_limit(plan.settings.core_dump_limit)
         if options.is_check:
             for line in boot.summary_lines(plan, _metrics_address_text(plan)):
                 print(line)
@@ -53,16 +53,16 @@ def run(options: RunOptions) -> int:
 
 def _metrics_address_text(plan: boot.BootPlan) -> str:
     """Where the metrics would be, for `--check`; refused as by `run`, but for a port that may be free by then."""
-    address = plan.settings.metrics
+    address = plan.settings.metrics_address
     try:
         if address != "off":
             sock = _listen_for_metrics(plan)
             address = "{}:{}".format(*sock.getsockname()[:2]) if parse_address(address)[1] else address
             sock.close()
     except ListenFailed as error:
-        if error.is_taken and plan.loaded_settings.sources["metrics"] != "default":
+        if error.is_taken and plan.loaded_settings.sources["metrics_address"] != "default":
             return f"{address}, but not now: {error}"
-        if plan.loaded_settings.sources["metrics"] != "default":
+        if plan.loaded_settings.sources["metrics_address"] != "default":
             raise
         return f"off: {error.brief}"
     return address
@@ -70,30 +70,30 @@ def _metrics_address_text(plan: boot.BootPlan) -> str:
 
 def _listen_for_metrics(plan: boot.BootPlan) -> socket.socket:
     """The socket of the metrics: the address that was chosen, or from the default one on the first that is free."""
-    address = plan.settings.metrics
+    address = plan.settings.metrics_address
     return (
         listen_on_next_free(address)
-        if plan.loaded_settings.sources["metrics"] == "default"
+        if plan.loaded_settings.sources["metrics_address"] == "default"
         else listen(address)
     )
 
 
 def _serve(plan: boot.BootPlan, options: RunOptions, host_id: str, systemd_socket: ServiceNotifier) -> int:
     sock, address, listens = None, "off", ""
-    if plan.settings.metrics != "off":
+    if plan.settings.metrics_address != "off":
         try:
             sock = _listen_for_metrics(plan)
             address = listens = "http://{}:{}/metrics".format(*sock.getsockname()[:2])
         except ListenFailed as error:
-            if plan.loaded_settings.sources["metrics"] != "default":
+            if plan.loaded_settings.sources["metrics_address"] != "default":
                 raise
             address = f"off: {error.brief} (--metrics HOST:PORT chooses another)"
-    writer = LineWriter(sys.stdout.fileno(), plan.settings.log_buffer)
+    writer = LineWriter(sys.stdout.fileno(), plan.settings.log_buffer_size)
     log = Log(
         writer.put,
-        format=plan.settings.log,
+        format=plan.settings.log_format,
         is_quiet=options.is_quiet,
-        rate=plan.settings.log_rate,
+        rate=plan.settings.log_rate_limit,
         host=socket.gethostname(),
         pid=os.getpid(),
     )
@@ -117,7 +117,7 @@ def _serve(plan: boot.BootPlan, options: RunOptions, host_id: str, systemd_socke
         )
         http = None
         if sock is not None:
-            hosts = AllowedHosts(plan.settings.metrics, plan.settings.metrics_hosts)
+            hosts = AllowedHosts(plan.settings.metrics_address, plan.settings.metrics_allowed_hosts)
             http = HttpServer(sock, HttpPages(host.status, metrics).respond, hosts)
             http.start()
         host.housekeeping.add(partial(_flush_log_summaries, log, writer, events))
@@ -126,10 +126,10 @@ def _serve(plan: boot.BootPlan, options: RunOptions, host_id: str, systemd_socke
             http.close()
         return 1 if host.has_failed else 0
 
-    # What boot left stays for good; what a job leaves goes by its counts. Cycles are rare here: look for them seldom.
+    # What the start made stays. Cycles are rare afterwards, so the collector runs seldom.
     gc.collect()
     gc.freeze()
-    process_exit.raise_gc_threshold()
+    gc.set_threshold(20_000)
     try:
         return asyncio.run(life())
     finally:
@@ -138,7 +138,7 @@ def _serve(plan: boot.BootPlan, options: RunOptions, host_id: str, systemd_socke
 
 
 def _flush_log_summaries(log: Log, writer: LineWriter, events: EventBus) -> None:
-    """Sums are told in time, and so is how many lines could not be written."""
+    """Log summaries that are due, and the number of lines that could not be written."""
     log.write_summaries()
     lost = writer.take_dropped_count()
     if lost:

@@ -90,7 +90,7 @@ class Reloader:
         options = self._options
         try:
             app = await asyncio.to_thread(
-                describe, options.config, self._settings.boot, self._supervisors.other_children
+                describe, options.config, self._settings.import_timeout, self._supervisors.other_children
             )
             queues = boot.choose_queues(app, options.queues, options.workers, self._settings.max_workers)
         except PgworkersError as error:

@@ -1,11 +1,11 @@
-"""How many workers each queue has here: what the app says, what operators tuned, what the cluster leaves to this host.
+"""How many workers each queue has on this host: by the app, by operators, and by cluster-wide limits.
 
-`target_workers` decides and is pure; `Scaler` reads the rows when it is told of a change (and now and then without), and
-acts. What cannot be read changes nothing: the workers that run go on.
+`target_workers` decides and is pure. `Scaler` reads the rows when it is notified of a change, and periodically, and acts. If
+the rows cannot be read, nothing changes: the workers continue.
 
-Of a queue whose workers are counted over all hosts this host has a grant (flow/slots). It acknowledges each grant before it
-uses it, and goes on counting as taken whatever still runs beyond it. A host that has not acknowledged for a lease has lost
-its grant to others, so it claims nothing more of such a queue until it has heard again.
+Of a queue whose workers are counted over all hosts, this host has a grant (limits/cluster_slots). It acknowledges each grant
+before it uses it, and counts jobs that still run beyond it. A host that has not acknowledged for a lease has lost its grant,
+so it claims nothing more from such a queue until it has acknowledged again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MIN_THROTTLE_CHANGE_SECONDS = 0.5
 
 
 def initial_workers(spec: QueueSpec) -> int:
-    """Before anything was read. Of a queue that is shared out: none, until there is a grant."""
+    """Workers before any row was read. None under a cluster-wide limit, until there is a grant."""
     return spec.workers if spec.cluster_workers is None else 0
 
 
@@ -75,7 +75,10 @@ def target_workers(
 
 def cooldown_of(settings: Settings) -> CoolDown:
     return CoolDown(
-        settings.throttle, settings.throttle_growth, settings.throttle_max, settings.throttle_grace
+        settings.throttle_duration,
+        settings.throttle_factor,
+        settings.throttle_max_duration,
+        settings.throttle_quiet_period,
     )
 
 
@@ -119,12 +122,12 @@ class Scaler:
         self._changed.set()
 
     def decide_again(self) -> None:
-        """Other code runs: whatever was decided is decided and acted on again."""
+        """Decide and act again after a reload."""
         self._targets.clear()
         self.wake()
 
     def starting_workers(self, queue: str, spec: QueueSpec) -> int:
-        """What a supervisor of this queue should begin with."""
+        """How many workers a supervisor of this queue starts with."""
         return self._targets.get(queue, initial_workers(spec))
 
     async def run(self) -> None:
@@ -141,11 +144,11 @@ class Scaler:
             await asyncio.sleep(max(0.0, began + MIN_HINT_INTERVAL_SECONDS - monotonic()))
 
     def _interval_seconds(self) -> float:
-        """A change is notified, so a look without one may be rare; but a share is acknowledged well within its lease."""
-        return self._settings.renew * (1 if self._granted else 3)
+        """Changes are notified, so the interval is long; but a grant is acknowledged well within a lease."""
+        return self._settings.renew_interval * (1 if self._granted else 3)
 
     async def scale_once(self) -> None:
-        """Read, decide, act; what cannot be read changes nothing."""
+        """Read, decide and act. If the rows cannot be read, nothing changes."""
         try:
             await self._reset_throttles()
             names = list(self._served.queues)
@@ -158,7 +161,7 @@ class Scaler:
             await self._connection.wait_for_backoff()
             self._changed.set()
         except psycopg.Error:
-            pass  # told by the line; the next round tries again
+            pass  # the connection has emitted it; the next round tries again
         else:
             self._apply(configs, grants)
 
@@ -190,7 +193,7 @@ class Scaler:
         held = {}
         for name in totals:
             buffer = self._dispatcher.buffers[name]
-            # What may begin while the statement is on its way counts as well.
+            # Jobs that may start while the statement is on its way count as well.
             held[name] = max(
                 buffer.assigned_jobs,
                 0 if buffer.max_assigned_jobs == sys.maxsize else buffer.max_assigned_jobs,
@@ -201,7 +204,7 @@ class Scaler:
         self._granted = grants
         self._acknowledged = {name: max(held[name], grant) for name, grant in grants.items()}
         for name in grants:
-            self._dispatcher.buffers[name].grant_valid_until = sent + self._settings.lease
+            self._dispatcher.buffers[name].grant_valid_until = sent + self._settings.lease_duration
         return grants
 
     # -- acting ---------------------------------------------------------------------------------------------------------
@@ -225,7 +228,7 @@ class Scaler:
                 buffer.max_assigned_jobs = count if shared else sys.maxsize
                 buffer.grant_valid_until = buffer.grant_valid_until if shared else inf
             before = self._targets.get(name)
-            if before != count:  # else whoever changed it since (a signal) keeps his way
+            if before != count:  # else a change by a signal stays
                 self._targets[name] = count
                 self._supervisors.scale(name, count)
                 self._dispatcher.set_target_workers(name, count)
@@ -237,13 +240,13 @@ class Scaler:
             self._wake_claimer()  # there may be more room
 
     def _exceeds_grant(self, queue: str) -> bool:
-        """Does this host still count for more than it has?"""
+        """True if this host has acknowledged more than its grant and its jobs need."""
         buffer = self._dispatcher.buffers[queue]
         return self._acknowledged.get(queue, 0) > max(
             self._granted.get(queue, 0), buffer.max_assigned_jobs, buffer.assigned_jobs
         )
 
-    # -- what others tell -------------------------------------------------------------------------------------------------
+    # -- events -------------------------------------------------------------------------------------------------
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -286,7 +289,7 @@ class Scaler:
     # -- throttles ----------------------------------------------------------------------------------------------------------
 
     def _note_throttles(self, configs: Mapping[str, QueueConfig]) -> None:
-        now, grace = monotonic(), self._settings.throttle_grace
+        now, grace = monotonic(), self._settings.throttle_quiet_period
         for config in configs.values():
             until = now + config.throttled_seconds
             if (
@@ -305,14 +308,14 @@ class Scaler:
 
     async def _reset_throttles(self) -> None:
         for name in list(self._throttles_to_reset):
-            await self._connection.execute(queues.reset_throttle(name, self._settings.throttle_grace))
+            await self._connection.execute(queues.reset_throttle(name, self._settings.throttle_quiet_period))
             self._throttles_to_reset.discard(name)
 
 
 def share_cluster_workers(
     executor: QueryExecutor, every: float, database_time: Callable[[], datetime | None]
 ) -> Duty:
-    """The leader's part: shares out each total anew when hosts come and go."""
+    """The leader's duty: share each total out again when hosts come and go."""
 
     async def perform() -> int:
         changed = 0

@@ -256,7 +256,7 @@ def _usage_columns(found: tuple[float | None, int] | None) -> dict[str, Any]:
 
 
 def _job_columns(worker: WorkerChannel, held: HeldJob, now: float) -> dict[str, Any]:
-    """The columns that only a worker with a job has. The clock of a suspended job stands still."""
+    """The columns that only a worker with a job has. A suspended job uses up no time."""
     left = held.seconds_left(worker.since if worker.is_suspended else now)
     return {
         "attempt": held.job.attempt,

@@ -1,8 +1,8 @@
-"""What a host tells systemd: READY, STATUS, WATCHDOG, RELOADING, STOPPING.
+"""Notifications to systemd: READY, STATUS, WATCHDOG, RELOADING, STOPPING.
 
 READY is sent once a worker is idle, busy or suspended, or no queue wants workers: then the start has succeeded. The event
 loop itself feeds the watchdog, so a master whose loop hangs is killed and restarted. A database that is away, or a queue
-that cannot start its workers, is no reason for that.
+that cannot start its workers, does not cause a restart.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class WorkerChannel:
         return self._send_tickets(jobs)
 
     def reclaim(self) -> list[HeldJob]:
-        """Take back the orders that it has not started, and return them. Those that remain it has started, or even ended."""
+        """Remove the orders that it has not started, and return them. Those that remain it has started, or even ended."""
         if self._ticket_reader is None:
             return []
         keys = set(tickets.take_remaining(self._ticket_reader))

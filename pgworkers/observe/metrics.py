@@ -1,28 +1,24 @@
-"""Facts as metrics: counters in the memory of the master, which outlives every worker and supervisor.
+"""Events as metrics: counters in the memory of the master, which outlives every worker and supervisor.
 
-A fact of a job (`attempts`) costs a look into a dictionary and a few additions; everything else (sums of buckets, gauges,
-text) is made when somebody scrapes. Series of what the app declares are there at 0 from the start. What the leader saw of
-the whole cluster goes as soon as it no longer leads.
+An event of a job costs one dictionary lookup and a few additions. Sums of buckets, gauges and the text are made at a scrape.
+Series of declared queues and tasks exist from the start with the value 0. Cluster-wide series exist while this host is the
+leader.
 
-Attempts as metrics: how long jobs waited and ran, what they used, how they ended; by queue and task.
-
-Facts of attempts are told tens of thousands of times a second, many at a time, and neighbours mostly are of one task:
-its cells are looked up once for them all.
-
-The master about itself, under the names that every client library uses: `process_*`. From /proc.
+Attempt events arrive in batches, and neighbours in a batch mostly belong to one task. `JobMetrics` looks up the series of a
+task once per run of neighbours.
 """
 
 from __future__ import annotations
 
-import os
-import resource
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from math import inf
 from operator import attrgetter
 from time import time as _now
 from typing import Any
 
+import psutil
 import psycopg
 
 from pgworkers import events
@@ -137,8 +133,8 @@ class Metrics(ByKind):
     def scrape(self, accept: str) -> tuple[bytes, str]:
         """The text and its content type."""
         self._job_metrics.update_peaks()
-        for name, read in ITSELF.items():
-            self.set(name, read())
+        for name, value in _process_metrics().items():
+            self.set(name, value)
         openmetrics = metrics_exposition.is_openmetrics_preferred(accept)
         every = (*self.families.values(), *self.handler_metrics.families.values())
         body = metrics_exposition.render_metrics(every, openmetrics)
@@ -347,32 +343,17 @@ class JobMetrics:
                 job.previous_peak, job.recent_peak = job.recent_peak, 0
 
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _started() -> float:
-    """Unix time: when the machine was started, and how long after that this process was."""
-    with open("/proc/self/stat", "rb") as file:
-        ticks = int(file.read().rpartition(b")")[2].split()[19])
-    return _booted + ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _pages(at: int) -> float:
-    with open("/proc/self/statm", "rb") as file:
-        return float(int(file.read().split()[at]) * _PAGE)
-
-
-def _most_descriptors() -> float:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return float("inf") if limit == resource.RLIM_INFINITY else float(limit)
-
-
-ITSELF: dict[str, Callable[[], float]] = {
-    "process_cpu_seconds_total": time.process_time,
-    "process_resident_memory_bytes": lambda: _pages(1),
-    "process_virtual_memory_bytes": lambda: _pages(0),
-    "process_start_time_seconds": _started,
-    "process_open_fds": lambda: float(len(os.listdir("/proc/self/fd"))),
-    "process_max_fds": _most_descriptors,
-}
+def _process_metrics() -> dict[str, float]:
+    """The metrics of this process, under the names that every Prometheus client library uses."""
+    process = psutil.Process()
+    with process.oneshot():
+        memory = process.memory_info()
+        max_descriptors, _ = process.rlimit(psutil.RLIMIT_NOFILE)
+        return {
+            "process_cpu_seconds_total": time.process_time(),
+            "process_resident_memory_bytes": float(memory.rss),
+            "process_virtual_memory_bytes": float(memory.vms),
+            "process_start_time_seconds": process.create_time(),
+            "process_open_fds": float(process.num_fds()),
+            "process_max_fds": inf if max_descriptors == psutil.RLIM_INFINITY else float(max_descriptors),
+        }

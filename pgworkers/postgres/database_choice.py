@@ -41,8 +41,12 @@ def choose_database(
     PG* variables come after the app because they only fill in what an address leaves open, as in libpq.
     """
     environ = os.environ if environ is None else environ
-    home = Path(settings.home).expanduser() if settings.home else config_dir / ".pgworkers"
-    home, named = home.absolute(), bool(settings.home)
+    home = (
+        Path(settings.embedded_directory).expanduser()
+        if settings.embedded_directory
+        else config_dir / ".pgworkers"
+    )
+    home, named = home.absolute(), bool(settings.embedded_directory)
     if settings.dsn:
         said = sources.get("dsn", "default")
         source = {"command line": "--dsn", "app": "the app's dsn"}.get(said, said)
@@ -63,7 +67,8 @@ def refuse_foreign_home(chosen: DatabaseChoice, app_owner: int | None) -> None:
     if why is not None:
         raise UsageError(
             f"{chosen.home} {why}, so it is not used as the embedded server's directory; nothing was done. If you trust it, "
-            f"say PGWORKERS_HOME={shlex.quote(str(chosen.home))}; or name a Postgres with --dsn or DATABASE_URL"
+            f"say PGWORKERS_EMBEDDED_DIRECTORY={shlex.quote(str(chosen.home))}; "
+            "or name a Postgres with --dsn or DATABASE_URL"
         )
 
 

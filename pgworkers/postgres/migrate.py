@@ -56,7 +56,7 @@ _log = logging.getLogger("pgworkers.migrate")
 @dataclass(frozen=True, slots=True)
 class Migration:
     version: int
-    name: str  # "0001_spine"
+    name: str  # "0001_initial"
     text: str
 
     @property

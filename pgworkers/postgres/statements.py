@@ -28,6 +28,20 @@ _SCHEMA_REFERENCE = re.compile(
 _COMMENT_LINES = re.compile(r"^\s*--[^\n]*\n", re.MULTILINE)
 _INDENTS = re.compile(r"\n +")
 _PARAMETER = re.compile(r"%\((\w+)\)s|%%")
+#: `/* include: x.fragment.sql */` stands for the text of that file in the same directory.
+_INCLUDE = re.compile(r"/\* include: (\w+\.fragment\.sql) \*/")
+
+
+def read_sql(path: Path) -> str:
+    """Read a statement with the fragments that it includes. A fragment includes no other.
+
+    Fragments hold what several statements have in common and must not differ in, such as a list of columns.
+    """
+
+    def fragment(match: re.Match[str]) -> str:
+        return _COMMENT_LINES.sub("", path.with_name(match[1]).read_text(encoding="utf-8")).strip()
+
+    return _INCLUDE.sub(fragment, path.read_text(encoding="utf-8"))
 
 
 def with_schema(text: str, schema: str) -> str:
@@ -55,8 +69,8 @@ class Statement:
 
     @classmethod
     def from_file(cls, file: str, name: str) -> Statement:
-        """`Statement.beside(__file__, "claim")` loads claim.sql beside the module."""
-        return cls(name, Path(file).with_name(f"{name}.sql").read_text(encoding="utf-8"))
+        """Load a statement: `Statement.from_file(__file__, "claim")` reads claim.sql next to the module."""
+        return cls(name, read_sql(Path(file).with_name(f"{name}.sql")))
 
     def render(self, schema: str) -> bytes:
         """What is sent. Comments and indents stay behind: psycopg parses a statement of 4096 bytes again each time."""
@@ -92,8 +106,6 @@ class Query(
     read: Callable[[list[tuple[Any, ...]]], T]
     #: Many rows of numbers, texts and arrays: in the binary format neither side makes texts of numbers.
     is_binary: bool = False
-    #: The very same is asked again and again: its values are written once.
-    is_repeated: bool = False
     #: Instead of `params`: the values in the order in which the statement names them, as texts for the server, without
     #: NUL. For what is asked so often that choosing a format for each value would be felt.
     encoded_params: tuple[bytes, ...] | None = None

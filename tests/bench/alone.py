@@ -64,14 +64,13 @@ def play(task: str) -> None:
     from pgworkers.context import Ctx
     from pgworkers.ipc import frames, lease_deadline, report_page, scoreboard, tickets
     from pgworkers.linux import memfd
+    from pgworkers.linux.descriptors import OwnedDescriptor, OwnedSocket
     from pgworkers.settings import Settings
     from pgworkers.specs import QueueSpec
-    from pgworkers.worker import noting
     from pgworkers.worker.main import WorkerProcess
     from pgworkers.worker.messages import NULL, FrameKind, Order, encode_order_header
-    from pgworkers.worker.startup import WorkerSetup
+    from pgworkers.worker.startup import WorkerHandles, WorkerSetup
 
-    noting.begin()
     app = App(name="alone")
 
     @app.task(name="nothing")
@@ -102,9 +101,25 @@ def play(task: str) -> None:
         ours.close()
         os.close(writes)
         output, dump = memfd.create("output"), memfd.create("dump")
-        given = app, Settings(), QueueSpec("q"), 0, board[0], lease_deadline.LeaseDeadline(own.fd)
-        channel = theirs, reads, report_page.ReportPage(page), output, dump
-        os._exit(WorkerProcess(WorkerSetup(*given, parent, [])).run(*channel, False))
+        setup = WorkerSetup(
+            app=app,
+            settings=Settings(),
+            queue=QueueSpec("q"),
+            index=0,
+            slot=board[0],
+            lease_deadline=lease_deadline.LeaseDeadline(own.fd),
+            supervisor_pid=parent,
+            signals_to_reset=[],
+        )
+        handles = WorkerHandles(
+            socket=OwnedSocket(theirs),
+            tickets=OwnedDescriptor(reads),
+            report_page=report_page.ReportPage(page),
+            output=OwnedDescriptor(output),
+            dump=OwnedDescriptor(dump),
+            has_deferred_heartbeat=False,
+        )
+        os._exit(WorkerProcess(setup).run(handles))
     theirs.close()
     rest = "q", 1, 0, 60.0, None, NULL, NULL, []
     body = encode_order_header(Order(task, *rest)) + args

@@ -85,7 +85,7 @@ def supervisor_stop(world: World, host: Host | None, draw: random.Random) -> str
     world.frozen.update(_children(pid))  # nobody fences them meanwhile
     if not _send(pid, signal.SIGSTOP):
         return None
-    time.sleep(world.settings.patience * draw.choice([0.5, 1.5]))
+    time.sleep(world.settings.supervisor_timeout * draw.choice([0.5, 1.5]))
     _send(pid, signal.SIGCONT)
     return f"supervisor {pid} of {host.name}"
 
@@ -123,20 +123,20 @@ def _kill(host: Host, draw: random.Random) -> str:
 def master_nap(world: World, host: Host | None, draw: random.Random) -> str | None:
     """The master stands still, shorter than its lease; its supervisors and workers go on."""
     assert host is not None
-    return _freeze_master(host, world.settings.lease * draw.uniform(0.2, 0.6))
+    return _freeze_master(host, world.settings.lease_duration * draw.uniform(0.2, 0.6))
 
 
 @kind("master.freeze", "host")
 def master_freeze(world: World, host: Host | None, draw: random.Random) -> str | None:
     """Longer than its lease: its jobs run elsewhere, and it wakes to find its own ends refused."""
     assert host is not None
-    return _freeze_master(host, world.settings.lease + draw.uniform(2.0, 5.0))
+    return _freeze_master(host, world.settings.lease_duration + draw.uniform(2.0, 5.0))
 
 
 @kind("leader.freeze", "leader")
 def leader_freeze(world: World, host: Host | None, draw: random.Random) -> str | None:
     assert host is not None
-    return _freeze_master(host, world.settings.lease + draw.uniform(2.0, 5.0))
+    return _freeze_master(host, world.settings.lease_duration + draw.uniform(2.0, 5.0))
 
 
 def _freeze_master(host: Host, seconds: float) -> str | None:
@@ -155,7 +155,7 @@ def host_freeze(world: World, host: Host | None, draw: random.Random) -> str | N
     found = [one.pid for one in host.master.processes()]
     world.frozen.update(found)
     stopped = sum(_send(pid, signal.SIGSTOP) for pid in found)
-    time.sleep(world.settings.lease + draw.uniform(0.5, 2.0))
+    time.sleep(world.settings.lease_duration + draw.uniform(0.5, 2.0))
     host.cont()
     return f"{stopped} processes of {host.name}" if stopped else None
 
@@ -180,7 +180,13 @@ def _leave(world: World, host: Host | None, number: int) -> str | None:
     old.signal(number)
     # Two seconds each for a ladder without graces and for the kill, three for supervisors to leave; see master/drain.py.
     limit = (
-        s.drain + s.ask_grace + s.raise_grace + 2 * (s.statement_timeout + 1) + s.statement_timeout + 3 + 4
+        s.drain_timeout
+        + s.ask_grace
+        + s.raise_grace
+        + 2 * (s.statement_timeout + 1)
+        + s.statement_timeout
+        + 3
+        + 4
     )
     code = old.wait(limit + 10)
     took = time.monotonic() - began

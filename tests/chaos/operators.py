@@ -51,7 +51,7 @@ def lock_ready(world: World, _host: Host | None, draw: random.Random) -> str | N
 @kind("lock.host")
 def lock_host(world: World, _host: Host | None, draw: random.Random) -> str | None:
     """A host's row cannot be renewed."""
-    seconds = world.settings.lease * draw.choice([0.5, 1.3])
+    seconds = world.settings.lease_duration * draw.choice([0.5, 1.3])
     found = _hold(world, "SELECT id FROM pgworkers.host ORDER BY random() LIMIT 1 FOR UPDATE", seconds)
     return f"a host's row for {seconds:.1f} s" if found else None
 

@@ -20,7 +20,7 @@ OURS = "application_name LIKE 'pgworkers %' AND datname = current_database()"
 @kind("postgres.crash", "server")
 def crash(world: World, _host: Host | None, draw: random.Random) -> str | None:
     """Stopped without a goodbye, sometimes away for longer than a lease."""
-    away = draw.choice([0.0, 0.5, 2.0, world.settings.lease + 1.0])
+    away = draw.choice([0.0, 0.5, 2.0, world.settings.lease_duration + 1.0])
     world.postgres.crash()
     time.sleep(away)
     world.postgres.start()
@@ -121,7 +121,7 @@ def hole(world: World, host: Host | None, draw: random.Random) -> str | None:
     assert host is not None
     before = _held_up(host.proxy)
     host.proxy.hole()
-    time.sleep(world.settings.lease + draw.uniform(2.0, 5.0))
+    time.sleep(world.settings.lease_duration + draw.uniform(2.0, 5.0))
     host.proxy.heal()
     swallowed = _held_up(host.proxy) - before
     return f"{host.name}, {swallowed} messages" if swallowed else None
@@ -133,7 +133,7 @@ def half(world: World, host: Host | None, draw: random.Random) -> str | None:
     assert host is not None
     before = _held_up(host.proxy)
     host.proxy.stop_down = True
-    time.sleep(draw.uniform(1.0, world.settings.lease + 1.0))
+    time.sleep(draw.uniform(1.0, world.settings.lease_duration + 1.0))
     host.proxy.heal()
     swallowed = _held_up(host.proxy) - before
     return f"{host.name}, {swallowed} messages" if swallowed else None
@@ -307,6 +307,6 @@ def clock(world: World, host: Host | None, draw: random.Random) -> str | None:
         return None
     shift = draw.choice([-86400.0, -3600.0, 3600.0, 86400.0])
     host.wall.move(shift)
-    time.sleep(world.settings.lease + draw.uniform(0.5, 2.0))
+    time.sleep(world.settings.lease_duration + draw.uniform(0.5, 2.0))
     host.wall.move(0.0)
     return f"{host.name}, {shift:+.0f} s"

@@ -36,12 +36,14 @@ class Phase:
 
 def bound(s: Settings, alive: int, workers: int) -> float:
     """A host lost at the last moment: its lease runs out, the sweep takes its jobs back, they run, fail and run again."""
-    lost = s.lease + s.rescue + s.statement_timeout
-    deposed = s.lease + s.leader_retry + s.statement_timeout  # if that host led
-    reached = max(2.0, math.ceil(s.connect_timeout)) + s.reconnect + s.poll + s.promote
+    lost = s.lease_duration + s.rescue_interval + s.statement_timeout
+    deposed = s.lease_duration + s.leadership_interval + s.statement_timeout  # if that host led
+    reached = (
+        max(2.0, math.ceil(s.connect_timeout)) + s.reconnect_max_delay + s.poll_interval + s.promote_interval
+    )
     ladder = s.ask_grace + s.raise_grace + 1.0
     work = alive * 0.3 / workers + LONGEST
-    return lost + deposed + reached + s.patience + ladder + BACKOFF + BOOT + work
+    return lost + deposed + reached + s.supervisor_timeout + ladder + BACKOFF + BOOT + work
 
 
 def hold(world: World, load: Load, began: float, memory: Memory) -> Phase:
@@ -83,7 +85,7 @@ def hold(world: World, load: Load, began: float, memory: Memory) -> Phase:
 
 def _picked_up(world: World, load: Load) -> list[str]:
     """I16 as it is promised: workers of every queue idle, so a job begins within a poll and a statement."""
-    patience = world.settings.poll + world.settings.statement_timeout + BUSY
+    patience = world.settings.poll_interval + world.settings.statement_timeout + BUSY
     asked = {}
     for queue in QUEUES:
         at = boottime()

@@ -33,7 +33,11 @@ HOSTS = 3
 QUEUES = {"default": 2, "fast": 1, "slow": 2, "alone": 2}
 DISK = 512 << 20
 #: The test profile, with a supervisor's silence bounded as shortly as the rest.
-TIMINGS = FAST | {"PGWORKERS_PATIENCE": "3s", "PGWORKERS_TCP_TIMEOUT": "3s", "PGWORKERS_DRAIN": "3s"}
+TIMINGS = FAST | {
+    "PGWORKERS_SUPERVISOR_TIMEOUT": "3s",
+    "PGWORKERS_TCP_TIMEOUT": "3s",
+    "PGWORKERS_DRAIN_TIMEOUT": "3s",
+}
 _NEWNS, _PRIVATE, _DETACH = 0x00020000, 0x40000 | 0x4000, 2
 
 
@@ -97,7 +101,7 @@ class Host:
         self.master = self.start()
 
     def start(self) -> Master:
-        env = TIMINGS | {"PGWORKERS_LABEL": self.name, "PYTHONPATH": str(PACKAGE.parent)}
+        env = TIMINGS | {"PGWORKERS_HOST_LABEL": self.name, "PYTHONPATH": str(PACKAGE.parent)}
         env |= self.wall.environ if self.wall else {}
         with self._world.starting:
             self.master = self._world.forest.start(

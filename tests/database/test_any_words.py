@@ -301,7 +301,9 @@ def besides(leaf: Leaf, tried: click.Parameter | None = None) -> list[str]:
 
 
 def around(pgworkers: Command, leaf: Leaf) -> dict[str, str]:
-    return {"PGWORKERS_HOME": str(pgworkers.cwd / "file")} if leaf.name in STARTS_A_SERVER else {}
+    return (
+        {"PGWORKERS_EMBEDDED_DIRECTORY": str(pgworkers.cwd / "file")} if leaf.name in STARTS_A_SERVER else {}
+    )
 
 
 def typed(word: Word, value: str, way: str = "--a=b") -> tuple[list[str], dict[str, str]]:

@@ -68,7 +68,7 @@ def test_where_nothing_is_scheduled_looks_are_rarer_until_somebody_says_so(
             await line.close()
 
     later, heard = asyncio.run(story())
-    every = PATIENT.promote
+    every = PATIENT.promote_interval
     assert later == pytest.approx(every) if something else later >= NOTHING_DUE_INTERVAL_FACTOR * every
     assert heard <= MIN_DUE_CHECK_SECONDS, "a notification makes it due at once"
 
@@ -336,19 +336,19 @@ def test_an_item_that_fails_does_not_stop_the_other_items_of_its_duty(db: Db, ds
 
 def test_old_marks_of_lanes_are_deleted_and_young_ones_kept(db: Db, dsn: str) -> None:
     db.execute(
-        "INSERT INTO pgworkers.lane_mark (queue, task, lane, level, id, newest, until)"
+        "INSERT INTO pgworkers.group_scan_start (queue, task, group_hash, priority, first_id, newest_id, valid_until)"
         " SELECT 'q', 't', n, 0, 1, 1, now() - interval '2 days' FROM generate_series(1, 5) n"
         " UNION ALL SELECT 'q', 't', 9, 0, 1, 1, now()"
     )
     assert perform(dsn, "prune", may_rescue=True) == 5
-    assert db.execute("SELECT lane FROM pgworkers.lane_mark").fetchall() == [(9,)]
+    assert db.execute("SELECT group_hash FROM pgworkers.group_scan_start").fetchall() == [(9,)]
 
 
 def test_old_marks_of_limits_are_deleted_and_young_ones_kept(db: Db, dsn: str) -> None:
     db.execute(
-        "INSERT INTO pgworkers.limit_mark (kind, name, since, older)"
+        "INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_ids)"
         " SELECT 'key', 'quiet ' || n, now() - interval '2 days', '{1}'::bigint[] FROM generate_series(1, 5) n"
         " UNION ALL SELECT 'key', 'busy', now(), '{}'"
     )
     assert perform(dsn, "prune", may_rescue=True) == 5
-    assert db.execute("SELECT name FROM pgworkers.limit_mark").fetchall() == [("busy",)]
+    assert db.execute("SELECT name FROM pgworkers.limit_scan_start").fetchall() == [("busy",)]

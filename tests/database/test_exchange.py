@@ -186,49 +186,19 @@ def test_notifications_that_come_with_an_answer_are_heard(emptied: str) -> None:
     story(emptied, told)
 
 
-def test_a_session_that_ends_while_nobody_asks_is_not_watched_any_more(emptied: str) -> None:
-    """The loop would be told of it again and again, for as long as nobody asks."""
-
-    async def told(_: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
-        exchange = AsyncSession(conn, "pgworkers", sole=True)
-        for _ in range(3):
-            assert await exchange.run(say("SELECT 1"), LONG) == [(1,)]
-        loop, fd = asyncio.get_running_loop(), conn.pgconn.socket
-        assert loop._selector.get_map().get(fd) is not None, "it is watched between statements"  # type: ignore[attr-defined]
-        await asyncio.to_thread(end, emptied, conn.info.backend_pid)
-        while loop._selector.get_map().get(fd) is not None:  # type: ignore[attr-defined]
-            await asyncio.sleep(0.01)
-        with pytest.raises(psycopg.OperationalError):
-            await exchange.run(say("SELECT 1"), LONG)
-        assert exchange.is_closed
-
-    story(emptied, told)
-
-
-def test_one_timer_serves_many_statements_and_none_outlives_its_limit(emptied: str) -> None:
-    async def told(_: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
-        exchange, pid = AsyncSession(conn, "pgworkers", sole=True), conn.info.backend_pid
+def test_a_statement_has_its_own_time_limit_and_a_slow_one_closes_its_session(emptied: str) -> None:
+    async def told(exchange: AsyncSession, conn: psycopg.AsyncConnection[Any]) -> None:
+        pid = conn.info.backend_pid
         for _ in range(5):
             await exchange.run(say("SELECT 1"), 0.2)
         assert await exchange.run(say("SELECT 2, pg_sleep(0.3)::text"), LONG) == [(2, "")], (
             "the limit of one before"
         )
         await exchange.run(say("SELECT 1"), 0.1)
-        await asyncio.sleep(0.2)  # its timer comes when nobody waits
+        await asyncio.sleep(0.2)  # its limit does not apply to the next one
         with pytest.raises(psycopg.OperationalError, match="no answer within"):
             await exchange.run(say("SELECT pg_sleep(60)"), 0.1)
         end(emptied, pid)
-
-    story(emptied, told)
-
-
-def test_the_same_question_is_written_once_and_answered_anew(emptied: str) -> None:
-    async def told(exchange: AsyncSession, _: psycopg.AsyncConnection[Any]) -> None:
-        await exchange.run(say("CREATE TEMP SEQUENCE seen"), LONG)
-        words = Statement("again", "SELECT nextval('pg_temp.seen'), %(n)s::integer")
-        same, other = (Query(words, {"n": n}, list, is_repeated=True) for n in (1, 2))
-        answers = [await exchange.run(query, LONG) for query in (same, same, other, same, other, other)]
-        assert answers == [[(1, 1)], [(2, 1)], [(3, 2)], [(4, 1)], [(5, 2)], [(6, 2)]]
 
     story(emptied, told)
 

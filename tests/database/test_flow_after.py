@@ -265,12 +265,15 @@ def test_from_python(app: App, desk: Desk) -> None:
 
 
 def test_jobs_that_nobody_waits_for_pay_nothing(desk: Desk) -> None:
-    """With a trap in the place of `ended`, every way to end works for a job that is not linked, and none for one that is."""
-    definition = desk.conn.execute("SELECT pg_get_functiondef('pgworkers.ended'::regproc)").fetchone()
+    """With a trap in the place of `settle_dependents`, every way to end works for a job that is not linked, and none for
+    one that is."""
+    definition = desk.conn.execute(
+        "SELECT pg_get_functiondef('pgworkers.settle_dependents'::regproc)"
+    ).fetchone()
     assert definition is not None
     desk.conn.execute(
-        "CREATE OR REPLACE FUNCTION pgworkers.ended(ids bigint[], batches bigint[], ran boolean,"
-        " succeeded bigint[] DEFAULT NULL, portion integer DEFAULT 1000) RETURNS void LANGUAGE plpgsql AS"
+        "CREATE OR REPLACE FUNCTION pgworkers.settle_dependents(ids bigint[], batch_ids bigint[], were_running boolean,"
+        " succeeded_ids bigint[] DEFAULT NULL, max_links integer DEFAULT 1000) RETURNS void LANGUAGE plpgsql AS"
         " $$ BEGIN RAISE 'called'; END $$"
     )
     try:

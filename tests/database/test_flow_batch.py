@@ -26,7 +26,7 @@ from pgworkers.postgres import migrate
 
 @pytest.fixture
 def app(emptied: str) -> Iterator[App]:
-    made = App(dsn=emptied, poll="50ms")
+    made = App(dsn=emptied, poll_interval="50ms")
     made.queue("a")
 
     @made.task

@@ -136,7 +136,9 @@ def ran(db: Db, jobs: int = 5_000) -> None:
 
 def marks(db: Db) -> set[tuple[str, str, int]]:
     """The marks, each with the number of jobs that were running when it was made."""
-    return set(db.execute("SELECT kind, name, cardinality(older) FROM pgworkers.limit_mark").fetchall())
+    return set(
+        db.execute("SELECT kind, name, cardinality(older_ids) FROM pgworkers.limit_scan_start").fetchall()
+    )
 
 
 def limited(desk: Desk, slots: int) -> None:
@@ -200,7 +202,7 @@ def test_a_mark_of_a_clock_that_was_set_back_is_dropped(db: Db, desk: Desk, snap
     limited(desk, 2)
     ran(db)
     first = desk.run_one(concurrency_key="x")
-    db.execute("UPDATE pgworkers.limit_mark SET since = since + interval '1 hour'")
+    db.execute("UPDATE pgworkers.limit_scan_start SET since = since + interval '1 hour'")
     db.execute(
         "UPDATE pgworkers.job SET claimed_at = claimed_at + interval '1 hour' WHERE id = %s", [first.id]
     )
@@ -238,7 +240,7 @@ def test_a_new_limit_counts_what_ran_before_the_last_mark(db: Db, desk: Desk, sn
     limited(desk, 3)
     db.execute("UPDATE pgworkers.job SET gated = false")
     db.execute(
-        "INSERT INTO pgworkers.limit_mark (kind, name, since, older) VALUES ('task', 't', now(), '{}')"
+        "INSERT INTO pgworkers.limit_scan_start (kind, name, since, older_ids) VALUES ('task', 't', now(), '{}')"
     )
     desk.execute(concurrency.set_limit("task", "t", 2))
     desk.put()
@@ -283,10 +285,10 @@ def test_the_remains_of_what_was_claimed_of_a_lane_are_passed_by_while_a_snapsho
         claimed_of_a_lane(db, desk)
         for _ in range(3):
             desk.put(concurrency_key="x")
-        db.execute("UPDATE pgworkers.lane_mark SET until = now()")
+        db.execute("UPDATE pgworkers.group_scan_start SET valid_until = now()")
         desk.end(desk.take()[0])  # it walks over them, once, and makes the marks
-        db.execute("UPDATE pgworkers.lane_mark SET until = 'infinity'")
-        assert db.execute("SELECT queue, task FROM pgworkers.lane_mark").fetchall() == [("a", "t")]
+        db.execute("UPDATE pgworkers.group_scan_start SET valid_until = 'infinity'")
+        assert db.execute("SELECT queue, task FROM pgworkers.group_scan_start").fetchall() == [("a", "t")]
         assert most_pages(db, query) < before + 60, nth
         desk.end(desk.take()[0])
         desk.end(desk.take()[0])
@@ -299,7 +301,7 @@ def test_the_order_of_a_lane_is_strict_from_its_mark_on(db: Db, desk: Desk, snap
     first, second = (desk.put(concurrency_key="x") for _ in range(2))
     last_claim = desk.take()[0]
     assert last_claim.id == first
-    db.execute("UPDATE pgworkers.lane_mark SET until = 'infinity'")
+    db.execute("UPDATE pgworkers.group_scan_start SET valid_until = 'infinity'")
     high = [desk.put(concurrency_key="x", priority=priority) for priority in (1, 9)]
     for expected in (*reversed(high), second, low):
         desk.end(last_claim)
@@ -315,18 +317,20 @@ def test_a_job_that_came_back_before_the_mark_of_its_lane_is_found_when_the_lane
     first, *others = (desk.put(concurrency_key="x") for _ in range(5))
     (job,) = desk.take()
     assert job.id == first
-    db.execute("UPDATE pgworkers.lane_mark SET id = %s, until = 'infinity'", [first + 1])
+    db.execute("UPDATE pgworkers.group_scan_start SET first_id = %s, valid_until = 'infinity'", [first + 1])
     assert desk.again(job, delay_seconds=0.0) == "written"
     for other in others[:2]:
         (job,) = desk.take()
         assert job.id == other
         desk.end(job)
-    db.execute("UPDATE pgworkers.lane_mark SET until = now()")
+    db.execute("UPDATE pgworkers.group_scan_start SET valid_until = now()")
     (job,) = desk.take()
     assert job.id == others[2], "this claim looks at the head, for the next one"
     desk.end(job)
     assert [found.id for found in desk.take()] == [first]
-    (longest,) = db.execute("SELECT max(until) - now() FROM pgworkers.lane_mark").fetchone() or (None,)
+    (longest,) = db.execute("SELECT max(valid_until) - now() FROM pgworkers.group_scan_start").fetchone() or (
+        None,
+    )
     assert longest is None or longest.total_seconds() < 6
 
 
@@ -339,14 +343,16 @@ def test_the_mark_of_a_lane_moves_on_with_its_jobs(db: Db, desk: Desk, snapshot:
     claimed_of_a_lane(db, desk)
     desk.put(concurrency_key="x")
     desk.end(desk.take()[0])  # it makes the mark
-    db.execute("UPDATE pgworkers.lane_mark SET until = 'infinity'")
+    db.execute("UPDATE pgworkers.group_scan_start SET valid_until = 'infinity'")
     for _ in range(2):
         claimed_of_a_lane(db, desk)
         for _ in range(2):
             desk.put(concurrency_key="x")
         desk.end(desk.take()[0])
         assert most_pages(db, query) < before + 60
-    assert db.execute("SELECT until = 'infinity' FROM pgworkers.lane_mark").fetchall() == [(True,)]
+    assert db.execute("SELECT valid_until = 'infinity' FROM pgworkers.group_scan_start").fetchall() == [
+        (True,)
+    ]
 
 
 def test_a_job_before_the_mark_is_found_at_once_when_nothing_is_ready_behind_it(
@@ -356,7 +362,7 @@ def test_a_job_before_the_mark_is_found_at_once_when_nothing_is_ready_behind_it(
     claimed_of_a_lane(db, desk)
     last = desk.put(concurrency_key="x")
     (job,) = desk.take()
-    db.execute("UPDATE pgworkers.lane_mark SET id = %s, until = 'infinity'", [last + 1])
+    db.execute("UPDATE pgworkers.group_scan_start SET first_id = %s, valid_until = 'infinity'", [last + 1])
     db.execute("LISTEN pgworkers")
     assert desk.again(job, delay_seconds=0.0) == "written"
     list(db.notifies(timeout=0))

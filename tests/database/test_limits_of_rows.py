@@ -13,7 +13,7 @@ FLAT = '{"a": ' + "[" * 127 + "]" * 127 + "}"
 WIDE = '{"a": "' + "x" * (5 << 20) + '"}'
 WAYS = {
     "enqueue": "SELECT pgworkers.enqueue('t', %s::jsonb, 'q')",
-    "enqueue_now": "SELECT pgworkers.enqueue_now('t', %s::jsonb, 'q', 0, 1, 1, true)",
+    "enqueue_plain": "SELECT pgworkers.enqueue_plain('t', %s::jsonb, 'q', 0, 1, 1, true)",
     "insert": "INSERT INTO pgworkers.job (task, queue, args) VALUES ('t', 'q', %s::jsonb)",
 }
 

@@ -84,7 +84,7 @@ def looker(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Looker:
     )
     monkeypatch.setattr(lost_claims, "monotonic", lambda: looker.now)
     looker.look()
-    looker.now += FULL_SCAN_LEASES_AFTER_RECONNECT * SETTINGS.lease
+    looker.now += FULL_SCAN_LEASES_AFTER_RECONNECT * SETTINGS.lease_duration
     return looker
 
 
@@ -109,11 +109,11 @@ def test_after_a_session_was_lost_everything_is_looked_at(desk: Desk, looker: Lo
         connection.session_number += 1
         assert looker.look() == [ours.fence]
         assert looker.whole
-        looker.now += (FULL_SCAN_LEASES_AFTER_RECONNECT - 1) * SETTINGS.lease
+        looker.now += (FULL_SCAN_LEASES_AFTER_RECONNECT - 1) * SETTINGS.lease_duration
         assert looker.look() == [ours.fence], (
             "a claim may have been on its way to the disk for as long as that"
         )
-        looker.now += SETTINGS.lease
+        looker.now += SETTINGS.lease_duration
         assert looker.look() == []
         assert not looker.whole
 

@@ -187,8 +187,8 @@ def test_a_claim_walks_the_ready_index_in_order(
             found = plan(own, query.statement, query.params, generic=generic)
             seen = ways(found)
             probe = (
-                "Index Only Scan" if ("Index Only Scan", "job_lane") in seen else "Index Scan",
-                "job_lane",
+                "Index Only Scan" if ("Index Only Scan", "job_ready_limited") in seen else "Index Scan",
+                "job_ready_limited",
             )
             seen -= {("Index Only Scan", "job_ready")}  # the priorities of an aged claim
             assert seen == {("Index Scan", "job_ready"), probe, ("Tid Scan", None)}, (aged, places, generic)
@@ -200,8 +200,8 @@ def test_slots_are_counted_by_the_index_of_their_limit(
 ) -> None:
     statistics(own)
     for call, index in (
-        ("room_of_task(%(task)s)", "job_of_task"),
-        ("room_of_key(%(task)s, %(key)s)", "job_of_key"),
+        ("free_slots_of_task(%(task)s)", "job_running_by_task"),
+        ("free_slots_of_key(%(task)s, %(key)s)", "job_running_by_key"),
     ):
         statement = Statement("room", f"SELECT * FROM pgworkers.{call}")
         for generic in (False, True):
@@ -215,7 +215,10 @@ def test_slots_are_counted_by_the_index_of_their_limit(
 def test_jobs_without_a_limit_pay_one_probe_of_an_empty_index(own: psycopg.Connection[Any]) -> None:
     fresh(own)
     query = claim.claim("00000000-0000-0000-0000-000000000001", [claim.QueueCapacity("q0", 50)], ["t"])
-    called = "SELECT funcname FROM pg_stat_xact_user_functions WHERE funcname IN ('choose', 'admit')"
+    called = (
+        "SELECT funcname FROM pg_stat_xact_user_functions"
+        " WHERE funcname IN ('choose_claimed_jobs', 'admit_limited_jobs')"
+    )
     with own.transaction(force_rollback=True):
         own.execute("SET LOCAL track_functions = 'all'")
         cursor = own.execute(
@@ -227,7 +230,7 @@ def test_jobs_without_a_limit_pay_one_probe_of_an_empty_index(own: psycopg.Conne
         own.execute(query.statement.render("pgworkers"), query.params)
         assert len(own.execute(called).fetchall()) == 2, "the twin: with a limit they are called"
     nodes = list(scans(found[0]["Plan"]))
-    (probe,) = [node for node in nodes if node.get("Index Name") == "job_lane"]
+    (probe,) = [node for node in nodes if node.get("Index Name") == "job_ready_limited"]
     assert (probe["Actual Rows"], probe["Shared Hit Blocks"] + probe["Shared Read Blocks"]) <= (0, 2)
 
 

@@ -83,7 +83,8 @@ def test_hosts_that_write_at_once_add_up_exactly(desk: Desk, other: Desk) -> Non
 
 def test_an_empty_histogram_and_tiny_times(desk: Desk) -> None:
     row = desk.conn.execute(
-        "SELECT pgworkers.percentile('{}', 0.5), pgworkers.percentile('{0,0}', 0.5), pgworkers.percentile('{3}', 0.99)"
+        "SELECT pgworkers.histogram_percentile('{}', 0.5), pgworkers.histogram_percentile('{0,0}', 0.5),"
+        " pgworkers.histogram_percentile('{3}', 0.99)"
     ).fetchone()
     assert row == (None, None, 0.0005)
 

@@ -113,7 +113,11 @@ def test_row_72_the_clock_of_the_database_jumps_back(jumping: Forest, wall: Shif
 
 
 #: Renewals so rare that every sweep and every candidate looks in between.
-RARE = {"PGWORKERS_RENEW": "2s", "PGWORKERS_LEASE": "12s", "PGWORKERS_RESCUE": "0.1s"}
+RARE = {
+    "PGWORKERS_RENEW_INTERVAL": "2s",
+    "PGWORKERS_LEASE_DURATION": "12s",
+    "PGWORKERS_RESCUE_INTERVAL": "0.1s",
+}
 
 
 def renewals(forest: Forest) -> set[object]:

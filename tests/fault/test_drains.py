@@ -39,7 +39,7 @@ def test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead(fores
         "        try:\n            time.sleep(60)\n        except BaseException:\n            pass\n"
         '    note(ctx, "END")'
     )
-    first = forest.start(queues="default:1", PGWORKERS_DRAIN=f"{DRAIN:g}s")
+    first = forest.start(queues="default:1", PGWORKERS_DRAIN_TIMEOUT=f"{DRAIN:g}s")
     [job] = forest.enqueue("slow_first")
     [begun] = wait_for(lambda: read(forest.ledger))
     forest.start(queues="default:1")
@@ -59,7 +59,9 @@ def test_row_82_a_host_that_has_gone_is_not_made_known_again_by_its_own_renewal(
     forest: Forest, proxy: Proxy
 ) -> None:
     """Its row is gone, and it has not heard so yet: whoever renews now finds none, and would make it anew."""
-    master = forest.start(queues="default:1", dsn=proxy.dsn, **(UNHURRIED | {"PGWORKERS_RENEW": "200ms"}))
+    master = forest.start(
+        queues="default:1", dsn=proxy.dsn, **(UNHURRIED | {"PGWORKERS_RENEW_INTERVAL": "200ms"})
+    )
     removed = proxy.hold_reply(mark("job/host_remove"))
     master.signal(signal.SIGTERM)
     wait_for(removed.done.is_set, what="the row is removed")

@@ -179,7 +179,7 @@ def _near_the_end(own: OwnServer, forest: Forest, *, left: int) -> None:
 
 @pytest.mark.long
 def test_row_52_a_snapshot_that_holds_vacuum_back_is_measured(forest: Forest) -> None:
-    master = forest.start(queues="default:1", PGWORKERS_METRICS="127.0.0.1:0")
+    master = forest.start(queues="default:1", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0")
     [address] = [line.split()[1] for line in master.log().splitlines() if line.startswith("metrics ")]
 
     def age() -> float:

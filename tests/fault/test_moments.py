@@ -83,7 +83,7 @@ def life(forest: Forest, drawn: Drawn) -> set[str]:
     before = begun(forest)
     if drawn.load != "boot":
         moments.enqueue(forest, drawn)
-    master = forest.start(queues=drawn.queues, wait=False, PGWORKERS_LOG="json", **drawn.environ)
+    master = forest.start(queues=drawn.queues, wait=False, PGWORKERS_LOG_FORMAT="json", **drawn.environ)
     if drawn.load != "boot":
         wait_for(
             lambda: moments.said(master, "running") or master.process.poll() is not None,

@@ -185,7 +185,7 @@ def _starts(forest: Forest) -> dict[int, int]:
 
 @pytest.mark.long
 def test_row_42_a_server_that_refuses_is_asked_less_and_less(proxy: Proxy, forest: Forest) -> None:
-    master = forest.start(queues="default:1", dsn=proxy.dsn, PGWORKERS_RECONNECT="2s")
+    master = forest.start(queues="default:1", dsn=proxy.dsn, PGWORKERS_RECONNECT_MAX_DELAY="2s")
     proxy.refuse = True
     proxy.cut()
     wait_for(lambda: proxy.counts["refused"] >= 4, what="every connection was refused once")

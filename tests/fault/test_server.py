@@ -14,6 +14,7 @@ import psycopg
 import pytest
 from support.bounds import BACKOFF, BUSY, T_DB, T_HOST, D, K, P, S
 from support.forests import growing
+from support.later_version import later_migrations, later_version
 from support.ledger import audit, read
 from support.proxy import Proxy, mark
 from support.server import OwnServer, migrated
@@ -133,26 +134,31 @@ def test_row_30_postgres_dies_inside_a_migration(tmp_path: Path, bindir: Path | 
     own = OwnServer(tmp_path / "own", bindir)
     try:
         with psycopg.connect(own.dsn, autocommit=True) as conn:
-            old = [migration.name for migration in known_migrations()[:3]]
-            assert up(conn, schema, known_migrations()[:3]) == old
+            old = [migration.name for migration in known_migrations()]
+            assert up(conn, schema) == old
+        new = later_migrations(
+            colour="ALTER TABLE pgworkers.job ADD COLUMN colour text;",
+            shade="ALTER TABLE pgworkers.job ADD COLUMN shade text;",
+        )
+        newer = later_version(tmp_path / "newer", colour=new[0].text, shade=new[1].text)
         forest = Forest(own.dsn, tmp_path)
         try:
             with closing(psycopg.connect(own.dsn)) as operator:
                 operator.execute("LOCK TABLE pgworkers.job IN ROW EXCLUSIVE MODE")
-                master = forest.start(queues="default:1", wait=False, **UNHURRIED)
+                master = forest.start(queues="default:1", wait=False, PYTHONPATH=newer, **UNHURRIED)
                 wait_for(lambda: _waits(forest, ""), what="the migration is inside")
                 forest.db.close()
                 own.crash()
             own.start()
             forest.reconnect()
             names = {row[0] for row in forest.db.execute("SELECT name FROM pgworkers.migration")}
-            assert set(old) <= names <= {migration.name for migration in known_migrations()}
+            assert set(old) <= names <= {*old, *(migration.name for migration in new)}
             wait_for(lambda: master.titles("idle") or master.process.poll() is not None)
             if (
                 master.process.poll() is not None
             ):  # it may say so and leave; who starts it again finds a whole schema
                 assert "Traceback" not in master.log(), master.log()
-                forest.start(queues="default:1")
+                forest.start(queues="default:1", PYTHONPATH=newer)
             [job] = forest.enqueue("work")
             forest.until(job, "succeeded", timeout=T_DB + P + S + BUSY)
             assert audit(forest.db, forest.ledger, [job]) == []
@@ -244,12 +250,12 @@ def test_row_42_a_server_without_a_free_connection_is_asked_seldom_and_waited_fo
         with Proxy(own.dsn) as running, Proxy(own.dsn) as starting:
             forest = Forest(own.dsn, tmp_path)
             try:
-                first = forest.start(queues="default:1", dsn=running.dsn, PGWORKERS_RECONNECT="2s")
+                first = forest.start(queues="default:1", dsn=running.dsn, PGWORKERS_RECONNECT_MAX_DELAY="2s")
                 [job] = forest.enqueue("gate")
                 wait_for(lambda: read(forest.ledger))
                 wait_for(lambda: _fill_up(forest, own.dsn, taken), what="every connection is taken")
                 second = forest.start(
-                    queues="default:1", dsn=starting.dsn, wait=False, PGWORKERS_RECONNECT="2s"
+                    queues="default:1", dsn=starting.dsn, wait=False, PGWORKERS_RECONNECT_MAX_DELAY="2s"
                 )
                 wait_for(lambda: "trying for" in second.log(), what="it says that it waits")
                 assert "too many clients" in second.log(), "it was let in: nothing was tested"

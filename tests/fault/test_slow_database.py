@@ -19,7 +19,9 @@ CREATE TRIGGER of_the_user BEFORE INSERT ON pgworkers.history FOR EACH ROW EXECU
 
 def test_ends_that_take_longer_than_a_statement_may_are_all_written_once(forest: Forest) -> None:
     forest.db.execute(TRIGGER)
-    master = forest.start(queues="default:2", PGWORKERS_FINISH_BATCH="100", PGWORKERS_CLAIM_BATCH="100")
+    master = forest.start(
+        queues="default:2", PGWORKERS_FINISH_BATCH_SIZE="100", PGWORKERS_CLAIM_BATCH_SIZE="100"
+    )
     jobs = forest.enqueue("work", JOBS)
     wait_for(lambda: _ended(forest) >= 100, timeout=60, what="the first ends")
     wait_for(

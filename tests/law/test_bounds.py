@@ -1,4 +1,4 @@
-"""The seconds in brackets beside each bound of docs/reliability/README.md are what its formula gives with the defaults."""
+"""The seconds in brackets after each bound of docs/reliability/README.md are what its formula gives with the defaults."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pgworkers.settings import Settings
 PAGE = (Path(__file__).parents[2] / "docs/reliability/README.md").read_text(encoding="utf-8")
 PART = PAGE[PAGE.index("## How long it takes") : PAGE.index("## How it is tested")]
 PARTS_OF_ONE = {"": Fraction(0), "⅔": Fraction(2, 3), "⅓": Fraction(1, 3), "⅙": Fraction(1, 6)}
-#: What can be reckoned: numbers, single letters, seconds, sums and brackets.
+#: What can be computed: numbers, single letters, seconds, sums and brackets.
 FORMULA = re.compile(r"(?:[\d⅔⅓⅙()+ ]|(?<![A-Za-z])(?:[A-Z]|s)(?![A-Za-z]))+\[(\d+) s\]")
 TERM = re.compile(r"(\d*)([⅔⅓⅙]?) ?([A-Z]|s|\(([^)]*)\))")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 
 from pgworkers import Ctx, settings
@@ -89,6 +91,56 @@ def test_the_python_of_the_pages_can_be_parsed() -> None:
     assert found > 20
 
 
+def wrong_commands(text: str) -> list[str]:
+    """Commands and options of a page, in consoles and inline code, that do not exist."""
+    commands = {name: command for name, command, _ in walk_commands()}
+    wrong = []
+    for line in re.findall(r"(?:^ *\$ |`)pgworkers ([a-z][^\n`|]*)", text, re.MULTILINE):
+        words = line.partition("#")[0].split()
+        command = commands.get(f"pgworkers {words[0]}")
+        if isinstance(command, click.Group) and re.match("[a-z]", "".join(words[1:2])):
+            command = commands.get(f"pgworkers {words[0]} {words[1]}")
+        if command is None:
+            wrong.append(f"pgworkers {line}")
+            continue
+        parameters = [*command.params, *commands["pgworkers"].params]
+        known = {option for one in parameters for option in (*one.opts, *one.secondary_opts)}
+        named = re.findall(r"(?<=\s)--?[a-zA-Z][a-z-]*", " ".join(words))
+        wrong += [f"pgworkers {line}: {option}" for option in named if option not in known]
+    return wrong
+
+
+def test_the_commands_of_the_pages_exist() -> None:
+    for page in pages():
+        assert wrong_commands(page.read_text()) == [], page
+
+
+def test_a_command_that_does_not_exist_is_reported() -> None:
+    assert wrong_commands("`pgworkers jobs lost` and `pgworkers jobs list --sate dead`") == [
+        "pgworkers jobs lost",
+        "pgworkers jobs list --sate dead: --sate",
+    ]
+
+
+def test_the_variables_of_the_pages_exist() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "pgworkers").rglob("*.py"))
+    known = {f"PGWORKERS_{field.name.upper()}" for field in dataclasses.fields(settings.Settings)}
+    for page in pages():
+        if page.name == "cli.md":  # generated, with variables that click derives from commands
+            continue
+        named = set(re.findall(r"\bPGWORKERS_[A-Z_]+\b", page.read_text()))
+        assert {name for name in named - known if f'"{name}"' not in sources} == set(), page
+
+
+def test_the_files_that_pages_name_exist() -> None:
+    """Paths from the root of the repository in inline code, also with `: name` or `::test` behind them."""
+    for page in pages():
+        for name in re.findall(
+            r"`((?:pgworkers|tests|scripts|grafana|examples)/[\w./-]+)[`:]", page.read_text()
+        ):
+            assert (ROOT / name).exists(), f"{page.relative_to(ROOT)}: {name}"
+
+
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub makes of the headings of a page."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
@@ -117,6 +169,7 @@ def test_pages_named_in_the_code_exist() -> None:
         *(ROOT / "pgworkers").rglob("*.py"),
         *(ROOT / "pgworkers").rglob("*.sql"),
         *(ROOT / "scripts").iterdir(),
+        *(ROOT / "scripts").rglob("*.py"),
     ]
     for source in sources:
         if source.is_file():

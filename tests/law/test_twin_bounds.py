@@ -62,7 +62,7 @@ def test_numbers_and_times() -> None:
     assert f"memory NOT BETWEEN {bounds.MIN_MEMORY_BYTES} AND {bounds.MAX_MEMORY_BYTES}" in SQL
     assert f"VALUE <= '{bounds.MAX_DURATION_DAYS} days'" in CONSTRAINTS["job_timeout_fits"]
     assert f"span > interval '{bounds.MAX_DURATION_DAYS} days'" in SQL
-    assert f"lasts > interval '{bounds.MAX_IDEMPOTENCY_WINDOW_DAYS} days'" in SQL
+    assert f"lifetime > interval '{bounds.MAX_IDEMPOTENCY_WINDOW_DAYS} days'" in SQL
     assert _numbers("seconds_fit") == {0, int(bounds.MAX_DURATION_SECONDS)}
     moments = re.findall(r"'(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)\+00'", CONSTRAINTS["job_moments_fit"])
     assert [datetime.fromisoformat(one).replace(tzinfo=UTC) for one in moments] == [
@@ -85,7 +85,7 @@ def test_no_column_of_a_job_is_without_a_bound() -> None:
 
 
 def test_each_bound_is_used_where_users_write() -> None:
-    """Nobody writes the numbers a second time in Python."""
+    """The numbers stand once in Python."""
     package = Path(bounds.__file__).parent
     used = "\n".join(
         path.read_text(encoding="utf-8") for path in package.rglob("*.py") if path.name != "bounds.py"

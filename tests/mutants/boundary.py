@@ -38,7 +38,7 @@ BOUNDARY = (
         "a key that no index can hold is refused",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"CONSTRAINT job_concurrency_key_fits CHECK \(octet_length\(VALUE\) BETWEEN 1 AND 1000\)",
                 "CONSTRAINT job_concurrency_key_fits CHECK (octet_length(VALUE) >= 1)",
             ),
@@ -51,12 +51,12 @@ BOUNDARY = (
         "a time is finite and of a year that every reader can hold",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"CHECK \(VALUE BETWEEN '1970-01-01 00:00:00\+00' AND '9999-01-01 00:00:00\+00'\)",
                 "CHECK (VALUE IS NOT NULL OR VALUE IS NULL)",
             ),
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"ELSIF run_at < '1970-01-01 00:00:00\+00' OR run_at >= pgworkers\.never\(\) THEN",
                 "ELSIF false THEN",
             ),
@@ -69,7 +69,7 @@ BOUNDARY = (
         "the size of JSON is bounded as it is printed",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"pg_column_size\(VALUE\) <= 4194304 AND octet_length\(VALUE::text\) <= 4194304\)",
                 "pg_column_size(VALUE) <= 4194304)",
                 2,
@@ -126,10 +126,10 @@ BOUNDARY = (
         "limits lock rows, not numbers that any login can lock",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
-                r"    mine := ARRAY\(",
+                "pgworkers/schema/0001_initial.sql",
+                r"    locked_limits := ARRAY\(",
                 "    PERFORM pg_advisory_xact_lock(hashtextextended('task ' || n, 'pgworkers.job'::regclass::oid::bigint))\n"
-                "       FROM unnest(names) n;\n    mine := ARRAY(",
+                "       FROM unnest(chosen_tasks) n;\n    locked_limits := ARRAY(",
             ),
         ),
         (
@@ -142,7 +142,7 @@ BOUNDARY = (
         "a claim never waits for a limit that another claim holds",
         (
             Edit(
-                "pgworkers/schema/0004_limits.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"ORDER BY m\.id FOR UPDATE SKIP LOCKED\);",
                 "ORDER BY m.id FOR UPDATE);",
             ),
@@ -177,15 +177,16 @@ BOUNDARY = (
         "an open transaction that enqueued with after keeps no end unwritten",
         (
             Edit(
-                "pgworkers/schema/0003_flow.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"OUT failed bigint\)\nLANGUAGE plpgsql STABLE",
                 "OUT failed bigint)\nLANGUAGE plpgsql",
             ),
             Edit(
-                "pgworkers/schema/0003_flow.sql",
-                r"    parents := '\{\}';\n    FOR one IN",
-                "    parents := '{}';\n    PERFORM FROM pgworkers.job j WHERE j.id = ANY (follow.ids) FOR UPDATE;\n"
-                "    FOR one IN",
+                "pgworkers/schema/0001_initial.sql",
+                r"    waiting_for := '\{\}';\n    FOR parent IN",
+                "    waiting_for := '{}';\n"
+                "    PERFORM FROM pgworkers.job j WHERE j.id = ANY (find_parents.ids) FOR UPDATE;\n"
+                "    FOR parent IN",
             ),
         ),
         (
@@ -198,8 +199,8 @@ BOUNDARY = (
         "after tells an enqueuer nothing of jobs of other logins",
         (
             Edit(
-                "pgworkers/schema/0003_flow.sql",
-                r"p ON follow\.known_to IS NULL OR p\.enqueued_by = follow\.known_to",
+                "pgworkers/schema/0001_initial.sql",
+                r"p ON find_parents\.only_of_login IS NULL OR p\.enqueued_by = find_parents\.only_of_login",
                 "p ON true",
             ),
         ),
@@ -213,8 +214,8 @@ BOUNDARY = (
         "after names at most 1,000 jobs",
         (
             Edit(
-                "pgworkers/schema/0003_flow.sql",
-                r"ELSIF cardinality\(follow\.ids\) > 1000 THEN",
+                "pgworkers/schema/0001_initial.sql",
+                r"ELSIF cardinality\(find_parents\.ids\) > 1000 THEN",
                 "ELSIF false THEN",
             ),
         ),
@@ -224,7 +225,7 @@ BOUNDARY = (
     Mutant(
         "S-09-any-number-of-followers",
         "a job has at most 5,000 followers of an enqueue-only login",
-        (Edit("pgworkers/schema/0003_flow.sql", r"OFFSET 4999 LIMIT 1", "OFFSET 4999999 LIMIT 1"),),
+        (Edit("pgworkers/schema/0001_initial.sql", r"OFFSET 4999 LIMIT 1", "OFFSET 4999999 LIMIT 1"),),
         ("tests/security/test_after.py::test_a_job_has_a_bounded_number_of_followers_of_web[newest-direct]",),
         r"DID NOT RAISE ConfigurationLimitExceeded",
     ),
@@ -233,13 +234,13 @@ BOUNDARY = (
         "an enqueuer exceeds nothing that the task's row says",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
-                r"THEN least\(enqueue\.timeout, known\.timeout\) END",
+                "pgworkers/schema/0001_initial.sql",
+                r"THEN least\(enqueue\.timeout, declared\.timeout\) END",
                 "THEN enqueue.timeout END",
             ),
             Edit(
-                "pgworkers/schema/0001_spine.sql",
-                r"THEN least\(enqueue\.memory, known\.memory\) END",
+                "pgworkers/schema/0001_initial.sql",
+                r"THEN least\(enqueue\.memory, declared\.memory\) END",
                 "THEN enqueue.memory END",
             ),
         ),
@@ -251,7 +252,13 @@ BOUNDARY = (
     Mutant(
         "S-10-arguments-of-others",
         "an enqueuer replaces only what it enqueued itself",
-        (Edit("pgworkers/schema/0001_spine.sql", r"AND \(replaces OR j\.enqueued_by = session_user\)", ""),),
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"AND \(may_replace OR j\.enqueued_by = session_user\)",
+                "",
+            ),
+        ),
         ("tests/security/test_grants.py::test_the_arguments_of_others_are_not_replaced[newest-direct]",),
         r"DID NOT RAISE InsufficientPrivilege",
     ),
@@ -260,8 +267,8 @@ BOUNDARY = (
         "a grant bounds queue and task",
         (
             Edit(
-                "pgworkers/schema/0007_enqueue_grants.sql",
-                r"    ELSIF bound THEN\n",
+                "pgworkers/schema/0001_initial.sql",
+                r"    ELSIF is_restricted THEN\n",
                 "    ELSIF false THEN\n",
             ),
         ),
@@ -273,7 +280,7 @@ BOUNDARY = (
         "a grant bounds how many jobs wait",
         (
             Edit(
-                "pgworkers/schema/0007_enqueue_grants.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"IF waiting < one\.max_waiting THEN",
                 "IF true THEN",
             ),
@@ -284,7 +291,14 @@ BOUNDARY = (
     Mutant(
         "S-10-login-is-forgotten",
         "each job keeps the login that enqueued it",
-        (Edit("pgworkers/schema/0001_spine.sql", r"DEFAULT session_user", "DEFAULT current_user", 2),),
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"(    enqueued_by [^\n]*)DEFAULT session_user",
+                r"\1DEFAULT current_user",
+                2,
+            ),
+        ),
         ("tests/security/test_grants.py::test_each_job_keeps_the_login_that_enqueued_it[newest-direct]",),
         r"1: 'pgworkers_owner'",
     ),
@@ -293,7 +307,7 @@ BOUNDARY = (
         "an enqueuer cannot hold a job",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"        IF enqueue\.held THEN\n",
                 "        IF false THEN\n",
             ),
@@ -306,8 +320,8 @@ BOUNDARY = (
         "the priority of the task is the highest that an enqueuer gets",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
-                r"enqueue\.priority := least\(enqueue\.priority, coalesce\(known\.priority, 0\)\);",
+                "pgworkers/schema/0001_initial.sql",
+                r"enqueue\.priority := least\(enqueue\.priority, coalesce\(declared\.priority, 0\)\);",
                 "",
             ),
         ),
@@ -321,8 +335,8 @@ BOUNDARY = (
         "a task without a memory limit gives no memory away",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
-                r"enqueue\.memory IS NOT NULL AND known\.memory IS NOT NULL",
+                "pgworkers/schema/0001_initial.sql",
+                r"enqueue\.memory IS NOT NULL AND declared\.memory IS NOT NULL",
                 "enqueue.memory IS NOT NULL",
             ),
         ),
@@ -334,7 +348,7 @@ BOUNDARY = (
         "an enqueuer cannot use the concurrency keys of schedules",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"IF starts_with\(enqueue\.concurrency_key, 'schedule:'\) THEN",
                 "IF false THEN",
             ),
@@ -494,7 +508,7 @@ BOUNDARY = (
     Mutant(
         "S-low-cron-of-a-million-items",
         "a cron expression is bounded",
-        (Edit("pgworkers/schema/0002_schedule.sql", r"octet_length\(cron\) <= 1000 AND ", ""),),
+        (Edit("pgworkers/schema/0001_initial.sql", r"octet_length\(cron\) <= 1000 AND ", ""),),
         ("tests/security/test_schedule_bounds.py::test_a_cron_expression_of_a_million_items",),
         r"DID NOT RAISE CheckViolation",
     ),
@@ -529,9 +543,9 @@ BOUNDARY = (
         "what an operator does to a job leaves a trace",
         (
             Edit(
-                "pgworkers/schema/0008_operations.sql",
-                r"FROM back b JOIN picked p ON p\.id = b\.id",
-                "FROM back b JOIN picked p ON p.id = b.id WHERE false",
+                "pgworkers/schema/0001_initial.sql",
+                r"FROM requeued b JOIN picked p ON p\.id = b\.id",
+                "FROM requeued b JOIN picked p ON p.id = b.id WHERE false",
             ),
         ),
         (
@@ -542,7 +556,7 @@ BOUNDARY = (
     Mutant(
         "S-low-retention-without-a-trace",
         "a change of the retention leaves a trace",
-        (Edit("pgworkers/schema/0008_operations.sql", r"CREATE TRIGGER queue_retention_changed.*?;\n", ""),),
+        (Edit("pgworkers/schema/0001_initial.sql", r"CREATE TRIGGER queue_retention_changed.*?;\n", ""),),
         ("tests/security/test_history.py::test_a_change_of_the_retention_leaves_a_trace[newest-direct]",),
         r"\[\] == \[\('retention'",
     ),
@@ -552,7 +566,7 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/main.py",
-                r"        limits\.set_core_dump_limit\(plan\.settings\.core_limit\)\n",
+                r"        limits\.set_core_dump_limit\(plan\.settings\.core_dump_limit\)\n",
                 "",
             ),
         ),

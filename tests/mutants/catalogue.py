@@ -165,7 +165,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/host.py",
-                r"self\._lease_deadline\.extend_to\(sent \+ self\._plan\.settings\.lease\)",
+                r"self\._lease_deadline\.extend_to\(sent \+ self\._plan\.settings\.lease_duration\)",
                 "self._lease_deadline.extend_to(sent + 1e6)",
             ),
         ),
@@ -178,8 +178,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/main.py",
-                r"(fence = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease / 3",
-                r"\1 + self._settings.lease * 0.8",
+                r"(fence = self\._lease_deadline\.expires_at / 1e9) - self\._settings\.lease_duration / 3",
+                r"\1 + self._settings.lease_duration * 0.8",
             ),
         ),
         ("tests/tree/test_inside.py::test_an_exclusive_job_is_dead_before_its_lease_can_be_anothers",),
@@ -252,7 +252,7 @@ MUTANTS = (
         "cron without unique row",
         (
             Edit(
-                "pgworkers/schema/0002_schedule.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"PRIMARY KEY \(schedule, scope, at\)",
                 "UNIQUE (schedule, scope, at, fired_at)",
             ),
@@ -286,7 +286,7 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/stopper.py",
-                r"if not ladder\.applies_to\(climb, now_seen\):",
+                r"if not ladder\.applies_to\(request, now_seen\):",
                 "if False:",
             ),
         ),
@@ -311,12 +311,12 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/supervisor/worker_pool.py",
-                r"len\(self\._workers\) \+ len\(self\._dying\) < self\.wanted",
+                r"len\(self\._workers\) \+ len\(self\._reaper\.dying\) < self\.wanted",
                 "len(self._workers) < self.wanted",
             ),
             Edit(
                 "pgworkers/supervisor/worker_pool.py",
-                r"self\._workers\.keys\(\) \| self\._dying\.keys\(\)",
+                r"self\._workers\.keys\(\) \| self\._reaper\.dying\.keys\(\)",
                 "self._workers",
             ),
         ),
@@ -462,7 +462,7 @@ MUTANTS = (
         "who was let begin does not fall with its parent",
         (
             Edit(
-                "pgworkers/schema/0003_flow.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"j\.id = ANY \(locked\) AND j\.state = 'scheduled' AND j\.run_at = pgworkers\.never\(\)(\n\s+AND EXISTS)",
                 r"j.id = ANY (locked)\1",
             ),

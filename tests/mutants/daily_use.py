@@ -53,8 +53,8 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/worker/outcome.py",
-                r'return ExceptionReport\("bad_result", sanitize\.one_line\(_text_of\(error\)\)\)',
-                'return ExceptionReport("error", one_line(error))',
+                r"return ExceptionReport\(Outcome\.BAD_RESULT, sanitize\.one_line\(_text_of\(error\)\)\)",
+                "return ExceptionReport(Outcome.ERROR, one_line(error))",
             ),
         ),
         ("tests/process/test_worker_outcomes.py::test_results_that_are_no_results_are_clear_errors",),
@@ -201,7 +201,7 @@ DAILY_USE = (
         "names that -Q a,b:4 cannot say are refused by SQL",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"CHECK \(VALUE !~ '\^\[\\s-\]\|\\s\$\|\[,:",
                 r"CHECK (VALUE !~ '^\\s|\\s$|[",
                 2,
@@ -215,8 +215,8 @@ DAILY_USE = (
         "the host of a running job hears of its new deadline as of a cancel",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
-                r"PERFORM pgworkers\.tell\('deadline:' \|\| set_deadline\.job_id\);",
+                "pgworkers/schema/0001_initial.sql",
+                r"PERFORM pgworkers\.notify\('deadline:' \|\| set_deadline\.job_id\);",
                 "NULL;",
             ),
         ),
@@ -375,7 +375,7 @@ DAILY_USE = (
         "a job that was claimed and not begun is not called running",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"THEN 'claimed' ELSE state END",
                 "THEN 'running' ELSE state END",
             ),

@@ -83,7 +83,7 @@ DEATHS = (
             Edit("pgworkers/worker/main.py", r"if self\._is_forked:", "if False:"),
             Edit(
                 "pgworkers/linux/descriptors.py",
-                r"        if self\.size\(\) is not None:\n            close",
+                r"        if self\.size\(\) is not None:\n            os\.close",
                 "        if True:\n            close",
             ),
         ),
@@ -212,11 +212,43 @@ DEATHS = (
         (
             Edit(
                 "pgworkers/supervisor/reaper.py",
-                r"Rung\.DUMP in climb\.rung_times and Rung\.KILL not in climb\.rung_times",
-                "Rung.DUMP not in climb.rung_times and Rung.KILL in climb.rung_times",
+                r"Rung\.DUMP in request\.rung_times and Rung\.KILL not in request\.rung_times",
+                "Rung.DUMP not in request.rung_times and Rung.KILL in request.rung_times",
             ),
         ),
         ("tests/process/test_dump_crash.py::test_a_stop_keeps_its_reason_and_says_that_the_dump_crashed",),
         r"'SIGABRT', False\)|GABRT', False\)",
+    ),
+    Mutant(
+        "cleanup-trust-is-kept",
+        "a task that changes its process loses its trust",
+        (
+            Edit(
+                "pgworkers/worker/cleanup.py",
+                r"0 if has_changed else self\._clean_jobs",
+                "self._clean_jobs",
+            ),
+        ),
+        (
+            "tests/process/test_worker_tidy.py"
+            "::test_what_a_trusted_task_changes_is_put_back_before_the_worker_waits_and_costs_it_its_trust",
+        ),
+        r"saw what \d+ did",
+    ),
+    Mutant(
+        "cleanup-not-before-a-wait",
+        "what a trusted task changed is put back before the worker waits",
+        (
+            Edit(
+                "pgworkers/worker/cleanup.py",
+                r"return not self\._unchecked_tasks or self\._check_everything\(0\)",
+                "return True",
+            ),
+        ),
+        (
+            "tests/process/test_worker_tidy.py"
+            "::test_what_a_trusted_task_changes_is_put_back_before_the_worker_waits_and_costs_it_its_trust",
+        ),
+        r"waited in vain for: the check before the wait",
     ),
 )

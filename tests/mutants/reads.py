@@ -14,7 +14,7 @@ READS = (
         "both halves of the view `jobs` have the same types",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"queue::text AS queue, task::text AS task,",
                 "queue, task,",
             ),
@@ -99,7 +99,7 @@ READS = (
         "a compressed value is checked as it will be read",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"job_args_fit CHECK \(pg_column_size\(VALUE #> '\{\}'\)",
                 "job_args_fit CHECK (pg_column_size(VALUE)",
             ),

@@ -13,7 +13,7 @@ UPKEEP = (
         "rows that outlive a partition are moved without an exclusive lock on the table",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"    moved := 0;\n    EXECUTE format\('SELECT max",
                 "    moved := 0;\n    EXECUTE format('LOCK TABLE ONLY pgworkers.%I IN ACCESS EXCLUSIVE MODE', parent);\n"
                 "    EXECUTE format('SELECT max",
@@ -44,7 +44,7 @@ UPKEEP = (
         "a new partition is attached without an exclusive lock on the table",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"                EXECUTE format\('ALTER TABLE pgworkers\.%I ATTACH",
                 "                EXECUTE format('LOCK TABLE ONLY pgworkers.%I IN ACCESS EXCLUSIVE MODE', parent);\n"
                 "                EXECUTE format('ALTER TABLE pgworkers.%I ATTACH",
@@ -60,7 +60,7 @@ UPKEEP = (
             Edit(
                 "pgworkers/job/batch_settle_open.sql",
                 r"b\.finished_at IS NULL AND",
-                "b.finished_at IS NULL AND pgworkers.newest(b.id) IS NULL AND",
+                "b.finished_at IS NULL AND pgworkers.newest_live_state(b.id) IS NULL AND",
             ),
         ),
         (f"{BOUNDED}::test_a_statement_of_a_duty_reads_no_more_with_many_rows[batches]",),
@@ -107,8 +107,8 @@ UPKEEP = (
         (
             Edit(
                 "pgworkers/postgres/connect.py",
-                r"(?<=            )if patience := session_settings\.disable_idle_timeouts\(row\):\n                await",
-                "if False and (patience := session_settings.disable_idle_timeouts(row)):\n                await",
+                r"if statements := session_settings\.disable_idle_timeouts\(row\):",
+                "if False and (statements := session_settings.disable_idle_timeouts(row)):",
             ),
         ),
         (
@@ -121,7 +121,7 @@ UPKEEP = (
         "the bounds of a partition are written in full, whatever the session says",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"to_char\(day, 'YYYY-MM-DD'\) \|\| ' 00:00:00\+00'",
                 "day::timestamptz",
             ),
@@ -136,7 +136,7 @@ UPKEEP = (
         "a job that is forgotten while retention moves it leaves nothing behind",
         (
             Edit(
-                "pgworkers/schema/0008_operations.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"FOR round IN 1 \.\. 2 LOOP",
                 "FOR round IN 1 .. 1 LOOP",
                 2,

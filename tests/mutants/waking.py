@@ -11,7 +11,13 @@ WAKING = (
     Mutant(
         "all-hosts-are-woken",
         "a new job wakes one host",
-        (Edit("pgworkers/schema/0001_spine.sql", r"IF chosen IS NULL OR notify_all THEN", "IF true THEN"),),
+        (
+            Edit(
+                "pgworkers/schema/0001_initial.sql",
+                r"IF chosen_host IS NULL OR notify_all THEN",
+                "IF true THEN",
+            ),
+        ),
         (f"{TREE}::test_a_job_is_claimed_by_one_host_and_the_others_do_not_look",),
         r"\d+ claims of 4 hosts for 30 jobs",
     ),
@@ -57,7 +63,7 @@ WAKING = (
         "a host that has not renewed lately is not chosen",
         (
             Edit(
-                "pgworkers/schema/0001_spine.sql",
+                "pgworkers/schema/0001_initial.sql",
                 r"h\.lease OPERATOR\(pg_catalog\./\) 3::pg_catalog\.float8",
                 "h.lease OPERATOR(pg_catalog.*) 3::pg_catalog.float8",
             ),

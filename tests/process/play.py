@@ -84,7 +84,7 @@ def as_report(frame: frames.Frame) -> frames.Frame:
         return frame
     duration, cpu, peak, result = decode_success(frame.body)
     report = Report("done", duration, cpu, peak, result=msgspec.Raw(result))
-    return frame._replace(kind=FrameKind.REPORT, body=msgspec.json.encode(report))
+    return msgspec.structs.replace(frame, kind=FrameKind.REPORT, body=msgspec.json.encode(report))
 
 
 class PlayedWorker:
@@ -220,7 +220,7 @@ class Play:
         config = directory / "app.py"
         config.write_text(HEAD + "\n".join(textwrap.dedent(source) for source in sources))
         # Long graces: whoever is ended by them although the machine was only busy makes a test that is sometimes wrong.
-        values = {"heartbeat": 0.05, "ask_grace": 600.0, "raise_grace": 600.0, **settings}
+        values = {"heartbeat_interval": 0.05, "ask_grace": 600.0, "raise_grace": 600.0, **settings}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.log = directory / "stderr"
         self.lease = LeaseDeadlineWriter()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from play import Died, Forked, Play, PlayedWorker, until
-
-from pgworkers.supervisor import hooks
 
 ONE = {"max_jobs": 1}
 
@@ -28,7 +25,7 @@ def hear():
 
 @app.task
 def draw():
-    return [random.random(), threading.main_thread().native_id, os.getpid()]
+    return [random.random(), os.getpid()]
 
 random.gauss(0, 1)  # which draws two, and keeps the second for the next call
 
@@ -73,16 +70,6 @@ def nothing():
 """
 
 
-def links(pid: int) -> list[str]:
-    found = []
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            found.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-        except FileNotFoundError:
-            pass  # closed meanwhile
-    return found
-
-
 def test_what_a_module_wants_done_around_a_fork_is_done(tmp_path: Path) -> None:
     with Play(tmp_path, TASKS, queue=ONE) as play:
         first = play.worker()
@@ -98,29 +85,28 @@ def test_what_a_module_wants_done_around_a_fork_is_done(tmp_path: Path) -> None:
         assert "ZeroDivisionError" in until("what the third hook said", play.log.read_text)
 
 
-def test_no_two_workers_draw_the_same_numbers_and_each_knows_its_thread(tmp_path: Path) -> None:
+def test_no_two_workers_draw_the_same_numbers(tmp_path: Path) -> None:
     with Play(tmp_path, TASKS, queue=ONE) as play:
         drawn = []
         before = 0
         for job in (1, 2, 3):
             worker = play.worker(other_than=before)
             before = worker.pid
-            number, thread, pid = eval(bytes(worker.run(job, "draw").result))
-            assert thread == pid == worker.pid
+            number, pid = eval(bytes(worker.run(job, "draw").result))
+            assert pid == worker.pid
             drawn.append(number)
         assert len(set(drawn)) == 3
 
 
 def test_no_two_workers_have_the_number_that_the_import_of_the_app_left(tmp_path: Path) -> None:
-    without_rehearsal = {"PGWORKERS_FAULT": "nowhere"}  # which seeds them, too
-    with Play(tmp_path, TASKS, queue=ONE, environ=without_rehearsal) as play:
+    with Play(tmp_path, TASKS, queue=ONE) as play:
         first = play.worker()
         drawn = bytes(first.run(1, "draw_again").result)
         assert bytes(play.worker(other_than=first.pid).run(2, "draw_again").result) != drawn
 
 
 def test_each_worker_of_a_slot_begins_as_the_one_before_it_began(tmp_path: Path) -> None:
-    """They are copies of one crib: what a life does to it is over with that life."""
+    """They are copies of one object: what a worker changes in it ends with that worker."""
     with Play(tmp_path, TASKS, queue=ONE) as play:
         seen = []
         before = 0
@@ -134,20 +120,11 @@ def test_each_worker_of_a_slot_begins_as_the_one_before_it_began(tmp_path: Path)
 
 @pytest.mark.parametrize("jobs", [1, None])
 def test_a_fork_of_the_handler_does_all_that_is_wanted(tmp_path: Path, jobs: int | None) -> None:
-    """It may have threads, and then what our own fork left out is needed."""
+    """It may have threads."""
     with Play(tmp_path, TASKS, queue={"max_jobs": jobs}) as play:
         report = play.worker().run(1, "fork_with_a_thread")
         said = "(1, ['second before', 'first before', 'first in child', 'second in child'])"
         assert bytes(report.result) == f'"{said}"'.encode(), report.error
-
-
-def test_nothing_is_left_of_the_rehearsal(tmp_path: Path) -> None:
-    with Play(tmp_path, TASKS, queue=ONE) as play:
-        worker = play.worker()
-        for pid in (play.process.pid, worker.pid):
-            assert not [link for link in links(pid) if "rehearsal" in link]
-        assert len([link for link in links(worker.pid) if link.startswith("socket:")]) == 1
-        assert worker.run(1, "nothing").outcome == "done"
 
 
 def test_a_job_that_takes_its_time_has_a_heartbeat(tmp_path: Path) -> None:
@@ -197,11 +174,3 @@ def test_who_may_not_stand_still_has_a_heartbeat_from_the_beginning(tmp_path: Pa
     with Play(tmp_path, TASKS, queue=ONE) as play:
         worker = brief_lives(play)
         assert eval(bytes(worker.run(70, "count", stall_timeout=60.0).result)) == 2
-
-
-def test_who_registers_wrongly_hears_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "register_at_fork", os.register_at_fork)
-    hooks.begin()
-    for wrong in ({}, {"before": 3}, {"foo": print}):
-        with pytest.raises(TypeError):
-            os.register_at_fork(**wrong)  # type: ignore[arg-type]

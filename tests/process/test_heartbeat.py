@@ -27,9 +27,7 @@ def resting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Heartbeat, thread
     slot.state = SlotState.IDLE
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        setup = cast(
-            "Any", SimpleNamespace(slot=slot, socket=theirs, settings=Settings())
-        )  # a sleep needs no more of it
+        setup = cast("Any", SimpleNamespace(slot=slot, settings=Settings()))  # a sleep needs no more of it
         beats = Heartbeat(setup, cast("Any", None))
         for _ in range(IDLE_BEATS_BEFORE_REST):
             beats._sleep(BEAT)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pgworkers.ipc.scoreboard import Scoreboard, Slot, SlotJob
+from pgworkers.ipc.scoreboard import Scoreboard, Slot, SlotJob, StopReason
 from pgworkers.linux import proc
 from pgworkers.supervisor import stopper
 from pgworkers.supervisor.ladder import Rung, StopRequest
@@ -18,13 +18,11 @@ LONG_AGO = dict.fromkeys([Rung.ASK, Rung.RAISE, Rung.DUMP], 0.0)
 
 
 def begin(slot: Slot, job: int) -> None:
-    slot.begin_job(job, 1, started_at=1, deadline=0, memory_limit=0, cpu_at_start=0, output_start=0)
+    slot.begin_job(job=job, lease=1, started_at=1)
 
 
 class GoesOn(Slot):
     """Its worker begins job 2 the moment somebody has looked."""
-
-    __slots__ = ()
 
     def read_job(self) -> SlotJob:
         seen = super().read_job()
@@ -45,15 +43,24 @@ def test_a_worker_that_went_on_meanwhile_is_not_killed(
 ) -> None:
     board = Scoreboard(1)
     capture = OutputCapture("test", 0)
-    worker = WorkerRecord(0, process.pid, 1, kind(board[0].view), capture)
+    slot = board.slot(0, kind)
+    worker = WorkerRecord(index=0, pid=process.pid, incarnation=1, slot=slot, capture=capture)
     begin(worker.slot, 1)
     worker.stop_requests[1, 1] = StopRequest(
-        1, 1, "cancel", 0.0, 0.0, 0.0, was_running=True, rung_times=dict(LONG_AGO), dump_checks=99
+        job=1,
+        lease=1,
+        reason=StopReason.CANCEL,
+        requested_at=0.0,
+        ask_grace=0.0,
+        raise_grace=0.0,
+        was_running=True,
+        rung_times=dict(LONG_AGO),
+        dump_checks=99,
     )
     stopper.step(worker, 1000.0)
     if kind is Slot:  # it is still at it: the twin, or nothing would have been tested
         assert process.wait(60) == -9
-        assert worker.kill_reason == "cancel"
+        assert worker.kill_reason is StopReason.CANCEL
     else:
         found = proc.read_stat(process.pid)
         assert found is not None

@@ -105,14 +105,20 @@ def sleeper(tmp_path: Path) -> Iterator[WorkerRecord]:
     """A real process with a slot that says what the test wants it to."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
-        yield WorkerRecord(0, child.pid, 1, Scoreboard(1)[0], OutputCapture.__new__(OutputCapture))
+        yield WorkerRecord(
+            index=0,
+            pid=child.pid,
+            incarnation=1,
+            slot=Scoreboard(1)[0],
+            capture=OutputCapture.__new__(OutputCapture),
+        )
     finally:
         child.kill()
         child.wait()
 
 
 def begins(worker: WorkerRecord, job: int, deadline: int = 0) -> None:
-    worker.slot.begin_job(job, 1, 1, deadline, 0, 0, 0)
+    worker.slot.begin_job(job=job, lease=1, started_at=1, deadline=deadline)
 
 
 def test_a_worker_that_takes_the_next_job_while_the_signal_is_on_its_way_goes_on(

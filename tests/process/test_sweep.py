@@ -209,7 +209,7 @@ def test_a_sweep_that_gives_up_reaps_before_it_kills(monkeypatch: pytest.MonkeyP
     ended = zombies(6)
     pool.reap_dead(0.5)
     assert told == []
-    pool.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS + 1.0)
+    pool.reap_dead(sweep.SWEEP_TIMEOUT_SECONDS + 1.0)
     assert told == [fact]
     assert [pid for pid in ended if proc.read_stat(pid) is not None] == []
     assert fact.swept == 0, "nothing was alive"
@@ -383,7 +383,7 @@ def test_the_children_of_a_process_whose_main_thread_has_ended_are_found() -> No
 def dying(pool: WorkerPool, since: float) -> Died:
     """A worker of this pool that is dead; nothing but its orphans is left."""
     fact = Died(0, 1 << 22, 1, 7, 1, "SIGKILL", 9, True)
-    pool._dying[0] = reaper.Death(fact, since)
+    pool._reaper.dying[0] = reaper.Death(fact, since)
     return fact
 
 
@@ -404,16 +404,16 @@ def test_children_that_are_only_frozen_when_the_sweep_gives_up_are_killed(
             patch.setattr(
                 ProcessSweep, "_freeze", lambda self, found: freeze(self, found) or True
             )  # it never ends
-            pool.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS - 1.0)
+            pool.reap_dead(sweep.SWEEP_TIMEOUT_SECONDS - 1.0)
             until("it is frozen", lambda: stands(child))
             assert told == []
-            pool.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS + 1.0)
+            pool.reap_dead(sweep.SWEEP_TIMEOUT_SECONDS + 1.0)
         assert told == [fact]
         assert fact.stuck == [], "it was not sent SIGKILL before"
 
         def freed() -> bool:
-            pool.reap_dead(reaper.SWEEP_TIMEOUT_SECONDS + 2.0)
-            return not pool._dying
+            pool.reap_dead(sweep.SWEEP_TIMEOUT_SECONDS + 2.0)
+            return not pool._reaper.dying
 
         until("its slot is free", freed)
         assert not is_alive(child)
@@ -428,13 +428,14 @@ def test_the_death_of_a_worker_with_thousands_of_stuck_children_fits_in_a_packet
         immortal.update(children)
         pool.reap_dead(0.5)
         until(
-            "all are sent SIGKILL", lambda: pool.reap_dead(1.0) is None and pool._sweep.is_waiting_for_kernel
+            "all are sent SIGKILL",
+            lambda: pool.reap_dead(1.0) is None and pool._reaper._sweep.is_waiting_for_kernel,
         )
-        pool.reap_dead(reaper.KERNEL_HANG_SECONDS + 1.0)
+        pool.reap_dead(sweep.KERNEL_HANG_SECONDS + 1.0)
         assert told == [fact]
         assert len(fact.stuck) == 21
         assert fact.stuck[-1] == "5 more"
-        assert pool._dying[0].stuck == set(children), "the slot is kept for all of them"
+        assert pool._reaper.dying[0].stuck == set(children), "the slot is kept for all of them"
 
 
 def test_a_child_of_another_user_is_named_and_does_not_keep_the_slot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,13 +448,13 @@ def test_a_child_of_another_user_is_named_and_does_not_keep_the_slot(monkeypatch
         fact.killed_children = [f"sleep (pid {child})", "other (pid 1)"]
         pool.reap_dead(0.5)
         assert told == []
-        pool.reap_dead(reaper.KERNEL_HANG_SECONDS + 1.0)
+        pool.reap_dead(sweep.KERNEL_HANG_SECONDS + 1.0)
         assert told == [fact]
         assert fact.stuck == []
         assert [text.split()[0] for text in fact.foreign] == [str(child)]
         assert fact.killed_children == ["other (pid 1)"], "it was not killed"
-        pool.reap_dead(reaper.KERNEL_HANG_SECONDS + 1.1)
-        assert pool._dying == {}
+        pool.reap_dead(sweep.KERNEL_HANG_SECONDS + 1.1)
+        assert pool._reaper.dying == {}
         assert is_alive(child)
 
 

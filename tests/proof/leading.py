@@ -63,7 +63,7 @@ def _cut(site: Site, network: Network) -> float:
     far = site.host("default:1", enter=network.enter, dsn=dsn)
     wait_for(lambda: site.leader() is far, timeout=PATIENCE, what="the far host leads")
     near = [site.host("default:1") for _ in range(2)]
-    time.sleep(Settings().renew)  # nothing has just begun
+    time.sleep(Settings().renew_interval)  # nothing has just begun
     took = _takeover(site, far, network.cut)
     network.heal()
     _stays_deposed(site, far)
@@ -106,7 +106,7 @@ def _takeover(site: Site, old: Master, fault: Callable[[], None]) -> float:
 def _stays_deposed(site: Site, old: Master) -> None:
     """The old leader, back again, learns it; a while later still somebody else leads, alone."""
     wait_for(lambda: "no longer leads" in old.log(), timeout=PATIENCE, what="it knows")
-    until = time.monotonic() + 3 * Settings().promote
+    until = time.monotonic() + 3 * Settings().promote_interval
     while time.monotonic() < until:
         assert len(site.holders()) == 1, site.holders()
         assert site.leader() is not old

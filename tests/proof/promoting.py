@@ -218,7 +218,7 @@ def failover(home: Path, *, synchronous: bool) -> tuple[list[Finding], dict[str,
         )
         forest = Forest(primary.dsn("pgworkers"), home)
         try:
-            more = FAST | {"PYTHONPATH": str(PACKAGE.parent), "PGWORKERS_RECONNECT": "3s"}
+            more = FAST | {"PYTHONPATH": str(PACKAGE.parent), "PGWORKERS_RECONNECT_MAX_DELAY": "3s"}
             for _ in range(MASTERS):
                 forest.start(
                     queues=f"default:{WORKERS}",

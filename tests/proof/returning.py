@@ -20,7 +20,7 @@ KEY = "once"
 
 def rescue(stage: Stage, *, quick: bool) -> list[Finding]:
     """The lost host registers and claims by the very statements a master uses, and is never heard of again."""
-    lease = 20.0 if quick else Settings().lease
+    lease = 20.0 if quick else Settings().lease_duration
     with stage.site() as site:
         site.log_statements()
         site.host("default:1")

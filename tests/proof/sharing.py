@@ -67,7 +67,7 @@ class Feed:
 
 
 def slots(stage: Stage, *, quick: bool) -> list[Finding]:
-    limit = Settings().lease + 5.0
+    limit = Settings().lease_duration + 5.0
     with stage.site() as site:
         feed = Feed(site, "work", args={"seconds": 0.3})
         masters = [site.host("default:c6", wait=False) for _ in range(3)]

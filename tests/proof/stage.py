@@ -92,7 +92,7 @@ class Site(Forest):
         env |= {
             "PGWORKERS_LEDGER": str(self.ledger),
             "PGWORKERS_DSN": dsn or self.dsn,
-            "PGWORKERS_METRICS": "off",
+            "PGWORKERS_METRICS_ADDRESS": "off",
             "ZOO_QUEUES": queues,
             "TREE_MARK": marker,
             "PYTHONPATH": str(package.parent),

@@ -17,7 +17,7 @@ JOBS_PER_SECOND = 20
 #: How many times as many statements ten hosts may send as one.
 MAX_GROWTH = 1.2
 SETTLE_SECONDS = 3.0
-ENQUEUE = "SELECT pgworkers.enqueue_now('work', '{}', 'default', 0, 10, 3, true)"
+ENQUEUE = "SELECT pgworkers.enqueue_plain('work', '{}', 'default', 0, 10, 3, true)"
 #: Counts one for each notification and each session that listens, too.
 TRANSACTIONS = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
 PICKUPS = "SELECT extract(epoch FROM started_at - created_at) * 1000 FROM pgworkers.history WHERE id > %s"

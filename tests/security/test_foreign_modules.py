@@ -69,7 +69,7 @@ def test_s06_nothing_is_imported_from_the_current_directory(
         (database.dsn("worker"), ("-c", config, "run", "--check")),  # hosts go past a pooler
         (login_dsn("viewer"), ("queues", "list")),
     ):
-        done = run(here, *words, PGWORKERS_DSN=dsn, PGWORKERS_METRICS="off")
+        done = run(here, *words, PGWORKERS_DSN=dsn, PGWORKERS_METRICS_ADDRESS="off")
         assert done.returncode == 0, (words, done.stderr)
         assert not proof.exists(), (words, proof.read_text())
 

@@ -81,7 +81,7 @@ def test_a_foreign_directory_is_not_used_as_the_embedded_servers(
     for words in (["run", "--check"], ["jobs", "list"], ["pg", "start"], ["run"]):
         said = cli.fails(*words, code=2)
         assert f".pgworkers {why}" in said
-        assert f"PGWORKERS_HOME={home}" in said
+        assert f"PGWORKERS_EMBEDDED_DIRECTORY={home}" in said
     assert list(home.iterdir()) == [], "nothing was made in it"
     script = "import app\napp.app.client.database.dsn()\n"
     done = subprocess.run(

@@ -12,7 +12,7 @@ from psycopg import sql
 from support.siege import odd_samples, renewals, serves, unreadable
 from support.tree import Forest, Master
 
-HOST_OPTIONS = {"PGWORKERS_METRICS": "127.0.0.1:0"}
+HOST_OPTIONS = {"PGWORKERS_METRICS_ADDRESS": "127.0.0.1:0"}
 
 #: Text that no index can compress.
 RANDOM = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, {}) i)"

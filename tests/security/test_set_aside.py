@@ -169,7 +169,7 @@ def test_a_bad_row_in_a_batch_completes_it(admin: psycopg.Connection[Any]) -> No
     child = admin.execute(
         "SELECT (pgworkers.enqueue('work', queue => 'q', after => ARRAY[%s::bigint])).id", [parent]
     ).fetchone()
-    admin.execute("SELECT pgworkers.link_parents(10)")
+    admin.execute("SELECT pgworkers.link_dependencies(10)")
     admin.execute("UPDATE pgworkers.job SET lease = 2147483647 WHERE id = %s", [parent])
     run(admin, "pgworkers", end_unclaimable_jobs(["q"], ["work"]))
     assert child is not None
@@ -234,5 +234,5 @@ def test_damage_in_the_server_costs_no_job(admin: psycopg.Connection[Any], waiti
 
 def test_a_trigger_is_known_in_every_language() -> None:
     """The server translates the word after PL/pgSQL in the context of an error, so nothing may look for it."""
-    schema = (Path(migrate.__file__).parents[1] / "schema" / "0004_limits.sql").read_text()
+    schema = (Path(migrate.__file__).parents[1] / "schema" / "0001_initial.sql").read_text()
     assert "string_to_array(context, 'PL/pgSQL')" in schema

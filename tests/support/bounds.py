@@ -11,15 +11,15 @@ def _of(name: str) -> float:
     return parse_duration(FAST[f"PGWORKERS_{name}"], what=name)
 
 
-H = _of("RENEW")
-L = _of("LEASE")
-R = _of("RESCUE")
+H = _of("RENEW_INTERVAL")
+L = _of("LEASE_DURATION")
+R = _of("RESCUE_INTERVAL")
 S = _of("STATEMENT_TIMEOUT")
 C = 2.0  # connect_timeout: libpq takes nothing shorter
-E = _of("LEADER_RETRY")
-P = _of("POLL")
-PROMOTE = _of("PROMOTE")
-D = _of("DRAIN")
+E = _of("LEADERSHIP_INTERVAL")
+P = _of("POLL_INTERVAL")
+PROMOTE = _of("PROMOTE_INTERVAL")
+D = _of("DRAIN_TIMEOUT")
 K = _of("ASK_GRACE") + _of("RAISE_GRACE")
 F = L * 2 / 3 + L / 6  # exclusive jobs are stopped, then dead, counted from the sending of the last renewal
 BACKOFF = 2.2  # of the first crash
@@ -27,4 +27,4 @@ BUSY = 8.0  # seconds; two cores shared by many test processes
 T_PROC = 1.0
 T_HOST = L + R + S
 T_LEAD = 2 * H + E + S
-T_DB = C + _of("RECONNECT") + P
+T_DB = C + _of("RECONNECT_MAX_DELAY") + P

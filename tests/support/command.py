@@ -155,7 +155,7 @@ class Warm(Command):
     ) -> tuple[int, bytes, bytes]:
         from pgworkers.cli.error_report import run_command_line
 
-        # As the streams of a process are, but that what is no text would be an error of the test.
+        # Like the streams of a process, but bytes that are not text are an error of the test.
         files = [io.TextIOWrapper(io.BytesIO(data), "utf-8", newline="\n") for data in (given, b"", b"")]
         before, cwd, stdin, path = dict(os.environ), os.getcwd(), sys.stdin, [*sys.path]
         try:

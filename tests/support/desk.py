@@ -1,4 +1,4 @@
-"""A desk in front of the database: the verbs of `job/` on real rows, and a second session to race against."""
+"""A database session of one host: the verbs of `job/` on real rows, and a second session to race against."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def _expired(desk: Desk, job: int) -> None:
     desk.execute(maintenance.expire_jobs(10))
 
 
-#: As functions of the desk and the id of a job that is ready.
+#: As functions of a database host and the id of a ready job.
 BAD_ENDS: dict[str, Callable[[Desk, int], Any]] = {
     "finish": _finished,
     "retry of a cancelled one": _wished_then_retried,

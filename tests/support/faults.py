@@ -64,7 +64,7 @@ def table(root: Path) -> list[Row]:
 
 
 def outcome(row: Row, cases: list[Case]) -> Outcome:
-    """A row holds if every case of every one of its tests ran and was green; a skipped one is no proof of anything."""
+    """A row holds if every case of every one of its tests ran and was green; a skipped one proves nothing."""
     tests = [test.removesuffix(" --pooler") for test in row.tests]
     mine = [case for case in cases if any(case.belongs_to(test) for test in tests)]
     missing = [test for test in tests if not any(case.belongs_to(test) for case in mine)]
@@ -105,7 +105,7 @@ def summary(outcomes: list[Outcome]) -> list[str]:
     ]
     lines += [f"  row {one.row.name} {one.result}: {text}" for one in [*bad, *untested] for text in one.said]
     programs = sorted({name for one in untested for text in one.said for name in _programs(text)})
-    if programs:  # said and not done: Debian starts a pooler of its own with it
+    if programs:  # printed, not run: Debian starts a pooler of its own with it
         lines.append(f"  to be had by: apt-get install {' '.join(programs)}")
     return lines
 

@@ -65,7 +65,7 @@ def _excuse(mark: pytest.Mark) -> tuple[str, str]:
 
 def _audited(forest: Forest) -> list[str]:
     """Jobs that schedules, handlers, batches or commands made are taken from the tables: only of those that the forest
-    enqueued is it known from outside that they must be there. Not at rest: masters that were still there were told to
+    enqueued is it known from outside that they must be there. Not at rest: masters that were still there were asked to
     quit, and on a busy machine they give up what they could not write; I11 is for tests that let them drain."""
     with psycopg.connect(forest.dsn, autocommit=True) as db:
         there = {row[0] for row in db.execute("SELECT id FROM pgworkers.jobs")}

@@ -18,7 +18,7 @@ PATIENT = Settings(statement_timeout=60.0)
 
 
 class Leader:
-    """One connection and what it told."""
+    """One connection and the events that it emitted."""
 
     def __init__(self, dsn: str, settings: Settings | None = None) -> None:
         self.told: list[Event] = []

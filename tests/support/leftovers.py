@@ -24,7 +24,7 @@ SPARED_TREES: set[str] = set()  # the marks of hosts that serve several tests
 
 
 def look(pid: int, file: str) -> bytes:
-    """/proc/PID/file; nothing of what ended meanwhile or is not ours to see. The short way: it is asked all the time."""
+    """/proc/PID/file; empty if the process has ended or may not be read. No pathlib: this runs very often."""
     try:
         descriptor = os.open(f"/proc/{pid}/{file}", os.O_RDONLY)
     except OSError:
@@ -110,7 +110,7 @@ def sweep(directory: Path) -> None:
 
 
 def remove(root: Path) -> bool:
-    """End the servers and poolers of a run that is over and delete its files; False if it is alive or not ours."""
+    """End the servers and poolers of a dead run and delete its files. False if it is alive or another user's."""
     try:
         with (root / "run.lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

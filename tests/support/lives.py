@@ -21,7 +21,7 @@ class Watch(threading.Thread):
         self.start()
 
     def outlived(self, at: int) -> bool:
-        """Was it seen alive after that moment? Waits for the look that tells."""
+        """True if it was seen alive after that moment. Waits until that is known."""
         give_up = time.monotonic() + PATIENCE
         while self.is_alive() and self.last <= at and time.monotonic() < give_up:
             time.sleep(LOOK)

@@ -1,6 +1,6 @@
 """SIGTERM at a drawn moment: the load that is drawn with it, what the host did just then, and what it must not do after.
 
-What a host did is told by others than itself: the server says which of its statements was under way (`pg_stat_activity`
+What a host did is not taken from the host itself: the server shows which of its statements was under way (`pg_stat_activity`
 keeps begin and end of the last one), the ledger which handlers had begun and ended, the tables when their ends were written.
 A statement that the host sent between the signal and our look hides the one before: a phase can be missed, but not invented.
 """
@@ -77,9 +77,9 @@ def draw(seed: int, number: int) -> Drawn:
     [load] = chance.choices(list(LOADS), list(LOADS.values()))
     environ = dict(UNHURRIED)
     if load == "stubborn" and chance.random() < 0.7:
-        environ["PGWORKERS_DRAIN"] = "1s"
+        environ["PGWORKERS_DRAIN_TIMEOUT"] = "1s"
     elif load == "stubborn":  # the drain is longer than the lease
-        environ = {"PGWORKERS_LEASE": "5s", "PGWORKERS_DRAIN": "6s"}
+        environ = {"PGWORKERS_LEASE_DURATION": "5s", "PGWORKERS_DRAIN_TIMEOUT": "6s"}
     queues = QUEUES if load == "boot" or chance.random() < 0.4 else "default:3"
     most, later = {
         "boot": (0, 3.0),
@@ -91,7 +91,7 @@ def draw(seed: int, number: int) -> Drawn:
 
 
 def enqueue(forest: Forest, drawn: Drawn) -> list[int]:
-    """What the host has to do when it is told to leave; the ids."""
+    """Enqueue what the host has to do when SIGTERM comes. Returns the ids."""
     chance = random.Random(f"load {drawn.seed}/{drawn.number}")
     other = "slow" if drawn.queues == QUEUES else "default"
     match drawn.load:

@@ -24,7 +24,7 @@ CODE = struct.Struct("i")
 
 
 def _serve(orders: socket.socket) -> Callable[[], None] | None:
-    """Until nobody asks any more. In a child: what it has to do."""
+    """Serve until the last client is gone. In a child: return what it has to do."""
     bell, ring = socket.socketpair()
     for end in (bell, ring):
         end.setblocking(False)

@@ -93,7 +93,7 @@ class Screen:
         return self.process.returncode
 
     def restored(self) -> bool:
-        """Are the terminal's settings those from before, and is the screen the shell's?"""
+        """True if the terminal has its earlier settings and shows the shell's screen."""
         self._read(0)
         off = not self.modes.get("?1049", False)
         seen = self.modes.get("?25", True) and self.modes.get("?7", True)

@@ -1,7 +1,8 @@
 """A wall clock that a test moves while processes run, for a whole tree of them: a host, or a server with all its backends.
 
 `shifted.c` is preloaded into them; they map one file, so a move is seen by all of them at once, and by those that come
-later. The clocks that measure (MONOTONIC, BOOTTIME) stay true. Without a C compiler there is no such clock; that is said.
+later. The clocks that measure (MONOTONIC, BOOTTIME) stay true. Without a C compiler there is no such clock,
+and the tests are skipped by name.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Shifted:
         self._page[:] = struct.pack("=q", round(seconds * 1e9))
 
     def moves(self, pid: int) -> bool:
-        """Has this process mapped the file that we write?"""
+        """True if this process has mapped the file that we write."""
         return str(self._file) in Path(f"/proc/{pid}/maps").read_text()
 
     @contextmanager

@@ -73,7 +73,7 @@ def unreadable(forest: Forest, dsn: str, *more: tuple[str, ...]) -> list[str]:
 
 
 def odd_samples(master: Master) -> list[str]:
-    """Samples of /metrics whose value is no finite number."""
+    """Samples of /metrics whose value is not a finite number."""
     lines = wait_for(lambda: [line for line in master.log().splitlines() if line.startswith("metrics ")])
     text = urllib.request.urlopen(lines[0].split()[1], timeout=60).read().decode()
     return [line for line in text.splitlines() if re.search(r" [+-]?(inf|nan)$", line, re.IGNORECASE)]

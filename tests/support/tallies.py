@@ -67,7 +67,7 @@ def differences(db: psycopg.Connection[Any], ledger: Path, samples: Samples, for
         by_task[tasks[job]] += count
     for task, count in sorted(by_task.items()):
         begun = total(samples, "jobs_started_total", task=task)
-        if begun < count:  # a worker that dies between its order and its first line has begun all the same
+        if begun < count:  # a worker that dies between its order and its first line counts as started
             wrong.append(f"I21 starts of {task}: metrics say {begun:g}, the ledger has {count}")
         same(f"durations of {task}", total(samples, "job_duration_seconds_count", task=task),
              sum(n for (of, _), n in ended.items() if of == task))  # fmt: skip
@@ -111,7 +111,7 @@ class Trouble:
 def prove(
     forest: Forest, master: Master, address: str, kills: int, seed: int
 ) -> tuple[list[str], dict[str, int]]:
-    """Work, retries, cancels, a reload and so many kills; then compare. What is wrong, and what was done."""
+    """Work, retries, cancels, a reload and kills; then compare. Returns what is wrong and what was done."""
     trouble = Trouble(forest, master, seed)
     enqueued = 0
     reloaded = False

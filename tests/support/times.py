@@ -9,10 +9,10 @@ from datetime import datetime
 from support.command import Command
 from support.tree import Forest, Master, wait_for
 
-#: Each second; the policy for those that were missed is to be said.
+#: Each second; fill in the policy for missed ticks.
 BEAT = 'app.schedule("* * * * * *", name="beat", missed="{}")(work)'
 #: So that `measured` has something to read.
-SHOWN = {"PGWORKERS_METRICS": "127.0.0.1:0", "PGWORKERS_DEPTH": "0.5s"}
+SHOWN = {"PGWORKERS_METRICS_ADDRESS": "127.0.0.1:0", "PGWORKERS_QUEUE_DEPTH_INTERVAL": "0.5s"}
 BELOW_ZERO = """
 SELECT 'history', id, duration FROM pgworkers.history WHERE least(duration, cpu_seconds) < 0
 UNION ALL SELECT 'attempt', job_id, duration FROM pgworkers.attempt WHERE least(duration, cpu_seconds) < 0

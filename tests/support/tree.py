@@ -26,20 +26,20 @@ ZOO = Path(__file__).with_name("zoo.py")
 
 #: Short timings, the test profile of FAULTS.md.
 FAST = {
-    "PGWORKERS_RENEW": "0.5s",
-    "PGWORKERS_LEASE": "5s",
-    "PGWORKERS_RESCUE": "0.5s",
+    "PGWORKERS_RENEW_INTERVAL": "0.5s",
+    "PGWORKERS_LEASE_DURATION": "5s",
+    "PGWORKERS_RESCUE_INTERVAL": "0.5s",
     "PGWORKERS_STATEMENT_TIMEOUT": "1s",
     "PGWORKERS_CONNECT_TIMEOUT": "1s",
-    "PGWORKERS_RECONNECT": "0.5s",
-    "PGWORKERS_PROMOTE": "0.2s",
-    "PGWORKERS_LEADER_RETRY": "0.2s",
-    "PGWORKERS_POLL": "0.5s",
-    "PGWORKERS_DRAIN": "6s",
+    "PGWORKERS_RECONNECT_MAX_DELAY": "0.5s",
+    "PGWORKERS_PROMOTE_INTERVAL": "0.2s",
+    "PGWORKERS_LEADERSHIP_INTERVAL": "0.2s",
+    "PGWORKERS_POLL_INTERVAL": "0.5s",
+    "PGWORKERS_DRAIN_TIMEOUT": "6s",
     "PGWORKERS_ASK_GRACE": "0.5s",
     "PGWORKERS_RAISE_GRACE": "0.5s",
-    "PGWORKERS_HEARTBEAT": "0.2s",
-    "PGWORKERS_METRICS": "off",
+    "PGWORKERS_HEARTBEAT_INTERVAL": "0.2s",
+    "PGWORKERS_METRICS_ADDRESS": "off",
 }
 
 #: Runs until the turn of its lease (`Forest.open_turn`); one that hangs does so in its first lease only.
@@ -53,7 +53,7 @@ def turns(ctx: Ctx, hangs: bool = False) -> int:
     return ctx.lease
 """
 #: For tests of what a host writes as it leaves: it gives that up after a statement timeout, and a busy server needs more.
-UNHURRIED = {"PGWORKERS_LEASE": "60s", "PGWORKERS_STATEMENT_TIMEOUT": "10s"}
+UNHURRIED = {"PGWORKERS_LEASE_DURATION": "60s", "PGWORKERS_STATEMENT_TIMEOUT": "10s"}
 
 
 def wait_for(fact: Callable[[], T], *, timeout: float = 60.0, what: str = "") -> T:
@@ -67,7 +67,7 @@ def wait_for(fact: Callable[[], T], *, timeout: float = 60.0, what: str = "") ->
         now = time.monotonic()
         if now > until:
             raise AssertionError(f"not within {timeout} s: {what or fact}; last: {value!r}")
-        # Who asks must not take the cores from those it waits for: at most half of the time is spent on asking.
+        # Polling must not take the cores from the processes it waits for: it may use half of the time.
         time.sleep(min(max(STEP, now - asked), LONGEST_STEP))
 
 
@@ -106,7 +106,7 @@ class Master:
         return found
 
     def titles(self, *contains: str) -> list[tuple[int, str]]:
-        """Those with one of these words. A command line is no title, whatever the directory is called that it names."""
+        """Those with one of these words. A command line is not a title, even if it names a directory with such a word."""
         found = []
         for pid in leftovers.with_variable(leftovers.TREE_MARK, self.marker):
             title = " ".join(leftovers.look(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0"))
@@ -210,7 +210,7 @@ class Forest:
             f"SELECT (pgworkers.enqueue(%(task)s, %(args)s, %(queue)s{names})).id FROM generate_series(1, %(count)s)",
             {"count": count, "task": task, "args": args, "queue": queue, **options},
         ).fetchall()
-        if self.db.info.transaction_status == TransactionStatus.IDLE:  # else the test may still take it back
+        if self.db.info.transaction_status == TransactionStatus.IDLE:  # else the test may still roll it back
             self.enqueued.update(row[0] for row in rows)
         return [row[0] for row in rows]
 

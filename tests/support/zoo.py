@@ -1,7 +1,7 @@
 """The handler zoo: an app whose tasks write a ledger outside the system and misbehave on request.
 
 The ledger is the file in PGWORKERS_LEDGER: one line per start and end, appended with one os.write, stamped with
-CLOCK_BOOTTIME. Copy this file beside a test as app.py, or import it.
+CLOCK_BOOTTIME. Copy this file next to a test as app.py, or import it.
 """
 
 from __future__ import annotations

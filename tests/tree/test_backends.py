@@ -111,7 +111,7 @@ def test_an_async_handler_is_cancelled_in_its_statement(sql: Forest) -> None:
 
 
 def test_the_sessions_of_a_killed_handler_are_gone_before_its_end_is_written(sql: Forest) -> None:
-    master = sql.start(queues="default:1", PGWORKERS_PATIENCE="60s")
+    master = sql.start(queues="default:1", PGWORKERS_SUPERVISOR_TIMEOUT="60s")
     [supervisor] = master.supervisor_pids()
     os.kill(supervisor, signal.SIGSTOP)  # its clock decides: the deadline waits until the statement was seen
     job = busy(sql, how="stubborn", timeout="0.5 seconds")
@@ -132,7 +132,7 @@ def test_a_crash_leaves_no_session(sql: Forest) -> None:
 
 
 def test_a_drain_leaves_no_session(sql: Forest) -> None:
-    master = sql.start(queues="default:1", PGWORKERS_DRAIN="0.2s")
+    master = sql.start(queues="default:1", PGWORKERS_DRAIN_TIMEOUT="0.2s")
     job = busy(sql, how="stubborn")
     assert master.terminate() == 0, master.log()
     gone(sql, job)

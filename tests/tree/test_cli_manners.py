@@ -52,8 +52,8 @@ def test_every_command_has_help(cli: Command, name: str) -> None:
         (["run", "-w", "0"], "--workers: 0 is out of range"),
         (["run", "-w", "many"], "auto"),
         (["run", "-Q", "a:"], "write a,b:4"),
-        (["run", "--drain", "soon"], "drain: 'soon' is not a duration"),
-        (["run", "--log", "xml"], "log='xml': use text or json"),
+        (["run", "--drain", "soon"], "drain_timeout: 'soon' is not a duration"),
+        (["run", "--log", "xml"], "log_format='xml': use text or json"),
     ],
 )
 def test_wrong_words_are_one_line_that_says_what_to_do(cli: Command, words: list[str], told: str) -> None:
@@ -67,7 +67,7 @@ def test_run_without_an_app_says_how_to_get_one(cli: Command) -> None:
 
 
 def test_a_setting_that_cannot_hold_is_refused(cli: Command) -> None:
-    assert "is too short" in cli.fails("config", "show", code=2, PGWORKERS_LEASE="3s")
+    assert "is too short" in cli.fails("config", "show", code=2, PGWORKERS_LEASE_DURATION="3s")
 
 
 def test_init_writes_once_and_never_overwrites(cli: Command) -> None:
@@ -87,14 +87,14 @@ def test_the_app_that_init_writes_can_be_used(cli: Command, dsn: str, db: Db) ->
 
 def test_config_show_tells_where_values_came_from(cli: Command) -> None:
     (cli.cwd / "app.py").write_text(
-        'from pgworkers import App\napp = App(drain="1m", poll="2s", dsn="postgresql://bob:s3cret@db/app")\napp.queue("a")\n'
+        'from pgworkers import App\napp = App(drain_timeout="1m", poll_interval="2s", dsn="postgresql://bob:s3cret@db/app")\napp.queue("a")\n'
     )
-    said = cli("config", "show", "-o", "json", "--schema", "jobs", PGWORKERS_POLL="3s")
+    said = cli("config", "show", "-o", "json", "--schema", "jobs", PGWORKERS_POLL_INTERVAL="3s")
     found = {row["name"]: (row["value"], row["source"]) for row in said.json()}
     assert found["schema"] == ("jobs", "command line")
-    assert found["poll"] == ("3s", "PGWORKERS_POLL")
-    assert found["drain"] == ("1m", "app")
-    assert found["lease"] == ("30s", "default")
+    assert found["poll_interval"] == ("3s", "PGWORKERS_POLL_INTERVAL")
+    assert found["drain_timeout"] == ("1m", "app")
+    assert found["lease_duration"] == ("30s", "default")
     assert found["dsn"] == ("postgresql://bob@db/app", "app")
     assert "s3cret" not in said.out + said.err
 
@@ -126,12 +126,12 @@ def test_config_show_tells_which_database_would_be_used_and_why(cli: Command) ->
 
 def test_variables_that_mean_nothing_are_named(cli: Command) -> None:
     (cli.cwd / "app.py").write_text("1 / 0\n")
-    fine = {"PGWORKERS_JOBS_LIST_LIMIT": "4", "PGWORKERS_WORKERS": "2", "PGWORKERS_DRAIN": "3s"}
+    fine = {"PGWORKERS_JOBS_LIST_LIMIT": "4", "PGWORKERS_WORKERS": "2", "PGWORKERS_DRAIN_TIMEOUT": "3s"}
     for words, code in ((["config", "show"], 0), (["run", "--check"], 6)):
-        said = cli(*words, code=code, PGWORKERS_DRIAN="3s", PGWORKERS_XYZ="1", **fine)
+        said = cli(*words, code=code, PGWORKERS_DRIAN_TIMEOUT="3s", PGWORKERS_XYZ="1", **fine)
         warned = [line for line in said.err.splitlines() if "means nothing" in line]
         assert warned == [
-            "pgworkers: warning: PGWORKERS_DRIAN is set but means nothing; did you mean PGWORKERS_DRAIN?",
+            "pgworkers: warning: PGWORKERS_DRIAN_TIMEOUT is set but means nothing; did you mean PGWORKERS_DRAIN_TIMEOUT?",
             "pgworkers: warning: PGWORKERS_XYZ is set but means nothing; "
             "pgworkers config show --defaults lists those that do",
         ]

@@ -113,7 +113,7 @@ def test_orphans_that_end_while_a_job_runs_do_not_fill_the_table_of_processes(fo
 
 
 def test_a_drain_waits_for_the_children_and_leaves_no_row(forest: Forest) -> None:
-    master = start(forest, PGWORKERS_DRAIN="0s")
+    master = start(forest, PGWORKERS_DRAIN_TIMEOUT="0s")
     job = begins(forest, "big")
     assert master.terminate() == 0
     assert forest.state(job) == "ready", "handed back"

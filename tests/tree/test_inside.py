@@ -107,7 +107,7 @@ def test_a_suspended_job_can_be_cancelled(forest: Forest) -> None:
 
 
 def test_a_drain_does_not_wait_for_a_suspended_job_for_ever(forest: Forest) -> None:
-    master = forest.start(queues="default:1", PGWORKERS_DRAIN="1s")
+    master = forest.start(queues="default:1", PGWORKERS_DRAIN_TIMEOUT="1s")
     job = running(forest, "work", seconds=60)
     pgworkers(forest, "jobs", "suspend", str(job))
     assert master.terminate() == 0, master.log()

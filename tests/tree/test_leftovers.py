@@ -44,7 +44,7 @@ def leaves(ctx: Ctx, how: str) -> None:
 def test_threads_that_burn_without_a_job_cost_their_worker_its_place(forest: Forest, hooked: str) -> None:
     """Beside it one whose threads sleep, or were begun by a start hook: it stays."""
     forest.declare(THREADS)
-    master = forest.start(queues="default:1,calm:1", PGWORKERS_METRICS="127.0.0.1:0", HOOKED=hooked)
+    master = forest.start(queues="default:1,calm:1", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0", HOOKED=hooked)
     [calm] = forest.enqueue("leaves", queue="calm", args={"how": "doze"})
     forest.until(calm, "succeeded")
     [stays] = wait_for(lambda: master.worker_pids("calm"))

@@ -255,7 +255,7 @@ def test_a_burst_that_waits_for_a_lost_host_says_so_and_takes_its_job(forest: Fo
 
 
 def test_a_job_of_a_task_that_nobody_knows_is_told_of_once(forest: Forest) -> None:
-    master = forest.start(queues="default:1", PGWORKERS_DEPTH="0.5s")
+    master = forest.start(queues="default:1", PGWORKERS_QUEUE_DEPTH_INTERVAL="0.5s")
     forest.enqueue("of_another_app", 2)
     told = "2 jobs of a task that no host of the queue has wait in default: of_another_app"
     wait_for(lambda: told in master.log(), what="an idle worker beside a job that waits too long")

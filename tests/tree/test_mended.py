@@ -83,7 +83,7 @@ def test_a_job_that_cannot_be_read_is_dead_and_the_queue_goes_on(forest: Forest)
 
 
 def test_a_frozen_supervisor_is_replaced_and_its_jobs_cost_nothing(forest: Forest) -> None:
-    master = forest.start(queues="default:1", PGWORKERS_PATIENCE="2s")
+    master = forest.start(queues="default:1", PGWORKERS_SUPERVISOR_TIMEOUT="2s")
     [job] = forest.enqueue("work", args={"seconds": 1.0})
     wait_for(lambda: read(forest.ledger))
     [supervisor] = master.supervisor_pids()
@@ -165,7 +165,9 @@ def test_check_warns_of_a_port_that_is_taken(forest: Forest) -> None:
 
 def test_the_label_is_in_the_title_the_metrics_and_the_lists(forest: Forest, tmp_path: Path) -> None:
     label = 'blue "7"'
-    master = forest.start(queues="default:1", PGWORKERS_LABEL=label, PGWORKERS_METRICS="127.0.0.1:0")
+    master = forest.start(
+        queues="default:1", PGWORKERS_HOST_LABEL=label, PGWORKERS_METRICS_ADDRESS="127.0.0.1:0"
+    )
     wait_for(
         lambda: [title for _, title in master.titles("pgworkers: master") if title.endswith(f", {label}")]
     )
@@ -189,7 +191,9 @@ def test_check_changes_nothing(forest: Forest) -> None:
 
 
 def test_health_and_metrics_answer_and_say_why_not(forest: Forest) -> None:
-    master = forest.start(queues="default:1", PGWORKERS_METRICS="127.0.0.1:0", PGWORKERS_DRAIN="60s")
+    master = forest.start(
+        queues="default:1", PGWORKERS_METRICS_ADDRESS="127.0.0.1:0", PGWORKERS_DRAIN_TIMEOUT="60s"
+    )
     address = wait_for(
         lambda: [line.split()[1] for line in master.log().splitlines() if line.startswith("metrics")]
     )[0]
@@ -223,7 +227,7 @@ def test_health_and_metrics_answer_and_say_why_not(forest: Forest) -> None:
 def test_two_hosts_of_one_machine_have_metrics_of_their_own_and_are_told_apart(
     forest: Forest, tmp_path: Path
 ) -> None:
-    masters = [forest.start(queues="default:1", PGWORKERS_METRICS="") for _ in range(2)]
+    masters = [forest.start(queues="default:1", PGWORKERS_METRICS_ADDRESS="") for _ in range(2)]
     cli = Command(tmp_path, PGWORKERS_DSN=forest.dsn)
     workers = wait_for(
         lambda: (found := cli("workers", "list", "-o", "json").json()) and len(found) == 2 and found

@@ -85,7 +85,7 @@ def test_the_message_names_the_library(tmp_path: Path) -> None:
     assert "(numpy)" in found.stdout
 
 
-@pytest.mark.parametrize(("setting", "limit"), [({}, "1"), ({"PGWORKERS_CORE_LIMIT": "1MB"}, "1048576")])
+@pytest.mark.parametrize(("setting", "limit"), [({}, "1"), ({"PGWORKERS_CORE_DUMP_LIMIT": "1MB"}, "1048576")])
 def test_no_process_writes_a_core_dump_unless_it_may(
     forest: Forest, setting: dict[str, str], limit: str
 ) -> None:

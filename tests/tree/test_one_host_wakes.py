@@ -78,7 +78,11 @@ def chosen(forest: Forest, ear: psycopg.Connection[Any], host: UUID) -> int:
 
 def test_a_job_is_claimed_by_one_host_and_the_others_do_not_look(forest: Forest) -> None:
     masters = sleeping(
-        forest, HOSTS, PGWORKERS_METRICS="127.0.0.1:0", PGWORKERS_POLL=FOREVER, PGWORKERS_AGEING="0"
+        forest,
+        HOSTS,
+        PGWORKERS_METRICS_ADDRESS="127.0.0.1:0",
+        PGWORKERS_POLL_INTERVAL=FOREVER,
+        PGWORKERS_AGEING_DELAY="0",
     ).values()
     before = sum(claims(master) for master in masters)
     for _ in range(JOBS):
@@ -110,7 +114,7 @@ def test_if_the_chosen_host_does_not_come_another_polls_and_then_all_are_notifie
 def test_if_the_chosen_host_is_full_it_passes_the_notification_on(
     forest: Forest, ear: psycopg.Connection[Any]
 ) -> None:
-    masters = sleeping(forest, 2, PGWORKERS_POLL=FOREVER)
+    masters = sleeping(forest, 2, PGWORKERS_POLL_INTERVAL=FOREVER)
     listen(ear, masters)
     gate, _ = notified_of(forest, ear, "gate")
     forest.until(gate, "running")

@@ -59,7 +59,9 @@ def environs(master: Master) -> dict[int, bytes]:
 
 
 def test_a_whole_life_is_told(forest: Forest, manager: Manager) -> None:
-    master = forest.start(NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="1500000", PGWORKERS_DRAIN="60s")
+    master = forest.start(
+        NOTIFY_SOCKET=manager.address, WATCHDOG_USEC="1500000", PGWORKERS_DRAIN_TIMEOUT="60s"
+    )
     ready = manager.until("READY")
     manager.until("WATCHDOG", after=ready + 1)
     assert any("zoo [" in words.get("STATUS", "") for words in manager.heard)

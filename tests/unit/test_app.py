@@ -56,7 +56,7 @@ def test_describe_tells_everything_and_survives_json() -> None:
         "reports", workers=4, memory="2GB", nice=5, threads=2, max_jobs=500, max_rss="4GB", preload=["json"]
     )
     app.queue("api", cluster_workers=12)
-    app.settings["drain"] = 60.0
+    app.settings["drain_timeout"] = 60.0
 
     @app.task(
         queue="reports", timeout="10m", memory="1GB", retries=5, priority=10, deadline=timedelta(hours=1)
@@ -80,7 +80,7 @@ def test_describe_tells_everything_and_survives_json() -> None:
     assert (task.max_attempts, task.max_crashes, task.priority) == (6, 3, 10)
     assert (task.doc, task.signature) == ("Draw a report.", "(report_id: int, *, fmt: str = 'pdf')")
     assert spec.name == "test_app.py"
-    assert spec.settings == {"dsn": "postgresql://nowhere.invalid/x", "drain": 60.0}
+    assert spec.settings == {"dsn": "postgresql://nowhere.invalid/x", "drain_timeout": 60.0}
 
 
 def test_defaults_of_a_task() -> None:
@@ -353,8 +353,8 @@ def test_hooks_are_kept_in_order() -> None:
 def test_settings_are_checked_where_they_are_written() -> None:
     with pytest.raises(UsageError, match="there is no setting 'drian'"):
         App(drian="1m")
-    with pytest.raises(UsageError, match="drain: 'x' is not a duration"):
-        App(drain="x")
+    with pytest.raises(UsageError, match="drain_timeout: 'x' is not a duration"):
+        App(drain_timeout="x")
 
 
 def test_the_environment_comes_before_the_app(monkeypatch: pytest.MonkeyPatch) -> None:

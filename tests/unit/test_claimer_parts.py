@@ -259,7 +259,7 @@ def chosen_host(
     async def story() -> list[str]:
         connection, dispatcher = Sharing(), Crowded("q", 1)
         dispatcher.cluster.other_hosts_sharing = sharing
-        settings = Settings(poll=3600.0, ageing=0)
+        settings = Settings(poll_interval=3600.0, ageing_delay=0)
         claims = Claimer(
             "host", cast("Any", connection), cast("Any", dispatcher), EventBus(), settings, lambda: True
         )
@@ -322,7 +322,7 @@ def missed(waited: float, sharing: int) -> list[str]:
     async def story() -> list[str]:
         connection, dispatcher = Sharing(), Crowded("q", 2)
         dispatcher.cluster.other_hosts_sharing = sharing
-        settings = Settings(poll=3 * RECHECK_DELAYS_SECONDS[-1], ageing=0)
+        settings = Settings(poll_interval=3 * RECHECK_DELAYS_SECONDS[-1], ageing_delay=0)
         claims = Claimer(
             "host", cast("Any", connection), cast("Any", dispatcher), EventBus(), settings, lambda: True
         )
@@ -349,7 +349,9 @@ def test_a_host_that_finds_a_missed_job_says_so_once() -> None:
 def test_room_in_a_dry_queue_is_no_reason_to_look() -> None:
     async def story() -> list[int]:
         connection = Quiet()
-        claims = claimer(connection, Settings(poll=60.0, ageing=0))  # every look is a whole one
+        claims = claimer(
+            connection, Settings(poll_interval=60.0, ageing_delay=0)
+        )  # every look is a whole one
         running = asyncio.ensure_future(claims.run())
         claims.on_reconnect()
         await asyncio.sleep(2 * RECHECK_DELAYS_SECONDS[-1])  # it has fallen asleep
@@ -375,7 +377,7 @@ def test_a_look_for_the_oldest_is_followed_by_an_ordinary_one() -> None:
 
     async def story() -> list[str]:
         connection = Quiet()
-        claims = claimer(connection, Settings(poll=3600.0, ageing=60.0))
+        claims = claimer(connection, Settings(poll_interval=3600.0, ageing_delay=60.0))
         running = asyncio.ensure_future(claims.run())
         claims.on_reconnect()
         await asyncio.sleep(2 * RECHECK_DELAYS_SECONDS[-1])  # it has fallen asleep

@@ -140,7 +140,7 @@ def test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task()
         connection = Crowded(5)
         events = EventBus()
         events.subscribe(heard.append, ClaimTooSlow, JobsParked)
-        claims = claimer(connection, Settings(poll=60.0, ageing=0), events, queues="jm")
+        claims = claimer(connection, Settings(poll_interval=60.0, ageing_delay=0), events, queues="jm")
         running = asyncio.ensure_future(claims.run())
         claims.wake_for_all_queues()
         while connection.left or not connection.told or connection.told[-1][0] != "claim":
@@ -173,7 +173,7 @@ def test_a_host_that_may_not_begin_jobs_rests_although_queues_are_to_be_claimed_
         return False
 
     async def story() -> None:
-        claims = claimer(Quiet(), Settings(poll=60.0, ageing=0), EventBus(), queues="jm")
+        claims = claimer(Quiet(), Settings(poll_interval=60.0, ageing_delay=0), EventBus(), queues="jm")
         claims._may_start_jobs = may_begin
         claims._policy.slow_queues.record_timeout(("j", "m"), 5.0, monotonic())
         running = asyncio.ensure_future(claims.run())
@@ -214,7 +214,7 @@ class SlowToWrite(Quiet):
 def test_a_park_that_times_out_closes_no_queue() -> None:
     async def story() -> SlowToWrite:
         connection = SlowToWrite()
-        claims = claimer(connection, Settings(poll=0.01, ageing=0), EventBus(), queues="j")
+        claims = claimer(connection, Settings(poll_interval=0.01, ageing_delay=0), EventBus(), queues="j")
         claims._policy.slow_queues.record_slow_claim(["j"], monotonic())
         running = asyncio.ensure_future(claims.run())
         claims.wake_for_all_queues()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -29,9 +30,11 @@ from pgworkers.supervisor.messages import Died
 from pgworkers.worker import messages
 from pgworkers.worker.messages import FrameKind
 
+USED: Any = {"duration": 100, "cpu": 100, "peak_rss": 1, "result": b"null"}
+
 
 def done(job: int) -> bytes:
-    return messages.encode_success(job, 1, 100, 100, 1, b"null")
+    return messages.encode_success(job, 1, **USED)
 
 
 class Stage:
@@ -397,7 +400,7 @@ def test_of_ends_that_come_together_only_those_of_its_orders_count() -> None:
         stage.claims(1, 2, 3, 4)
         for job in (1, 2, 3):
             assert tickets.wait_for_ticket(stage.takes) == ((job, 1), False)
-        other_lease = messages.encode_success(2, 7, 100, 100, 1, b"null")
+        other_lease = messages.encode_success(2, 7, **USED)
         stage.theirs.sendall(done(1) + other_lease + done(1) + done(2) + done(9))
         stage.worker.read_all()
         assert stage.worker.jobs_reported == 2
@@ -428,7 +431,7 @@ def test_an_order_says_the_same_whether_or_not_one_like_it_was_sent_before() -> 
             known = [worker_channel.encode_order(held) for _ in range(2)]
             (frame,) = frames.FrameReader().feed(known[0])
             assert known[1] == known[0]
-            assert frame[:3] == (FrameKind.ORDER, job.id, job.lease)
+            assert (frame.kind, frame.key) == (FrameKind.ORDER, (job.id, job.lease))
             head, args = messages.split_order(frame.body)
             order = messages.decode_order_header(head)
             assert (order.task, order.queue, args) == ("odd", job.queue, job.args.encode())

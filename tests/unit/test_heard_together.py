@@ -77,7 +77,7 @@ def test_one_claim_is_for_all_queues_that_were_heard_of_together(
 
     async def story() -> None:
         events = EventBus()
-        claims = claimer(Told(), Settings(poll=FOREVER, ageing=0), events, queues="abc")
+        claims = claimer(Told(), Settings(poll_interval=FOREVER, ageing_delay=0), events, queues="abc")
         running = asyncio.ensure_future(claims.run())
         claims.on_reconnect()
         while not happened:

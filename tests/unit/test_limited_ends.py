@@ -60,7 +60,10 @@ class Host:
     """A claimer and the ends, on one database, wired as `Host` does it; its only queue is known to be dry."""
 
     def __init__(self) -> None:
-        settings, events = Settings(poll=FOREVER, ageing=0), EventBus()  # every look is a whole one
+        settings, events = (
+            Settings(poll_interval=FOREVER, ageing_delay=0),
+            EventBus(),
+        )  # every look is a whole one
         self.connection = Writing()
         self.claims = claimer(self.connection, settings, events)
         self.ends = Finisher("host", cast("Any", self.connection), events, 100)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pgworkers.ipc.scoreboard import Scoreboard
+from pgworkers.ipc.scoreboard import Scoreboard, StopReason
 from pgworkers.linux import proc
 from pgworkers.settings import Settings
 from pgworkers.supervisor import limits
@@ -37,9 +37,7 @@ class Job:
         return self._cpu
 
     def begin(self, job: int) -> None:
-        self.worker.slot.begin_job(
-            job, 1, started_at=1, deadline=0, memory_limit=LIMIT, cpu_at_start=0, output_start=0
-        )
+        self.worker.slot.begin_job(job=job, lease=1, started_at=1, memory_limit=LIMIT)
 
     def look(self, now: float) -> int:
         """How often it is looked at in this round."""
@@ -51,7 +49,7 @@ class Job:
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     board, capture = Scoreboard(1), OutputCapture("test", 0)
-    made = Job(WorkerRecord(0, 1 << 22, 1, board[0], capture))
+    made = Job(WorkerRecord(index=0, pid=1 << 22, incarnation=1, slot=board[0], capture=capture))
     monkeypatch.setattr(proc, "memory_over_limit", made.over)
     monkeypatch.setattr(time, "thread_time", made.cpu_time)
     made.begin(1)
@@ -71,13 +69,15 @@ def test_the_next_job_is_looked_at_at_once(job: Job) -> None:
 
 def test_a_job_that_is_being_stopped_is_looked_at_in_every_round(job: Job) -> None:
     job.look(10.0)
-    job.worker.stop_requests[1, 1] = StopRequest(1, 1, "cancel", 10.0, 5.0, 5.0)
+    job.worker.stop_requests[1, 1] = StopRequest(
+        job=1, lease=1, reason=StopReason.CANCEL, requested_at=10.0, ask_grace=5.0, raise_grace=5.0
+    )
     assert [job.look(now) for now in (10.1, 10.2)] == [1, 1]
 
 
 def test_a_job_far_over_its_limit_is_killed_in_the_round_after_the_one_that_saw_it(job: Job) -> None:
     job.used = 2 * LIMIT
     job.look(10.0)
-    assert job.worker.stop_requests[1, 1].reason == "memory"
+    assert job.worker.stop_requests[1, 1].reason is StopReason.MEMORY
     job.look(10.1)
     assert job.worker.stop_requests[1, 1].raise_grace == 0.0

@@ -1,67 +1,67 @@
-"""CPU time of jobs, measured and guessed."""
+"""CPU time of jobs."""
 
 from __future__ import annotations
 
 import time
+from resource import RUSAGE_CHILDREN
+from types import SimpleNamespace
 
 import pytest
 
+from pgworkers.clock import boottime_ns
 from pgworkers.worker import meter as worker_meter
 from pgworkers.worker.meter import JobMeter
 
 
 @pytest.fixture
-def cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """CPU time of the process in nanoseconds, as the test says."""
-    clock = [0]
-    monkeypatch.setattr(worker_meter, "process_time_ns", lambda: clock[0])
-    monkeypatch.setattr(worker_meter, "getrusage", lambda _who: _NOTHING)
-    return clock
+def cpu(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """CPU seconds of the process, as the test says: its own, and those of its children."""
+    seconds = [0.0, 0.0]
+
+    def getrusage(who: int) -> SimpleNamespace:
+        return SimpleNamespace(ru_maxrss=1000, ru_utime=seconds[who == RUSAGE_CHILDREN], ru_stime=0.0)
+
+    monkeypatch.setattr(worker_meter, "getrusage", getrusage)
+    return seconds
 
 
-class _NOTHING:
-    ru_maxrss = 1000
-    ru_utime = ru_stime = 0.0
-
-
-def test_a_job_is_told_what_it_used(cpu: list[int]) -> None:
+def test_a_job_is_told_what_it_used(cpu: list[float]) -> None:
     meter = JobMeter()
-    assert meter.start(0, fresh=True) == 0
-    cpu[0] = 5_000_000
-    assert meter.stop(9_000_000) == (5000, 1000 * 1024)
-    assert meter.start(9_000_000, fresh=False) == 5000
+    assert meter.start(0, has_waited=True) == 0
+    cpu[0] = 0.005
+    used = meter.stop()
+    assert (used.cpu, used.peak_rss) == (5000, 1000 * 1024)
+    assert meter.start(9_000_000, has_waited=False) == 5000
 
 
-def test_what_the_shortest_used_is_shared_by_durations(cpu: list[int]) -> None:
-    """Each of them is told what it took; the next that is measured does not pay for them."""
+def test_each_of_very_short_jobs_in_a_row_is_measured(cpu: list[float]) -> None:
     meter = JobMeter()
-    meter.start(0, fresh=True)
+    meter.start(0, has_waited=True)
     for number in range(1, 10):
-        assert meter.guess(10_000) == (10, 1000 * 1024)
-        assert meter.start(number, fresh=False) == number * 10
-    cpu[0] = 400_000  # and as much again between them
-    assert meter.stop(110_000)[0] == 220
-    cpu[0] = 500_000
-    assert meter.stop(100_000)[0] == 100, "it has been shared out"
+        cpu[0] += 10e-6
+        cpu[1] += 5e-6
+        assert meter.stop().cpu == 15
+        assert meter.start(number, has_waited=False) == number * 15
 
 
-def test_time_before_a_job_that_was_waited_for_is_nobodys(cpu: list[int]) -> None:
+def test_time_before_a_job_that_was_waited_for_is_nobodys(cpu: list[float]) -> None:
     meter = JobMeter()
-    meter.start(0, fresh=True)
-    meter.guess(10_000)
-    cpu[0] = 3_000_000
-    assert meter.start(5, fresh=True) == 3000
-    cpu[0] = 4_000_000
-    assert meter.stop(1_000_000)[0] == 1000
+    meter.start(0, has_waited=True)
+    meter.stop()
+    cpu[0] = 0.003
+    assert meter.start(5, has_waited=True) == 3000
+    cpu[0] = 0.004
+    assert meter.stop().cpu == 1000
 
 
 def test_really() -> None:
     meter = JobMeter()
-    before = meter.start(time.monotonic_ns(), fresh=True)
+    before = meter.start(boottime_ns(), has_waited=True)
     end = time.process_time_ns() + 2_000_000
     while time.process_time_ns() < end:
         pass
-    used, peak = meter.stop(2_000_000)
-    assert used >= 1900
-    assert peak > 1 << 20
-    assert meter.start(time.monotonic_ns(), fresh=False) >= before + 1900
+    used = meter.stop()
+    assert used.cpu >= 1900
+    assert used.wall >= 1900
+    assert used.peak_rss > 1 << 20
+    assert meter.start(boottime_ns(), has_waited=False) >= before + 1900

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
 
 from pgworkers import App, Ctx
-from pgworkers.specs import QueueSpec
 from pgworkers.worker import attempt
 from pgworkers.worker.attempt import OrderTemplate, OrderTemplates
 from pgworkers.worker.messages import NULL, Order, encode_order_header
@@ -25,7 +23,7 @@ def plain(number: int) -> None: ...
 def with_context(ctx: Ctx) -> None: ...
 
 
-BIRTH = cast("Any", SimpleNamespace(app=app, queue=QueueSpec("q", memory=1 << 20)))
+QUEUE_MEMORY = 1 << 20
 
 
 def order(task: str = plain.name, **more: Any) -> Order:
@@ -33,7 +31,7 @@ def order(task: str = plain.name, **more: Any) -> Order:
 
 
 def test_the_same_head_is_read_once_and_the_arguments_are_what_is_behind_it() -> None:
-    plans = OrderTemplates(BIRTH)
+    plans = OrderTemplates(app.tasks, QUEUE_MEMORY)
     first, args = plans.of(encode_order_header(order()) + b'{"number":1}')
     again, other = plans.of(encode_order_header(order()) + b'{"number":22}')
     assert first is again
@@ -43,28 +41,30 @@ def test_the_same_head_is_read_once_and_the_arguments_are_what_is_behind_it() ->
 
 def test_heads_that_are_seen_once_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attempt, "MAX_CACHED_TEMPLATES", 3)
-    plans = OrderTemplates(BIRTH)
+    plans = OrderTemplates(app.tasks, QUEUE_MEMORY)
     for number in range(1, 20):
         plans.of(encode_order_header(order(attempt=number)) + b"{}")
         assert len(plans._known) <= 3
 
 
 def test_the_nearer_deadline_holds() -> None:
-    assert OrderTemplate(BIRTH, order()).deadline_at(100) == 0
-    assert OrderTemplate(BIRTH, order(timeout=2.0)).deadline_at(100) == 2_000_000_100
-    assert OrderTemplate(BIRTH, order(timeout=2.0, deadline=500)).deadline_at(100) == 500
-    assert OrderTemplate(BIRTH, order(timeout=1e-7, deadline=500)).deadline_at(100) == 200
-    assert OrderTemplate(BIRTH, order(deadline=500)).deadline_at(100) == 500
-    assert OrderTemplate(BIRTH, order(timeout=-1.0)).deadline_at(100) == 100, "at once, not before it began"
+    assert OrderTemplate(app.tasks, QUEUE_MEMORY, order()).deadline_at(100) == 0
+    assert OrderTemplate(app.tasks, QUEUE_MEMORY, order(timeout=2.0)).deadline_at(100) == 2_000_000_100
+    assert OrderTemplate(app.tasks, QUEUE_MEMORY, order(timeout=2.0, deadline=500)).deadline_at(100) == 500
+    assert OrderTemplate(app.tasks, QUEUE_MEMORY, order(timeout=1e-7, deadline=500)).deadline_at(100) == 200
+    assert OrderTemplate(app.tasks, QUEUE_MEMORY, order(deadline=500)).deadline_at(100) == 500
+    assert OrderTemplate(app.tasks, QUEUE_MEMORY, order(timeout=-1.0)).deadline_at(100) == 100, (
+        "at once, not before it began"
+    )
 
 
 def test_what_a_task_needs() -> None:
-    assert not OrderTemplate(BIRTH, order()).takes_ctx
-    assert OrderTemplate(BIRTH, order(with_context.name)).takes_ctx
-    assert OrderTemplate(BIRTH, order("nobody knows it")).task is None
+    assert not OrderTemplate(app.tasks, QUEUE_MEMORY, order()).takes_ctx
+    assert OrderTemplate(app.tasks, QUEUE_MEMORY, order(with_context.name)).takes_ctx
+    assert OrderTemplate(app.tasks, QUEUE_MEMORY, order("nobody knows it")).task is None
     assert (
-        OrderTemplate(BIRTH, order()).memory_limit,
-        OrderTemplate(BIRTH, order(memory=7)).memory_limit,
+        OrderTemplate(app.tasks, QUEUE_MEMORY, order()).memory_limit,
+        OrderTemplate(app.tasks, QUEUE_MEMORY, order(memory=7)).memory_limit,
     ) == (1 << 20, 7)
 
 
@@ -73,4 +73,4 @@ def test_what_a_task_needs() -> None:
 )
 def test_what_is_no_order_is_an_error(body: bytes) -> None:
     with pytest.raises(Exception, match=r".+"):
-        OrderTemplates(BIRTH).of(body)
+        OrderTemplates(app.tasks, QUEUE_MEMORY).of(body)

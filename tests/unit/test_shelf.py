@@ -91,8 +91,8 @@ def test_what_is_sent_takes_along_what_lies_there_and_goes_behind_it(page: int) 
         ours.setblocking(False)
         outbox = ReportOutbox()
         outbox.socket, outbox.report_page = OwnedSocket(theirs), ReportPage(os.dup(page))
-        outbox.queue(b"one,")
-        outbox.queue(b"two,")
+        outbox.queue(b"one,", now=0)
+        outbox.queue(b"two,", now=0)
         with pytest.raises(BlockingIOError):
             ours.recv(100)
         outbox.send(b"three")
@@ -100,8 +100,24 @@ def test_what_is_sent_takes_along_what_lies_there_and_goes_behind_it(page: int) 
         outbox.flush()
         with pytest.raises(BlockingIOError):
             ours.recv(100)
-        outbox.queue(b"x" * PAGE_BYTES)
+        outbox.queue(b"x" * PAGE_BYTES, now=0)
         assert ours.recv(2 * PAGE_BYTES) == b"x" * PAGE_BYTES, "what has no room is sent at once"
-        outbox.queue(b"four")
+        outbox.queue(b"four", now=0)
         outbox.flush()
         assert (ours.recv(100), report_page.read(page)) == (b"four", b"")
+
+
+def test_a_frame_waits_a_millisecond_at_most_while_others_follow(page: int) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        outbox = ReportOutbox()
+        outbox.socket, outbox.report_page = OwnedSocket(theirs), ReportPage(os.dup(page))
+        outbox.queue(b"one,", now=5_000_000)
+        outbox.queue(b"two,", now=5_999_999)
+        with pytest.raises(BlockingIOError):
+            ours.recv(100)
+        outbox.queue(b"three,", now=6_000_000)
+        assert (ours.recv(100), report_page.read(page)) == (b"one,two,three,", b"")
+        outbox.queue(b"four,", now=9_000_000)
+        assert report_page.read(page) == b"four,", "it is the oldest now"

@@ -199,7 +199,7 @@ class BenchHost:
 def running_host(site: BenchSchema, workers: int) -> Iterator[BenchHost]:
     """A real `pgworkers run` on our schema; the address goes by the environment, where `ps` does not show it."""
     environ = {name: value for name, value in os.environ.items() if name not in _EXCLUDED_VARIABLES}
-    environ |= {"PGWORKERS_SCHEMA": site.schema, "PGWORKERS_METRICS": "off"}
+    environ |= {"PGWORKERS_SCHEMA": site.schema, "PGWORKERS_METRICS_ADDRESS": "off"}
     environ |= {"PGWORKERS_DSN": site.dsn} if site.dsn else {}
     said = tempfile.TemporaryFile()  # noqa: SIM115 (closed below, after the process)
     process = subprocess.Popen(

@@ -1,7 +1,7 @@
-"""docs/reference/api.md, made from the code: signatures, docstrings, and the comments beside options and attributes.
+"""docs/reference/api.md from the code: signatures, docstrings, and the comments next to options and attributes.
 
-`CHAPTERS` lists what the page shows. `INTERNAL_MEMBERS` lists what is public in Python but not meant for users, so that a
-law test notices a method that is in neither.
+`CHAPTERS` lists what the page shows. `INTERNAL_MEMBERS` lists members that are public in Python but not meant for users.
+A law test finds methods that are in neither.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, get_args
 
 from pgworkers import errors
@@ -58,47 +58,63 @@ How long a failed job waits: `@app.task(backoff=…)`. After attempt *n* the def
 
 `Retry(after=…)` and `retry_on={"oom": "10m"}` win over all of them."""
 
-#: Title, the words before it, the class, the name of an object of it, and what of it is shown, in order.
-CHAPTERS: tuple[tuple[str, str, type, str, tuple[str, ...]], ...] = (
-    (
-        "App",
-        "",
-        App,
-        "app",
-        (
+
+@dataclass(frozen=True)
+class Chapter:
+    """A class on the page."""
+
+    title: str
+    kind: type
+    instance_name: str  #: how examples call an instance
+    members: tuple[str, ...]  #: what is shown, in this order
+    introduction: str = ""  #: in place of the class docstring
+
+
+CHAPTERS: tuple[Chapter, ...] = (
+    Chapter(
+        title="App",
+        kind=App,
+        instance_name="app",
+        members=(
             "queue", "task", "schedule", "on_worker_start", "on_worker_stop", "enqueue_many", "batch", "get_batch", "job",
             "rate", "route", "include", "add_scope", "remove_scope", "close",
         ),
     ),
-    ("Task", "", Task, "task", ("__call__", "enqueue", "using", "prepare")),
-    ("Job", "", Job, "job", ("result", "state", "progress", "error", "refresh", "cancel", "extend")),
-    ("Batch", "", Batch, "batch", ("counts", "wait", "cancel")),
-    (
-        "Ctx",
-        "",
-        Ctx,
-        "ctx",
-        (
+    Chapter(title="Task", kind=Task, instance_name="task", members=("__call__", "enqueue", "using", "prepare")),
+    Chapter(
+        title="Job",
+        kind=Job,
+        instance_name="job",
+        members=("result", "state", "progress", "error", "refresh", "cancel", "extend"),
+    ),
+    Chapter(title="Batch", kind=Batch, instance_name="batch", members=("counts", "wait", "cancel")),
+    Chapter(
+        title="Ctx",
+        kind=Ctx,
+        instance_name="ctx",
+        members=(
             "cancelled", "check_cancelled", "track", "progress", "deadline", "extend", "enqueue", "enqueued", "connect",
             "rate", "metrics", "traceparent", "for_test",
         ),
     ),
-    (
-        "Metrics",
-        "`ctx.metrics`. Caps and an example: [how-to/monitor.md](../how-to/monitor.md).",
-        HandlerMetrics,
-        "ctx.metrics",
-        ("counter", "gauge", "observe"),
+    Chapter(
+        title="Metrics",
+        kind=HandlerMetrics,
+        instance_name="ctx.metrics",
+        members=("counter", "gauge", "observe"),
+        introduction="`ctx.metrics`. Caps and an example: [how-to/monitor.md](../how-to/monitor.md).",
     ),
-    (
-        "Rate",
-        "`app.rate(…)` and `ctx.rate(…)`; how it counts: [how-to/limit-work.md](../how-to/limit-work.md#rates).",
-        Rate,
-        "rate",
-        ("acquire", "try_acquire", "drain", "give_back"),
+    Chapter(
+        title="Rate",
+        kind=Rate,
+        instance_name="rate",
+        members=("acquire", "try_acquire", "drain", "give_back"),
+        introduction=(
+            "`app.rate(…)` and `ctx.rate(…)`; how it counts: [how-to/limit-work.md](../how-to/limit-work.md#rates)."
+        ),
     ),
 )  # fmt: skip
-#: Public in Python, but for pgworkers itself.
+#: Public in Python, but only for pgworkers itself.
 INTERNAL_MEMBERS: dict[type, frozenset[str]] = {
     App: frozenset({"describe", "use_database"}),
     Task: frozenset(
@@ -124,15 +140,13 @@ LITERALS = {
     "MissedPolicy": MissedPolicy,
     "OverlapPolicy": OverlapPolicy,
 }
-#: Options that a method takes as keywords, and the function that has their defaults.
+#: Methods that take options as keywords: the TypedDict, and the function that has the defaults.
 OPTIONS: dict[tuple[type, str], tuple[type, Callable[..., Any]]] = {
     (App, "task"): (TaskOptions, read_task_options),
     (App, "schedule"): (ScheduleOptions, read_schedule_options),
     (Task, "using"): (EnqueueOptions, read_enqueue_options),
 }
-
-
-#: Names in annotations that say little to a reader.
+#: Replacements for names in annotations that mean little to a reader.
 _ANNOTATION_NAMES = {
     **{name: " | ".join(f'"{one}"' for one in get_args(kind)) for name, kind in LITERALS.items()},
     "Scopes": "Iterable[str] | Mapping[str, Mapping[str, Any]]",
@@ -143,16 +157,16 @@ _ANNOTATION_NAMES = {
 }
 
 
-def api_page(made: str) -> str:
-    """docs/reference/api.md; `made` is the line that says who writes it."""
-    parts = ["# The Python API", made, _INTRODUCTION, _contents()]
-    for title, words, kind, name, shown in CHAPTERS:
-        parts += [f"## {title}", words or _paragraphs(kind)]
-        if kind is App:
+def api_page(generated_note: str) -> str:
+    """Build docs/reference/api.md. `generated_note` is the line that says what writes it."""
+    parts = ["# The Python API", generated_note, _INTRODUCTION, _contents()]
+    for chapter in CHAPTERS:
+        parts += [f"## {chapter.title}", chapter.introduction or _paragraphs(chapter.kind)]
+        if chapter.kind is App:
             parts.append(_signature_block("App", inspect.signature(App)))
-        parts += _attributes(kind)
-        for member in shown:
-            parts += _document_member(kind, name, member)
+        parts += _attributes(chapter.kind)
+        for member in chapter.members:
+            parts += _document_member(chapter.kind, chapter.instance_name, member)
     parts += ["## Steering an attempt", _CONTROL_INTRODUCTION, *_exceptions(CONTROL_EXCEPTIONS)]
     parts += ["## Errors you can meet", _ERRORS_INTRODUCTION, _errors()]
     parts += ["## Back-off", _BACKOFF, _backoff_table(), *_exceptions((ExponentialBackoff,))]
@@ -160,7 +174,11 @@ def api_page(made: str) -> str:
 
 
 def _contents() -> str:
-    titles = [title for title, *_ in CHAPTERS] + ["Steering an attempt", "Errors you can meet", "Back-off"]
+    titles = [chapter.title for chapter in CHAPTERS] + [
+        "Steering an attempt",
+        "Errors you can meet",
+        "Back-off",
+    ]
     return " · ".join(f"[{title}](#{title.lower().replace(' ', '-')})" for title in titles)
 
 
@@ -194,7 +212,7 @@ def _document_member(kind: type, name: str, member: str) -> Iterator[str]:
 
 
 def async_twin(kind: type, member: str) -> str | None:
-    """What does the same in an event loop."""
+    """Name of the member that does the same in an event loop."""
     twin = "await_end" if (kind, member) == (Batch, "wait") else f"a{member}"
     return twin if inspect.iscoroutinefunction(getattr(kind, twin, None)) else None
 
@@ -204,7 +222,7 @@ def _without_self(signature: inspect.Signature) -> inspect.Signature:
 
 
 def _signature_block(call: str, signature: inspect.Signature) -> str:
-    """A signature as a person writes it, in one line or with a line for each parameter."""
+    """A signature on one line, or with one line per parameter if it is long."""
     text = str(signature).replace("'", "")  # annotations are texts
     for name, parameter in signature.parameters.items():  # but defaults that are texts keep their quotes
         if isinstance(parameter.default, str):
@@ -230,7 +248,7 @@ def _readable_annotation(annotation: str) -> str:
 
 
 def _split(text: str) -> Iterator[str]:
-    """Parameters at the commas that stand in no bracket."""
+    """Split a parameter list at the commas outside of brackets."""
     depth, begin = 0, 0
     for place, letter in enumerate(text):
         depth += (letter in "([{") - (letter in ")]}")
@@ -241,13 +259,13 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _paragraphs(documented: Any) -> str:
-    """A docstring as Markdown: its lines are joined, its paragraphs and lists kept."""
+    """A docstring as Markdown, with lines joined and paragraphs and lists kept."""
     text = re.sub(r"\bdocs/([\w/-]+\.md)", r"[\1](../\1)", inspect.getdoc(documented) or "")
     return "\n\n".join(re.sub(r"\s*\n(?!- )\s*", " ", block) for block in re.split(r"\n\s*\n", text))
 
 
 def attributes_with_comments(kind: type) -> list[tuple[str, str]]:
-    """The attributes that `__init__` sets and a comment `#:` explains, in the same line or in the one above."""
+    """The attributes that `__init__` sets and a `#:` comment explains, on the same line or the one above."""
     assignment = (
         r"^ +(?:#: (?P<above>.+)\n +)?self\.(?P<name>\w+)(?:: [^=\n]+)? = (?:.*?  #: (?P<behind>.+))?"
     )

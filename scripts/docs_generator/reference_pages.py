@@ -1,6 +1,6 @@
-"""The pages of docs/reference that are made from declarations: cli.md from the commands, settings.md and metrics.md.
+"""The pages of docs/reference that come from declarations: cli.md, settings.md and metrics.md.
 
-`scripts/gen-docs` writes them and a law test compares them, so that no page can be forgotten or wrong.
+`scripts/gen-docs` writes them. A law test fails when a page is stale.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pgworkers.observe import metrics_catalog
 
 GENERATED_NOTE = "<!-- Made by scripts/gen-docs; do not edit. -->"
 _SETTINGS_INTRODUCTION = """\
-A value comes from the command line, else from its variable, else from the app (`App(drain="1m")`), else it is
+A value comes from the command line, else from its variable, else from the app (`App(drain_timeout="1m")`), else it is
 the default. `pgworkers config show` tells what holds and where it came from. Durations read `30s`, `5m`,
 `1h30m` or seconds; sizes read `512MB`, `2GB` or bytes."""
 
@@ -94,7 +94,7 @@ def metrics_page() -> str:
 
 
 def _help_as_markdown(text: str) -> list[str]:
-    """Help text as Markdown: what click keeps as it is (after \\b) becomes a code block."""
+    """Help text as Markdown. A paragraph that click does not wrap (after \\b) becomes a code block."""
     blocks = []
     for block in re.split(r"\n\s*\n", text.strip()):
         if not block.strip().startswith("\b"):
