@@ -24,7 +24,7 @@ def make_duties(
     database_time: Callable[[], datetime | None],
     buffers: Mapping[str, QueueBuffer] | None,
 ) -> DutyRunner:
-    """`desks`: of the host that leads; None: an operator performs a duty, without a host of his own."""
+    """`buffers`: of the host that leads; None: an operator runs a duty without a host."""
     duties = DutyRunner(host_id, executor, events, settings, may_rescue, database_time)
     duties.add(share_cluster_workers(executor, settings.leadership_interval, database_time))
     for look in gauges.GaugeDuties(executor, events, settings, buffers):

@@ -47,9 +47,9 @@ PACKAGE_VERSION = package_version("pgworkers")
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BootPlan:
-    """All that is known before the first process is started."""
+    """What is known before the first process is started."""
 
     app: AppSpec
     loaded_settings: LoadedSettings
@@ -63,6 +63,14 @@ class BootPlan:
     @property
     def settings(self) -> Settings:
         return self.loaded_settings.settings
+
+
+@dataclass(slots=True)
+class ServedApp:
+    """The app that a host serves now. A reload replaces it."""
+
+    app: AppSpec
+    queues: dict[str, QueueSpec]
 
 
 def prepare(options: RunOptions, say: Callable[[str], None]) -> BootPlan:
@@ -199,7 +207,7 @@ def connect_patiently(settings: Settings, dsn: str, say: Callable[[str], None]) 
     """A first connection. A server that refuses or is still starting is waited for; a wrong address is not."""
     give_up = monotonic() + settings.startup_connect_timeout
     pause = 0.2
-    told = False
+    was_reported = False
     while True:
         try:
             return connect(settings, dsn, "boot")
@@ -207,9 +215,9 @@ def connect_patiently(settings: Settings, dsn: str, say: Callable[[str], None]) 
             left = give_up - monotonic()
             if left <= 0 or not error.is_transient:
                 raise
-            if not told:
+            if not was_reported:
                 say(f"{error.summary}; trying for {format_duration(left)}")
-                told = True
+                was_reported = True
         time.sleep(min(pause, left) * random.uniform(0.5, 1.0))
         pause = min(pause * 2, settings.reconnect_max_delay)
 
@@ -219,7 +227,7 @@ def run_on_first_connection(
 ) -> T:
     """Do this on a first connection, again if need be: a table may be locked, the server restarted in between."""
     give_up = monotonic() + settings.startup_connect_timeout
-    told = False
+    was_reported = False
     while True:
         with connect_patiently(settings, dsn, say) as conn:
             try:
@@ -228,12 +236,12 @@ def run_on_first_connection(
                 left = give_up - monotonic()
                 if left <= 0:
                     raise
-                if not told:
+                if not was_reported:
                     first = str(error).partition("\n")[0]
                     say(
                         f"the database did not take what this host announces ({first}); trying for {format_duration(left)}"
                     )
-                    told = True
+                    was_reported = True
         time.sleep(min(settings.reconnect_max_delay, left) * random.uniform(0.5, 1.0))
 
 
@@ -293,5 +301,5 @@ class RunOptions:
 
 
 def new_host_id() -> str:
-    """Who owns leases: a fresh one for each life of a master, never a hostname or pid."""
+    """A new id for each run of a master. Leases belong to it, so it is not a hostname or a pid."""
     return str(uuid.uuid4())

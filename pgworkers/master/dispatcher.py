@@ -1,9 +1,11 @@
-"""Who runs what, on this host: claimed jobs wait in a small buffer per queue until a worker of it can have them.
+"""What the host holds: claimed jobs and workers. Reports, deaths and stop requests come in here.
 
-The buffer belongs to the queue and not to a worker, so no job waits behind a long one. It is deeper than the idle workers
-only while the queue's jobs are short or their ends foreseen, and what nobody took in time is given back to the other
-hosts. Of short jobs a few milliseconds' worth wait in front of each worker (`assignment`); they are taken back when the job
-before them runs long. No SQL here and no waiting: claims come in through `accept`, ends go out through `Finisher`.
+Claimed jobs wait in a small buffer per queue until a worker of the queue can take them. The buffer belongs to the queue and
+not to a worker, so no job waits behind a long one. It holds more jobs than there are idle workers only while the jobs of the
+queue are short or their ends predictable. Jobs that no worker took in time are released to other hosts. Of short jobs, a few
+milliseconds of work wait at each worker (`assignment`); they are reclaimed when the job before them runs long.
+
+There is no SQL here, and no waiting. Claims come in through `accept`; results go out through `Finisher`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import asyncio
 import random
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -36,7 +39,13 @@ from pgworkers.job.finish import JobFinish, JobRetry, ProgressUpdate
 from pgworkers.job.hosts import ChangedDeadline
 from pgworkers.job.model import ClaimedJob, Fence, Verdict
 from pgworkers.master import verdict
-from pgworkers.master.assignment import LEASE_REUSED_REASON, Assigner
+from pgworkers.master.assignment import (
+    LEASE_REUSED_REASON,
+    UNKNOWN_TASK_REASON,
+    Assigner,
+    ClusterView,
+    UnstartedJobs,
+)
 from pgworkers.master.finisher import Finisher
 from pgworkers.master.held_job import HeldJob
 from pgworkers.master.queue_buffer import QueueBuffer, StartProblem
@@ -54,7 +63,9 @@ _DONE_KIND = int(FrameKind.SUCCESS)
 _GETS_NO_ORDERS = frozenset({WorkerState.LEAVING, WorkerState.GONE, WorkerState.UNRESPONSIVE})
 
 
-class Dispatcher(Assigner):
+class Dispatcher:
+    """Holds the jobs of this host. Reports, deaths and stop requests come in here."""
+
     def __init__(
         self,
         settings: Settings,
@@ -65,47 +76,84 @@ class Dispatcher(Assigner):
         on_capacity: Callable[[str], None],
         send_stop: Callable[[WorkerChannel, HeldJob, StopReason], None],
     ) -> None:
-        super().__init__(events, tasks, queues, finisher, on_capacity)
+        self.tasks = tasks
+        self.buffers = {name: QueueBuffer(spec) for name, spec in queues.items()}
+        self.held_jobs: dict[int, HeldJob] = {}  # every job of this host that has no result yet
+        self.is_claiming = True
+        self.cluster = ClusterView()
+        self.unstarted = UnstartedJobs(held_jobs=self.held_jobs, finisher=finisher, events=events)
+        self.assigner = Assigner(
+            buffers=self.buffers,
+            unstarted=self.unstarted,
+            tasks=lambda: self.tasks,
+            cluster=self.cluster,
+            is_claiming=lambda: self.is_claiming,
+            on_capacity=on_capacity,
+        )
         self._max_jobs_per_claim = settings.claim_batch_size
+        self._events = events
+        self._finisher = finisher
+        self._on_capacity = on_capacity
         self._send_stop = send_stop
 
     # -- what the claimer asks ---------------------------------------------------------------------------------
 
     def capacity(self) -> list[QueueCapacity]:
-        """How many jobs of each queue this host could use now."""
+        """How many jobs of each queue to claim now."""
         if not self.is_claiming:
             return []
         wanted = [
-            (buffer.name, buffer.capacity(self._max_jobs_per_claim, is_only_host=self.is_only_host))
+            (buffer.name, buffer.capacity(self._max_jobs_per_claim, is_only_host=self.cluster.is_only_host))
             for buffer in self.buffers.values()
         ]
         return [QueueCapacity(name, count) for name, count in wanted if count]
 
     def accept(self, claimed: Iterable[ClaimedJob]) -> None:
-        """What a claim has brought. Of a job that this host already has, the earlier claim is lost.
-
-        After a failover the number of a lost claim may be given again, to another job even. The processes of this host know
-        an execution by that number, so this claim is given back: the next one has another number.
-        """
-        fresh = []
-        for job in claimed:
-            known = self.held_jobs.get(job.id)
-            if known is not None:
-                self.on_lease_lost(known.fence)
-            if (known is not None and known.key == job[:2]) or job[:2] in self._reclaimed_keys:
-                self._finisher.release([job.fence], LEASE_REUSED_REASON)
+        """Take the jobs of a claim into the buffers, and assign them."""
+        fresh = [job for job in claimed if not self._is_lease_reused(job)]
+        filled: dict[str, QueueBuffer] = {}
+        now = monotonic()
+        for job in fresh:
+            spec = self.tasks.get(job.task)
+            if spec is None:  # the code was replaced while the claim was on its way
+                self._finisher.release([job.fence], UNKNOWN_TASK_REASON)
+                continue
+            held = HeldJob(job, spec, now)
+            if job.is_cancel_requested:
+                self.unstarted.finish_stopped(held, StopReason.CANCEL)
+            elif not self.is_claiming:
+                self._finisher.release([held.fence], "the host is draining")
             else:
-                fresh.append(job)
-        super()._accept_new(fresh)
+                buffer = filled[job.queue] = self.buffers[job.queue]
+                buffer.add(held)
+                self.held_jobs[job.id] = held
+        for buffer in filled.values():
+            self.assigner.assign_waiting(buffer)
+        self.assigner.start_buffer_timer()
+
+    def _is_lease_reused(self, job: ClaimedJob) -> bool:
+        """Release a claim whose lease number this host still knows. If it holds the job, the earlier claim is lost.
+
+        After a failover the lease number of a lost claim may be used again, even for another job. The processes of this host
+        identify an execution by job and lease, so such a claim is released: the next one has another number.
+        """
+        key = job.id, job.lease
+        known = self.held_jobs.get(job.id)
+        if known is not None:
+            self.on_lease_lost(known.fence)
+        if not (known is not None and known.key == key) and not self.assigner.was_reclaimed(key):
+            return False
+        self._finisher.release([job.fence], LEASE_REUSED_REASON)
+        return True
 
     def release_unstarted(self, why: str) -> None:
-        """Everything that has not begun, wherever it waits."""
+        """Release every job that has not started, in buffers and at workers."""
         for buffer in self.buffers.values():
             for worker in list(buffer.busy_workers()):
                 self._reclaim_and_continue(buffer, worker)
-            self.release_buffer(buffer, why)
+            self.assigner.release_buffer(buffer, why)
 
-    # -- what supervisors say ------------------------------------------------------------------------------------
+    # -- what supervisors report ------------------------------------------------------------------------------------
 
     def set_target_workers(self, queue: str, target: int) -> None:
         """Fewer workers: idle ones leave now, busy ones after their job."""
@@ -118,7 +166,7 @@ class Dispatcher(Assigner):
                 self._reclaim_and_continue(buffer, worker)
 
     def retire(self, worker: WorkerChannel) -> None:
-        """Newer code, an operator's wish, threads that burn: it leaves now, or after its job."""
+        """Let a worker leave, now or after its job: its code was replaced, an operator asked, or its threads use CPU."""
         worker.is_retiring = True
         buffer = self.buffers[worker.queue]
         if worker in buffer.idle_workers:
@@ -126,12 +174,12 @@ class Dispatcher(Assigner):
             worker.dismiss()
         else:
             self._reclaim_and_continue(buffer, worker)
-            self.assign_waiting(buffer)
+            self.assigner.assign_waiting(buffer)
 
     def _reclaim_and_continue(self, buffer: QueueBuffer, worker: WorkerChannel) -> None:
-        """Take what it has not begun. If that was all it had, nothing will come from it: it rests, or leaves, now."""
+        """Reclaim what a worker has not started. If that was all, no report will come: it becomes idle, or leaves, now."""
         had = bool(worker.orders)
-        self.reclaim(worker)
+        self.assigner.reclaim(worker)
         if had and not worker.orders:
             self._continue_worker(buffer, worker)
 
@@ -139,18 +187,18 @@ class Dispatcher(Assigner):
         self.buffers[worker.queue].workers.append(worker)
 
     def on_channel_closed(self, worker: WorkerChannel) -> None:
-        """It begins nothing more: what it has not begun goes to others, and costs nothing."""
+        """The worker takes no more orders: what it has not started goes to others, at no cost to the jobs."""
         buffer = self.buffers[worker.queue]
         if worker in buffer.idle_workers:
             buffer.idle_workers.remove(worker)
-        self.reclaim(worker)
+        self.assigner.reclaim(worker)
         if worker.protocol_error and worker.current_job is not None and worker.state is not WorkerState.GONE:
             self._send_stop(worker, worker.current_job, StopReason.KILL)
-        self.assign_waiting(buffer)
+        self.assigner.assign_waiting(buffer)
 
     def on_worker_died(self, worker: WorkerChannel, died: Died) -> Verdict | None:
-        """A worker is gone. What it had reported counts; otherwise its death is the end of its job."""
-        worker.move_to(WorkerState.GONE)  # it gets nothing more, whatever is still read from it
+        """A worker is gone. If it had reported its job, the report counts; otherwise its death ends the job."""
+        worker.move_to(WorkerState.GONE)  # frames that are still read do not make it idle again
         worker.read_all()
         buffer = self.buffers[worker.queue]
         if worker in buffer.workers:
@@ -165,12 +213,12 @@ class Dispatcher(Assigner):
             held = worker.orders.popleft()
             self._forget_orders(buffer, worker, [held])
             if (died.job, died.lease) != held.key and died.signal == signal.SIGKILL:
-                # Its order was taken, and its handler never began. Only a kill from outside is not its doing.
+                # It had the ticket, but its handler never started. Only a kill from outside is not caused by the job.
                 self._finisher.release(
                     [held.fence], f"its worker ended by {died.status} before the job began"
                 )
                 continue
-            self.mark_started(held, held.began_at or held.claimed_at_monotonic)
+            self.unstarted.mark_started(held, held.began_at or held.claimed_at_monotonic)
             self._finisher.end_sessions_of([held.key])
             if died.reason is not None and died.stop_seconds:
                 self._events.emit(StopCompleted(*held.key, worker.queue, died.reason, died.stop_seconds))
@@ -179,7 +227,7 @@ class Dispatcher(Assigner):
             ended = ending.verdict
         return ended
 
-    # -- what workers say ------------------------------------------------------------------------------------------
+    # -- what workers report ------------------------------------------------------------------------------------------
 
     def on_frames(self, worker: WorkerChannel, frames: list[Frame]) -> None:
         buffer = self.buffers[worker.queue]
@@ -193,13 +241,13 @@ class Dispatcher(Assigner):
                 done = []
                 self._on_frame(buffer, worker, frame)
         self._on_done_frames(buffer, worker, done)
-        if worker.state is not WorkerState.BOOTING:  # else it has only said that it cannot start
+        if worker.state is not WorkerState.BOOTING:  # else it has only reported that it cannot start
             self._continue_worker(buffer, worker)
 
     def _on_frame(self, buffer: QueueBuffer, worker: WorkerChannel, frame: Frame) -> None:
         match frame.kind:
             case FrameKind.REPORT:
-                report = _decode_report(frame.body)  # first: what cannot be read ends nothing
+                report = _decode_report(frame.body)  # first: a report that cannot be read ends nothing
                 for held, _ in worker.pop_reported([frame]):
                     self._forget_orders(buffer, worker, [held])
                     self._on_report(buffer, worker, held, report)
@@ -210,8 +258,8 @@ class Dispatcher(Assigner):
                 worker.move_to(WorkerState.READY)
                 buffer.start_problem = None
             case FrameKind.START_FAILED:
-                said = _decode_start_failure(frame.body)
-                buffer.start_problem = StartProblem(said.error, said.traceback)
+                failure = _decode_start_failure(frame.body)
+                buffer.start_problem = StartProblem(failure.error, failure.traceback)
             case FrameKind.PROGRESS:
                 self._on_progress(worker, frame)
             case FrameKind.BUSY_THREADS:
@@ -227,13 +275,12 @@ class Dispatcher(Assigner):
                 raise FrameError(f"a frame of an unknown kind ({frame.kind})")
 
     def _continue_worker(self, buffer: QueueBuffer, worker: WorkerChannel) -> None:
-        """It has reported what it had to: more, or rest, or leave."""
+        """Send the worker more orders, or make it idle, or let it leave."""
         if worker.orders:
-            if buffer.waiting and buffer.allows_look_ahead() and self._can_take_more(worker):
-                self._send_orders(buffer, worker, len(buffer.waiting))
+            self.assigner.top_up(buffer, worker)
         elif worker.state not in _GETS_NO_ORDERS and not worker.is_awaiting_write:
             self._make_idle(buffer, worker)
-        if buffer.capacity(self._max_jobs_per_claim, is_only_host=self.is_only_host):
+        if buffer.capacity(self._max_jobs_per_claim, is_only_host=self.cluster.is_only_host):
             self._on_capacity(buffer.name)
 
     def _make_idle(self, buffer: QueueBuffer, worker: WorkerChannel) -> None:
@@ -244,30 +291,30 @@ class Dispatcher(Assigner):
             return
         worker.move_to(WorkerState.IDLE)
         buffer.idle_workers.append(worker)
-        self.assign_waiting(buffer)
+        self.assigner.assign_waiting(buffer)
 
     def _forget_orders(self, buffer: QueueBuffer, worker: WorkerChannel, jobs: list[HeldJob]) -> None:
-        """Their orders are out of the worker's hands."""
+        """Note that the worker no longer has the orders of these jobs."""
         buffer.assigned_jobs -= len(jobs)
         buffer.occupied_workers -= not worker.orders
-        self.forget(jobs)
+        self.unstarted.forget(jobs)
         if (
             buffer.max_assigned_jobs != sys.maxsize or worker.is_retiring
-        ):  # its end may be what another, idle worker waits for
-            asyncio.get_running_loop().call_soon(self.assign_waiting, buffer)
+        ):  # an idle worker may have waited for this
+            asyncio.get_running_loop().call_soon(self.assigner.assign_waiting, buffer)
             self._on_capacity(buffer.name)
 
     def _on_progress(self, worker: WorkerChannel, frame: Frame) -> None:
         held = worker.current_job
         if held is not None and held.key == (frame.job, frame.lease):
-            said = _decode_progress(frame.body)
-            held.extended_seconds = said.extended
-            progress, checkpoint = verdict.json_text_of(said.progress), verdict.json_text_of(said.checkpoint)
+            sent = _decode_progress(frame.body)
+            held.extended_seconds = sent.extended
+            progress, checkpoint = verdict.json_text_of(sent.progress), verdict.json_text_of(sent.checkpoint)
             if progress is not None or checkpoint is not None:
                 self._finisher.save_progress(ProgressUpdate(*held.fence, progress, checkpoint))
 
     def _on_done_frames(self, buffer: QueueBuffer, worker: WorkerChannel, frames: list[Frame]) -> None:
-        """Jobs that went well and had nothing more to say, in their order: of very short ones many at once."""
+        """Handle successes without anything but a result, in their order. Of very short jobs many come at once."""
         ended = worker.pop_reported(frames)
         if not ended:
             return
@@ -282,10 +329,10 @@ class Dispatcher(Assigner):
                 durations = took[held.job.task] = []
             durations.append(duration)
             if not held.has_emitted_start:
-                begun.append(self.started_event(held, now - duration))
+                begun.append(self.unstarted.started_event(held, now - duration))
             keep_args = held.task.keep_args
             results.append((held, verdict.success_result(held.job, duration, cpu, peak, result, keep_args)))
-        self.record_durations(buffer, worker, ended[0][0], took)
+        self.assigner.record_durations(buffer, worker, ended[0][0], took)
         self._events.emit_all(begun)
         self._write_results(buffer, worker, results)
 
@@ -293,8 +340,8 @@ class Dispatcher(Assigner):
         if report.reason is not None:
             self._events.emit(StopCompleted(*held.key, worker.queue, report.reason, report.stop_seconds))
         if report.has_started:
-            self.record_durations(buffer, worker, held, {held.job.task: [report.duration]})
-            self.mark_started(held, worker.since - report.duration)
+            self.assigner.record_durations(buffer, worker, held, {held.job.task: [report.duration]})
+            self.unstarted.mark_started(held, worker.since - report.duration)
         self._finish_attempt(buffer, worker, held, verdict.from_report(report, held))
         if report.is_last:
             worker.move_to(WorkerState.LEAVING)
@@ -321,33 +368,33 @@ class Dispatcher(Assigner):
     ) -> None:
         ours = [
             pair for pair in results if pair[0].stop_reason is not StopReason.LEASE
-        ]  # else the database said so: not ours to write
+        ]  # another host owns a lost job
         if ours and not buffer.spec.lookahead and worker.state is not WorkerState.GONE:
             worker.is_awaiting_write = True
             ours[-1][0].on_written = partial(self._on_result_written, buffer, worker)
         elif (
             buffer.spec.max_jobs == 1
-        ):  # a process each: a statement each would be the dearer half of the rest
+        ):  # a process for each job: a statement for each would cost as much again
             for held, _ in ours:
                 held.may_delay_write = True
         self._finisher.add_all(ours)
 
     def _on_result_written(self, buffer: QueueBuffer, worker: WorkerChannel) -> None:
-        """The end is written, on a queue where nothing begins before that."""
+        """The result is written, on a queue where the worker waits for that."""
         worker.is_awaiting_write = False
         if worker.is_open:
             self._continue_worker(buffer, worker)
 
-    # -- wishes ----------------------------------------------------------------------------------------------------
+    # -- stop requests ----------------------------------------------------------------------------------------------------
 
     def cancel(self, fence: Fence) -> bool:
-        """A cancel for a job of this host: end it, running or not. False: it is not here."""
+        """Cancel a job, running or not. False: this host does not hold it."""
         held = self.held_jobs.get(fence.id)
         if held is None or held.fence != fence:
             return False
         worker = held.worker
-        if self.reclaim_one(held):
-            self.finish_stopped(held, StopReason.CANCEL)
+        if self.assigner.reclaim_one(held):
+            self.unstarted.finish_stopped(held, StopReason.CANCEL)
             if worker is not None:
                 self._continue_worker(self.buffers[worker.queue], worker)
         elif worker is not None:
@@ -355,19 +402,19 @@ class Dispatcher(Assigner):
         return True
 
     def update_deadline(self, found: ChangedDeadline) -> None:
-        """A renewal read a deadline that this host did not know: the job gets it, running or not."""
+        """Apply a deadline that a renewal has read, whether the job runs or not."""
         held = self.held_jobs.get(found.fence.id)
         if held is None or held.fence != found.fence or not held.update_deadline(found):
             return
         worker = held.worker
         if worker is None:
-            return  # its order is made when a worker gets it
-        if self.reclaim_one(held):
+            return  # its order is encoded when a worker gets it
+        if self.assigner.reclaim_one(held):
             held.worker = None
             buffer = self.buffers[worker.queue]
             buffer.add(held)
             self._continue_worker(buffer, worker)
-            self.assign_waiting(buffer)
+            self.assigner.assign_waiting(buffer)
         else:
             worker.send_to_supervisor(
                 SetDeadline(worker.slot, worker.incarnation, *held.key, held.attempt_deadline_ns())
@@ -380,13 +427,13 @@ class Dispatcher(Assigner):
         )
 
     def on_lease_lost(self, fence: Fence, *, rescued: bool = False) -> None:
-        """The database says another host owns it: whatever runs here is stopped, nothing of it is written."""
+        """Another host owns the job: stop it here, and write nothing of it."""
         held = self.held_jobs.get(fence.id)
         if held is None or held.fence != fence or held.stop_reason is StopReason.LEASE:
             return
         worker = held.worker
-        if self.reclaim_one(held):
-            self.forget([held])
+        if self.assigner.reclaim_one(held):
+            self.unstarted.forget([held])
             self._events.emit(LeaseLost(*held.event_fields, is_running=False, is_rescued=rescued))
             if worker is not None:
                 self._continue_worker(self.buffers[worker.queue], worker)
@@ -395,13 +442,13 @@ class Dispatcher(Assigner):
             self._request_stop(worker, held, StopReason.LEASE)
 
     def request_stop(self, worker: WorkerChannel, reason: StopReason) -> None:
-        """What the worker runs should stop."""
+        """Stop the job that the worker runs."""
         worker.read_all()
         if worker.current_job is not None:
             self._request_stop(worker, worker.current_job, reason)
 
     def _request_stop(self, worker: WorkerChannel, held: HeldJob, reason: StopReason) -> None:
-        """Latched: the first wish is told and sent once; a harder one may follow."""
+        """Each reason is emitted and sent once. A cancel or a lost lease stays the reason, whatever is sent after it."""
         if held.stop_reason is reason:
             return
         if held.stop_reason not in (StopReason.CANCEL, StopReason.LEASE):
@@ -409,7 +456,28 @@ class Dispatcher(Assigner):
         self._events.emit(StopRequested(*held.event_fields, reason.word))
         self._send_stop(worker, held, reason)
 
+    def replace_app(self, tasks: dict[str, TaskSpec], queues: Mapping[str, QueueSpec]) -> None:
+        """Serve another version of the app: other tasks, perhaps other queues."""
+        self.tasks = tasks
+        for name, spec in queues.items():
+            self.buffers.setdefault(name, QueueBuffer(spec)).spec = spec
+        for buffer in self.buffers.values():
+            unknown = [held for held in buffer.waiting if held.job.task not in tasks]
+            if unknown:
+                buffer.waiting = deque(held for held in buffer.waiting if held.job.task in tasks)
+                self.unstarted.release(unknown, UNKNOWN_TASK_REASON)
+
     # -- for renewal and the process view ----------------------------------------------------------------------------
 
     def busy_workers(self) -> list[WorkerChannel]:
         return [w for buffer in self.buffers.values() for w in buffer.busy_workers()]
+
+    def all_workers(self) -> list[WorkerChannel]:
+        return [w for buffer in self.buffers.values() for w in buffer.workers]
+
+    def held_fences(self) -> list[Fence]:
+        return [held.fence for held in self.held_jobs.values()]
+
+    def held_deadlines(self) -> list[float | None]:
+        """The deadlines of `held_fences`, in the same order, as they were last read."""
+        return [held.job.deadline_epoch for held in self.held_jobs.values()]

@@ -34,7 +34,7 @@ from pgworkers.settings import Settings
 MAX_SCHEDULES_MEASURED = 500
 #: Tables grow slowly.
 STORAGE_INTERVAL_SECONDS = 30.0
-#: For one look at the calendar so many at the depth of the queues.
+#: Queue depths are measured this many times as often as schedule times.
 SCHEDULE_TIMES_PER_DEPTH_INTERVALS = 3
 MEMORY_INTERVAL_SECONDS = 10.0
 #: Of each queue, when a duty is performed by hand.
@@ -50,7 +50,7 @@ def GaugeDuties(
 ) -> list[Duty]:
     """The looks of the leader. `desks`: of its host; None: there is no host, so every queue with ready jobs is looked at."""
     depths: list[QueueDepth] = []  # of the last snapshot
-    known: set[tuple[str, str]] = set()  # strangers that were told of
+    known: set[tuple[str, str]] = set()  # unknown tasks that were reported
 
     def remember(seen: QueuesMeasured) -> None:
         depths[:] = seen.queues
@@ -117,7 +117,7 @@ def GaugeDuties(
 def queues_left_waiting(
     depths: Sequence[QueueDepth], buffers: Mapping[str, QueueBuffer], patience: float
 ) -> list[str]:
-    """Queues of this host with an idle worker whose oldest job has waited too long for that: perhaps nobody knows it."""
+    """Queues of this host with an idle worker whose oldest job still waits: perhaps no host knows its task."""
     return [
         one.queue
         for one in depths

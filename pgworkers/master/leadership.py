@@ -1,4 +1,4 @@
-"""Who performs the cluster's duties: the host that holds the term of leadership.
+"""The term of leadership. The host that holds it performs the duties of the cluster.
 
     candidate --term taken--> leader --term or session lost, or drain--> candidate
 
@@ -45,13 +45,15 @@ class Leadership:
     ) -> None:
         self.is_leader = False
         self.leader_since = 0.0
-        self.lock_holder: hosts.LockHolder | None = None  #: a session that holds the lock and is no host's
+        self.lock_holder: hosts.LockHolder | None = (
+            None  #: a session that holds the lock and belongs to no host
+        )
         self._host_id = host_id
         self._connection = connection
         self._events = events
         self._settings = settings
-        self._has_renewed_for = has_renewed_for  # has this host renewed without a gap for so long?
-        self._database_time = database_time  # the database's time, as this host reckons it
+        self._has_renewed_for = has_renewed_for  # True if this host has renewed without a gap for that long
+        self._database_time = database_time  # as this host estimates it
         self._session_number = -1
         self._term = 0
         self._valid_until = 0.0  # the term, on CLOCK_BOOTTIME

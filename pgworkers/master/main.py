@@ -13,7 +13,7 @@ from functools import partial
 from pgworkers.events import EventBus, LogLinesDropped
 from pgworkers.linux import limits, sd_notify
 from pgworkers.linux.sd_notify import ServiceNotifier
-from pgworkers.master import boot, orphans, signals, status
+from pgworkers.master import boot, orphans, signals
 from pgworkers.master.boot import RunOptions, new_host_id
 from pgworkers.master.host import Host
 from pgworkers.master.http import (
@@ -24,6 +24,7 @@ from pgworkers.master.http import (
     listen_on_next_free,
     parse_address,
 )
+from pgworkers.master.status import HttpPages
 from pgworkers.observe.log import Log
 from pgworkers.observe.log_writer import LineWriter
 from pgworkers.observe.metrics import Metrics
@@ -31,10 +32,10 @@ from pgworkers.observe.python_logging import MasterLogHandler
 
 
 def run(options: RunOptions) -> int:
-    """Run a host until it is told to stop; the exit code."""
+    """Run a host until it is asked to stop. Returns the exit code."""
     signals.ignore_until_loop_runs()
-    boot_id = new_host_id()
-    os.environ[orphans.ORIGIN_VARIABLE] = orphans.origin_value(boot_id)
+    host_id = new_host_id()
+    os.environ[orphans.ORIGIN_VARIABLE] = orphans.origin_value(host_id)
     systemd_socket = sd_notify.from_environment()
     plan = boot.prepare(options, lambda text: print(f"pgworkers: {text}", file=sys.stderr, flush=True))
     try:
@@ -44,7 +45,7 @@ def run(options: RunOptions) -> int:
                 print(line)
             print("check     ok")
             return 0
-        return _serve(plan, options, boot_id, systemd_socket)
+        return _serve(plan, options, host_id, systemd_socket)
     finally:
         if plan.embedded_server is not None:
             plan.embedded_server.release()
@@ -77,7 +78,7 @@ def _listen_for_metrics(plan: boot.BootPlan) -> socket.socket:
     )
 
 
-def _serve(plan: boot.BootPlan, options: RunOptions, boot_id: str, systemd_socket: ServiceNotifier) -> int:
+def _serve(plan: boot.BootPlan, options: RunOptions, host_id: str, systemd_socket: ServiceNotifier) -> int:
     sock, address, listens = None, "off", ""
     if plan.settings.metrics_address != "off":
         try:
@@ -106,12 +107,18 @@ def _serve(plan: boot.BootPlan, options: RunOptions, boot_id: str, systemd_socke
     events.subscribe(metrics)
 
     async def life() -> int:
-        host = Host(plan, options, events, boot_id, systemd_socket)
-        host.metrics_address = listens
+        host = Host(
+            host_id=host_id,
+            plan=plan,
+            options=options,
+            events=events,
+            metrics_address=listens,
+            systemd_socket=systemd_socket,
+        )
         http = None
         if sock is not None:
             hosts = AllowedHosts(plan.settings.metrics_address, plan.settings.metrics_allowed_hosts)
-            http = HttpServer(sock, partial(status.respond, host, status.MetricsPage(metrics)), hosts)
+            http = HttpServer(sock, HttpPages(host.status, metrics).respond, hosts)
             http.start()
         host.housekeeping.add(partial(_flush_log_summaries, log, writer, events))
         await host.serve()
@@ -131,7 +138,7 @@ def _serve(plan: boot.BootPlan, options: RunOptions, boot_id: str, systemd_socke
 
 
 def _flush_log_summaries(log: Log, writer: LineWriter, events: EventBus) -> None:
-    """Sums are told in time, and so is how many lines could not be written."""
+    """Log summaries that are due, and the number of lines that could not be written."""
     log.write_summaries()
     lost = writer.take_dropped_count()
     if lost:

@@ -2,7 +2,7 @@
 
 Each statement may be lost, sent twice, or race with another host that believes it leads: the revision of the schedule's row
 and the primary key of the tick decide, not this loop. One schedule that cannot fire (a zone this host does not know, an
-argument too large) is told, marked and passed by.
+argument too large) is reported, marked and skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FAILED_SCHEDULE_RETRY_SECONDS = 60.0
 
 
 async def sync(connection: QueryExecutor, specs: Sequence[ScheduleSpec]) -> list[str]:
-    """Write down what this deploy declares; by each host when it starts. Answers what is new or changed."""
+    """Write the schedules that the app declares, at a reload. Returns the names of new and changed ones."""
     return await connection.execute(declared.sync_schedules(specs)) if specs else []
 
 

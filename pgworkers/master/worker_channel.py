@@ -1,8 +1,6 @@
-"""The master's end of one worker's channel: orders and tickets out, reports in, never blocking.
+"""The master's end of one worker's channel: orders and tickets out, reports in. It never blocks.
 
-A worker that is stopped or slow leaves its orders in our buffer; nobody else waits for it.
-
-The order that a worker is sent for a job that this host holds.
+Orders for a worker that is stopped or slow stay in a buffer here, and delay no other worker.
 """
 
 from __future__ import annotations
@@ -110,15 +108,15 @@ class WorkerChannel:
         self.version = version  # of the user's code it runs
         self.send_to_supervisor = send_to_supervisor
         self.state = WorkerState.BOOTING
-        #: What it has not reported yet: the first runs, or is about to; the others wait in front of it.
+        #: What it has not reported yet: the first runs, or is about to; the others wait behind it.
         self.orders: deque[HeldJob] = deque()
         self.expected_load_seconds = 0.0  # seconds that they should take together
-        self.is_awaiting_write = False  # its last end must be written before it begins anything
-        self.is_retiring = False  # its supervisor was replaced, or it is not wanted: it leaves after its job
-        self.protocol_error = ""  # why nothing that comes from it is believed any more
+        self.is_awaiting_write = False  # its last result must be written before it starts anything
+        self.is_retiring = False  # it leaves after its job
+        self.protocol_error = ""  # why its frames are no longer trusted
         self.has_leaked_threads = False  # threads that its jobs left use CPU
         self.last_job_id = (0, "")  # the job that it reported last, and its task
-        self.since = monotonic()  # of the present state, or of the present job
+        self.since = monotonic()  # start of the present state, or of the present job
         self.predicted_end = inf  # the present job, if it is foreseen
         self.jobs_reported = 0
         self._socket: socket.socket | None = descriptors.socket
@@ -135,7 +133,7 @@ class WorkerChannel:
 
     @property
     def current_job(self) -> HeldJob | None:
-        """The job that it runs, or is about to."""
+        """The job that it runs, or is about to run."""
         return self.orders[0] if self.orders else None
 
     @property
@@ -148,7 +146,7 @@ class WorkerChannel:
 
     @property
     def has_unsent_orders(self) -> bool:
-        """Has it not even taken what it was sent?"""
+        """True if it has not even read what it was sent."""
         return bool(self._unsent)
 
     def move_to(self, state: WorkerState) -> None:
@@ -165,12 +163,12 @@ class WorkerChannel:
     # -- orders --------------------------------------------------------------------------------------------------------
 
     def send_orders(self, jobs: list[HeldJob], data: bytes) -> bool:
-        """Send orders (`data` are their frames), and after them their tickets. False: it is dying, they are not sent."""
+        """Send orders (`data` are their frames), then their tickets. False: the worker is dying and gets nothing."""
         self._send(data)
         return self._send_tickets(jobs)
 
     def reclaim(self) -> list[HeldJob]:
-        """The orders that it has not begun, and never will. Those that are left here it has begun, or even ended."""
+        """Remove the orders that it has not started, and return them. Those that remain it has started, or even ended."""
         if self._ticket_reader is None:
             return []
         keys = set(tickets.take_remaining(self._ticket_reader))
@@ -186,26 +184,26 @@ class WorkerChannel:
         return back
 
     def resend_tickets(self, jobs: list[HeldJob]) -> bool:
-        """Orders that were just taken back, in their old sequence: they are in its socket already."""
+        """Send the tickets of orders that were just reclaimed. The orders are in its socket already."""
         return self._send_tickets(jobs)
 
     def ping(self) -> None:
-        """It took no ticket for a while. It will say READY when it comes to itself."""
+        """The worker is unresponsive. It sends READY once it resumes."""
         self.move_to(WorkerState.UNRESPONSIVE)
         if self._ticket_writer is not None:
             tickets.write_tickets(self._ticket_writer, [tickets.READY_REQUEST])
 
     @property
     def idle_mark(self) -> int | None:
-        """A number for each time that it rests; None while it does not."""
+        """A number that is the same as long as it stays idle; None while it is not idle."""
         return self.jobs_reported if self.state is WorkerState.IDLE else None
 
     def unstarted_orders(self) -> int:
-        """How many of its orders it has not begun."""
+        """How many of its orders it has not started."""
         return tickets.count_remaining(self._ticket_reader) if self._ticket_reader is not None else 0
 
     def pop_reported(self, frames: list[Frame]) -> list[tuple[HeldJob, Frame]]:
-        """It has reported these, one after the other: the next one, if there is one, begins. Only what it had counts."""
+        """Remove the orders that these frames report, in their order, and return them. Other frames are ignored."""
         orders = self.orders
         found: list[tuple[HeldJob, Frame]] = []
         for frame in frames:
@@ -241,7 +239,7 @@ class WorkerChannel:
     # -- the socket ------------------------------------------------------------------------------------------------------
 
     def read_all(self) -> None:
-        """Hear all that it has to say, sent or not: a report beats the news of a death, and any guess of ours."""
+        """Read all its reports, also those on the report page: a report counts more than a death."""
         while self._socket is not None and self._receive():
             pass
         waiting = report_page.read(self._report_page) if self._report_page is not None else b""
@@ -249,7 +247,7 @@ class WorkerChannel:
             self._decode(FrameReader(), waiting)
 
     def close(self) -> None:
-        """Close the socket and the pipe: an idle worker leaves, a busy one is left to its supervisor."""
+        """Close the socket and the pipe: an idle worker leaves, a busy one is its supervisor's matter."""
         sock, self._socket = self._socket, None
         if sock is not None:
             loop = asyncio.get_running_loop()
@@ -261,7 +259,7 @@ class WorkerChannel:
             self._ticket_writer = None
 
     def dispose(self) -> None:
-        """It is dead: nothing of its channel is left."""
+        """Close everything after its death."""
         self.close()
         for fd in (self._ticket_reader, self._report_page):
             if fd is not None:
@@ -270,12 +268,12 @@ class WorkerChannel:
         self.move_to(WorkerState.GONE)
 
     def stop_reading(self) -> None:
-        """It has said its last word and is on its way out: that it hangs up is no news, its supervisor will tell."""
+        """Stop reading after its last report. The supervisor reports its exit."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
 
     def dismiss(self) -> None:
-        """Let an idle worker go: its channel closes, it runs its stop hooks and exits."""
+        """Let an idle worker leave: its channel closes, it runs its stop hooks and exits."""
         self.move_to(WorkerState.LEAVING)
         self.close()
 
@@ -298,7 +296,7 @@ class WorkerChannel:
         return self._decode(self._reader, data)
 
     def _decode(self, reader: FrameReader, data: bytes) -> bool:
-        """False: that is nothing that a worker of ours says. It gets no more orders, and its job ends as a crash."""
+        """Pass the frames on. False: no worker sends such data. It gets no more orders, and its job ends as a crash."""
         try:
             self._on_frames(self, reader.feed(data))
         except (FrameError, msgspec.MsgspecError) as error:
@@ -310,7 +308,7 @@ class WorkerChannel:
 
     def _send(self, data: bytes) -> None:
         if self._socket is None or self._is_write_closed:
-            return  # it is dying; its supervisor will say so
+            return  # it is dying; its supervisor reports that
         if not self._unsent:
             try:
                 sent = self._socket.send(data)
@@ -345,14 +343,14 @@ class WorkerChannel:
 _ORDER_KIND = int(FrameKind.ORDER)
 _JSON_NULL = Raw(b"null")
 
-#: Of the last plain order of each task: the task, the queue, what else is known of the job, the text before its arguments.
-#: Jobs of one task seldom differ in more than those.
+#: The last plain order of each task: task, queue, other fields of the job, and the encoded header. Jobs of one task mostly
+#: differ only in their arguments.
 _Last = tuple[TaskSpec, str, tuple[object, ...], bytes]
 _last: dict[str, _Last] = {}
 
 
 def encode_order(held: HeldJob) -> bytes:
-    """As it goes into the worker's socket. The same job makes the same frame, whenever it is sent."""
+    """The order as a frame for the worker's socket. A deadline is encoded relative to the present time."""
     job = held.job
     last = _last.get(job.task)
     if last is not None and last[0] is held.task and last[1] == job.queue and last[2] == job[5:15]:

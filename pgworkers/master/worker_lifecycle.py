@@ -1,7 +1,7 @@
-"""What supervisors say of their workers: born, stalled, dead; and what their workers answer to operators.
+"""What supervisors report about their workers: forked, stalled, died; and answers to operator requests.
 
-A worker's death ends its job with the true cause. Those that died with their supervisor are not reported by anybody: they
-are buried here all together, once they are really gone.
+The death of a worker ends its job with the cause of the death. If workers die with their supervisor, no process reports
+that: their jobs end here all together, once the processes are gone.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _READY_FRAME = Frame(kind=FrameKind.READY, job=0, lease=0, body=b"")
 
 
 class WorkerLifecycle:
-    """Facts of workers, on their way from the supervisors to the dispatcher."""
+    """Passes messages about workers from the supervisors to the dispatcher."""
 
     def __init__(self, events: EventBus, dispatcher: Dispatcher) -> None:
         self._events = events
         self._dispatcher = dispatcher
-        self.pending_answers: dict[int, asyncio.Future[tuple[bool, str]]] = {}  # who waits for one, by token
+        self.pending_answers: dict[int, asyncio.Future[tuple[bool, str]]] = {}  # by token
 
     def on_message(self, supervisor: SupervisorProcess, message: SupervisorFact, fds: list[int]) -> None:
         match message:
@@ -79,10 +79,10 @@ class WorkerLifecycle:
             os.close(fd)
 
     def on_supervisor_died(self, supervisor: SupervisorProcess, *, leaving: bool, dismissed: bool) -> None:
-        """The workers of a dead supervisor, which are gone with it, and their jobs.
+        """End the jobs of the workers of a dead supervisor. The workers are gone with it.
 
-        The jobs are handed back, which costs them nothing. Unless the host is `leaving`, each counts a loss: one of them
-        may be what kills supervisors. `dismissed`: who had nothing to do was told to go with its supervisor.
+        The jobs run again without using up an attempt. Unless the host is `leaving`, each counts a loss: one of them may be
+        what kills supervisors. `dismissed`: the idle workers were asked to leave with their supervisor.
         """
         for worker in supervisor.workers.values():
             how = "was killed because it said nothing" if supervisor.was_killed else "died"
@@ -119,9 +119,9 @@ class WorkerLifecycle:
         supervisor.workers[message.incarnation] = worker
         self._dispatcher.add_worker(worker)
         self._events.emit(WorkerForked(supervisor.queue, message.slot, message.pid))
-        if supervisor.is_retired:  # it was on its way
+        if supervisor.is_retired:  # it was forked before that
             self._dispatcher.retire(worker)
-        if message.is_ready:  # its first order need not wait until it says so itself
+        if message.is_ready:  # it sends no READY itself
             self._dispatcher.on_frames(worker, [_READY_FRAME])
 
     def _on_alive(self, supervisor: SupervisorProcess, message: Alive) -> None:
@@ -138,7 +138,7 @@ class WorkerLifecycle:
         lost: bool = False,
         dismissed: bool = False,
     ) -> None:
-        """A worker is gone and its supervisor did not say how. Without a `reason` its job ends as that of a crash."""
+        """Handle a death without a report of the supervisor. Without a `reason`, the job ends as a crash."""
         worker.read_all()
         self._dispatcher.on_channel_closed(worker)
         if dismissed and worker.current_job is None:

@@ -17,7 +17,7 @@ from pgworkers.job.enqueue import enqueue
 from pgworkers.job.finish import release
 from pgworkers.job.hosts import notify_all_idle_hosts, pass_on_notification, register_host, set_idle_queues
 from pgworkers.job.model import NewJob, Verdict
-from pgworkers.master.claim_positions import ClaimPositions
+from pgworkers.master.claim_positions import ClaimPositions, ScanKind
 from pgworkers.postgres.session_settings import HOST_PLANNER_SETTINGS
 
 PLAIN = NewJob("t", queue="a", priority=0, max_attempts=3, max_crashes=3)
@@ -199,17 +199,17 @@ class Looking:
         self.whole = True
 
     def look(self, count: int, *, head: bool) -> list[int]:
-        places = self.positions.ranges(["a"], head=head)
+        places = self.positions.ranges(["a"], ScanKind.HEAD if head else ScanKind.POSITIONS)
         query = claim.claim(self.desk.host, [QueueCapacity("a", count)], ["t"], scan_ranges=places)
         claimed = self.desk.execute(query)
-        self.whole = head and self.positions.record_scan(claimed, {"a": count}, 0.0)
+        self.whole = head and self.positions.record_scan(claimed, {"a": count}, 0.0, ScanKind.HEAD)
         self.positions.record_jobs(claimed)
         for job in claimed:
             self.desk.end(job)
         return [job.id for job in claimed]
 
     def pages(self, *, head: bool) -> int:
-        places = self.positions.ranges(["a"], head=head)
+        places = self.positions.ranges(["a"], ScanKind.HEAD if head else ScanKind.POSITIONS)
         query = claim.claim(self.desk.host, [QueueCapacity("a", 10)], ["t"], scan_ranges=places)
         with self.desk.conn.transaction(force_rollback=True):
             cursor = self.desk.conn.execute(
@@ -301,7 +301,7 @@ def test_steps_find_what_comes_up_before_the_place_and_none_of_them_reads_all(
         late.commit()
     desk.conn.execute("INSERT INTO pgworkers.job (id, queue, task) VALUES (7, 'a', 't')")
     from_head = looking.pages(head=True)
-    looking.positions.record_duration(1.0, 0.0, head=True, gates=True, jobs=0)  # it was slow
+    looking.positions.record_duration(1.0, 0.0, ScanKind.HEAD, includes_limited=True, jobs=0)  # it was slow
     found, read, looks = list[int](), list[int](), 0
     looking.whole = False
     while not looking.whole:

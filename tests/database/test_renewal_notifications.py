@@ -12,7 +12,7 @@ from pgworkers.clock import monotonic
 from pgworkers.events import EventBus
 from pgworkers.job.notification_payloads import JobsReady, Reconnected
 from pgworkers.master.lease_keeper import LeaseKeeper
-from pgworkers.settings import Settings
+from pgworkers.master.notifications import NotificationListener
 
 
 class OpenConnection:
@@ -36,13 +36,13 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
 
     async def life() -> None:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
+            listener = NotificationListener(host_id="host", schema="pgworkers", events=EventBus())
+            listener.on_hint = happened.append
             host = object.__new__(LeaseKeeper)
-            host._host_id = "host"
             host._connection = OpenConnection(conn)  # type: ignore[assignment]
-            host._settings, host._events, host._on_hint = Settings(), EventBus(), happened.append
-            host._on_notifications_read = lambda: None
+            host._listener, host._due_at = listener, 0.0
             host._is_stopping, host._stopped = False, asyncio.Event()
-            await host.listen(conn)
+            await listener.listen(conn)
 
             async def once() -> None:
                 db.execute("NOTIFY pgworkers, 'ready:default'")
@@ -53,7 +53,7 @@ def test_a_notice_that_came_with_an_answer_is_heard_before_the_wait(
             with pytest.raises(asyncio.CancelledError):
                 await host.run()
 
-    monkeypatch.setattr(LeaseKeeper, "wait", waits)
+    monkeypatch.setattr(NotificationListener, "wait", waits)
     asyncio.run(life())
     assert happened == [Reconnected(), JobsReady("default"), "waits"]
 
@@ -65,13 +65,11 @@ def test_notices_are_heard_while_it_waits_and_a_lost_session_ends_the_wait(
 
     async def life() -> None:
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as conn:
-            host = object.__new__(LeaseKeeper)
-            host._host_id = "host"
-            host._settings, host._events, host._due_at = Settings(), EventBus(), monotonic() + 3600
-            host._on_hint, host._on_notifications_read = happened.append, lambda: None
-            await host.listen(conn)
-            host._due_at = monotonic() + 3600
-            waiting = asyncio.create_task(host.wait(conn.pgconn, conn.fileno()))
+            listener = NotificationListener(host_id="host", schema="pgworkers", events=EventBus())
+            listener.on_hint = happened.append
+            await listener.listen(conn)
+            due_at = monotonic() + 3600
+            waiting = asyncio.create_task(listener.wait(conn.pgconn, conn.fileno(), lambda: due_at))
             for said in ("one", "two"):
                 await asyncio.to_thread(db.execute, f"NOTIFY pgworkers, 'ready:{said}'")
                 while JobsReady(said) not in happened:

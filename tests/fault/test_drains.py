@@ -20,6 +20,8 @@ from pgworkers.job.hosts import register_host
 from pgworkers.job.model import Fence
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.lease_keeper import LeaseKeeper
+from pgworkers.master.notifications import NotificationListener
+from pgworkers.master.status import HostSnapshot
 from pgworkers.settings import Settings
 
 DRAIN = 8.0  # longer than the lease
@@ -105,16 +107,15 @@ def test_row_40_the_fence_counts_from_the_sending(proxy: Proxy, dsn: str, tmp_pa
         registration = register_host(host, "box", 1, "", "app.py", "1", ["a"], ["nap"], 30.0)
         await line.execute(registration)
         renewal = LeaseKeeper(
-            host,
-            line,
-            NoJobs(),  # type: ignore[arg-type]
-            facts,
-            settings,
-            snapshot=lambda: ("running", "[]"),
+            host_id=host,
+            connection=line,
+            listener=NotificationListener(host_id=host, schema=settings.schema, events=facts),
+            dispatcher=NoJobs(),  # type: ignore[arg-type]
+            settings=settings,
+            snapshot=lambda is_watched: HostSnapshot("running", "[]", 0.0, 1, "[]"),
             registration=lambda: registration,
-            on_hint=lambda hint: None,
-            on_notifications_read=lambda: None,
             on_renewed=told.append,
+            are_workers_up=lambda: False,
         )
         held = proxy.hold_reply(mark("job/host_renew"))
         before = boottime()

@@ -25,7 +25,7 @@ PRIVATE_PROTOCOLS = (
     "logging._",
 )
 #: Modules that still replace something or use a private protocol. Rewrite them and remove them from here; add none.
-ALLOWED = {"prompt.py"}
+ALLOWED: set[str] = set()
 
 
 def replacements(source: str) -> list[str]:

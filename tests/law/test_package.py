@@ -135,3 +135,9 @@ def test_commands_to_paste_are_written_in_one_place() -> None:
 
 #: f-strings that start with our name and are not commands: the key of a lock.
 _NO_COMMANDS = ("postgres/migrate.py",)
+
+
+def test_the_parts_of_a_master_do_not_know_their_host() -> None:
+    """`Host` connects them. A part that is handed the host takes out of it whatever it likes."""
+    users = [module.name for module in MODULES if "pgworkers.master.host" in imports(module)]
+    assert users == ["main.py"]

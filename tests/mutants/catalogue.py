@@ -87,8 +87,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/dispatcher.py",
-                r"if \(known is not None and known\.key == job\[:2\]\) or job\[:2\] in self\._reclaimed_keys:",
-                "if False:",
+                r"if not \(known is not None and known\.key == key\) and not self\.assigner\.was_reclaimed\(key\):",
+                "if True:",
             ),
         ),
         (
@@ -138,7 +138,7 @@ MUTANTS = (
             Edit(
                 "pgworkers/master/lease_keeper.py",
                 r"if monotonic\(\) >= self\._due_at:",
-                'if monotonic() >= self._due_at and self._snapshot()[0] != "draining":',
+                'if monotonic() >= self._due_at and self._snapshot(False).state != "draining":',
             ),
         ),
         (f"{FAULT}/test_drains.py::test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead",),
@@ -165,8 +165,8 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/host.py",
-                r"self\.lease_deadline\.extend_to\(sent \+ self\.settings\.lease_duration\)",
-                "self.lease_deadline.extend_to(sent + 1e6)",
+                r"self\._lease_deadline\.extend_to\(sent \+ self\._plan\.settings\.lease_duration\)",
+                "self._lease_deadline.extend_to(sent + 1e6)",
             ),
         ),
         (
@@ -225,10 +225,10 @@ MUTANTS = (
         (
             Edit(
                 "pgworkers/master/drain.py",
-                r"(    for worker in host\.dispatcher\.busy_workers\(\):\n"
-                r"        host\.dispatcher\.request_stop\(worker, StopReason.DRAIN\))",
-                "    jobs = [worker.current_job for worker in host.dispatcher.busy_workers()]\n"
-                '    host.finisher.release([job.fence for job in jobs if job], "mutant")\n\\1',
+                r"(        for worker in self\._dispatcher\.busy_workers\(\):\n"
+                r"            self\._dispatcher\.request_stop\(worker, StopReason\.DRAIN\))",
+                "        jobs = [worker.current_job for worker in self._dispatcher.busy_workers()]\n"
+                '        self._finisher.release([job.fence for job in jobs if job], "mutant")\n\\1',
             ),
         ),
         (f"{FAULT}/test_drains.py::test_row_83_a_job_longer_than_the_drain_is_handed_back_when_it_is_dead",),

@@ -148,8 +148,8 @@ LIMITS = (
         (
             Edit(
                 "pgworkers/master/claim_positions.py",
-                r"return min\(inf if whole",
-                "return max(inf if whole",
+                r"return min\(\n            inf if is_full_scan",
+                "return max(\n            inf if is_full_scan",
             ),
         ),
         ("tests/unit/test_claim_policy.py::test_a_host_looks_again_as_soon_as_it_may_look_where_it_did_not",),
@@ -210,7 +210,7 @@ LIMITS = (
     Mutant(
         "D2-crowded-queue-without-an-end",
         "a claim of a crowded queue ends where the last portion ended",
-        (Edit("pgworkers/master/claimer.py", r" \| self\._slow_queues\.ranges\(room\)", ""),),
+        (Edit("pgworkers/master/claim_policy.py", r" \| self\.slow_queues\.ranges\(capacity\)", ""),),
         (
             "tests/unit/test_claimer_parking.py::test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task",
         ),

@@ -27,7 +27,7 @@ WAKING = (
         (
             Edit(
                 "pgworkers/master/claimer.py",
-                r"elif self\._dispatcher\.other_hosts_sharing == 0:",
+                r"elif self\._dispatcher\.cluster\.other_hosts_sharing == 0:",
                 "else:",
             ),
             Edit(
@@ -48,7 +48,7 @@ WAKING = (
         (
             Edit(
                 "pgworkers/master/claimer.py",
-                r"if missed and self\._dispatcher\.other_hosts_sharing > 0 and now >= self\._notify_all_until:",
+                r"if missed and self\._dispatcher\.cluster\.other_hosts_sharing > 0 and now >= self\._notify_all_until:",
                 "if False:",
             ),
         ),

@@ -23,9 +23,9 @@ BOUNDARY = (
         "a cancel stops a job only if the job's row says so",
         (
             Edit(
-                "pgworkers/master/host.py",
-                r"self\.lease_keeper\.renew_soon\(\)",
-                "self.dispatcher.cancel(self.dispatcher.held_jobs[job].fence)",
+                "pgworkers/master/notifications.py",
+                r"self\._lease_keeper\.renew_soon\(\)",
+                "self._dispatcher.cancel(self._dispatcher.held_jobs[job_id].fence)",
             ),
         ),
         (
@@ -160,8 +160,8 @@ BOUNDARY = (
         (
             Edit(
                 "pgworkers/master/claimer.py",
-                r"            if name in self\._dispatcher\.buffers:\n",
-                "            if True:\n",
+                r"if name in self\._dispatcher\.buffers and ",
+                "if ",
             ),
             Edit(
                 "pgworkers/job/notification_payloads.py",

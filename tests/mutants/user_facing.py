@@ -99,7 +99,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/dispatcher.py",
-                r"buffer\.start_problem = StartProblem\(said\.error, said\.traceback\)",
+                r"buffer\.start_problem = StartProblem\(failure\.error, failure\.traceback\)",
                 "pass",
             ),
             Edit(
@@ -257,7 +257,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/scaling.py",
-                r"self\._host\.events\.emit\(\s+QueueThrottled\([^\n]*\)\s+\)",
+                r"self\._events\.emit\(\s+QueueThrottled\([^\n]*\)\s+\)",
                 "pass",
             ),
         ),
@@ -389,7 +389,7 @@ DAILY_USE = (
         (
             Edit(
                 "pgworkers/master/assignment.py",
-                r"2 \* \(LOOK_AHEAD_ONLY_HOST_SECONDS if self\.is_only_host else CLAIM_AHEAD_SECONDS\)",
+                r"2 \* \(LOOK_AHEAD_ONLY_HOST_SECONDS if self\._cluster\.is_only_host else CLAIM_AHEAD_SECONDS\)",
                 "2 * CLAIM_AHEAD_SECONDS",
             ),
         ),

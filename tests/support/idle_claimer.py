@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 from pgworkers.events import EventBus
 from pgworkers.job.claim import QueueCapacity
+from pgworkers.master.assignment import ClusterView
 from pgworkers.master.claimer import Claimer
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
@@ -31,14 +31,11 @@ class Quiet:
         *,
         raise_refusals: bool = False,
         raise_timeouts: bool = False,
-        then: Callable[[Any], None] | None = None,
     ) -> Any:
         if query.statement.name in CLAIM_STATEMENTS:
             self.asked.append(query)
         if query.statement.name == "host_set_idle":
             return frozenset(query.params["queues"])
-        if then is not None:
-            then([])
         return []
 
     async def wait_for_backoff(self) -> None:
@@ -49,11 +46,11 @@ class Roomy:
     """A buffer for each queue, with room for two more jobs."""
 
     is_claiming = True
-    other_hosts_sharing = 0
 
     def __init__(self, queues: str) -> None:
         self.buffers: dict[str, Any] = dict.fromkeys(queues)
         self.tasks: dict[str, Any] = {}
+        self.cluster = ClusterView()
 
     def capacity(self) -> list[QueueCapacity]:
         return [QueueCapacity(queue, 2) for queue in self.buffers]

@@ -18,6 +18,7 @@ from pgworkers.master.claim_policy import (
     AWAKE_QUIET_SECONDS,
     MAX_HOSTS_SHARING_CLAIMS,
     MAX_NOTIFICATIONS_PER_WINDOW,
+    MISSED_NOTIFICATION_SECONDS,
     RECHECK_DELAYS_SECONDS,
     SleepPolicy,
 )
@@ -27,13 +28,9 @@ from pgworkers.master.claim_positions import (
     PAUSE_PER_LATE_SCAN_FACTOR,
     PAUSE_PER_SCAN_FACTOR,
     ClaimPositions,
+    ScanKind,
 )
-from pgworkers.master.claimer import (
-    DISPATCH_CHUNK_JOBS,
-    DISPATCH_SLICE_SECONDS,
-    MISSED_NOTIFICATION_SECONDS,
-    Claimer,
-)
+from pgworkers.master.claimer import DISPATCH_CHUNK_JOBS, DISPATCH_SLICE_SECONDS, Claimer
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -235,19 +232,16 @@ class Sharing(Quiet):
         is_claim = query.statement.name in CLAIM_STATEMENTS
         self.sent.append("claim" if is_claim else query.statement.name)
         if is_claim and self.found:
-            found = self.found.pop(0)
-            how["then"](found)
-            return found
+            return self.found.pop(0)
         return await super().execute(query, **how)
 
 
 class Crowded(Roomy):
     """Buffers with room for as many jobs as `room` says, on a host that shares its queues with others."""
 
-    other_hosts_sharing = 3
-
     def __init__(self, queues: str, room: int) -> None:
         super().__init__(queues)
+        self.cluster.other_hosts_sharing = 3
         self.room = room
 
     def capacity(self) -> list[QueueCapacity]:
@@ -264,7 +258,7 @@ def chosen_host(
 
     async def story() -> list[str]:
         connection, dispatcher = Sharing(), Crowded("q", 1)
-        dispatcher.other_hosts_sharing = sharing
+        dispatcher.cluster.other_hosts_sharing = sharing
         settings = Settings(poll_interval=3600.0, ageing_delay=0)
         claims = Claimer(
             "host", cast("Any", connection), cast("Any", dispatcher), EventBus(), settings, lambda: True
@@ -277,7 +271,6 @@ def chosen_host(
         for _ in range(rounds):
             for is_one_job in hints:
                 claims.on_notification_for_this_host("q", is_one_job=is_one_job)
-            claims.on_notifications_read()
             for _ in range(10):
                 await asyncio.sleep(0)
         assert not running.done()
@@ -328,7 +321,7 @@ def missed(waited: float, sharing: int) -> list[str]:
 
     async def story() -> list[str]:
         connection, dispatcher = Sharing(), Crowded("q", 2)
-        dispatcher.other_hosts_sharing = sharing
+        dispatcher.cluster.other_hosts_sharing = sharing
         settings = Settings(poll_interval=3 * RECHECK_DELAYS_SECONDS[-1], ageing_delay=0)
         claims = Claimer(
             "host", cast("Any", connection), cast("Any", dispatcher), EventBus(), settings, lambda: True
@@ -365,7 +358,6 @@ def test_room_in_a_dry_queue_is_no_reason_to_look() -> None:
         seen = [len(connection.asked)]
         for happens in (claims.on_capacity, claims.on_notification, claims.on_capacity):
             happens("q")
-            claims.on_notifications_read()
             await asyncio.sleep(0.01)
             seen.append(len(connection.asked))
         claims.wake_for_all_queues()
@@ -394,7 +386,6 @@ def test_a_look_for_the_oldest_is_followed_by_an_ordinary_one() -> None:
         until = loop.time() + 60
         while "claim_oldest" not in connection.names and loop.time() < until:
             claims.on_notification("q")
-            claims.on_notifications_read()
             await asyncio.sleep(0.02)  # not so often that it stops asking to be told
         while connection.names[-1] != "claim" and loop.time() < until:
             await asyncio.sleep(0.01)  # nobody is heard of any more
@@ -408,9 +399,9 @@ def test_a_look_for_the_oldest_is_followed_by_an_ordinary_one() -> None:
 
 def test_a_look_begins_where_work_was_found_and_leaves_no_priority_out() -> None:
     positions = ClaimPositions(60.0)
-    assert positions.ranges(["q"]) == {}, "nothing is known: everywhere"
+    assert positions.ranges(["q"], ScanKind.POSITIONS) == {}, "nothing is known: everywhere"
     positions.record_jobs([job(5, 0), job(7, 0), job(3, 9), job(1, 0, "r")])
-    places = positions.ranges(["q", "r", "s"])
+    places = positions.ranges(["q", "r", "s"], ScanKind.POSITIONS)
     assert places == {
         "q": [
             ScanRange(10, HIGHEST_PRIORITY, WHOLE_QUEUE[0].first_id),
@@ -426,7 +417,7 @@ def test_a_look_begins_where_work_was_found_and_leaves_no_priority_out() -> None
         ],
     }
     positions.record_jobs([job(2, 0)])
-    assert ScanRange(0, 0, 3) in positions.ranges(["q"])["q"], (
+    assert ScanRange(0, 0, 3) in positions.ranges(["q"], ScanKind.POSITIONS)["q"], (
         "work was found further in front: it goes on there"
     )
 
@@ -434,7 +425,7 @@ def test_a_look_begins_where_work_was_found_and_leaves_no_priority_out() -> None
 def test_the_ends_of_what_a_priority_can_be() -> None:
     positions = ClaimPositions(60.0)
     positions.record_jobs([job(1, HIGHEST_PRIORITY), job(2, LOWEST_PRIORITY)])
-    assert positions.ranges(["q"])["q"] == [
+    assert positions.ranges(["q"], ScanKind.POSITIONS)["q"] == [
         ScanRange(HIGHEST_PRIORITY, HIGHEST_PRIORITY, 2),
         ScanRange(LOWEST_PRIORITY + 1, HIGHEST_PRIORITY - 1, WHOLE_QUEUE[0].first_id),
         ScanRange(LOWEST_PRIORITY, LOWEST_PRIORITY, 3),
@@ -445,7 +436,7 @@ def test_of_many_priorities_the_ones_last_used_are_remembered() -> None:
     positions = ClaimPositions(60.0)
     for priority in range(3 * MAX_PRIORITIES_REMEMBERED):
         positions.record_jobs([job(priority + 1, priority), job(500, 1000)])
-    ranges = positions.ranges(["q"])["q"]
+    ranges = positions.ranges(["q"], ScanKind.POSITIONS)["q"]
     assert ScanRange(1000, 1000, 501) in ranges
     assert sum(place.low_priority == place.high_priority for place in ranges) == MAX_PRIORITIES_REMEMBERED
 
@@ -453,13 +444,13 @@ def test_of_many_priorities_the_ones_last_used_are_remembered() -> None:
 def test_heads_take_a_twentieth_of_the_time() -> None:
     positions = ClaimPositions(60.0)
     assert positions.is_head_scan_due(0.0)
-    positions.record_duration(0.5, 10.0, head=True, gates=True, jobs=1)
+    positions.record_duration(0.5, 10.0, ScanKind.HEAD, includes_limited=True, jobs=1)
     assert not positions.is_head_scan_due(10.0 + PAUSE_PER_SCAN_FACTOR * 0.5 - 0.01)
     assert positions.is_head_scan_due(10.0 + PAUSE_PER_SCAN_FACTOR * 0.5)
     assert positions.is_limited_scan_due(10.0), "what a head took says nothing about limits"
-    positions.record_duration(0.004, 11.0, head=False, gates=True, jobs=1)
+    positions.record_duration(0.004, 11.0, ScanKind.POSITIONS, includes_limited=True, jobs=1)
     assert positions.is_limited_scan_due(11.0)
-    positions.record_duration(0.1, 12.0, head=False, gates=True, jobs=1)
+    positions.record_duration(0.1, 12.0, ScanKind.POSITIONS, includes_limited=True, jobs=1)
     assert not positions.is_limited_scan_due(12.9)
     assert positions.is_limited_scan_due(13.0)
 
@@ -467,48 +458,50 @@ def test_heads_take_a_twentieth_of_the_time() -> None:
 def test_a_slow_head_is_noticed_however_many_limited_jobs_it_brings() -> None:
     positions = ClaimPositions(5.0)
     for _ in range(20):
-        positions.record_duration(0.025, 1.0, head=False, gates=True, jobs=500, limited=500)
-    positions.record_duration(0.025, 2.0, head=True, gates=True, jobs=500, limited=500)
+        positions.record_duration(
+            0.025, 1.0, ScanKind.POSITIONS, includes_limited=True, jobs=500, limited=500
+        )
+    positions.record_duration(0.025, 2.0, ScanKind.HEAD, includes_limited=True, jobs=500, limited=500)
     assert positions.is_head_scan_due(2.0), "it took no longer than a look at the places only"
-    positions.record_duration(0.065, 3.0, head=True, gates=True, jobs=500, limited=500)
+    positions.record_duration(0.065, 3.0, ScanKind.HEAD, includes_limited=True, jobs=500, limited=500)
     assert [positions.is_head_scan_due(3.0 + after) for after in (0.7, 0.9)] == [False, True]
 
 
 def test_a_host_looks_again_as_soon_as_it_may_look_where_it_did_not() -> None:
     positions = ClaimPositions(5.0)
-    positions.record_duration(1.0, 10.0, head=True, gates=True, jobs=0)
-    positions.record_duration(0.15, 10.0, head=False, gates=True, jobs=1, limited=1)
+    positions.record_duration(1.0, 10.0, ScanKind.HEAD, includes_limited=True, jobs=0)
+    positions.record_duration(0.15, 10.0, ScanKind.POSITIONS, includes_limited=True, jobs=1, limited=1)
     head_at, gates_at = 15.0, pytest.approx(10.15, abs=0.01)
-    assert positions.next_scan_at(whole=False, gates=False) == gates_at, (
+    assert positions.next_scan_at(is_full_scan=False, includes_limited=False) == gates_at, (
         "jobs behind limits do not wait for the head"
     )
-    assert positions.next_scan_at(whole=True, gates=False) == gates_at
-    assert positions.next_scan_at(whole=False, gates=True) == head_at
-    assert positions.next_scan_at(whole=True, gates=True) == inf
+    assert positions.next_scan_at(is_full_scan=True, includes_limited=False) == gates_at
+    assert positions.next_scan_at(is_full_scan=False, includes_limited=True) == head_at
+    assert positions.next_scan_at(is_full_scan=True, includes_limited=True) == inf
 
 
 def steps(positions: ClaimPositions, queue: str = "q") -> list[tuple[int, int]]:
     """The ids that the next look goes through before the places, by priority."""
     return [
         (place.first_id, place.last_id)
-        for place in positions.ranges([queue], head=True)[queue]
+        for place in positions.ranges([queue], ScanKind.HEAD)[queue]
         if place.last_id < LAST
     ]
 
 
 def test_a_look_behind_limits_that_brings_many_jobs_is_not_slow() -> None:
     positions = ClaimPositions(5.0)
-    positions.record_duration(0.03, 10.0, head=False, gates=True, jobs=100, limited=100)
+    positions.record_duration(0.03, 10.0, ScanKind.POSITIONS, includes_limited=True, jobs=100, limited=100)
     assert positions.is_limited_scan_due(10.0)
-    positions.record_duration(0.1303, 10.0, head=False, gates=True, jobs=0, limited=1)
+    positions.record_duration(0.1303, 10.0, ScanKind.POSITIONS, includes_limited=True, jobs=0, limited=1)
     assert [positions.is_limited_scan_due(10.0 + after) for after in (0.12, 0.14)] == [False, True], (
         "half of the time"
     )
-    positions.record_duration(0.13, 10.0, head=False, gates=True, jobs=0)
+    positions.record_duration(0.13, 10.0, ScanKind.POSITIONS, includes_limited=True, jobs=0)
     assert [positions.is_limited_scan_due(10.0 + after) for after in (0.9, 1.1)] == [False, True], (
         "a look in vain"
     )
-    positions.record_duration(1.0, 20.0, head=False, gates=True, jobs=0)
+    positions.record_duration(1.0, 20.0, ScanKind.POSITIONS, includes_limited=True, jobs=0)
     assert [positions.is_limited_scan_due(20.0 + after) for after in (2.9, 3.1)] == [False, True], (
         "a very slow one"
     )
@@ -518,50 +511,52 @@ def test_a_look_from_the_head_that_became_slow_is_made_in_steps() -> None:
     positions = ClaimPositions(60.0)
     place = 10 * MIN_STEP_IDS
     positions.record_jobs([job(place - 1)])
-    assert positions.ranges(["q"], head=True) == {}, "everywhere"
-    positions.record_duration(1.0, 0.0, head=True, gates=True, jobs=1)
+    assert positions.ranges(["q"], ScanKind.HEAD) == {}, "everywhere"
+    positions.record_duration(1.0, 0.0, ScanKind.HEAD, includes_limited=True, jobs=1)
     assert steps(positions) == [(place - MIN_STEP_IDS, place - 1)]
-    assert [r for r in positions.ranges(["q"])["q"] if r.last_id < LAST] == [], (
+    assert [r for r in positions.ranges(["q"], ScanKind.POSITIONS)["q"] if r.last_id < LAST] == [], (
         "and the claims between them have none"
     )
     below, now = place, 1.0
     for _ in range(3):
         assert steps(positions) == [(below - MIN_STEP_IDS, below - 1)]
-        assert not positions.record_scan([], {"q": 5}, now)
-        positions.record_duration(1.0, now, head=True, gates=True, jobs=0)
+        assert not positions.record_scan([], {"q": 5}, now, ScanKind.HEAD)
+        positions.record_duration(1.0, now, ScanKind.HEAD, includes_limited=True, jobs=0)
         below -= MIN_STEP_IDS
     positions.record_jobs([job(place + 7)])
     assert steps(positions) == [(below - MIN_STEP_IDS, below - 1)], (
         "what is found at the place does not move the step"
     )
     depth = MIN_STEP_IDS
-    while not positions.record_scan([], {"q": 5}, now):
-        positions.record_duration(0.001, now, head=True, gates=True, jobs=0)
+    while not positions.record_scan([], {"q": 5}, now, ScanKind.HEAD):
+        positions.record_duration(0.001, now, ScanKind.HEAD, includes_limited=True, jobs=0)
         below, depth = below - depth, 2 * depth
         assert steps(positions) == [(below - depth if below > depth else WHOLE_QUEUE[0].first_id, below - 1)]
     assert not positions._head_scan._rounds, "the round is over"
     for _ in range(4):
-        positions.record_duration(0.001, now, head=True, gates=True, jobs=0)
-    assert positions.ranges(["q"], head=True) == {}, "quick steps have become a look from the head again"
+        positions.record_duration(0.001, now, ScanKind.HEAD, includes_limited=True, jobs=0)
+    assert positions.ranges(["q"], ScanKind.HEAD) == {}, "quick steps have become a look from the head again"
 
 
 def test_a_step_with_more_jobs_than_room_is_made_again_and_moves_no_place() -> None:
     positions = ClaimPositions(60.0)
     positions.record_jobs([job(5 * MIN_STEP_IDS), job(3 * MIN_STEP_IDS, 4)])
-    positions.record_duration(1.0, 0.0, head=True, gates=True, jobs=1)
+    positions.record_duration(1.0, 0.0, ScanKind.HEAD, includes_limited=True, jobs=1)
     here = steps(positions)
     assert here == [(4 * MIN_STEP_IDS + 1, 5 * MIN_STEP_IDS)], "nothing of the other priority is there"
     late = [job(4 * MIN_STEP_IDS + n) for n in range(2, 4)]
-    assert not positions.record_scan(late, {"q": 2}, 1.0)
+    assert not positions.record_scan(late, {"q": 2}, 1.0, ScanKind.HEAD)
     positions.record_jobs(late)
     assert steps(positions) == here
-    assert ScanRange(0, 0, 5 * MIN_STEP_IDS + 1) in positions.ranges(["q"])["q"]
-    assert not positions.record_scan(late[:1], {"q": 2}, 1.0)
+    assert ScanRange(0, 0, 5 * MIN_STEP_IDS + 1) in positions.ranges(["q"], ScanKind.POSITIONS)["q"]
+    assert not positions.record_scan(late[:1], {"q": 2}, 1.0, ScanKind.HEAD)
     assert (
         steps(positions)
         == [(3 * MIN_STEP_IDS + 1, 3 * MIN_STEP_IDS), (3 * MIN_STEP_IDS + 1, 4 * MIN_STEP_IDS)][1:]
     )
-    assert not positions.record_scan([job(6 * MIN_STEP_IDS), job(7 * MIN_STEP_IDS)], {"q": 2}, 1.0)
+    assert not positions.record_scan(
+        [job(6 * MIN_STEP_IDS), job(7 * MIN_STEP_IDS)], {"q": 2}, 1.0, ScanKind.HEAD
+    )
     assert steps(positions) == [
         (2 * MIN_STEP_IDS + 1, 3 * MIN_STEP_IDS),
         (2 * MIN_STEP_IDS + 1, 3 * MIN_STEP_IDS),
@@ -571,19 +566,19 @@ def test_a_step_with_more_jobs_than_room_is_made_again_and_moves_no_place() -> N
 def test_a_round_that_takes_long_gets_more_of_the_time_in_steps_as_short_as_before() -> None:
     positions = ClaimPositions(5.0)
     positions.record_jobs([job(40 * MIN_STEP_IDS)])
-    positions.record_duration(1.0, 0.0, head=True, gates=True, jobs=1)
-    assert not positions.record_scan([], {"q": 1}, 1.0)
-    positions.record_duration(0.1, 1.0, head=True, gates=True, jobs=0)
+    positions.record_duration(1.0, 0.0, ScanKind.HEAD, includes_limited=True, jobs=1)
+    assert not positions.record_scan([], {"q": 1}, 1.0, ScanKind.HEAD)
+    positions.record_duration(0.1, 1.0, ScanKind.HEAD, includes_limited=True, jobs=0)
     assert not positions.is_head_scan_due(2.9)
     now, asked = 6.1, 1
-    while not positions.record_scan([], {"q": 1}, now):
-        positions.record_duration(0.1, now, head=True, gates=True, jobs=0)
+    while not positions.record_scan([], {"q": 1}, now, ScanKind.HEAD):
+        positions.record_duration(0.1, now, ScanKind.HEAD, includes_limited=True, jobs=0)
         assert [last - first for first, last in steps(positions) if first > 0] in ([MIN_STEP_IDS - 1], [])
         assert not positions.is_head_scan_due(now + PAUSE_PER_LATE_SCAN_FACTOR * 0.1 - 0.01)
         assert positions.is_head_scan_due(now + PAUSE_PER_LATE_SCAN_FACTOR * 0.1)
         now, asked = now + PAUSE_PER_LATE_SCAN_FACTOR * 0.1, asked + 1
     assert asked == 40, "each of them was slow, and none was left out"
-    positions.record_duration(0.1, now, head=True, gates=True, jobs=0)
+    positions.record_duration(0.1, now, ScanKind.HEAD, includes_limited=True, jobs=0)
     assert not positions.is_head_scan_due(now + PAUSE_PER_SCAN_FACTOR * 0.1 - 0.01), (
         "the next round is in no haste"
     )
@@ -591,12 +586,12 @@ def test_a_round_that_takes_long_gets_more_of_the_time_in_steps_as_short_as_befo
 
 def test_a_look_from_the_head_that_takes_no_longer_than_another_is_made_every_time() -> None:
     positions = ClaimPositions(60.0)
-    positions.record_duration(0.002, 1.0, head=True, gates=True, jobs=0)
+    positions.record_duration(0.002, 1.0, ScanKind.HEAD, includes_limited=True, jobs=0)
     assert not positions.is_head_scan_due(1.03), "nobody knows how long another takes"
-    positions.record_duration(0.002, 1.03, head=False, gates=True, jobs=0)
-    positions.record_duration(0.002 + 0.0003, 2.0, head=True, gates=True, jobs=10)
+    positions.record_duration(0.002, 1.03, ScanKind.POSITIONS, includes_limited=True, jobs=0)
+    positions.record_duration(0.002 + 0.0003, 2.0, ScanKind.HEAD, includes_limited=True, jobs=10)
     assert positions.is_head_scan_due(2.0)
-    positions.record_duration(0.003, 3.0, head=True, gates=True, jobs=0)
+    positions.record_duration(0.003, 3.0, ScanKind.HEAD, includes_limited=True, jobs=0)
     assert not positions.is_head_scan_due(3.019)
     assert positions.is_head_scan_due(3.0201), (
         "as often as what it takes in addition is a twentieth of the time"
@@ -606,33 +601,33 @@ def test_a_look_from_the_head_that_takes_no_longer_than_another_is_made_every_ti
 def test_a_database_that_is_far_away_is_not_slow() -> None:
     positions = ClaimPositions(5.0)
     positions.record_jobs([job(1 << 30)])
-    positions.record_duration(0.05, 1.0, head=False, gates=True, jobs=0)
-    positions.record_duration(0.05, 1.0, head=True, gates=True, jobs=0)
-    assert positions.ranges(["q"], head=True) == {}
+    positions.record_duration(0.05, 1.0, ScanKind.POSITIONS, includes_limited=True, jobs=0)
+    positions.record_duration(0.05, 1.0, ScanKind.HEAD, includes_limited=True, jobs=0)
+    assert positions.ranges(["q"], ScanKind.HEAD) == {}
 
 
 def test_the_oldest_first_is_sought_at_the_places_and_in_steps_of_its_own_when_it_is_slow() -> None:
     positions = ClaimPositions(60.0)
     positions.record_jobs([job(10 * MIN_STEP_IDS), job(8 * MIN_STEP_IDS, 7)])
-    assert positions.ranges(["q"], aged=True) == {}, "everywhere"
-    positions.record_duration(0.1, 2.0, head=False, gates=True, jobs=0, aged=True)
+    assert positions.ranges(["q"], ScanKind.OLDEST_FIRST) == {}, "everywhere"
+    positions.record_duration(0.1, 2.0, ScanKind.OLDEST_FIRST, includes_limited=True, jobs=0)
     assert positions.is_head_scan_due(2.0)
-    assert positions.ranges(["q"], head=True) == {}, "what it took says nothing about the others"
+    assert positions.ranges(["q"], ScanKind.HEAD) == {}, "what it took says nothing about the others"
     assert not positions.is_oldest_first_due(3.9)
     assert positions.is_oldest_first_due(4.0)
     for step in (9, 8):
-        oldest = positions.ranges(["q"], aged=True)["q"]
+        oldest = positions.ranges(["q"], ScanKind.OLDEST_FIRST)["q"]
         assert ScanRange(0, 0, step * MIN_STEP_IDS + 1, (step + 1) * MIN_STEP_IDS) in oldest
         assert {ScanRange(0, 0, 10 * MIN_STEP_IDS + 1), ScanRange(7, 7, 8 * MIN_STEP_IDS + 1)} <= set(oldest)
-        assert not positions.record_scan([], {"q": 5}, 4.0, aged=True)
+        assert not positions.record_scan([], {"q": 5}, 4.0, ScanKind.OLDEST_FIRST)
 
 
 def test_a_slow_answer_does_not_keep_the_head_from_being_looked_at() -> None:
     """Three seconds of a slow network would be a minute, and a job that was given back waits in front of idle workers."""
     positions = ClaimPositions(5.0)
-    positions.record_duration(3.0, 10.0, head=True, gates=True, jobs=0)
+    positions.record_duration(3.0, 10.0, ScanKind.HEAD, includes_limited=True, jobs=0)
     assert positions.is_head_scan_due(15.0)
-    positions.record_duration(3.0, 20.0, head=False, gates=True, jobs=0)
+    positions.record_duration(3.0, 20.0, ScanKind.POSITIONS, includes_limited=True, jobs=0)
     assert positions.is_limited_scan_due(25.0)
 
 
@@ -659,7 +654,6 @@ def test_a_large_claim_is_handed_over_in_pieces_and_others_have_their_turn_in_be
 
         waiting = asyncio.ensure_future(other())
         claimed = cast("Any", list(range(5 * DISPATCH_CHUNK_JOBS)))
-        claims._dispatch_first_chunk(claimed)
         await claims._dispatch_in_chunks(claimed)
         await waiting
         return dispatcher.taken, seen

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -117,7 +116,6 @@ class Crowded(Quiet):
         *,
         raise_refusals: bool = False,
         raise_timeouts: bool = False,
-        then: Callable[[Any], None] | None = None,
     ) -> Any:
         name, params = query.statement.name, query.params
         if name == "claim_park":
@@ -132,7 +130,7 @@ class Crowded(Quiet):
             if "j" in queues and self.left and (name == "claim" or LAST in params["last_ids"][1:2]):
                 assert raise_timeouts, "the database is not to blame"
                 raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
-        return await super().execute(query, then=then)
+        return await super().execute(query)
 
 
 def test_a_claim_that_timed_out_goes_on_in_portions_and_the_log_names_the_task() -> None:
@@ -177,7 +175,7 @@ def test_a_host_that_may_not_begin_jobs_rests_although_queues_are_to_be_claimed_
     async def story() -> None:
         claims = claimer(Quiet(), Settings(poll_interval=60.0, ageing_delay=0), EventBus(), queues="jm")
         claims._may_start_jobs = may_begin
-        claims._slow_queues.record_timeout(("j", "m"), 5.0, monotonic())
+        claims._policy.slow_queues.record_timeout(("j", "m"), 5.0, monotonic())
         running = asyncio.ensure_future(claims.run())
         claims.wake_for_all_queues()
         await asyncio.sleep(0.05)
@@ -201,7 +199,6 @@ class SlowToWrite(Quiet):
         *,
         raise_refusals: bool = False,
         raise_timeouts: bool = False,
-        then: Callable[[Any], None] | None = None,
     ) -> Any:
         if query.statement.name == "claim_park":
             look = query.params["look"]
@@ -211,14 +208,14 @@ class SlowToWrite(Quiet):
             return ParkedPortion({}, None)
         if query.statement.name in CLAIM_STATEMENTS and "j" in tuple(query.params["queues"]):
             self.told.append(("claim", 0))
-        return await super().execute(query, then=then)
+        return await super().execute(query)
 
 
 def test_a_park_that_times_out_closes_no_queue() -> None:
     async def story() -> SlowToWrite:
         connection = SlowToWrite()
         claims = claimer(connection, Settings(poll_interval=0.01, ageing_delay=0), EventBus(), queues="j")
-        claims._slow_queues.record_slow_claim(["j"], monotonic())
+        claims._policy.slow_queues.record_slow_claim(["j"], monotonic())
         running = asyncio.ensure_future(claims.run())
         claims.wake_for_all_queues()
         async with asyncio.timeout(20):

@@ -16,7 +16,7 @@ from pgworkers.ipc import frames, report_page, tickets
 from pgworkers.ipc.scoreboard import StopReason
 from pgworkers.job.hosts import ChangedDeadline
 from pgworkers.job.model import ClaimedJob, Fence, Verdict
-from pgworkers.master import assignment, queue_buffer, worker_channel
+from pgworkers.master import assignment, dispatcher, queue_buffer, worker_channel
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.finisher import Finisher
@@ -232,7 +232,7 @@ def test_the_next_job_is_claimed_just_before_the_end_of_a_regular_one(
 
     def scene(stage: Stage) -> None:
         for _ in range(5):
-            stage.dispatch.durations.record("work", 0.3)
+            stage.dispatch.assigner.durations.record("work", 0.3)
             stage.desk.record_duration(0.3)
         stage.claims(1)
         assert stage.worker.predicted_end == pytest.approx(stage.worker.since + 0.3)
@@ -273,7 +273,7 @@ def test_the_claimer_is_woken_for_a_foreseen_end() -> None:
         stage = Stage(lambda queue: woken.append(monotonic()))
         try:
             for _ in range(5):
-                stage.dispatch.durations.record("work", 0.1)
+                stage.dispatch.assigner.durations.record("work", 0.1)
             stage.claims(1)
             woken.clear()
             while not woken:
@@ -305,8 +305,8 @@ def test_a_job_that_a_burning_worker_has_begun_is_not_harmed() -> None:
 def test_one_job_that_is_given_back_is_spoken_of_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def scene(stage: Stage) -> None:
         stage.claims(1, 2)
-        monkeypatch.setattr(stage.dispatch, "_buffer_timeout_seconds", lambda: -1.0)
-        stage.dispatch._release_expired_buffers()
+        monkeypatch.setattr(stage.dispatch.assigner, "_buffer_timeout_seconds", lambda: -1.0)
+        stage.dispatch.assigner._release_expired_buffers()
         (fact,) = (fact for fact in stage.told if isinstance(fact, JobsReleased))
         assert message_of(fact) == ("info", "released 1 unstarted job: no worker was free")
 
@@ -318,16 +318,17 @@ def test_what_no_worker_takes_goes_to_the_other_hosts_if_there_are_any(
     alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [monotonic()]
-    monkeypatch.setattr("pgworkers.master.assignment.monotonic", lambda: now[0])
+    for module in (assignment, dispatcher):
+        monkeypatch.setattr(module, "monotonic", lambda: now[0])
 
     def scene(stage: Stage) -> None:
-        stage.dispatch.is_only_host = alone
+        stage.dispatch.cluster.is_only_host = alone
         stage.claims(1, 2, 3)  # one worker, and nothing known of the task: two wait in the buffer
         now[0] += queue_buffer.BUFFER_TIMEOUT_SECONDS + 0.1
-        stage.dispatch._release_expired_buffers()
+        stage.dispatch.assigner._release_expired_buffers()
         assert stage.released() == ([] if alone else [2, 3])
         now[0] += queue_buffer.BUFFER_TIMEOUT_ONLY_HOST_SECONDS
-        stage.dispatch._release_expired_buffers()
+        stage.dispatch.assigner._release_expired_buffers()
         assert stage.released() == [2, 3], "alone, too, they do not stay for ever: something urgent may come"
 
     play(scene)
@@ -337,7 +338,7 @@ def test_an_end_that_was_not_sent_is_heard_when_the_next_job_runs_long() -> None
     async def run() -> None:
         stage = Stage()
         try:
-            stage.dispatch.durations.record("work", 0.0001)
+            stage.dispatch.assigner.durations.record("work", 0.0001)
             stage.claims(1, 2, 3)
             assert [tickets.wait_for_ticket(stage.takes)[0] for _ in range(2)] == [(1, 1), (2, 1)]
             stage.lays(1)
@@ -355,7 +356,8 @@ def test_an_end_that_was_not_sent_is_heard_when_the_next_job_runs_long() -> None
 
 
 def test_a_worker_is_woken_for_as_many_short_jobs_as_that_is_worth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assignment, "monotonic", lambda: 0.0)  # nobody is late, however slow this machine is
+    for module in (assignment, dispatcher):  # nobody is late, however slow this machine is
+        monkeypatch.setattr(module, "monotonic", lambda: 0.0)
 
     def scene(stage: Stage) -> None:
         for _ in range(3):
@@ -366,7 +368,7 @@ def test_a_worker_is_woken_for_as_many_short_jobs_as_that_is_worth(monkeypatch: 
             theirs.sendall(done(number))
             worker.read_all()
         assert len(stage.desk.idle_workers) == 4
-        stage.dispatch.durations._typical_seconds["work"] = 0.0005 / 24
+        stage.dispatch.assigner.durations._typical_seconds["work"] = 0.0005 / 24
         stage.claims(*range(10, 20))
         assert stage.orders() == [10, 0, 0, 0]
         stage.claims(*range(20, 30))
@@ -384,7 +386,7 @@ def test_short_jobs_are_handed_to_others_when_an_idle_worker_is_gone() -> None:
     def scene(stage: Stage) -> None:
         worker, _, takes = stage.hire(report_page.create())
         os.close(takes)
-        stage.dispatch.durations.record("work", 0.00002)
+        stage.dispatch.assigner.durations.record("work", 0.00002)
         worker.close()  # and nobody has heard of it yet
         stage.claims(1, 2)
         assert [held.job.id for held in stage.worker.orders] == [1, 2]
@@ -394,7 +396,7 @@ def test_short_jobs_are_handed_to_others_when_an_idle_worker_is_gone() -> None:
 
 def test_of_ends_that_come_together_only_those_of_its_orders_count() -> None:
     def scene(stage: Stage) -> None:
-        stage.dispatch.durations.record("work", 0.0001)
+        stage.dispatch.assigner.durations.record("work", 0.0001)
         stage.claims(1, 2, 3, 4)
         for job in (1, 2, 3):
             assert tickets.wait_for_ticket(stage.takes) == ((job, 1), False)
@@ -452,7 +454,7 @@ def test_an_order_says_the_same_whether_or_not_one_like_it_was_sent_before() -> 
 
 def test_the_ends_that_a_dead_worker_had_not_sent_count() -> None:
     def scene(stage: Stage) -> None:
-        stage.dispatch.durations.record("work", 0.0001)
+        stage.dispatch.assigner.durations.record("work", 0.0001)
         stage.claims(1, 2, 3, 4)
         for job in (1, 2, 3):
             assert tickets.wait_for_ticket(stage.takes) == ((job, 1), False)

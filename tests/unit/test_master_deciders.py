@@ -216,18 +216,26 @@ def test_processes_of_a_former_host_that_do_not_end_are_told_although_none_was_k
     async def nothing_ends(host: str) -> tuple[int, int]:
         return 0, 2
 
-    async def stays_out(host: object) -> bool:
+    async def nothing(*_: object) -> bool:
         return False
 
     monkeypatch.setattr("pgworkers.master.host.orphans.kill_former_hosts", nothing_ends)
-    monkeypatch.setattr("pgworkers.master.host.register", stays_out)
-    monkeypatch.setattr("pgworkers.master.host.signals.install_handlers", lambda host: None)
+    monkeypatch.setattr("pgworkers.master.host.signals.install_handlers", lambda lifecycle, **_: None)
     monkeypatch.setattr("pgworkers.master.host.prctl.become_subreaper", lambda: None)
     told: list[Any] = []
     bus = EventBus()
     bus.subscribe(told.append)
+    part: Any = SimpleNamespace(
+        resize=None, log_state=None, log_all_stacks=None, request=None, register=nothing, cancel_all=nothing
+    )
     stage: Any = SimpleNamespace(
-        id="host", events=bus, connections={}, leave_reason="", move_to=lambda state, why: None
+        _id="host",
+        _events=bus,
+        _connections={},
+        _lifecycle=SimpleNamespace(leave_reason="", move_to=lambda state, why: None),
+        **dict.fromkeys(
+            ("_scaler", "status", "_operator_requests", "_reloader", "_lease_keeper", "_tasks"), part
+        ),
     )
     asyncio.run(Host.serve(stage))
     assert told == [events.FormerHostProcessesKilled(0, 2)]

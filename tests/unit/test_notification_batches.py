@@ -1,4 +1,4 @@
-"""Notices that came together are all heard before the claimer goes on, and counted after it has: a job waits for it."""
+"""Notifications that came together: all are passed on before they are counted, and one claim is for all of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.idle_claimer import CLAIM_STATEMENTS, Quiet, claimer
 
 from pgworkers.events import Event, EventBus, NotificationReceived
 from pgworkers.job.notification_payloads import HostHint, JobsReady
-from pgworkers.master.lease_keeper import LeaseKeeper
+from pgworkers.master.notifications import NotificationListener
 from pgworkers.postgres.statements import Query
 from pgworkers.settings import Settings
 
@@ -33,20 +33,16 @@ class Session:
         return self._here.pop(0) if self._here else None
 
 
-def renewal(
-    events: EventBus, on_hint: Callable[[HostHint], None], on_heard: Callable[[], None]
-) -> LeaseKeeper:
-    nobody = cast("Any", SimpleNamespace())
-    return LeaseKeeper(
-        *("host", nobody, nobody, events, Settings()),
-        *(nobody, nobody, on_hint, on_heard, nobody),
-    )
+def listener(events: EventBus, on_hint: Callable[[HostHint], None]) -> NotificationListener:
+    found = NotificationListener(host_id="host", schema="pgworkers", events=events)
+    found.on_hint = on_hint
+    return found
 
 
 @pytest.mark.parametrize(
     "said", [(), ("ready:a",), ("ready:a", "what is this", "cancel:²", "ready:b", "ready:a")]
 )
-def test_of_notices_that_came_together_the_claimer_is_told_once_when_all_were_heard(
+def test_notifications_that_came_together_are_all_passed_on_before_they_are_counted(
     said: tuple[str, ...],
 ) -> None:
     happened: list[str] = []
@@ -57,13 +53,13 @@ def test_of_notices_that_came_together_the_claimer_is_told_once_when_all_were_he
 
     events = EventBus()
     events.subscribe(counted)
-    host = renewal(events, lambda hint: happened.append(str(hint)), lambda: happened.append("all heard"))
+    host = listener(events, lambda hint: happened.append(str(hint)))
     host.read_pending(cast("Any", Session(*said)))
     hints = [str(JobsReady(text.removeprefix("ready:"))) for text in said if text.startswith("ready:")]
-    assert happened == [*hints, "all heard", *["counted"] * len(said)]
+    assert happened == [*hints, *["counted"] * len(said)]
 
 
-def test_one_claim_is_for_all_queues_that_were_heard_of_together_and_is_sent_before_they_are_counted(
+def test_one_claim_is_for_all_queues_that_were_heard_of_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The broken twin sends it at the first notice: what came with it waits for another claim."""
@@ -89,23 +85,11 @@ def test_one_claim_is_for_all_queues_that_were_heard_of_together_and_is_sent_bef
         await asyncio.sleep(0)
         happened.clear()  # all queues are dry
         events.subscribe(lambda event: happened.append(event.payload), NotificationReceived)
-        host = renewal(
-            events,
-            lambda hint: claims.on_notification(cast("JobsReady", hint).queue),
-            claims.on_notifications_read,
-        )
-        heard = asyncio.get_running_loop().create_future()
-
-        def came() -> None:
-            """As the loop says that a socket can be read: in no task."""
-            host.read_pending(cast("Any", Session("ready:a", "ready:c")))
-            heard.set_result(happened[:])
-
-        asyncio.get_running_loop().call_soon(came)
-        assert await heard == [["a", "c"], "ready:a", "ready:c"]
-        for _ in range(10):
+        host = listener(events, lambda hint: claims.on_notification(cast("JobsReady", hint).queue))
+        host.read_pending(cast("Any", Session("ready:a", "ready:c")))
+        for _ in range(20):
             await asyncio.sleep(0)
-        assert happened == [["a", "c"], "ready:a", "ready:c"], "one was enough"
+        assert happened == ["ready:a", "ready:c", ["a", "c"]], "one was enough"
         assert not running.done()
         running.cancel()
 

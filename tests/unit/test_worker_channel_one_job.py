@@ -20,7 +20,7 @@ from pgworkers.events import AttemptStarted, Event, EventBus, WorkerDied, Worker
 from pgworkers.ipc import frames, tickets
 from pgworkers.job.finish import JobFinish, JobRetry
 from pgworkers.job.model import ClaimedJob, JobState, Verdict
-from pgworkers.master import assignment, orphans
+from pgworkers.master import assignment, dispatcher, orphans
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.dispatcher import Dispatcher
 from pgworkers.master.finisher import Finisher
@@ -98,8 +98,15 @@ class Stage:
         cast("Any", self.dispatch).on_channel_closed = look
         boot = Boot("app.py", ONE, 1, {}, "host")
         self.supervisors = SupervisorPool(
-            settings, facts, self.dispatch, {"default": boot}, "v1", -1, asyncio.create_task
+            host_id="host",
+            settings=settings,
+            events=facts,
+            dispatcher=self.dispatch,
+            lease_deadline_fd=-1,
+            hurry=asyncio.Event(),
+            start_background=asyncio.create_task,
         )
+        self.supervisors.set_queues({"default": boot}, "v1")
         self.supervisor = SimpleNamespace(
             queue="default",
             version="v1",
@@ -184,6 +191,7 @@ class Stage:
 def _nobody_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow this machine is: nothing is taken back, or given to other hosts, because of the time."""
     monkeypatch.setattr(assignment, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(dispatcher, "monotonic", lambda: 0.0)
 
 
 def play(scene: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
