@@ -9,11 +9,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from database.test_search_path import TRAP
 from psycopg import sql
 from psycopg.errors import InsufficientPrivilege
 from support.database_host import Desk
 from support.server import Server
-from test_search_path import TRAP
 
 from pgworkers.job import cancel, queues, requests, requeue
 from pgworkers.job.copy import copy_jobs
