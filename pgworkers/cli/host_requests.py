@@ -48,5 +48,5 @@ def wait_for_answers(db: OpenDatabase, request_ids: Sequence[int]) -> list[Reque
         if hinted:  # by a notification, which any login can send
             time.sleep(min(left, MIN_HINT_INTERVAL_SECONDS))
         # a host that was not listening for a moment gets the next one
-        db.conn.execute(sql.SQL("SELECT {}.tell('request:')").format(sql.Identifier(db.schema)))
+        db.conn.execute(sql.SQL("SELECT {}.notify('request:')").format(sql.Identifier(db.schema)))
         hinted = bool(list(db.conn.notifies(timeout=min(ANSWER_POLL_SECONDS, left), stop_after=1)))

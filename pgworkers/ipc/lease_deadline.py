@@ -1,7 +1,8 @@
 """The time until which the leases of this host hold, on a page that its processes share.
 
-The master extends it with each renewal. Supervisors and workers only read it. So when a whole machine was stopped and goes
-on, a worker knows at once that another host may have its next job by now.
+The master extends it with each renewal. Supervisors and workers only read it: a worker compares it before each job
+(`Attempt.run` in worker/attempt.py), a supervisor in its limits. So when a whole machine was stopped and goes on, a
+worker knows at once that another host may have its next job by now.
 
 Handlers have the page too, but cannot write it: it is sealed.
 

@@ -56,7 +56,9 @@ class AttemptEnd(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     worker: str = ""
     version: str = ""
     is_crash: bool = False  # counts against max_crashes
-    is_supervisor_lost: bool = False  # ended with the death of its supervisor; counts against MAX_LOSSES
+    is_supervisor_lost: bool = (
+        False  # ended with the death of its supervisor; counts against MAX_CONSECUTIVE_LOSSES
+    )
 
     @property
     def fence(self) -> Fence:
@@ -68,15 +70,15 @@ class JobFinish(AttemptEnd, frozen=True, kw_only=True, gc=False):
 
     state: JobState
     result: str | None = None  # JSON text
-    children: str | None = None  # JSON text: jobs that begin to exist with this end (`job.children`)
+    children: str | None = None  # JSON text: jobs that are enqueued when this result is written
     should_keep_args: bool = True  # in history; a job that did not succeed keeps them in any case
 
 
 def finish(host: str, ends: Sequence[JobFinish]) -> Query[dict[Fence, str]]:
     """End these jobs. Answers for each that was not written: "missing", or "again".
 
-    A missing end was written before, is locked, or its lease is lost (`unwritten`). One statement writes one end of a job: a
-    second one is answered "again" and must be sent in another statement.
+    A missing end was written before, is locked, or its lease is lost (`check_unwritten_finishes`). One statement writes
+    one end of a job: a second one is answered "again" and must be sent in another statement.
     """
     rows: list[JobFinish] = in_lock_order(ends)
     once = list({end.id: end for end in rows}.values())
@@ -244,7 +246,7 @@ def check_unwritten_finishes(host: str, ends: Sequence[JobFinish]) -> Query[dict
 
 
 def check_unwritten_retries(host: str, agains: Sequence[JobRetry]) -> Query[dict[Fence, str]]:
-    """Answers as `unwritten_ends` does."""
+    """Answers as `check_unwritten_finishes` does."""
     return _check_unwritten(_RETRY_CHECK, host, agains)
 
 
@@ -264,14 +266,14 @@ _RETRY = Statement.from_file(__file__, "retry")
 
 
 class JobRetry(AttemptEnd, frozen=True, kw_only=True, gc=False):
-    """An attempt that ended, of a job that goes on."""
+    """An ended attempt whose job will run again."""
 
     delay_seconds: float
     is_free: bool = False
 
 
 def retry(host: str, agains: Sequence[JobRetry]) -> Query[dict[Fence, str]]:
-    """Let these jobs run again. Answers "missing" for each that was not written (`unwritten` knows why)."""
+    """Let these jobs run again. Answers "missing" for each that was not written (`check_unwritten_retries` says why)."""
     rows: list[JobRetry] = in_lock_order(agains)
     params = attempt_params(rows) | {
         "host": host,

@@ -23,7 +23,7 @@ MAX_OS_USER_BYTES = 400
 
 @dataclass(frozen=True, slots=True)
 class OperationNote:
-    """What the caller says of itself. The login is the server's to know."""
+    """What the caller says of itself. The server records the login."""
 
     reason: str | None = None
     os_user: str | None = None

@@ -23,7 +23,7 @@ A queue that is asleep and gave fewer jobs than there was room for is *known to 
 notified, so until then no claim is for it, however many workers become idle. This lasts no longer than the poll interval, or
 until a claim may scan what the last one did not.
 
-Queues whose claims take too long are handled queue by queue and in bounded steps. The usual cause are jobs of tasks that
+Queues whose claims take too long are handled queue by queue and in bounded steps. The usual cause is jobs of tasks that
 this host does not know: a claim walks over all of them. So after a slow claim its queues are *crowded*: such jobs are
 parked, one portion at a time, and a claim looks only at what lies before the end of the last portion and at the newest ids.
 The queue is left alone when a portion had nothing to park, or reached the end of the queue. A portion that times out is

@@ -2,15 +2,15 @@
 
 Each skips what others have locked, and runs on the leading session. Its statements touch a bounded number of rows. It loops
 until nothing is left or until its slice of time is over; then the other duties come in between, and it goes on where it
-stopped. A duty that fails is told and counted, and never stops the others. `perform_completely` runs one by hand.
+stopped. A duty that fails is reported and counted, and never stops the others. `perform_completely` runs one by hand.
 
-Most have nothing to do most of the time. One look (job/look) says for which of them there is something, and when; only the
-others have a period of their own. Who schedules something for the next seconds notifies `due:`; the leader looks at once.
+Most have nothing to do most of the time. One query (`due_duties` in job/maintenance.py) returns which of them have work, and
+when. Only the others have an interval of their own. An enqueue for the next seconds notifies `due:`, and the leader queries
+at once.
 
-The duty of rescue: batch by batch, and row by row where a batch is refused.
-
-One row that the database will not schedule again (a unique index or a trigger of the user's own) must not keep the jobs
-around it with a host that is gone: it ends, and its record says why.
+Jobs of lost hosts are rescued in batches, and row by row where a batch is refused. One row that the database will not
+schedule again (a unique index or a trigger of the user's own) must not keep the jobs around it with a host that is gone:
+it ends, and its record says why.
 """
 
 from __future__ import annotations
@@ -440,7 +440,7 @@ class DutyRunner:
     async def _perform_item(
         self, duty: str, what: str, perform: Callable[[], Awaitable[int | None]], purged: str | None
     ) -> int:
-        """One of several items of a duty. If it fails, that is told and the others go on. `purged`: what it deletes."""
+        """One of several items of a duty. A failure is reported, and the others continue. `purged`: what it deletes."""
         try:
             count = await perform()
         except (ConnectionDown, psycopg.Error) as error:

@@ -48,7 +48,7 @@ MEMORY_REST_FACTOR = 20
 def GaugeDuties(
     executor: QueryExecutor, events: EventBus, settings: Settings, buffers: Mapping[str, QueueBuffer] | None
 ) -> list[Duty]:
-    """The looks of the leader. `desks`: of its host; None: there is no host, so every queue with ready jobs is looked at."""
+    """Periodic measurements of the leader. `buffers`: of its host; None: no host, so every queue with ready jobs counts."""
     depths: list[QueueDepth] = []  # of the last snapshot
     known: set[tuple[str, str]] = set()  # unknown tasks that were reported
 

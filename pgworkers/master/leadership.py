@@ -8,10 +8,10 @@ ran out: a frozen leader keeps its session and would lead for ever. An advisory 
 fast path that tells a candidate of a session's end. Any login can hold that lock, so a lock that cannot be had stops no host
 from leading; the session that holds it is reported (docs/adr/23).
 
-Every duty runs on the very connection that took the term (`ask`), so a host that lost the session cannot act, whatever it
-believes. A host that was frozen and wakes up cannot act either until it has renewed: `ask` refuses after the term has run
-out by this machine's own clock, counted from the sending of the last renewal. The flag `leads` is only a conservative local
-view: on only while the term is held, off before it is given back.
+Every duty runs on the very connection that took the term (`execute`), so a host that lost the session cannot act,
+whatever it believes. A host that was frozen and wakes up cannot act either until it has renewed: `execute` refuses after
+the term has run out by this machine's own clock, counted from the sending of the last renewal. The flag `is_leader` is
+only a conservative local view: on only while the term is held, off before it is given back.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Leadership:
             await self._became_leader.wait()
 
     async def resign(self) -> None:
-        """Before the host leaves: the flag, the term, the row, the lock."""
+        """Give up leadership before the host leaves."""
         self._has_resigned = True
         if self.is_leader:
             self._lose("this host is leaving")

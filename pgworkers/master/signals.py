@@ -1,4 +1,7 @@
-"""Which signal does what in a master. asyncio records a signal; its handler runs in the event loop."""
+"""Which signal does what in a master. asyncio records a signal; its handler runs in the event loop.
+
+SIGTERM and SIGINT call `leave()` (master/lifecycle.py), which starts the drain (master/drain.py).
+"""
 
 from __future__ import annotations
 

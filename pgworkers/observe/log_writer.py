@@ -35,7 +35,7 @@ class LineWriter:
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._reported_drops = 0
-        self._taken_drops = 0  # already returned by `take_dropped`
+        self._taken_drops = 0  # already returned by `take_dropped_count`
         self._is_flowing = True  # the last turn was written
         self._is_mid_line = False  # the last thing written is half a line
         self._thread = threading.Thread(target=self._run, name="pgworkers-log", daemon=True)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 ON_CONFLICT = ("return", "replace", "raise")
 ON_FAILED = ("cancel", "run", "wait")
-#: Most jobs that one job may wait for. The SQL function `follow` has the same bound.
+#: Most jobs that one job may wait for. The SQL function `find_parents` has the same bound.
 MAX_AFTER_JOBS = 1000
 
 

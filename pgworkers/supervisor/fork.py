@@ -1,4 +1,7 @@
-"""Fork a worker. This is the only module of pgworkers that forks."""
+"""Fork a worker. This is the only module of pgworkers that forks.
+
+Before the first fork, supervisor/app_loader.py imports the app, and supervisor/fork_safety.py checks that no threads run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Stacks of a worker: ask for them, wait until they are written, and cut our own frames."""
+"""Stacks of a worker: ask for them, wait until they are written, and cut our own frames.
+
+The worker writes them (`enable_stack_dumps` in worker/startup.py); supervisor/output.py reads them.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Db = psycopg.Connection[Any]
 @pytest.fixture
 def app(dsn: str) -> Iterator[App]:
     made = App(
-        dsn=dsn, statement_timeout="1m", lease="10m"
+        dsn=dsn, statement_timeout="1m", lease_duration="10m"
     )  # what hangs here is ended by the test, not by the clock
     made.queue("default")
 

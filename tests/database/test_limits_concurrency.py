@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -358,7 +359,9 @@ def test_many_hosts_at_once_never_exceed_a_limit_and_leave_nothing_undone(
             rand.shuffle(held)
             while held and rand.random() < 0.7:
                 job = held.pop()
-                assert mine.end(job) == "written"
+                while (answer := mine.end(job)) == "locked":  # by a claim that counts the jobs of a new limit
+                    time.sleep(0.001)
+                assert answer == "written"
                 done.append(job.id)
             left = mine.conn.execute("SELECT count(*) FROM pgworkers.job").fetchone()
             if left == (len(held),) == (0,) or (left == (0,)):

@@ -18,6 +18,7 @@ from pgworkers.clock import boottime
 from pgworkers.events import EventBus
 from pgworkers.job.hosts import register_host
 from pgworkers.job.model import Fence
+from pgworkers.master.assignment import ClusterView
 from pgworkers.master.connection import ReconnectingConnection
 from pgworkers.master.lease_keeper import LeaseKeeper
 from pgworkers.master.notifications import NotificationListener
@@ -89,6 +90,9 @@ def test_row_84_a_host_that_the_database_never_heard_of_leaves_when_it_is_told_t
 
 class NoJobs:
     """What the renewer asks a dispatcher that holds nothing."""
+
+    def __init__(self) -> None:
+        self.cluster = ClusterView()
 
     def held_fences(self) -> list[Fence]:
         return []

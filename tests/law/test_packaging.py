@@ -14,8 +14,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 #: Data for `zoneinfo`. It has no module that anything imports.
 ONLY_DATA = {"tzdata"}
-#: Declared but not imported. Remove a name from here as soon as a module of the package imports it; add none.
-NOT_IMPORTED_YET = {"psutil"}
 
 
 def imported_modules(directory: Path) -> set[str]:
@@ -35,7 +33,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def test_each_declared_dependency_is_imported() -> None:
-    declared = names(PROJECT["project"]["dependencies"]) - ONLY_DATA - NOT_IMPORTED_YET
+    declared = names(PROJECT["project"]["dependencies"]) - ONLY_DATA
     assert declared - imported_modules(ROOT / "pgworkers") == set()
 
 
