@@ -25,7 +25,7 @@ from typing import NamedTuple
 from pgworkers.clock import monotonic
 from pgworkers.linux import proc, signals
 from pgworkers.linux.sweep import ProcessSweep
-from pgworkers.supervisor.describe import FORK_IN_PROGRESS
+from pgworkers.supervisor.describe import FORK_IN_PROGRESS, FORK_LOCK
 
 ORPHAN_POLL_SECONDS = 0.01
 #: How long one call of `reap` may keep the loop from its other work.
@@ -63,11 +63,14 @@ async def kill_strays(host_id: str, spared: Callable[[], set[int]]) -> int:
     strays = ProcessSweep()
     give_up = monotonic() + MAX_ORPHAN_WAIT_SECONDS
     while True:
-        if FORK_IN_PROGRESS in (theirs := spared()):
+        if not FORK_LOCK.acquire(blocking=False):
             await asyncio.sleep(ORPHAN_POLL_SECONDS)
             continue
-        keep = theirs | (_unrelated_children(host_id) if os.getpid() == 1 else set())
-        now_killed, left = strays.step(keep)
+        try:
+            keep = spared() | (_unrelated_children(host_id) if os.getpid() == 1 else set())
+            now_killed, left = strays.step(keep)
+        finally:
+            FORK_LOCK.release()
         killed += now_killed
         if not left or (strays.is_waiting_for_kernel and monotonic() > give_up):
             return killed

@@ -7,6 +7,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -29,6 +30,8 @@ class _DescribeError(msgspec.Struct):
 
 #: In the set of spared children while one is being started whose pid is not known yet. No process has this pid.
 FORK_IN_PROGRESS = 0
+#: Held while a child is started. A sweep that stopped the half-started child would wait for it for ever.
+FORK_LOCK = threading.Lock()
 
 
 def describe(
@@ -47,31 +50,32 @@ def describe(
     """
     reader, writer = os.pipe()
     spared = set() if spared is None else spared
-    spared.add(FORK_IN_PROGRESS)  # a sweep must wait until the pid of the child is in this set
-    try:
-        child = subprocess.Popen(
-            [
-                *(
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "pgworkers.supervisor.describe_child",
-                ),  # -P: no module of this directory
-                *("--fd", str(writer), "--config", config, "--threads", str(threads or 0)),
-                *(f"--preload={name}" for name in preload),
-            ],
-            pass_fds=[writer],
-            stdin=subprocess.DEVNULL,
-            process_group=0,
-            env=environment.for_children(os.environ),
-        )
-        spared.add(child.pid)
-    except BaseException:
-        os.close(reader)
-        raise
-    finally:
-        spared.discard(FORK_IN_PROGRESS)
-        os.close(writer)
+    with FORK_LOCK:
+        spared.add(FORK_IN_PROGRESS)  # a sweep must wait until the pid of the child is in this set
+        try:
+            child = subprocess.Popen(
+                [
+                    *(
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        "pgworkers.supervisor.describe_child",
+                    ),  # -P: no module of this directory
+                    *("--fd", str(writer), "--config", config, "--threads", str(threads or 0)),
+                    *(f"--preload={name}" for name in preload),
+                ],
+                pass_fds=[writer],
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+                env=environment.for_children(os.environ),
+            )
+            spared.add(child.pid)
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            spared.discard(FORK_IN_PROGRESS)
+            os.close(writer)
     data = None
     try:
         data = _read_line(
